@@ -1,0 +1,298 @@
+"""The line, for one profile: load, plan, preflight, rendezvous, submit, wait, collect, teardown, report."""
+
+import argparse
+import asyncio
+import logging
+import os
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+from uuid import UUID
+
+from prefect import flow, get_client
+from prefect.artifacts import create_markdown_artifact
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
+from prefect.states import Cancelled, Completed, Failed
+
+from tasks import guard, shell
+from tasks.cli import add_overrides, read_overrides
+from tasks.collect import collect
+from tasks.comeback import LOSSES, entry
+from tasks.errors import OwnedError, TorchyardError
+from tasks.folder import Intent, RunFolder
+from tasks.launchers import registry
+from tasks.model import Attempt, End, Handle, Outcome, Plan, Report, Run, Status, Step
+from tasks.preflight import preflight
+from tasks.profile import load_profile
+from tasks.progress import Progress
+from tasks.rendezvous import ensure_rendezvous
+from tasks.report import as_markdown, as_text, checks_detail, logs_detail
+from tasks.signals import held
+from tasks.spec import Profile
+from tasks.step import log
+from tasks.submit import submit
+from tasks.teardown import teardown
+from tasks.wait import wait
+
+T = TypeVar("T")
+GUARD = str(Path(guard.__file__))
+STOPS = (TerminationSignal, KeyboardInterrupt, asyncio.CancelledError)
+
+
+@flow(name="train")
+def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
+    """Train what a profile says, from preflight to the report.
+
+    Args:
+        profile: A name from `torchyard profiles`, or the path of a YAML file.
+        overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
+    """
+    try:
+        chosen = load_profile(profile, overrides)
+        return Line(chosen, str(flow_run.id)).carry()
+    except OwnedError as error:
+        return leave(error)
+    except TorchyardError as error:
+        log().error("%s", error)
+        return Failed(message=str(error))
+
+
+class Line:
+    """One process that carries one run along the line."""
+
+    def __init__(self, profile: Profile, run_id: str) -> None:
+        self.profile, self.run_id = profile, run_id
+        self.folder = RunFolder.of(profile, run_id)
+        self.began = time.time()
+        self.steps: list[Step] = []
+        self.attempts: list[Attempt] = []
+        self.left: list[str] = []
+        self.open: tuple[int, Plan] | None = None
+
+    # --- the two ends of a process
+
+    def carry(self) -> State[Any]:
+        """From wherever the run is to its end."""
+        with self.folder.owned():
+            events = self.folder.events()
+            how = entry(events, time.time())
+            self.folder.note("start", entry=how, run=self.run_id)
+            if how == "echo":
+                return self.echo(events[-1])
+            if how == "give-up":
+                return self.give_up()
+            watcher = self.guard()
+            end, sentence = self.protect(lambda: self.go(how == "attach"))
+            with held():
+                watcher.tell("ending")
+                report = self.finish(end, sentence)
+                watcher.tell("done")
+            return state(report.end, report.sentence)
+
+    def protect(self, work: Callable[[], tuple[End, str]]) -> tuple[End, str]:
+        """Whatever happens becomes an end with a sentence: what comes after must come."""
+        try:
+            return work()
+        except TorchyardError as error:
+            return "failed", str(error)
+        except STOPS as signal:
+            return (
+                ("cancelled", "cancelled") if cancelling(self.run_id) else ("stopped", f"stopped by {stopper(signal)}")
+            )
+        except Exception as error:
+            log().exception("a fault in torchyard itself")
+            return "failed", f"a fault in torchyard itself: {type(error).__name__}: {error}"
+
+    def guard(self) -> shell.Guard:
+        finish = (sys.executable, "-m", "tasks.sweep", str(self.folder.path))
+        return shell.Guard(("-I", "-S", GUARD, self.profile.on_launcher_lost, *finish))
+
+    def echo(self, end: dict[str, Any]) -> State[Any]:
+        self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
+        log().info("this run has ended already: %s", end["sentence"])
+        return state(end["end"], end["sentence"])
+
+    def give_up(self) -> State[Any]:
+        lease = max(self.folder.lease_left(), 0)
+        sentence = (
+            f"given up: {LOSSES} processes that carried this run were lost in a row at the same step; the job, if any, "
+            f"lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
+        )
+        self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
+        log().error("%s", sentence)
+        return state("gave-up", sentence)
+
+    # --- the line
+
+    def go(self, attach: bool) -> tuple[End, str]:
+        """Attempt after attempt, while there is a cause worth another one."""
+        past = self.folder.attempts()
+        first = past[-1] if attach and past else (past[-1] if past else 0) + 1
+        for number in range(first, first + self.profile.attempts):
+            attempt = self.attempt(number)
+            if attempt.outcome.status.state == "succeeded":
+                return "succeeded", attempt.outcome.status.reason
+            failure = attempt.collected.failure
+            assert failure is not None
+            if not failure.retry or number == first + self.profile.attempts - 1:
+                return "failed", failure.sentence
+            log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
+        raise AssertionError("attempts is at least 1")
+
+    def attempt(self, number: int) -> Attempt:
+        """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
+        run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
+        intent = self.folder.intent(number) or self.prepare(run)
+        self.open = number, intent.plan
+        outcome = self.folder.outcome(number) or self.execute(number, intent)
+        return self.close(number, intent.plan, outcome)
+
+    def prepare(self, run: Run) -> Intent:
+        plan = registry.launcher(self.profile.launcher).plan(self.profile, run)
+        self.step("preflight", lambda: preflight(plan), checks_detail)
+        intent = Intent(plan=plan, deadlines=self.profile.deadlines)
+        self.folder.save_intent(run.attempt, intent)
+        return intent
+
+    def execute(self, number: int, intent: Intent) -> Outcome:
+        self.renew()
+        if intent.plan.probe:
+            self.step("rendezvous", lambda: ensure_rendezvous(intent.plan), str)
+        handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines), submit_detail)
+        progress = Progress(intent.plan.job, self.profile.metrics, self.renew)
+        outcome = self.step("wait", lambda: wait(handle, progress), wait_detail)
+        self.folder.save_outcome(number, outcome)
+        return outcome
+
+    def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
+        """Collect, then tear down: after a success, a failure and a signal alike."""
+        collected = self.step("collect", lambda: collect(plan, outcome, self.profile.metrics), lambda each: "")
+        attempt = Attempt(number=number, outcome=outcome, collected=collected)
+        self.steps[-1] = self.steps[-1].model_copy(update={"detail": logs_detail(attempt)})
+        self.attempts.append(attempt)
+        self.left += self.step("teardown", lambda: teardown(plan), lambda left: ", ".join(left) or "nothing left")
+        self.open = None
+        return attempt
+
+    def abandon(self, number: int, plan: Plan, why: str) -> None:
+        """End an attempt in the middle: stop it first, then read what it left."""
+        try:
+            self.left += teardown(plan)
+            status = Status(state="failed", reason=why)
+            self.close(number, plan, Outcome(status=status, cause="stopped", exits={}))
+        except TorchyardError as error:
+            self.left.append(str(error))
+
+    def step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
+        """Do one step: journalled before it begins, timed for the report."""
+        self.folder.note("step", name=name)
+        began = time.monotonic()
+        result = work()
+        self.steps.append(Step(name=name, seconds=time.monotonic() - began, detail=detail(result)))
+        return result
+
+    def renew(self) -> None:
+        self.folder.renew(self.profile.deadlines.lease)
+
+    # --- the end
+
+    def finish(self, end: End, sentence: str) -> Report:
+        """Tear down what is still open, write the report, and say it."""
+        if self.open:
+            self.abandon(*self.open, sentence)
+        report = Report(
+            profile=self.profile.name,
+            run=self.folder.name,
+            end=end,
+            sentence=sentence,
+            seconds=time.time() - self.began,
+            steps=tuple(self.steps),
+            attempts=tuple(self.attempts),
+            left=tuple(dict.fromkeys(self.left)),
+            folder=str(self.folder.path),
+        )
+        self.folder.save_report(report)
+        self.folder.note("end", end=end, by="flow", sentence=sentence)
+        publish(report)
+        return report
+
+
+def state(end: End, sentence: str) -> State[Any]:
+    """The Prefect state of an end.
+
+    A meant end is never *named* Crashed: the automation that brings lost runs back listens for that name.
+    """
+    match end:
+        case "succeeded":
+            return Completed(message=sentence)
+        case "failed":
+            return Failed(message=sentence)
+        case "cancelled":
+            return Cancelled(message=sentence)
+        case "stopped" | "swept" | "gave-up":
+            return State(type=StateType.CRASHED, name=end.title().replace("-", ""), message=sentence)
+
+
+def cancelling(run_id: str) -> bool:
+    """Whether a signal came because somebody cancelled the run."""
+    try:
+        with get_client(sync_client=True) as client:
+            now = client.read_flow_run(UUID(run_id)).state
+    except Exception:
+        return False
+    return now is not None and (now.is_cancelling() or now.is_cancelled())
+
+
+def stopper(signal: BaseException) -> str:
+    match signal:
+        case KeyboardInterrupt():
+            return "Ctrl-C"
+        case asyncio.CancelledError():
+            return "the flow's timeout"
+        case _:
+            return "SIGTERM"
+
+
+def leave(error: OwnedError) -> State[Any]:
+    """End this process without touching the run: its owner will say how it ended."""
+    log().warning("%s", error)
+    logging.shutdown()
+    os._exit(0)
+
+
+def submit_detail(handle: Handle) -> str:
+    return f"{handle.plan.job}, {len(handle.plan.on)} agents" + ("" if handle.created else ", adopted")
+
+
+def wait_detail(outcome: Outcome) -> str:
+    started = "" if outcome.started_after is None else f", started after {outcome.started_after:.1f} s"
+    return f"{outcome.status.state}: {outcome.status.reason}{started}"
+
+
+def publish(report: Report) -> None:
+    """Say the report, and show it in Prefect; a server that is away costs the page, not the report."""
+    log().info("\n%s", as_text(report))
+    try:
+        create_markdown_artifact(as_markdown(report), key=f"report-{report.profile}", description=report.sentence)
+    except Exception as error:
+        log().warning("the report is not in Prefect: %s", error)
+
+
+def main(words: Sequence[str]) -> int:
+    """`python flows/train.py PROFILE [--set KEY=VALUE ...]`: the same flow, without a deployment."""
+    parser = argparse.ArgumentParser(prog="flows/train.py", description=main.__doc__)
+    parser.add_argument("profile")
+    add_overrides(parser)
+    asked = parser.parse_args(words)
+    end = train(asked.profile, read_overrides(asked.set), return_state=True)
+    if not end.is_completed():
+        print(f"{end.name}: {end.message}", file=sys.stderr)
+    return 0 if end.is_completed() else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

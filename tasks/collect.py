@@ -1,0 +1,50 @@
+"""What the logs of an ended job hold: whether they are whole, the metrics, and why it failed."""
+
+from collections import deque
+from itertools import chain
+from pathlib import Path
+
+from tasks.failure import read_failure
+
+from tasks import shell
+from tasks.logs import rank_zero, read_log
+from tasks.metrics import READERS
+from tasks.model import Block, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Plan
+from tasks.spec import MetricsFormat
+from tasks.step import step
+
+KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for in
+
+
+@step
+def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
+    """The logs, the metrics and the failure of one attempt."""
+    return Collected(
+        logs=tuple(log_file(block) for block in plan.blocks),
+        metrics=read_metrics(plan, metrics),
+        failure=None if outcome.status.state == "succeeded" else find_failure(plan, outcome),
+    )
+
+
+def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
+    lines = chain.from_iterable(rank_zero(read_log(block)) for block in plan.on)
+    return READERS[format](line.text for line in lines)
+
+
+def log_file(block: Block) -> LogFile:
+    """One node's log, counted, and what its keeper says was lost."""
+    lines = sum(1 for _ in shell.follow(Path(block.log), 0))
+    state = shell.call(block.host, block.status)
+    lost = f"{state['lost']} lines: {state['error']}" if state.get("lost") else ""
+    return LogFile(node=block.name, path=block.log, lines=lines, lost=lost)
+
+
+def find_failure(plan: Plan, outcome: Outcome) -> Failure:
+    """The root cause; where the launcher itself ended the job, that is the cause."""
+    logs: dict[str, deque[LogLine]] = {block.name: deque(read_log(block), KEPT) for block in plan.blocks}
+    if outcome.cause:
+        node = max(logs, key=lambda name: logs[name][-1].at if logs[name] else 0.0)
+        tail = tuple(line.text for line in logs[node])[-50:]
+        return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=tail)
+    found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)
+    return found or Failure(cause=outcome.status.state, sentence=outcome.status.reason)

@@ -1,0 +1,96 @@
+#!/usr/bin/env python3
+"""Tell the facts that preflight needs of a host. Standard library only, Python 3.8 or newer.
+
+Started by the shell door as `PYTHON probe.py` with {"needs": [requirement, ...]} on stdin; prints one fact a
+requirement, as a JSON list in the same order. It is started by the job's own interpreter where packages are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import socket
+import sys
+from typing import Any
+
+Json = Any
+
+
+def folder(need: Json) -> Json:
+    """Make the folder and write in it, as the run will."""
+    made = os.path.abspath(need["path"])
+    trial = os.path.join(made, ".writable-%d" % os.getpid())
+    try:
+        os.makedirs(made, exist_ok=True)
+        with open(trial, "w") as file:
+            file.write("x")
+        os.unlink(trial)
+        usage = os.statvfs(made)
+    except OSError as error:
+        return {"error": "%s: %s" % (error.strerror, error.filename or made)}
+    return {"free": usage.f_bavail * usage.f_frsize}
+
+
+def file(need: Json) -> Json:
+    return {"exists": os.path.isfile(need["path"]), "readable": os.access(need["path"], os.R_OK)}
+
+
+def package(need: Json) -> Json:
+    try:
+        return {"version": importlib.metadata.version(need["name"])}
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": None}
+
+
+def port(need: Json) -> Json:
+    """Listen for a moment: the only proof that a port can be had."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            listener.bind(("", need["port"]))
+            listener.listen()
+        except OSError as error:
+            return {"free": False, "holder": holder(need["port"]), "error": error.strerror}
+    return {"free": True}
+
+
+def holder(number: int) -> str:
+    """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it."""
+    inodes = sockets(number)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
+            if inodes.intersection(links):
+                with open("/proc/%s/cmdline" % pid) as words:
+                    return "pid %s (%s)" % (pid, words.read().replace("\0", " ").strip()[:80])
+        except OSError:
+            continue
+    return ""
+
+
+def sockets(number: int) -> set[str]:
+    """The listening sockets of a port, as /proc/PID/fd names them."""
+    found: set[str] = set()
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(name) as table:
+                rows = [line.split() for line in table.readlines()[1:]]
+        except OSError:
+            continue
+        found.update(
+            "socket:[%s]" % row[9] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == number
+        )
+    return found
+
+
+def processors(need: Json) -> Json:
+    return {"count": len(os.sched_getaffinity(0))}
+
+
+FACTS = {"folder": folder, "file": file, "package": package, "port": port, "processors": processors}
+
+if __name__ == "__main__":
+    print(json.dumps([FACTS[need["kind"]](need) for need in json.load(sys.stdin)["needs"]]))

@@ -1,0 +1,66 @@
+"""The rendezvous store, where the run brings its own or names one: started if needed, and proven to serve."""
+
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from tasks import shell
+from tasks.errors import RendezvousError
+from tasks.model import Block, Plan
+from tasks.step import log, step
+
+NO_V2 = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
+# A store on loopback must not be asked for through a proxy that the environment names.
+OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+PATIENCE = 30.0
+
+
+class NotYetError(Exception):
+    """The store does not answer so far."""
+
+
+@step
+def ensure_rendezvous(plan: Plan) -> str | None:
+    """The URL that serves the v2 API, after it has answered 200; None where the plan needs no store.
+
+    RendezvousError where it answers something else, dies, or does not answer within 30 s.
+    """
+    if plan.probe is None:
+        return None
+    if plan.store:
+        shell.call(plan.store.host, plan.store.submit)
+    started = time.monotonic()
+    try:
+        prove(plan.probe, plan.store)
+    except NotYetError as error:
+        raise RendezvousError(
+            plan.probe, f"no answer within {PATIENCE:.0f} s: {error}", "is it running there?"
+        ) from error
+    log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
+    return plan.probe
+
+
+@retry(retry=retry_if_exception_type(NotYetError), wait=wait_fixed(0.05), stop=stop_after_delay(PATIENCE), reraise=True)
+def prove(url: str, store: Block | None) -> None:
+    """One GET: /health says true even where the v2 API is off, so only /v2/keys counts."""
+    try:
+        with OPENER.open(url, timeout=5):
+            return
+    except urllib.error.HTTPError as error:
+        remedy = NO_V2 if error.code == 404 else "look at the store's own log"
+        raise RendezvousError(url, f"answers {error.code} to GET /v2/keys", remedy) from error
+    except OSError as error:
+        if store:
+            refuse_dead(url, store)
+        raise NotYetError(str(error)) from error
+
+
+def refuse_dead(url: str, store: Block) -> None:
+    """A store that has ended will not answer any more."""
+    state = shell.call(store.host, store.status)
+    if state["phase"] != "running":
+        last = [line for line, _ in shell.follow(Path(store.log), 0)][-1:] or ["nothing"]
+        raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last[0]}", NO_V2)

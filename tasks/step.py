@@ -1,0 +1,27 @@
+"""What every step has in common: the decorator that makes it a Prefect task, and the log that it speaks to."""
+
+import logging
+from collections.abc import Callable
+from typing import ParamSpec, TypeVar
+
+from prefect import Task, task
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import MissingContextError
+from prefect.logging import get_run_logger
+
+P = ParamSpec("P")
+R = TypeVar("R")
+Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
+
+
+def step(function: Callable[P, R]) -> Task[P, R]:
+    """A task without cache or stored result: state lives where the job lives, and every step can be run again."""
+    return task(cache_policy=NO_CACHE, persist_result=False)(function)
+
+
+def log() -> Log:
+    """The run's log, or plain logging where a step is called outside of a run."""
+    try:
+        return get_run_logger()
+    except MissingContextError:
+        return logging.getLogger("torchyard")

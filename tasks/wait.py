@@ -1,0 +1,68 @@
+"""Look after a job until every process of it has ended; the first one that ends badly ends the others."""
+
+import time
+from collections.abc import Callable
+
+from tasks import shell
+from tasks.launchers import registry
+from tasks.logs import Follower
+from tasks.model import ENDED, Handle, Observation, Outcome, Status
+from tasks.step import log, step
+from tasks.teardown import stop
+
+SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
+Pulse = Callable[[list[str]], None]
+
+
+@step
+def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
+    """How the job ended. `pulse` is called at least every half second with rank 0's new lines.
+
+    A deadline ends the job as well; it is told in the outcome, not raised.
+    """
+    logs = Follower(handle.plan, handle.submitted_at)
+    launcher = registry.launcher(handle.plan.launcher)
+    told = ""
+    with shell.Watch(handle.plan.blocks) as watch:
+        while True:
+            watch.changes(SLICE)
+            pulse(logs.read())
+            status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined)))
+            if status.state in ENDED:
+                return conclude(handle, logs, watch, Outcome(status=status, exits=exits(watch)))
+            late = overdue(handle, logs, status)
+            if late:
+                return conclude(handle, logs, watch, late.model_copy(update={"exits": exits(watch)}))
+            if status.state == "running" and not told:
+                told = status.reason
+                log().info("%s after %.1f s", told, logs.joined_at - handle.submitted_at)
+
+
+def exits(watch: shell.Watch) -> dict[str, int | None]:
+    return {name: seen.get("exit") for name, seen in watch.seen.items()}
+
+
+def overdue(handle: Handle, logs: Follower, status: Status) -> Outcome | None:
+    """The outcome that a deadline makes, if one has passed."""
+    limits, now = handle.deadlines, time.time()
+    started = status.state == "running"
+    if not started and now - handle.submitted_at > limits.start:
+        reason = f"not started within {limits.start:g} s (deadlines.start): {status.reason}"
+        return Outcome(status=Status(state="failed", reason=reason), cause="start-deadline", exits={})
+    if now - handle.submitted_at > limits.run:
+        reason = f"not ended within {limits.run:g} s (deadlines.run)"
+        return Outcome(status=Status(state="failed", reason=reason), cause="run-deadline", exits={})
+    if started and now - logs.last_at > limits.silence:
+        reason = f"no line in any log for {limits.silence:g} s (deadlines.silence): the job hangs"
+        return Outcome(status=Status(state="failed", reason=reason), cause="silence", exits={})
+    return None
+
+
+def conclude(handle: Handle, logs: Follower, watch: shell.Watch, outcome: Outcome) -> Outcome:
+    """Stop what still runs, so that every log is whole before it is read; say when the job ended."""
+    ends = [seen["ended"] for seen in watch.seen.values() if seen.get("ended")]
+    if outcome.status.state != "succeeded":
+        log().warning("%s; stopping the others", outcome.status.reason)
+        stop(handle.plan.on)
+    joined = logs.joined_at - handle.submitted_at if logs.joined_at else None
+    return outcome.model_copy(update={"started_after": joined, "ended_at": max(ends, default=None)})

@@ -1,0 +1,51 @@
+"""What many tests share: a folder of runs of their own, and profiles made on the spot."""
+
+import os
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.launchers import registry
+from tasks.model import Plan, Run
+from tasks.profile import load_profile
+from tasks.spec import Profile
+
+RUN_ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
+Write = Callable[..., Path]
+
+
+@pytest.fixture(autouse=True)
+def own_runs(tmp_path: Path) -> Iterator[None]:
+    """Nothing of a test ends up among the user's runs, or finds the user's profiles."""
+    before = dict(os.environ)
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "runs")
+    os.environ.pop("TORCHYARD_PROFILES", None)
+    yield
+    os.environ.clear()
+    os.environ.update(before)
+
+
+@pytest.fixture
+def write(tmp_path: Path) -> Write:
+    """Write a profile of a program that prints, with the given keys changed; its path."""
+
+    def write_profile(name: str = "sample", code: str = "print('hello')", **keys: Any) -> Path:
+        (tmp_path / f"{name}.py").write_text(code)
+        document = {"about": "a test", "launcher": "baremetal", "program": f"{name}.py", **keys}
+        path = tmp_path / f"{name}.yaml"
+        path.write_text(yaml.safe_dump(document))
+        return path
+
+    return write_profile
+
+
+def plan_of(profile: Profile, folder: Path, attempt: int = 1) -> Plan:
+    """The plan of a profile for the run of RUN_ID."""
+    return registry.launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
+
+
+def load(path: Path, **overrides: Any) -> Profile:
+    return load_profile(str(path), overrides)

@@ -1,0 +1,179 @@
+"""The keeper of one process, for real: started, logged, told, stopped."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks.host.state import labelled
+from tasks.launchers.baremetal import KEEP
+
+Keep = Callable[..., Any]
+
+
+def keep(verb: str, folder: Path, *more: str, spec: dict[str, Any] | None = None) -> Any:
+    """One call of keep.py: the last JSON line that it printed."""
+    argv = [sys.executable, "-I", "-S", KEEP, verb, str(folder), *more]
+    done = subprocess.run(argv, input=json.dumps(spec or {}), capture_output=True, text=True, check=True, timeout=30)
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose process does not outlive the test."""
+    yield tmp_path / "kept"
+    keep("cancel", tmp_path / "kept", "0")
+
+
+def start(folder: Path, script: str, **more: Any) -> Any:
+    spec = {"name": "node-0", "argv": ["bash", "-c", script], "env": {}, "cwd": "/", "label": str(folder), "ports": []}
+    return keep("submit", folder, spec={**spec, **more})
+
+
+def ended(folder: Path) -> Any:
+    """The state once the process has ended."""
+    for _ in range(200):
+        state = keep("status", folder)
+        if state["phase"] != "running":
+            return state
+        time.sleep(0.02)
+    raise AssertionError("it did not end")
+
+
+def texts(folder: Path) -> list[str]:
+    return [line.partition(" | ")[2] for line in (folder / "log").read_text().splitlines()]
+
+
+def test_exit_code_and_output_are_kept(folder: Path) -> None:
+    """The exit code and every line, the last one without a newline too, are on disk after the end."""
+    start(folder, "echo one; echo two >&2; printf three; exit 7")
+    assert ended(folder)["exit"] == 7
+    assert texts(folder) == ["one", "two", "three"]
+
+
+def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
+    """Each line says when it came and from which node."""
+    start(folder, "echo one")
+    ended(folder)
+    stamp, node, *_ = (folder / "log").read_text().split()
+    assert (stamp[:2], stamp[-1], node) == ("20", "Z", "node-0")
+
+
+def test_submit_twice_starts_once(folder: Path) -> None:
+    """The second submit adopts what the first one started."""
+    first, second = start(folder, "sleep 60"), start(folder, "sleep 60")
+    assert (first["created"], second["created"]) == (True, False)
+    assert first["agent"] == second["agent"]
+
+
+def test_submit_after_the_end_starts_nothing(folder: Path) -> None:
+    """What has ended is adopted as ended."""
+    start(folder, "exit 3")
+    ended(folder)
+    assert start(folder, "exit 3")["exit"] == 3
+
+
+def test_death_by_signal_is_a_negative_exit_code(folder: Path) -> None:
+    """A killed process is told by its signal."""
+    start(folder, "kill -9 $$")
+    assert ended(folder)["exit"] == -9
+
+
+def test_program_that_cannot_start_is_127(folder: Path) -> None:
+    """A missing program is told in the log, with the exit code of a shell."""
+    start(folder, "", argv=["/no/such/program"])
+    assert ended(folder)["exit"] == 127
+    assert "cannot start /no/such/program" in texts(folder)[0]
+
+
+def test_orphans_of_a_killed_agent_are_removed(folder: Path) -> None:
+    """A grandchild in a session of its own does not survive its agent."""
+    state = start(folder, "setsid sleep 60 & sleep 60")
+    os.kill(state["agent"], signal.SIGKILL)
+    ended(folder)
+    assert labelled(str(folder)) == []
+
+
+def test_orphan_that_hides_its_label_is_removed(folder: Path, tmp_path: Path) -> None:
+    """A process that has cleared its environment is found among the keeper's children."""
+    state = start(folder, f"(env -i setsid sleep 60 & echo $! > {tmp_path}/orphan); sleep 60")
+    while not (tmp_path / "orphan").exists():
+        time.sleep(0.01)
+    os.kill(state["agent"], signal.SIGKILL)
+    ended(folder)
+    assert not Path(f"/proc/{(tmp_path / 'orphan').read_text().strip()}").exists()
+
+
+def test_cancel_asks_first(folder: Path) -> None:
+    """A process that ends on SIGTERM is not killed, and its last words are in the log."""
+    start(folder, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
+    while not (folder / "log").exists() or "ready" not in texts(folder):
+        time.sleep(0.01)
+    assert keep("cancel", folder, "10")["exit"] == 5
+    assert texts(folder)[-1] == "bye"
+
+
+def test_cancel_kills_after_the_grace(folder: Path) -> None:
+    """A process that ignores SIGTERM is killed, and nothing is left."""
+    start(folder, "trap '' TERM; while :; do sleep 0.05; done")
+    said = keep("cancel", folder, "0.2")
+    assert (said["exit"], said["left"]) == (-9, [])
+
+
+def test_cancel_of_nothing_is_a_success(folder: Path) -> None:
+    """Cancelling what was never started leaves nothing behind."""
+    assert keep("cancel", folder, "1") == {"phase": "absent", "left": []}
+
+
+def test_killed_keeper_is_seen(folder: Path) -> None:
+    """A keeper that was killed is told, and cancel still removes its process."""
+    os.kill(start(folder, "sleep 60")["keeper"], signal.SIGKILL)
+    assert keep("status", folder)["phase"] == "unkept"
+    assert keep("cancel", folder, "1")["left"] == []
+    assert labelled(str(folder)) == []
+
+
+def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
+    """With no room for its log a process still ends, and the lost lines are counted."""
+    folder.mkdir()
+    (folder / "log").symlink_to("/dev/full")
+    start(folder, "seq 100; exit 4")
+    state = ended(folder)
+    assert (state["exit"], state["lost"], state["error"]) == (4, 100, "No space left on device")
+
+
+def test_lines_that_a_killed_torchrun_owed_are_recovered(folder: Path) -> None:
+    """What torchrun had on disk but not printed when it was killed is appended, and nothing twice."""
+    ranks = folder / "ranks" / "id" / "attempt_0" / "1"
+    ranks.mkdir(parents=True)
+    (ranks / "stdout.log").write_text("seen\nowed\n")
+    start(folder, "echo '[default1]:seen'; kill -9 $$")
+    ended(folder)
+    assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
+    assert not (folder / "ranks").exists()
+
+
+def test_settings_that_would_stand_in_for_flags_are_dropped(folder: Path) -> None:
+    """PET_ and PREFECT_ variables of the launcher do not reach the job; the label does."""
+    os.environ |= {"PET_NNODES": "9", "PREFECT_API_KEY": "secret"}
+    start(folder, "env")
+    ended(folder)
+    names = {line.partition("=")[0] for line in texts(folder)}
+    assert names.isdisjoint({"PET_NNODES", "PREFECT_API_KEY"})
+    assert "TORCHYARD_JOB" in names
+
+
+def test_status_ends_when_nobody_listens(folder: Path) -> None:
+    """A status command ends with its caller, at the latest a moment later."""
+    start(folder, "sleep 60")
+    watcher = subprocess.Popen([sys.executable, "-I", "-S", KEEP, "status", str(folder)], stdin=subprocess.PIPE)
+    assert watcher.stdin
+    watcher.stdin.close()
+    assert watcher.wait(timeout=5) == 0
