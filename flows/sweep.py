@@ -11,7 +11,7 @@ from prefect.states import Completed, Failed
 
 from tasks.folder import RunFolder, all_runs
 from tasks.step import log
-from tasks.sweep import is_open, say_ended, sweep_run
+from tasks.sweep import is_open, sweep_run
 
 
 @flow(name="sweep")
@@ -33,13 +33,11 @@ def sweep(dry_run: bool = False, now: bool = False) -> State[Any]:
 
 def remove(folder: RunFolder) -> tuple[str, ...]:
     """What is left of one run; a run that a living process carries is not touched."""
-    why = "its lease ended and no launcher came back"
+    why = "no launcher carries it" + (", and its lease has ended" if folder.lease_left() < 0 else "")
     left = sweep_run(folder, "sweep", why)
-    if left is None:
-        return ()
-    log().warning("%s: %s; removed", folder.name, why)
-    say_ended(folder, why)
-    return left
+    if left is not None:
+        log().warning("%s: %s; removed", folder.name, why)
+    return left or ()
 
 
 def main(words: Sequence[str]) -> int:

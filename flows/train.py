@@ -13,10 +13,10 @@ from uuid import UUID
 
 from prefect import flow, get_client
 from prefect.artifacts import create_markdown_artifact
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import State
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, Failed
+from prefect.states import Failed
 
 from tasks import guard, shell
 from tasks.cli import add_overrides, read_overrides
@@ -35,6 +35,7 @@ from tasks.signals import held
 from tasks.spec import Profile
 from tasks.step import log
 from tasks.submit import submit
+from tasks.sweep import ended
 from tasks.teardown import teardown
 from tasks.wait import wait
 
@@ -78,20 +79,31 @@ class Line:
     def carry(self) -> State[Any]:
         """From wherever the run is to its end."""
         with self.folder.owned():
-            events = self.folder.events()
-            how = entry(events, time.time())
-            self.folder.note("start", entry=how, run=self.run_id)
+            how = entry(self.folder.events(), time.time())
+            past = self.folder.last("ending")
+            self.folder.note("start", entry=how, run=self.run_id, count=flow_run.run_count)
             if how == "echo":
-                return self.echo(events[-1])
+                return self.echo(self.folder.last("end"))
             if how == "give-up":
                 return self.give_up()
             watcher = self.guard()
-            end, sentence = self.protect(lambda: self.go(how == "attach"))
+            end, sentence = past.get("end", "failed"), past.get("sentence", "")
+            if how == "finish":
+                self.open = self.latest()
+            else:
+                end, sentence = self.protect(lambda: self.go(how == "attach"))
             with held():
                 watcher.tell("ending")
+                self.folder.note("ending", end=end, sentence=sentence)
                 report = self.finish(end, sentence)
                 watcher.tell("done")
-            return state(report.end, report.sentence)
+            return ended(report.end, report.sentence)
+
+    def latest(self) -> tuple[int, Plan] | None:
+        """The attempt that an earlier process may have left open."""
+        numbers = self.folder.attempts()
+        intent = self.folder.intent(numbers[-1]) if numbers else None
+        return (numbers[-1], intent.plan) if intent else None
 
     def protect(self, work: Callable[[], tuple[End, str]]) -> tuple[End, str]:
         """Whatever happens becomes an end with a sentence: what comes after must come."""
@@ -108,13 +120,13 @@ class Line:
             return "failed", f"a fault in torchyard itself: {type(error).__name__}: {error}"
 
     def guard(self) -> shell.Guard:
-        finish = (sys.executable, "-m", "tasks.sweep", str(self.folder.path))
+        finish = (sys.executable, "-m", "tasks.sweep", "LOST", str(self.folder.path))
         return shell.Guard(("-I", "-S", GUARD, self.profile.on_launcher_lost, *finish))
 
     def echo(self, end: dict[str, Any]) -> State[Any]:
         self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
         log().info("this run has ended already: %s", end["sentence"])
-        return state(end["end"], end["sentence"])
+        return ended(end["end"], end["sentence"])
 
     def give_up(self) -> State[Any]:
         lease = max(self.folder.lease_left(), 0)
@@ -124,7 +136,7 @@ class Line:
         )
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
         log().error("%s", sentence)
-        return state("gave-up", sentence)
+        return ended("gave-up", sentence)
 
     # --- the line
 
@@ -180,10 +192,10 @@ class Line:
 
     def abandon(self, number: int, plan: Plan, why: str) -> None:
         """End an attempt in the middle: stop it first, then read what it left."""
+        stopped = Outcome(status=Status(state="failed", reason=why), cause="stopped", exits={})
         try:
             self.left += teardown(plan)
-            status = Status(state="failed", reason=why)
-            self.close(number, plan, Outcome(status=status, cause="stopped", exits={}))
+            self.close(number, plan, self.folder.outcome(number) or stopped)
         except TorchyardError as error:
             self.left.append(str(error))
 
@@ -219,22 +231,6 @@ class Line:
         self.folder.note("end", end=end, by="flow", sentence=sentence)
         publish(report)
         return report
-
-
-def state(end: End, sentence: str) -> State[Any]:
-    """The Prefect state of an end.
-
-    A meant end is never *named* Crashed: the automation that brings lost runs back listens for that name.
-    """
-    match end:
-        case "succeeded":
-            return Completed(message=sentence)
-        case "failed":
-            return Failed(message=sentence)
-        case "cancelled":
-            return Cancelled(message=sentence)
-        case "stopped" | "swept" | "gave-up":
-            return State(type=StateType.CRASHED, name=end.title().replace("-", ""), message=sentence)
 
 
 def cancelling(run_id: str) -> bool:

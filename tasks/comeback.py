@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from typing import Any, Literal
 
-Entry = Literal["fresh", "attach", "echo", "give-up"]
+Entry = Literal["fresh", "attach", "finish", "echo", "give-up"]
 LOSSES = 3
 # A process that lived longer than this has done its part: only deaths in a row, each soon after the start, are a loop.
 SOON = 600.0
@@ -15,6 +15,7 @@ def entry(events: Sequence[dict[str, Any]], now: float) -> Entry:
     """How to begin.
 
     `fresh`: nobody was here, or the run ended and is asked for again. `attach`: the last process was lost.
+    `finish`: it was lost in the middle of ending the run, on purpose or not: end it now.
     `echo`: the run has ended and this is a late call of its own comeback: tell the end again.
     `give-up`: three processes in a row were lost at the same step, each soon after its start.
     """
@@ -23,6 +24,8 @@ def entry(events: Sequence[dict[str, Any]], now: float) -> Entry:
     lives = split(events)
     if events[-1]["event"] == "end":
         return read_ended(lives, events[-1], now)
+    if any(event["event"] == "ending" for event in lives[-1]):
+        return "finish"
     lost = [life for life in lives if life[-1]["event"] != "end"]
     recent = lives[-LOSSES:]
     looping = len(recent) == LOSSES and all(life in lost and short(life) for life in recent)

@@ -112,6 +112,10 @@ class RunFolder:
             return []
         return [json.loads(line) for line in lines if line.endswith("}")]
 
+    def last(self, event: str) -> dict[str, Any]:
+        """The last event of a kind; empty where there is none."""
+        return next((each for each in reversed(self.events()) if each["event"] == event), {})
+
     # --- the attempts
 
     def attempt(self, number: int) -> Path:

@@ -69,8 +69,9 @@ def finish(host: str, command: Command, process: subprocess.Popen[bytes], timeou
 class Watch:
     """The status commands of many blocks at once; each prints a JSON line at every change."""
 
-    def __init__(self, blocks: Iterable[Block]) -> None:
-        self.seen: dict[str, Mapping[str, Any]] = {}
+    def __init__(self, blocks: Sequence[Block]) -> None:
+        # A block that has not spoken yet is there with nothing known of it, or the others would pass for the whole job.
+        self.seen: dict[str, Mapping[str, Any]] = {block.name: {} for block in blocks}
         self._selector = selectors.DefaultSelector()
         self._watched: dict[str, Watched] = {}
         for block in blocks:

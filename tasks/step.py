@@ -9,6 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import MissingContextError
 from prefect.logging import get_run_logger
 
+from tasks.errors import TorchyardError
+
 P = ParamSpec("P")
 R = TypeVar("R")
 Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
@@ -25,3 +27,15 @@ def log() -> Log:
         return get_run_logger()
     except MissingContextError:
         return logging.getLogger("torchyard")
+
+
+class WithoutTraceback(logging.Filter):
+    """Our own errors are sentences for a person: Prefect's engine logs them without its stack."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        if record.exc_info and isinstance(record.exc_info[1], TorchyardError):
+            record.msg, record.args, record.exc_info = str(record.exc_info[1]), (), None
+        return True
+
+
+logging.getLogger("prefect.task_runs").addFilter(WithoutTraceback())

@@ -1,16 +1,21 @@
-"""Remove what runs left behind whose launcher is gone: for the sweep flow, and for the guard of one run."""
+"""What others do about a run whose launcher is gone: the sweep flow, and the guard of one run."""
 
 import sys
+import time
 from pathlib import Path
+from typing import Any
 from uuid import UUID
 
 from prefect import get_client
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from tasks.errors import OwnedError
 from tasks.folder import RunFolder
 from tasks.step import log
 from tasks.teardown import teardown
+
+# A living worker tells within a second or two that its flow died; only then is it the guard's turn.
+WORKERS_TURN = 5.0
 
 
 def is_open(folder: RunFolder) -> bool:
@@ -20,30 +25,61 @@ def is_open(folder: RunFolder) -> bool:
 
 
 def sweep_run(folder: RunFolder, by: str, why: str) -> tuple[str, ...] | None:
-    """Tear down everything of one run and journal its end; None where a living process carries it."""
+    """Tear down everything of one run, journal its end and tell Prefect; None where a living process carries it.
+
+    A run that was being ended when its launcher died gets the end that it was coming to.
+    """
     try:
         with folder.owned():
             if not is_open(folder):
                 return ()
             left = tuple(thing for plan in folder.plans() for thing in teardown.fn(plan))
-            folder.note("end", end="swept", by=by, sentence=why, left=left)
-            return left
+            ending = folder.last("ending")
+            end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
+            folder.note("end", end=end, by=by, sentence=sentence, left=left)
     except OwnedError:
         return None
+    tell(folder, ended(end, sentence))
+    return left
 
 
-def say_ended(folder: RunFolder, why: str) -> None:
-    """Tell Prefect, whose run would stay Running for ever: nobody lives who would end it."""
-    run_id = next((event["run"] for event in folder.events() if "run" in event), None)
+def ended(end: str, sentence: str) -> State[Any]:
+    """The Prefect state of an end.
+
+    A meant end is never *named* Crashed: the automation that brings lost runs back listens for that name.
+    """
+    kinds = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
+    name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
+    return State(type=kinds.get(end, StateType.CRASHED), name=name, message=sentence)
+
+
+def tell(folder: RunFolder, state: State[Any], count: int | None = None) -> None:
+    """Set the state of the flow run, which would stay Running for ever: nobody lives who would end it.
+
+    With `count`, only if nobody has begun the run again since.
+    """
     try:
         with get_client(sync_client=True) as client:
-            flow_run = client.read_flow_run(UUID(run_id))
-            if flow_run.state and not flow_run.state.is_final():
-                state: State[None] = State(type=StateType.CRASHED, name="Swept", message=why)
+            flow_run: FlowRun = client.read_flow_run(UUID(folder.last("start")["run"]))
+            current = flow_run.state
+            if current and not current.is_final() and count in (None, flow_run.run_count):
                 client.set_flow_run_state(flow_run.id, state, force=True)
-    except Exception as error:  # noqa: BLE001 - another server's run, or none: the job is gone all the same
+    except Exception as error:
         log().debug("%s: its flow run was not told: %s", folder.name, error)
 
 
+def say_lost(folder: RunFolder) -> None:
+    """Tell Prefect that the launcher died, so that the run comes back now and not when its heartbeat is missed."""
+    time.sleep(WORKERS_TURN)
+    start = folder.last("start")
+    lost: State[Any] = State(type=StateType.CRASHED, name="Crashed", message="the process that carried this run died")
+    if is_open(folder):
+        tell(folder, lost, start.get("count"))
+
+
 if __name__ == "__main__":
-    sweep_run(RunFolder(Path(sys.argv[1])), "guard", "the launcher died; its guard finished the teardown")
+    place = RunFolder(Path(sys.argv[2]))
+    if sys.argv[1] == "keep":
+        say_lost(place)
+    else:
+        sweep_run(place, "guard", "the launcher died, and the profile says stop (on_launcher_lost)")

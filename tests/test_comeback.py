@@ -9,7 +9,9 @@ from tasks.comeback import entry
 NOW = 10_000.0
 
 
-def life(*steps: str, end: str = "", by: str = "flow", at: float = NOW - 30, lasting: float = 1.0) -> list[dict[str, Any]]:
+def life(
+    *steps: str, end: str = "", by: str = "flow", at: float = NOW - 30, lasting: float = 1.0
+) -> list[dict[str, Any]]:
     """One process: its start, its steps, and its end where it came to one."""
     events: list[dict[str, Any]] = [{"event": "start", "at": at}]
     events += [{"event": "step", "name": name, "at": at + lasting} for name in steps]
@@ -26,6 +28,7 @@ DAYS = life("wait", lasting=9000.0, at=0.0)
         ([], "fresh"),
         ([LOST], "attach"),
         ([LOST, LOST], "attach"),
+        ([[*LOST, {"event": "ending", "at": NOW, "end": "cancelled"}]], "finish"),
         ([LOST, LOST, LOST], "give-up"),
         ([LOST, life("preflight"), LOST], "attach"),
         ([LOST, DAYS, LOST], "attach"),

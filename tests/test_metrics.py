@@ -51,7 +51,11 @@ def test_row_in_words() -> None:
 
 def agent(rank: int, *said: str) -> list[LogLine]:
     """The log of a node that got a group rank."""
-    lines = ["I1 api.py:5] [default] Rendezvous complete for workers. Result:", f"I1 api.py:5]   group_rank={rank}", *said]
+    lines = [
+        "I1 api.py:5] [default] Rendezvous complete for workers. Result:",
+        f"I1 api.py:5]   group_rank={rank}",
+        *said,
+    ]
     return [LogLine(1.0, "node", text) for text in lines]
 
 
@@ -82,13 +86,21 @@ def report(end: str = "succeeded", rows: int = 3) -> Report:
     outcome = Outcome(status=Status(state="running", reason=""), exits={})
     fields = {"end": end, "sentence": "a sentence", "seconds": 761, "folder": "/runs/x", "run": "x-1", "profile": "x"}
     steps = (Step(name="wait", seconds=12.3, detail="both joined"),)
-    return Report.model_validate(fields | {"steps": steps, "attempts": (Attempt(number=1, outcome=outcome, collected=collected),)})
+    return Report.model_validate(
+        fields | {"steps": steps, "attempts": (Attempt(number=1, outcome=outcome, collected=collected),)}
+    )
 
 
 def test_text_report_holds_what_a_person_asks_for() -> None:
     """State, time, steps, metrics and logs are in the text, and a constant column is said once."""
     text = as_text(report())
-    for part in ("succeeded in 12 min 41 s", "both joined", "/runs/x/node-0/log", "incomplete: 3 lines", "world_size   2"):
+    for part in (
+        "succeeded in 12 min 41 s",
+        "both joined",
+        "/runs/x/node-0/log",
+        "incomplete: 3 lines",
+        "world_size   2",
+    ):
         assert part in text
     assert text.count("world_size") == 1
 
@@ -108,7 +120,7 @@ def test_markdown_holds_the_plot() -> None:
 
 def test_one_row_makes_no_plot() -> None:
     """A curve needs two points."""
-    assert plot(Metrics(rows=(ROWS[0],))) is None  # type: ignore[arg-type]
+    assert plot(Metrics(rows=(ROWS[0],))) is None
 
 
 def test_spans_read_well() -> None:

@@ -101,11 +101,17 @@ BOTH = frozenset({"node-0", "node-1"})
     ("seen", "joined", "state", "reason"),
     [
         ({}, BOTH, "pending", "every node"),
+        ({"node-0": DONE, "node-1": {}}, BOTH, "running", "2 of 2"),
         ({"node-0": RUNNING, "node-1": RUNNING}, frozenset({"node-0"}), "pending", "waits for node-1"),
         ({"node-0": RUNNING, "node-1": RUNNING}, BOTH, "running", "2 of 2 nodes joined"),
         ({"node-0": DONE, "node-1": RUNNING}, BOTH, "running", "2 of 2"),
         ({"node-0": DONE, "node-1": DONE}, BOTH, "succeeded", "2 of 2 agents ended with 0"),
-        ({"node-0": RUNNING, "node-1": {"phase": "exited", "exit": 7}}, BOTH, "failed", "node-1 ended with exit code 7"),
+        (
+            {"node-0": RUNNING, "node-1": {"phase": "exited", "exit": 7}},
+            BOTH,
+            "failed",
+            "node-1 ended with exit code 7",
+        ),
         ({"node-0": RUNNING, "node-1": {"phase": "exited", "exit": -9}}, BOTH, "failed", "killed by signal 9"),
         ({"node-0": RUNNING, "node-1": {"phase": "exited"}}, BOTH, "failed", "exit code None"),
         ({"node-0": RUNNING, "node-1": {"phase": "unkept"}}, BOTH, "failed", "the keeper of node-1 was killed"),

@@ -13,14 +13,14 @@ from tasks.spec import Profile
 class Launcher(Protocol):
     """What a launcher is: pure functions and the model of its own options."""
 
-    Options: type[BaseModel]
+    @property
+    def Options(self) -> type[BaseModel]:  # noqa: N802 - a class in the module
+        """The model of `options`; its unknown keys are errors."""
 
-    @staticmethod
-    def plan(profile: Profile, run: Run) -> Plan:
+    def plan(self, profile: Profile, run: Run) -> Plan:
         """What would run. ProfileError where the profile asks for what this launcher cannot do."""
 
-    @staticmethod
-    def read_status(observed: Observation) -> Status:
+    def read_status(self, observed: Observation) -> Status:
         """How the job is. Never raises; what it does not know is never a success."""
 
 

@@ -1,0 +1,57 @@
+# `make train` sets everything up, trains and shows the report; `make test` passes the tests.
+
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
+
+PYTHON ?= python3
+PROFILE ?= digits-local
+CHAOS ?=
+BIN := .venv/bin
+
+.DEFAULT_GOAL := help
+.PHONY: help train up down check format test bench chaos lock
+
+help: ## what there is
+	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+
+train: .venv/.locked ## train PROFILE (digits-local) and show the report
+	@$(BIN)/python scripts/yard.py train $(PROFILE)
+
+up: .venv/.locked ## the server, the worker and the deployments, without a run
+	@$(BIN)/python scripts/yard.py up
+
+down: ## stop what `make train` or `make up` started, and only that
+	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
+
+check: .venv/.locked ## ruff, mypy and the import contracts
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports
+
+format: .venv/.locked ## ruff's own mending and formatting
+	@$(BIN)/ruff check --fix -q .
+	@$(BIN)/ruff format -q .
+
+test: check ## what CI runs: check and every test
+	@$(BIN)/pytest
+
+bench: .venv/.locked ## what a run costs beside bare torchrun
+	@$(BIN)/python tests/bench.py
+
+chaos: .venv/.locked ## every fault at every step; CHAOS='--only "training flow"' for some
+	@$(BIN)/python tests/chaos.py $(CHAOS)
+
+.venv/.locked: requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
+		echo "torchyard needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@echo "making .venv from requirements.lock (about 3 GB where pip has no copy yet)"
+	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock | sed -un 's/^Downloading //p; s/^Installing.*/installing/p'
+	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e .
+	@touch $@
+
+lock: ## make requirements.lock again from pyproject.toml
+	@tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
+		$$tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
+		--no-annotate --all-extras pyproject.toml -o requirements.lock; rm -rf $$tools

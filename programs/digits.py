@@ -1,0 +1,218 @@
+"""Trains a small convolutional network on scikit-learn's handwritten digits, on any number of processes.
+
+The 1,797 images come with scikit-learn, so nothing is downloaded. torchrun starts it:
+
+    one machine       torchrun --standalone --nproc-per-node 2 programs/digits.py
+    several machines  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d \
+                          --rdzv-endpoint FIRST_MACHINE:29400 --rdzv-id NAME programs/digits.py
+    with resume       torchrun ... programs/digits.py --checkpoint-dir FOLDER_THAT_ALL_MACHINES_SHARE
+
+Each rank says where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
+
+    {"epoch": 1, "epochs": 10, "loss": 1.1, "accuracy": 0.85, "seconds_per_step": 0.005, "world_size": 2}
+
+`loss` is the mean over the epoch's training samples, `accuracy` the share of the held-out samples that are
+recognised, both over all ranks. `seconds_per_step` is rank 0's.
+"""
+
+import argparse
+import io
+import json
+import os
+import socket
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.nn  # before the process group: see main
+from sklearn.datasets import load_digits
+from torch import Tensor, distributed, nn
+from torch.distributed.elastic.multiprocessing.errors import record
+from torch.nn.functional import cross_entropy
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Adam, Optimizer
+from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+SPLIT_SEED = 0  # not --seed: a resumed run must never be tested on what it was trained on
+
+
+def say(line: str) -> None:
+    """Print a line in one write: `print` makes two when unbuffered, and processes then mix inside lines."""
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+
+
+def read_options() -> argparse.Namespace:
+    """Read the command line; one sentence and exit 2 where no training can follow from it."""
+    parser = argparse.ArgumentParser(prog="digits.py", description="Trains on handwritten digits; torchrun starts it.")
+    parser.add_argument("--epochs", type=int, default=10)
+    parser.add_argument("--batch-size", type=int, default=96, help="over all processes together")
+    parser.add_argument("--lr", type=float, default=0.008)
+    parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the sample order")
+    parser.add_argument("--checkpoint-dir", type=Path, default=os.environ.get("TORCHYARD_CHECKPOINTS") or None)
+    parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="wait after each epoch")
+    options = parser.parse_args()
+    if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
+        parser.exit(2, "digits.py: RANK and WORLD_SIZE are not set; start it with torchrun.\n")
+    processes = int(os.environ["WORLD_SIZE"])
+    if options.batch_size < 1 or options.batch_size % processes:
+        nearest = max(processes, options.batch_size // processes * processes)
+        problem = f"--batch-size {options.batch_size} cannot be shared equally by {processes} processes"
+        parser.exit(2, f"digits.py: {problem}; {nearest} can.\n")
+    return options
+
+
+def choose_device() -> tuple[torch.device, str]:
+    """Give this process a GPU of its own and NCCL if there are enough of them here, else the CPU and gloo."""
+    if 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count():
+        device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        torch.cuda.set_device(device)
+        return device, "nccl"
+    if "OMP_NUM_THREADS" not in os.environ:
+        torch.set_num_threads(1)  # the processes of a machine share its cores
+    return torch.device("cpu"), "gloo"
+
+
+def load_samples() -> tuple[TensorDataset, TensorDataset]:
+    """Load the training and the held-out samples (1,438 and 359): images [n, 1, 8, 8] from 0 to 1, labels [n]."""
+    digits = load_digits()
+    images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
+    labels = torch.tensor(digits.target, dtype=torch.int64)
+    order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
+    held_out, training = order.tensor_split([len(order) // 5])
+    return TensorDataset(images[training], labels[training]), TensorDataset(images[held_out], labels[held_out])
+
+
+def shard(count: int, rank: int, world_size: int) -> range:
+    """Give the rank's part of `count` samples: unlike DistributedSampler's, never filled up with repeated ones."""
+    return range(rank, count, world_size)
+
+
+def build_network() -> nn.Module:
+    """Build the network: images [n, 1, 8, 8] in, one score for each of the ten digits [n, 10] out."""
+    return nn.Sequential(
+        nn.Conv2d(1, 16, 3, padding=1),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, padding=1),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(32 * 4 * 4, 10),
+    )
+
+
+class Trainer:
+    """One process's part of the training."""
+
+    def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
+        self.options, self.device = options, device
+        self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+        torch.manual_seed(options.seed)
+        self.network = DistributedDataParallel(build_network().to(device))
+        self.optimizer: Optimizer = Adam(self.network.parameters(), lr=options.lr)
+        samples, self.held_out = load_samples()
+        self.sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(samples, seed=options.seed)
+        self.batches = DataLoader(samples, options.batch_size // self.world_size, sampler=self.sampler)
+
+    def train(self) -> None:
+        """Train from the last finished epoch to the last one asked for; if there is none to do, tell it again."""
+        row = self.resume()
+        if row and row["epoch"] >= self.options.epochs:
+            self.tell(json.dumps(row))
+            return
+        for epoch in range(row.get("epoch", 0) + 1, self.options.epochs + 1):
+            row = self.run_epoch(epoch)
+            self.save(row)
+            self.tell(json.dumps(row))
+            time.sleep(self.options.pause)
+
+    def run_epoch(self, epoch: int) -> dict[str, Any]:
+        self.sampler.set_epoch(epoch)
+        start = time.perf_counter()
+        losses = sum(self.step(images.to(self.device), labels.to(self.device)) for images, labels in self.batches)
+        seconds = (time.perf_counter() - start) / len(self.batches)
+        sums = torch.tensor([losses, len(self.sampler), *self.count_correct()], dtype=torch.float64, device=self.device)
+        distributed.all_reduce(sums)
+        loss, seen, correct, tested = sums.tolist()
+        row = {"epoch": epoch, "epochs": self.options.epochs, "loss": round(loss / seen, 6)}
+        row |= {"accuracy": round(correct / tested, 6), "seconds_per_step": round(seconds, 6)}
+        return row | {"world_size": self.world_size}
+
+    def step(self, images: Tensor, labels: Tensor) -> float:
+        """Learn from one batch and give the sum of its samples' losses."""
+        self.optimizer.zero_grad()
+        loss = cross_entropy(self.network(images), labels)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self.optimizer.step()
+        return loss.item() * len(labels)
+
+    @torch.no_grad()
+    def count_correct(self) -> tuple[int, int]:
+        """Count the recognised samples among this rank's held-out ones, and these."""
+        images, labels = self.held_out[list(shard(len(self.held_out), self.rank, self.world_size))]
+        # The bare module: the ranks' parts differ in size, and nothing here is to be exchanged.
+        answers = self.network.module(images.to(self.device)).argmax(1).cpu()
+        return int((answers == labels).sum()), len(labels)
+
+    def save(self, row: dict[str, Any]) -> None:
+        """Write the checkpoint on rank 0; a kill at any moment leaves the one before or this one, whole."""
+        if self.rank or not self.options.checkpoint_dir:
+            return
+        path = self.options.checkpoint_dir / "digits.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        state = {"row": row, "model": self.network.module.state_dict(), "optimizer": self.optimizer.state_dict()}
+        torch.save(state, path.with_suffix(".tmp"))
+        os.replace(path.with_suffix(".tmp"), path)
+
+    def resume(self) -> dict[str, Any]:
+        """Take up the checkpoint, if there is one, and give the row of its epoch, else an empty one."""
+        # Rank 0 reads for all: ranks that saw different files would do different numbers of epochs and wait for ever.
+        message = [read_checkpoint(self.options.checkpoint_dir) if self.rank == 0 else {}]
+        distributed.broadcast_object_list(message)
+        state = message[0]
+        if not state:
+            return {}
+        self.network.module.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        row: dict[str, Any] = state["row"]
+        self.tell(f"resumed after epoch {row['epoch']}")
+        return row
+
+    def tell(self, line: str) -> None:
+        if self.rank == 0:
+            say(line)
+
+
+def read_checkpoint(folder: Path | None) -> dict[str, Any]:
+    """Read the folder's checkpoint; empty if there is none, or if it is damaged, which is said."""
+    if not folder or not (path := folder / "digits.pt").exists():
+        return {}
+    content = io.BytesIO(path.read_bytes())
+    try:
+        state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
+        return {part: state[part] for part in ("row", "model", "optimizer")}
+    except Exception as error:  # torch.load raises nearly any of them, depending on where the damage is
+        say(f"ignored the checkpoint {path}: it is damaged ({type(error).__name__}); training starts from epoch 1")
+        return {}
+
+
+@record  # torchrun's report of a failure then has the traceback
+def main() -> None:
+    """Train as one of torchrun's processes."""
+    options = read_options()
+    device, backend = choose_device()
+    # Had torch.distributed.nn not been imported yet, DistributedDataParallel would do it now, and the defaults of its
+    # functions would hold this group for ever: gloo's threads then outlive the group and abort an exit now and then.
+    distributed.init_process_group(backend)
+    try:
+        where = f"on {socket.gethostname()} (local rank {os.environ.get('LOCAL_RANK', '0')})"
+        say(f"rank {distributed.get_rank()} of {distributed.get_world_size()} {where}, backend {backend}")
+        Trainer(options, device).train()
+    finally:
+        distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,160 @@
+"""`make bench`: what torchyard costs beside bare torchrun, measured side by side in one run.
+
+Every figure is a median over pairs, because machines are noisy; a target is what the project promises.
+"""
+
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+
+from tasks.collect import collect
+from tasks.launchers import registry
+from tasks.model import Run
+from tasks.profile import ROOT, load_profile
+from tasks.submit import submit
+from tasks.teardown import teardown
+from tasks.wait import wait
+
+PAIRS = 9
+NOTHING = "about: nothing\nlauncher: baremetal\nprogram: nothing.py\nnodes: 2\n"
+DIES = "about: rank 1 exits with 7\nlauncher: baremetal\nprogram: dies.py\nnodes: 2\n"
+DYING = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    time.sleep(1); print("dies at", time.time(), flush=True); os._exit(7)
+time.sleep(60)
+"""
+
+
+def main() -> None:
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
+        (folder / "nothing.py").write_text("")
+        (folder / "nothing.yaml").write_text(NOTHING)
+        (folder / "dies.py").write_text(DYING)
+        (folder / "dies.yaml").write_text(DIES)
+        line(folder)
+        plan(folder)
+        start()
+        fail_fast(folder)
+
+
+def show(what: str, value: float, target: float | None, unit: str = "s") -> None:
+    verdict = "" if target is None else f"  target <= {target:g} {unit}: {'met' if value <= target else 'MISSED'}"
+    print(f"  {what:<66} {value:8.3f} {unit}{verdict}", flush=True)
+
+
+def seconds(work: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    work()
+    return time.perf_counter() - began
+
+
+def line(folder: Path) -> None:
+    """The steps of the line and two bare agents in turn, with the same torchrun arguments but the tee."""
+    print(f"a job of two agents that do nothing, {PAIRS} pairs", flush=True)
+    bare, ours, seen = [], [], []
+    for number in range(PAIRS):
+        bare.append(seconds(partial(agents, folder, f"bare-{number}")))
+        took, late = steps(folder, f"{number:012x}")
+        ours.append(took)
+        seen.append(late)
+    differences = [mine - other for mine, other in zip(ours, bare, strict=True)]
+    show("two bare torchrun agents, median", statistics.median(bare), None)
+    show("submit, wait, collect, teardown, median", statistics.median(ours), None)
+    show("difference, median of the pairs", statistics.median(differences), 0.5)
+    show("end seen after the last agent's exit, median", statistics.median(seen), 0.2)
+    show("end seen after the last agent's exit, worst", max(seen), None)
+
+
+def agents(folder: Path, name: str) -> None:
+    """Two agents of torchrun alone, until both have ended."""
+    plan = registry.launcher("baremetal").plan(
+        load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name)
+    )
+    started = []
+    for block in plan.on:
+        assert block.submit.input
+        argv = [word for word in block.submit.input["argv"] if not word.startswith(("--tee", "--log-dir"))]
+        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        started.append(subprocess.Popen(argv, env={**os.environ, **block.submit.input["env"]}, **quiet))  # type: ignore[call-overload]
+    for process in started:
+        assert process.wait() == 0
+
+
+def steps(folder: Path, name: str) -> tuple[float, float]:
+    """The steps alone, without Prefect: how long they took, and how late the end was seen."""
+    profile = load_profile(str(folder / "nothing.yaml"))
+    began = time.perf_counter()
+    plan = registry.launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
+    outcome = wait.fn(submit.fn(plan, profile.deadlines))
+    late = time.time() - (outcome.ended_at or 0)
+    collect.fn(plan, outcome, "none")
+    assert teardown.fn(plan) == ()
+    assert outcome.status.state == "succeeded"
+    return time.perf_counter() - began, late
+
+
+def plan(folder: Path) -> None:
+    print("torchyard plan digits-local", flush=True)
+    command = [sys.executable, "-m", "tasks.cli", "plan", "digits-local"]
+    show("as a process, median of 15", statistics.median(seconds(lambda: run(command)) for _ in range(15)), 0.2)
+    path = str(folder / "nothing.yaml")
+    planned = [seconds(lambda: planned_once(path)) for _ in range(200)]
+    show("in process, profile read and planned, median of 200", 1000 * statistics.median(planned), 1.5, "ms")
+
+
+def planned_once(path: str) -> None:
+    registry.launcher("baremetal").plan(load_profile(path), Run(id="x", attempt=1, folder="/x"))
+
+
+def run(command: list[str]) -> None:
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+
+
+def start() -> None:
+    print("Prefect's own start, told apart", flush=True)
+    show(
+        "python -c 'pass', median of 5",
+        statistics.median(seconds(lambda: run([sys.executable, "-c", ""])) for _ in range(5)),
+        None,
+    )
+    load = [sys.executable, "-c", "import flows.train"]
+    show(
+        "import of the flow, most of it Prefect, median of 5",
+        statistics.median(seconds(lambda: run(load)) for _ in range(5)),
+        None,
+    )
+
+
+def fail_fast(folder: Path) -> None:
+    """From the death of rank 1 to the state Failed on a Prefect API, while rank 0 would sleep for a minute."""
+    from prefect.testing.utilities import prefect_test_harness
+
+    from flows.train import train
+    from tasks.folder import all_runs
+
+    with prefect_test_harness():
+        found = []
+        for _ in range(3):
+            end = train(str(folder / "dies.yaml"), return_state=True)
+            last = max(all_runs(), key=lambda each: (each.path / "lease").stat().st_mtime)
+            logs = "".join(log.read_text() for log in last.path.glob("*/node-*/log"))
+            at = float(logs.partition("dies at ")[2].split()[0])
+            assert end.is_failed()
+            assert "rank 1" in str(end.message)
+            assert "7" in str(end.message)
+            found.append(end.timestamp.timestamp() - at)
+    print("rank 1 exits with 7 while rank 0 sleeps", flush=True)
+    show("from its death to the flow run's Failed, worst of 3", max(found), 2.0)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""A training without torch, for the chaos matrix: prints a line every tenth of a second, and writes down what it printed.
+
+Every rank appends to TRUTH/<attempt>-<rank>-<pid> each line right after it was printed: what stands there must be in
+the run's log. Rank 0 saves its place, and a later attempt goes on from it. With --stubborn it ignores SIGTERM.
+"""
+
+import argparse
+import json
+import os
+import signal
+import sys
+import time
+from pathlib import Path
+
+parser = argparse.ArgumentParser()
+parser.add_argument("--truth", type=Path, required=True)
+parser.add_argument("--ticks", type=int, default=60)
+parser.add_argument("--stubborn", action="store_true")
+asked = parser.parse_args()
+
+if asked.stubborn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+rank, attempt = os.environ["RANK"], os.environ["TORCHYARD_ATTEMPT"]
+place = Path(os.environ["TORCHYARD_CHECKPOINTS"], "tick")
+place.parent.mkdir(parents=True, exist_ok=True)
+first = int(place.read_text()) if place.exists() else 0
+truth = (asked.truth / f"{attempt}-{rank}-{os.getpid()}").open("a", buffering=1)
+for tick in range(first, asked.ticks):
+    line = json.dumps({"step": tick + 1, "steps": asked.ticks, "rank": int(rank), "attempt": int(attempt)})
+    sys.stdout.write(line + "\n")
+    sys.stdout.flush()
+    truth.write(line + "\n")
+    if rank == "0":
+        place.with_suffix(".part").write_text(str(tick + 1))
+        place.with_suffix(".part").replace(place)
+    time.sleep(0.1)

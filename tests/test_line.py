@@ -1,0 +1,199 @@
+"""The whole line, as a flow on a real Prefect API, with real torchrun agents."""
+
+import json
+import logging
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+from prefect.testing.utilities import prefect_test_harness
+
+from flows.train import train
+from tasks.folder import RunFolder, all_runs
+from tasks.host.state import carries
+from tasks.model import Report
+from tests.conftest import Write
+
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module", autouse=True)
+def api() -> Iterator[None]:
+    """A Prefect API for this module; without heartbeats a flow ends a second sooner."""
+    with prefect_test_harness(), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
+def ran(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
+    """Run the flow to its end: its state and its report."""
+    end = train(str(path), overrides, return_state=True)
+    (folder,) = all_runs()
+    report = folder.report()
+    assert report
+    return end, report
+
+
+def left(report: Report) -> list[str]:
+    """The living processes that carry a label of the run."""
+    mark = f"TORCHYARD_JOB={report.run}/".encode()
+    living = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+    return [pid for pid in living if b"".join(environ(pid).partition(mark)[1:2])]
+
+
+def environ(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() if carries(pid, b"") else b""
+    except OSError:
+        return b""
+
+
+def printed(report: Report, node: int = 0, attempt: int = 1) -> str:
+    return Path(report.folder, f"attempt-{attempt}", f"node-{node}", "log").read_text()
+
+
+ROWS = """
+import json, os
+if os.environ["RANK"] == "0":
+    for epoch in (1, 2):
+        print(json.dumps({"epoch": epoch, "epochs": 2, "accuracy": epoch / 2}), flush=True)
+"""
+
+
+def test_two_agents_run_and_are_reported(write: Write) -> None:
+    """A run of two agents ends Completed, with whole logs, metrics, and nothing left."""
+    end, report = ran(write(code=ROWS, nodes=2, metrics="json-lines"))
+    assert end.is_completed()
+    assert report.collected
+    assert [row["accuracy"] for row in report.collected.metrics.rows] == [0.5, 1.0]
+    assert [log.lost for log in report.collected.logs] == ["", ""]
+    assert (left(report), report.left) == ([], ())
+
+
+FIRST = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    time.sleep(0.5); print("out of ideas", flush=True); sys.exit(7)
+time.sleep(60)
+"""
+
+
+def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
+    """Rank 1 exits with 7 while rank 0 would sleep: the run fails at once and says both."""
+    end, report = ran(write(code=FIRST, nodes=2))
+    assert report.collected
+    failure = report.collected.failure
+    assert failure
+    assert (end.is_failed(), failure.rank, failure.exit_code) == (True, 1, 7)
+    assert "out of ideas" in "".join(failure.tail)
+    assert report.attempts[0].outcome.ended_at
+    assert report.seconds < 30
+    assert left(report) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "deadlines", "cause"),
+    [
+        ("import time; time.sleep(60)", {"silence": "1s"}, "silence"),
+        ("import time\nwhile True: print('x', flush=True); time.sleep(0.2)", {"run": "6s"}, "run-deadline"),
+        ("", {"start": "300ms"}, "start-deadline"),
+    ],
+)
+def test_deadlines_end_a_run(write: Write, code: str, deadlines: dict[str, str], cause: str) -> None:
+    """A job that hangs, takes too long or does not start is ended, and the report says which."""
+    end, report = ran(write(code=code, deadlines=deadlines, attempts=3))
+    assert report.collected
+    assert report.collected.failure
+    assert (end.is_failed(), report.collected.failure.cause) == (True, cause)
+    assert len(report.attempts) == 1
+    assert left(report) == []
+
+
+AGAIN = """
+import os, signal, time
+if os.environ["TORCHYARD_ATTEMPT"] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+print("second attempt", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+"""
+
+
+def test_killed_agent_makes_a_new_attempt(write: Write) -> None:
+    """An agent that somebody kills is worth another attempt, under another rendezvous id."""
+    end, report = ran(write(code=AGAIN, attempts=2))
+    assert end.is_completed()
+    assert [each.outcome.status.state for each in report.attempts] == ["failed", "succeeded"]
+    assert f"second attempt {report.run}-2" in printed(report, attempt=2)
+
+
+def test_program_error_is_not_tried_again(write: Write) -> None:
+    """An exception of the program is permanent, and the report has its last line."""
+    end, report = ran(write(code="raise ValueError('bad learning rate')", attempts=3))
+    assert (end.is_failed(), len(report.attempts)) == (True, 1)
+    assert "bad learning rate" in report.sentence
+
+
+def test_bad_profile_fails_with_a_sentence_and_nothing_else(
+    write: Write, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A mistake in a profile is a Failed run with its message, no traceback and no folder."""
+    end = train(str(write(nodez=2)), return_state=True)
+    assert "unknown key nodez: did you mean nodes?" in str(end.message)
+    assert "Traceback" not in caplog.text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose preflight fails has no attempt, and shows no traceback."""
+    with caplog.at_level(logging.ERROR):
+        end, report = ran(write(), program="none.py")
+    assert "there is no such file" in str(end.message)
+    assert report.attempts == ()
+    assert not any(record.exc_info for record in caplog.records)
+
+
+def test_ctrl_c_tears_down(write: Write) -> None:
+    """Ctrl-C in the middle ends the job to its last process, and the run is told as stopped."""
+    path = write(code="import time; print('up', flush=True); time.sleep(60)")
+    threading.Thread(target=interrupt_once_running, daemon=True).start()
+    end, report = ran(path)
+    assert (end.name, report.end, report.sentence) == ("Stopped", "stopped", "stopped by Ctrl-C")
+    assert left(report) == []
+
+
+def interrupt_once_running() -> None:
+    """What a person at the terminal does once the program has spoken."""
+    while not any(
+        "[default0]:up" in path.read_text() for folder in all_runs() for path in folder.path.glob("*/node-0/log")
+    ):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_unwritable_run_folder_is_one_sentence(write: Write, tmp_path: Path) -> None:
+    """A place for runs that cannot be written is told with the variable that chooses another."""
+    (tmp_path / "file").write_text("")
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "file")
+    end = train(str(write()), return_state=True)
+    assert end.is_failed()
+    assert "Not a directory; choose another place with TORCHYARD_RUNS" in str(end.message)
+
+
+def test_journal_tells_the_steps(write: Write) -> None:
+    """Each step is journalled before it begins, and the end at last."""
+    _, report = ran(write(code=""))
+    events = RunFolder(Path(report.folder)).events()
+    assert [event["name"] for event in events if event["event"] == "step"] == [
+        "preflight",
+        "submit",
+        "wait",
+        "collect",
+        "teardown",
+    ]
+    assert json.loads(json.dumps(events[-1]))["end"] == "succeeded"

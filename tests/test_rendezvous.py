@@ -1,0 +1,84 @@
+"""The rendezvous store: a real etcd, with and without the v2 API."""
+
+import socket
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from tenacity import stop_after_delay
+
+from tasks import rendezvous
+from tasks.errors import RendezvousError
+from tasks.host.state import labelled
+from tasks.model import Plan
+from tasks.rendezvous import ensure_rendezvous
+from tasks.teardown import teardown
+from tests.conftest import Write, load, plan_of
+
+
+@pytest.fixture
+def plan(write: Write, tmp_path: Path) -> Iterator[Plan]:
+    """A plan with an etcd of its own, gone after the test."""
+    made = plan_of(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    yield made
+    teardown.fn(made)
+
+
+def altered(plan: Plan, *argv: str) -> Plan:
+    """The plan with another command line for its store."""
+    assert plan.store
+    assert plan.store.submit.input
+    submit = plan.store.submit.model_copy(update={"input": {**plan.store.submit.input, "argv": argv}})
+    return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
+
+
+def etcd_argv(plan: Plan) -> list[str]:
+    assert plan.store
+    assert plan.store.submit.input
+    return list(plan.store.submit.input["argv"])
+
+
+def test_store_serves_and_is_gone_after_teardown(plan: Plan) -> None:
+    """The run's own etcd answers on /v2/keys, and teardown leaves neither process nor port."""
+    assert ensure_rendezvous.fn(plan) == plan.probe
+    assert labelled(f"{plan.label}etcd")
+    assert teardown.fn(plan) == ()
+    assert not labelled(f"{plan.label}etcd")
+
+
+def test_store_is_adopted_the_second_time(plan: Plan) -> None:
+    """Asking again starts no second etcd."""
+    ensure_rendezvous.fn(plan)
+    before = labelled(f"{plan.label}etcd")
+    ensure_rendezvous.fn(plan)
+    assert labelled(f"{plan.label}etcd") == before
+
+
+def test_store_without_v2_is_told_at_once(plan: Plan) -> None:
+    """An etcd that answers 404 on /v2/keys is refused with the versions that serve it."""
+    quiet = altered(plan, *(word for word in etcd_argv(plan) if word != "--enable-v2"))
+    with pytest.raises(RendezvousError, match="answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
+        ensure_rendezvous.fn(quiet)
+
+
+def test_store_that_dies_is_told_with_its_last_words(plan: Plan) -> None:
+    """A store that ends at its start is told at once, with what it said."""
+    dying = altered(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
+    with pytest.raises(RendezvousError, match="ended with 2 and said: .*not defined: -enable-v2"):
+        ensure_rendezvous.fn(dying)
+
+
+def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) -> None:
+    """An etcd of the user's that is not there is told after the time for waiting."""
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    absent = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
+    prove = rendezvous.prove.retry_with(stop=stop_after_delay(0.1))
+    assert absent.probe
+    with pytest.raises(rendezvous.NotYetError, match="refused"):
+        prove(absent.probe, None)
+
+
+def test_other_backends_need_no_store(write: Write, tmp_path: Path) -> None:
+    """With c10d nothing is started or asked."""
+    assert ensure_rendezvous.fn(plan_of(load(write()), tmp_path)) is None
