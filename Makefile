@@ -47,8 +47,9 @@ chaos: .venv/.locked ## every fault at every step; CHAOS='--only "training flow"
 		echo "torchyard needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making .venv from requirements.lock (about 3 GB where pip has no copy yet)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
-	@$(BIN)/python -m pip install --disable-pip-version-check --require-hashes -r requirements.lock | sed -un 's/^Downloading //p; s/^Installing.*/installing/p'
+	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.lock | sed -un 's/^Downloading //p; s/^Installing.*/installing/p'
 	@$(BIN)/python -m pip install --disable-pip-version-check -q --no-deps -e .
+	@$(BIN)/python -m pip check
 	@touch $@
 
 lock: ## make requirements.lock again from pyproject.toml

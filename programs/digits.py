@@ -2,10 +2,13 @@
 
 The 1,797 images come with scikit-learn, so nothing is downloaded. torchrun starts it:
 
-    one machine       torchrun --standalone --nproc-per-node 2 programs/digits.py
-    several machines  torchrun --nnodes 2 --nproc-per-node 1 --rdzv-backend c10d \
-                          --rdzv-endpoint FIRST_MACHINE:29400 --rdzv-id NAME programs/digits.py
-    with resume       torchrun ... programs/digits.py --checkpoint-dir FOLDER_THAT_ALL_MACHINES_SHARE
+    torchrun --standalone --nproc-per-node 2 programs/digits.py
+
+On several machines, the same command on each:
+
+    torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400 --rdzv-id NAME programs/digits.py
+
+With `--checkpoint-dir FOLDER`, shared by all machines, a second start goes on after the last finished epoch.
 
 Each rank says where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
 

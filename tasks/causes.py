@@ -1,7 +1,7 @@
 """Why trainings fail, as a table: what the log says, what that means, whether a new attempt is worth it.
 
 The words come from torch, NCCL, UCX, CUDA, etcd, the shells, slurm, Ray and Kubernetes, over several versions each:
-a pattern holds the part that has stayed the same. The log is the proof, so a cause without a line is one of an exit.
+a pattern holds the part that has stayed the same. Order matters where one line shows two causes: specific ones first.
 """
 
 import re
@@ -12,7 +12,7 @@ OWN, FABRIC, PEER, WAIT, STOPPED, NOTHING = range(6)
 
 
 class Cause(NamedTuple):
-    """One cause. `says` goes on after `Rank 3 on node-1`; `{said}` is the proof, other names are groups of the pattern."""
+    """One cause. `says` goes on after `Rank 3 on node-1`: `{said}` is the proof, other names are groups in it."""
 
     slug: str
     says: str
@@ -78,7 +78,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("oom-host", "was ended by Ray for want of host memory: ask for more memory or load less data at once",
           p(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory")),
     Cause("oom-gpu", "ran out of GPU memory: lower the batch size, shard the model or take larger GPUs",
-          p(CUDA + ".{0,60}out of memory", r"(?:^|torch\.|cuda\.)OutOfMemoryError",
+          p(CUDA + ".{0,60}out of memory", r"\bOutOfMemoryError",
             "(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", "OOM when allocating", "CUDA_ERROR_OUT_OF_MEMORY",
             "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED: Out of memory")),
     Cause("shm-exhausted", "ran out of shared memory: give the pod a larger /dev/shm, or lower num_workers",
@@ -203,7 +203,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("nccl-timeout", "waited for a collective until it timed out: look for the rank that is missing or slow",
           p("caught collective operation timeout", "timed out in blocking wait",
             "NCCL operations have failed or timed out", "watchdog got stuck",
-            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier"), retry=True, echo=WAIT),
+            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier", "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=WAIT),
     Cause("rendezvous-timeout",
           "waited for the other nodes, but only {joined} of {total} came in time: look why the others did not start",
           p(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"), retry=True, echo=WAIT),
@@ -240,7 +240,7 @@ CAUSES: tuple[Cause, ...] = (
           p("Received [A-Z0-9]{1,8} death signal", r"got signal: \d", "received SIGTERM", "SIGTERM received",
             "KeyboardInterrupt"), retry=True, echo=STOPPED, kills=True, worker=STOPS, agent=STOPS),
     Cause("abort", "aborted in native code (SIGABRT): look at the lines before",
-          p("terminate called", "SIGABRT", "Signal 6", "return code = -6", r"\(core dumped\)"), echo=STOPPED,
+          p("terminate called", "Fatal Python error: Aborted", "SIGABRT", "Signal 6", "return code = -6", r"\(core dumped\)"), echo=STOPPED,
           worker=(-6,)),
 )
 # fmt: on

@@ -4,6 +4,7 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from math import inf
 from typing import NamedTuple
 
 from tasks.causes import CAUSES, DECISIVE, OWN, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN, Cause
@@ -12,8 +13,10 @@ from tasks.model import Failure, LogLine
 STORE = "etcd"  # a block of this name is the rendezvous store, not an agent
 SKEW = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 TAIL, WIDTH, SAID = 50, 1000, 160  # lines of a tail; characters kept at either end of a line, and in a sentence
+PARTS = 20  # of a line with carriage returns: a progress bar may write thousands
 NEAREST = tuple(sorted(CAUSES, key=lambda cause: cause.echo))  # the first that matches explains most
 KILLERS = tuple(cause for cause in NEAREST if cause.kills)
+OWNED = tuple(cause for cause in NEAREST if cause.echo == OWN)
 SIGNALS: dict[int | None, str] = {-number: number.name for number in signal.Signals}
 
 # A colour is also seen without its first character.
@@ -99,19 +102,18 @@ def read_failure(logs: Mapping[str, Sequence[LogLine]], exits: Mapping[str, int 
     if all(code == 0 for code in agents.values()) and (agents or not store):
         return None
     seen = {node: [part for line in logs.get(node, ()) for part in clean(line)] for node in (*agents, *store)}
-    alone = len(agents) == 1
-    suspects = [
-        who for node in agents if agents[node] != 0 for who in name_suspects(node, agents[node], seen[node], alone)
-    ]
+    failed, alone = {node: code for node, code in agents.items() if code != 0}, len(agents) == 1
+    suspects = [who for node, code in failed.items() for who in name_suspects(node, code, seen[node], alone)]
     found = find(suspects, [diagnose_store(seen[node], exits[node]) for node in store])
     return tell(found, seen[found.suspect.node])
 
 
 def clean(line: LogLine) -> Iterator[Seen]:
-    """The parts of a line that a terminal shows one over the other; a very long one loses its middle."""
+    """The parts of a line that a terminal shows one over the other, the last ones; a long one loses its middle."""
     local: str | None = None
     rank: str | None = None
-    for part in re.split(r"[\r\n]+", line.text):
+    parts = re.split(r"[\r\n]+", line.text)
+    for part in [*parts[:1], *parts[1:][-PARTS:]]:
         short = part if len(part) <= 2 * WIDTH else f"{part[:WIDTH]} ... {part[-WIDTH:]}"
         text = whole = ESCAPE.sub("", short)
         while mark := MARK.match(text):
@@ -246,9 +248,7 @@ def scan(who: Suspect, lines: Iterable[Seen], causes: Sequence[Cause]) -> Findin
 def diagnose_store(lines: Sequence[Seen], code: int | None) -> Finding:
     """The rendezvous store ended before the job: its own reason, or the bare fact."""
     who = Suspect(STORE, None, code, lines[-1].at if lines else 0.0, lines)
-    return scan(who, lines, [cause for cause in NEAREST if cause.echo == OWN]) or Finding(
-        STORE_ENDED, who, who.at, None
-    )
+    return scan(who, lines, OWNED) or Finding(STORE_ENDED, who, who.at, None)
 
 
 def find(suspects: Sequence[Suspect], ended: Sequence[Finding]) -> Finding:
@@ -256,7 +256,7 @@ def find(suspects: Sequence[Suspect], ended: Sequence[Finding]) -> Finding:
     if not suspects:
         return ended[0]
     first = first_lost(suspects) or first_silent(suspects)
-    blank = Finding(UNKNOWN, first[-1], max(who.at for who in first), None)
+    blank = Finding(UNKNOWN, first[-1], max(who.at for who in first) or inf, None)
     found = min((diagnose(who) or blank for who in first), key=lambda it: (it.cause.echo, it.at))
     if found.cause.echo == OWN:
         return found
@@ -276,8 +276,8 @@ def first_silent(suspects: Iterable[Suspect]) -> list[Suspect]:
     nodes: dict[str, list[Suspect]] = defaultdict(list)
     for who in suspects:
         nodes[who.node].append(who)
-    ranks = {-15: 2, None: 1}
-    return min(nodes.values(), key=lambda part: (ranks.get(signed(part[-1].code), 0), max(who.at for who in part)))
+    later = {-15: 2, None: 1}
+    return min(nodes.values(), key=lambda part: (later.get(signed(part[-1].code), 0), max(who.at for who in part)))
 
 
 def tell(found: Finding, lines: Sequence[Seen]) -> Failure:
@@ -285,12 +285,9 @@ def tell(found: Finding, lines: Sequence[Seen]) -> Failure:
     said = RANK_SAID.search(seen.line) if seen and not who.single else None
     rank = int(said[1]) if said and who.rank is None else who.rank
     match = cause.pattern.search(seen.text) if cause.pattern and seen else None
-    words = {
-        **(match.groupdict() if match else {}),
-        "code": who.code,
-        "signal": SIGNALS.get(signed(who.code), "a signal"),
-    }
-    words["said"] = seen.text.strip()[:SAID] if seen else "no line says more"
+    proven = seen.text.strip()[:SAID] if seen else ""
+    name = SIGNALS.get(signed(who.code), "a signal")
+    words = defaultdict(str, match.groupdict() if match else {}, code=who.code, said=proven, signal=name)
     where = who.node if rank is None else f"Rank {rank} on {who.node}"
     return Failure(
         cause=cause.slug,
