@@ -203,7 +203,8 @@ CAUSES: tuple[Cause, ...] = (
     Cause("nccl-timeout", "waited for a collective until it timed out: look for the rank that is missing or slow",
           p("caught collective operation timeout", "timed out in blocking wait",
             "NCCL operations have failed or timed out", "watchdog got stuck",
-            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier", "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=WAIT),
+            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier",
+            "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=WAIT),
     Cause("rendezvous-timeout",
           "waited for the other nodes, but only {joined} of {total} came in time: look why the others did not start",
           p(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"), retry=True, echo=WAIT),
@@ -240,8 +241,8 @@ CAUSES: tuple[Cause, ...] = (
           p("Received [A-Z0-9]{1,8} death signal", r"got signal: \d", "received SIGTERM", "SIGTERM received",
             "KeyboardInterrupt"), retry=True, echo=STOPPED, kills=True, worker=STOPS, agent=STOPS),
     Cause("abort", "aborted in native code (SIGABRT): look at the lines before",
-          p("terminate called", "Fatal Python error: Aborted", "SIGABRT", "Signal 6", "return code = -6", r"\(core dumped\)"), echo=STOPPED,
-          worker=(-6,)),
+          p("terminate called", "error: Aborted", "SIGABRT", "Signal 6", "return code = -6", r"\(core dumped\)"),
+          echo=STOPPED, worker=(-6,)),
 )
 # fmt: on
 

@@ -13,7 +13,7 @@ from tasks.model import Failure, LogLine
 STORE = "etcd"  # a block of this name is the rendezvous store, not an agent
 SKEW = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 TAIL, WIDTH, SAID = 50, 1000, 160  # lines of a tail; characters kept at either end of a line, and in a sentence
-PARTS = 20  # of a line with carriage returns: a progress bar may write thousands
+PARTS = 20  # kept of a line with carriage returns: a progress bar may write thousands
 NEAREST = tuple(sorted(CAUSES, key=lambda cause: cause.echo))  # the first that matches explains most
 KILLERS = tuple(cause for cause in NEAREST if cause.kills)
 OWNED = tuple(cause for cause in NEAREST if cause.echo == OWN)
@@ -71,7 +71,11 @@ class Entry(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """One process that may have failed first: a rank, or else an agent. `single`: the lines are its own alone."""
+    """One process that may have failed first: a rank, or else an agent.
+
+    `at` is when it spoke last: torchrun tells of a lost worker only after it has stopped the others, which may take
+    half a minute. `single`: the lines are its own alone.
+    """
 
     node: str
     rank: int | None
@@ -150,10 +154,9 @@ def name_suspects(node: str, code: int | None, lines: Sequence[Seen], alone: boo
         entry = next(iter(same or (entries if len(streams) == len(entries) == 1 else ())), None)
         entries = [e for e in entries if e is not entry]
         told = next((seen.rank for seen in part if seen.rank is not None), entry.rank if entry else ranks.get(local))
-        at = entry.proof.at if entry else part[-1].at
-        yield Suspect(node, told, entry and entry.code, at, part, entry, single=True)
+        yield Suspect(node, told, entry and entry.code, part[-1].at, part, entry, single=True)
     for entry in entries:
-        yield Suspect(node, entry.rank, entry.code, entry.proof.at, [] if streams else lines, entry)
+        yield Suspect(node, entry.rank, entry.code, 0.0, [] if streams else lines, entry)
     yield Suspect(node, None, code, own[-1].at if own else 0.0, own)
 
 
@@ -203,7 +206,7 @@ def diagnose(who: Suspect) -> Finding | None:
     if found is None or found.cause.echo > OWN:
         causes = NEAREST if found is None else [cause for cause in NEAREST if cause.echo <= found.cause.echo]
         found = scan(who, lines, causes) or found
-    return found or decided or (Finding(PROGRAM_EXIT, who, who.at, who.entry.proof) if who.entry else None)
+    return found or decided or (Finding(PROGRAM_EXIT, who, who.entry.proof.at, who.entry.proof) if who.entry else None)
 
 
 def proof(cause: Cause, who: Suspect, lines: Sequence[Seen]) -> Seen | None:

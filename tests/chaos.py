@@ -145,8 +145,8 @@ class World:
     def post(self, path: str, body: dict[str, Any]) -> Any:
         return httpx.post(f"{self.api}{path}", json=body, timeout=10).raise_for_status().json()
 
-    def flow_run(self, run_id: str) -> Any:
-        return httpx.get(f"{self.api}/flow_runs/{run_id}", timeout=10).raise_for_status().json()
+    def get(self, path: str) -> Any:
+        return httpx.get(f"{self.api}{path}", timeout=10).raise_for_status().json()
 
 
 class Trial:
@@ -180,10 +180,11 @@ class Trial:
         }
 
     def play(self) -> Result:
-        deployments = self.world.post("/deployments/filter", {"deployments": {"name": {"any_": ["digits-local"]}}})
-        made = self.world.post(
-            f"/deployments/{deployments[0]['id']}/create_flow_run", {"parameters": {"profile": str(self.profile)}}
-        )
+        path = "/deployments/name/train/digits-local"
+        # A busy SQLite answers 503: ask again, with a key that makes one run of all the asking.
+        body = {"parameters": {"profile": str(self.profile)}, "idempotency_key": str(self.truth)}
+        deployment = until("the deployment", lambda: self.world.get(path), 30)
+        made = until("a run", lambda: self.world.post(f"/deployments/{deployment['id']}/create_flow_run", body), 30)
         self.run_id = made["id"]
         self.folder = RunFolder(self.world.folder / "runs" / f"chaos-{self.run_id.replace('-', '')[-8:]}")
         self.reach()
@@ -241,7 +242,7 @@ class Trial:
 
     def ended(self) -> Any:
         """The state, once it is one that stays: a run that is merely Crashed is on its way back."""
-        state = self.world.flow_run(self.run_id)["state"]
+        state = self.world.get(f"/flow_runs/{self.run_id}")["state"]
         stays = state["type"] in ("COMPLETED", "FAILED", "CANCELLED") or (
             state["type"] == "CRASHED" and state["name"] != "Crashed"
         )
