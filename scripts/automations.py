@@ -3,10 +3,9 @@
 from datetime import timedelta
 
 from prefect import get_client
-from prefect.automations import Automation
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState
-from prefect.events.schemas.automations import EventTrigger, Posture
+from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 OF_TRAIN = {"prefect.resource.role": "flow", "prefect.resource.name": "train"}
@@ -19,9 +18,9 @@ SILENCE = timedelta(seconds=120)
 NOT_OUR_FAULT = {"prefect.state-message": "!Process exited with status code: 1.*"}
 
 
-def missing_heartbeat() -> Automation:
+def missing_heartbeat() -> AutomationCore:
     """A run that has stopped beating is Crashed."""
-    return Automation(
+    return AutomationCore(
         name="torchyard: a run without heartbeat is Crashed",
         trigger=EventTrigger(
             match=RUNS,
@@ -37,9 +36,9 @@ def missing_heartbeat() -> Automation:
     )
 
 
-def comeback() -> Automation:
+def comeback() -> AutomationCore:
     """A run that is Crashed by that very name is scheduled again; it attaches to its job (tasks/comeback.py)."""
-    return Automation(
+    return AutomationCore(
         name="torchyard: a Crashed run comes back",
         trigger=EventTrigger(
             match=RUNS | NOT_OUR_FAULT,

@@ -15,7 +15,6 @@ from typing import Any
 import httpx
 
 from scripts.api import YardError, call, healthy, set_state
-from scripts.automations import automate
 from scripts.watch import follow
 from tasks.errors import TorchyardError
 from tasks.profile import ROOT, load_profile
@@ -136,6 +135,14 @@ def prefect(*words: str) -> str:
     if done.returncode != 0:
         raise YardError(f"prefect {' '.join(words)}: {(done.stdout + done.stderr).strip()}")
     return done.stdout
+
+
+def automate() -> None:
+    """In a process of its own: Prefect's client takes its address from the environment when it is imported."""
+    command = [sys.executable, "-m", "scripts.automations"]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode != 0:
+        raise YardError(f"the automations were not made: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def deploy() -> None:

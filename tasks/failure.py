@@ -71,16 +71,12 @@ class Entry(NamedTuple):
 
 
 class Suspect(NamedTuple):
-    """One process that may have failed first: a rank, or else an agent.
-
-    `at` is when it spoke last: torchrun tells of a lost worker only after it has stopped the others, which may take
-    half a minute. `single`: the lines are its own alone.
-    """
+    """One process that may have failed first: a rank, or else an agent. `single`: the lines are its own alone."""
 
     node: str
     rank: int | None
     code: int | None
-    at: float
+    at: float  # its last words: torchrun tells of a lost worker up to 30 s later, when it has stopped the others
     lines: Sequence[Seen]
     entry: Entry | None = None
     single: bool = False
