@@ -25,12 +25,12 @@ from tasks.comeback import LOSSES, entry
 from tasks.errors import OwnedError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
-from tasks.model import Attempt, End, Handle, Outcome, Plan, Report, Run, Status, Step
+from tasks.model import Attempt, End, Outcome, Plan, Report, Run, Status, Step
 from tasks.preflight import preflight
 from tasks.profile import load_profile
 from tasks.progress import Progress
 from tasks.rendezvous import ensure_rendezvous
-from tasks.report import as_markdown, as_text, checks_detail, logs_detail
+from tasks.report import as_markdown, as_text, checks_detail, logs_detail, submit_detail, success, wait_detail
 from tasks.signals import held
 from tasks.spec import Profile
 from tasks.step import log
@@ -147,7 +147,7 @@ class Line:
         for number in range(first, first + self.profile.attempts):
             attempt = self.attempt(number)
             if attempt.outcome.status.state == "succeeded":
-                return "succeeded", attempt.outcome.status.reason
+                return "succeeded", success(attempt)
             failure = attempt.collected.failure
             assert failure is not None
             if not failure.retry or number == first + self.profile.attempts - 1:
@@ -258,15 +258,6 @@ def leave(error: OwnedError) -> State[Any]:
     log().warning("%s", error)
     logging.shutdown()
     os._exit(0)
-
-
-def submit_detail(handle: Handle) -> str:
-    return f"{handle.plan.job}, {len(handle.plan.on)} agents" + ("" if handle.created else ", adopted")
-
-
-def wait_detail(outcome: Outcome) -> str:
-    started = "" if outcome.started_after is None else f", started after {outcome.started_after:.1f} s"
-    return f"{outcome.status.state}: {outcome.status.reason}{started}"
 
 
 def publish(report: Report) -> None:

@@ -21,6 +21,8 @@ def healthy(api: str) -> bool:
 def call(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
     api = os.environ["PREFECT_API_URL"]
     answer = httpx.request(method, f"{api}{path}", json=body, timeout=30, trust_env=False)
+    if answer.is_server_error:  # a busy SQLite, a server that starts: worth asking again
+        answer.raise_for_status()
     if answer.is_error:
         raise YardError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
     return answer.json()

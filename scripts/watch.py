@@ -10,6 +10,8 @@ from scripts.api import call, set_state
 
 # How long a run may stay Crashed before nobody brings it back any more.
 PATIENCE = 30.0
+# What Prefect says of every run, whatever it does.
+NOISE = ("Deployment step", "All deployment steps", "Executing deployment", "Running 1 deployment", "Finished in state")
 ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
@@ -35,11 +37,12 @@ def create(profile: str) -> Any:
 
 def watch(run_id: str) -> Any:
     """Print the run's log lines until its end. A run that is Crashed by that name may be on its way back."""
-    shown, since, told = 0, 0.0, ""
+    shown: set[str] = set()
+    since, told = 0.0, ""
     while True:
         try:
             state = call("GET", f"/flow_runs/{run_id}")["state"]
-            shown += print_logs(run_id, shown)
+            print_logs(run_id, shown)
         except httpx.HTTPError:
             time.sleep(1)
             continue
@@ -53,17 +56,17 @@ def watch(run_id: str) -> Any:
         time.sleep(0.5)
 
 
-def settle(run_id: str, shown: int) -> None:
+def settle(run_id: str, shown: set[str]) -> None:
     """Log lines reach the API up to two seconds after they were said."""
     for _ in range(5):
         time.sleep(0.5)
-        shown += print_logs(run_id, shown)
+        print_logs(run_id, shown)
 
 
-def print_logs(run_id: str, shown: int) -> int:
-    """The lines that are new, and how many they were."""
-    asked = {"logs": {"flow_run_id": {"any_": [str(UUID(run_id))]}}, "offset": shown, "sort": "TIMESTAMP_ASC"}
-    lines = call("POST", "/logs/filter", asked)
-    for line in lines:
-        print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
-    return len(lines)
+def print_logs(run_id: str, shown: set[str]) -> None:
+    """Print the lines that were not shown before. They come in late and out of order: offsets would skip some."""
+    asked = {"logs": {"flow_run_id": {"any_": [str(UUID(run_id))]}}, "sort": "TIMESTAMP_DESC"}
+    for line in reversed(call("POST", "/logs/filter", asked)):
+        if line["id"] not in shown and not line["message"].startswith(NOISE):
+            print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
+        shown.add(line["id"])

@@ -163,10 +163,12 @@ def global_ranks(lines: Iterable[Seen]) -> dict[int | None, int]:
 
 
 def read_entries(lines: Sequence[Seen], ranks: Mapping[int | None, int]) -> list[Entry]:
-    """Every worker that torchrun's last words list; where they are cut off, the ones it logged as failed."""
+    """Every worker in torchrun's last words, the root cause first; where they are cut off, those it logged as lost."""
     agent = [seen for seen in lines if seen.local is None]
     lost = ((seen, match) for seen in agent if (match := LOST.search(seen.text)))
-    return list(read_blocks(agent)) or [Entry(ranks.get(int(m[2])), int(m[2]), int(m[1]), "", at, []) for at, m in lost]
+    return list(read_blocks(agent))[::-1] or [
+        Entry(ranks.get(int(m[2])), int(m[2]), int(m[1]), "", at, []) for at, m in lost
+    ]
 
 
 def read_blocks(lines: Iterable[Seen]) -> Iterator[Entry]:

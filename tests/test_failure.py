@@ -161,6 +161,13 @@ def test_first_failure_wins_over_those_told_to_stop() -> None:
     assert (found.node, found.rank, found.exit_code) == ("node-1", 3, 7)
 
 
+def test_root_cause_wins_within_a_second() -> None:
+    """Where ranks failed in the same second and no line is marked, torchrun's root cause, its last item, is first."""
+    rows = ["Failures:", *block(0, 0, 1, 10), "Root Cause (first observed failure):", *block(1, 1, 3, 10)]
+    found = read({"node_0": 1}, node_0=rows)
+    assert (found.rank, found.exit_code) == (1, 3)
+
+
 def test_only_told_to_stop() -> None:
     """Where nothing but SIGTERM is there, the SIGTERM is the cause."""
     found = read({"node_0": 1, "node_1": None}, node_0=block(1, 1, -15, 10), node_1=["hello"])
@@ -273,8 +280,9 @@ def test_store_says_why_it_ended() -> None:
 
 def test_tail_is_of_the_failing_rank() -> None:
     """The last 50 lines of the rank that failed, without those of its neighbours."""
-    lines = [f"[default{at % 2}]:step {at // 2}" for at in range(200)]
-    found = read({"node_0": 1}, node_0=[*lines, *block(1, 1, 7, 10)])
+    found = read(
+        {"node_0": 1}, node_0=[*(f"[default{at % 2}]:step {at // 2}" for at in range(200)), *block(1, 1, 7, 10)]
+    )
     assert (len(found.tail), found.tail[-1]) == (50, "[default1]:step 99")
 
 

@@ -89,4 +89,4 @@ def test_too_many_processes_are_a_warning() -> None:
 def test_error_survives_pickle() -> None:
     """Prefect hands errors from process to process."""
     error = PreflightError((Check(need="a", verdict="failed", detail="b", remedy="c"),))
-    assert str(pickle.loads(pickle.dumps(error))) == str(error)  # noqa: S301
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)

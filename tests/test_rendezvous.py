@@ -57,14 +57,14 @@ def test_store_is_adopted_the_second_time(plan: Plan) -> None:
 def test_store_without_v2_is_told_at_once(plan: Plan) -> None:
     """An etcd that answers 404 on /v2/keys is refused with the versions that serve it."""
     quiet = altered(plan, *(word for word in etcd_argv(plan) if word != "--enable-v2"))
-    with pytest.raises(RendezvousError, match="answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
+    with pytest.raises(RendezvousError, match=r"answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
         ensure_rendezvous.fn(quiet)
 
 
 def test_store_that_dies_is_told_with_its_last_words(plan: Plan) -> None:
     """A store that ends at its start is told at once, with what it said."""
     dying = altered(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
-    with pytest.raises(RendezvousError, match="ended with 2 and said: .*not defined: -enable-v2"):
+    with pytest.raises(RendezvousError, match=r"ended with 2 and said: .*not defined: -enable-v2"):
         ensure_rendezvous.fn(dying)
 
 

@@ -1,4 +1,4 @@
-"""A training without torch, for the chaos matrix: prints a line every tenth of a second, and writes down what it printed.
+"""A training without torch, for the chaos matrix: a line every tenth of a second, and a note of what was printed.
 
 Every rank appends to TRUTH/<attempt>-<rank>-<pid> each line right after it was printed: what stands there must be in
 the run's log. Rank 0 saves its place, and a later attempt goes on from it. With --stubborn it ignores SIGTERM.
