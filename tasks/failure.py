@@ -165,10 +165,8 @@ def global_ranks(lines: Iterable[Seen]) -> dict[int | None, int]:
 def read_entries(lines: Sequence[Seen], ranks: Mapping[int | None, int]) -> list[Entry]:
     """Every worker in torchrun's last words, the root cause first; where they are cut off, those it logged as lost."""
     agent = [seen for seen in lines if seen.local is None]
-    lost = ((seen, match) for seen in agent if (match := LOST.search(seen.text)))
-    return list(read_blocks(agent))[::-1] or [
-        Entry(ranks.get(int(m[2])), int(m[2]), int(m[1]), "", at, []) for at, m in lost
-    ]
+    lost = ((seen, int(m[1]), int(m[2])) for seen in agent if (m := LOST.search(seen.text)))
+    return list(read_blocks(agent))[::-1] or [Entry(ranks.get(at), at, code, "", seen, []) for seen, code, at in lost]
 
 
 def read_blocks(lines: Iterable[Seen]) -> Iterator[Entry]:
@@ -187,7 +185,7 @@ def read_blocks(lines: Iterable[Seen]) -> Iterator[Entry]:
             said = []
             yield Entry(int(worker[1]), int(worker[2]), int(code[0]), fields.get("time", ""), seen, said)
         elif field[1] in ("traceback", "msg"):
-            said.append(seen._replace(text=field[2]))
+            said.append(seen)
 
 
 def diagnose(who: Suspect) -> Finding | None:

@@ -62,10 +62,13 @@ class NodeRange(Noun):
         return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
 
 
+COUNT = {"type": "integer", "minimum": 1}
 Nodes = Annotated[
     NodeRange,
     BeforeValidator(read_nodes),
-    WithJsonSchema({"anyOf": [{"type": "integer", "minimum": 1}, {"$ref": "#/$defs/NodeRange"}]}),
+    WithJsonSchema(
+        {"anyOf": [COUNT, {"type": "object", "properties": {"min": COUNT, "max": COUNT}, "required": ["min", "max"]}]}
+    ),
 ]
 
 

@@ -227,16 +227,21 @@ class Trial:
         if self.cell.fault == "cancel":
             self.cancel()
             return
-        rank = next((name.rpartition("-")[2] for name in self.told() if name.startswith("1-1-")), "0")
-        pid = {
-            "flow": lambda: self.folder.last("start")["pid"],
-            "worker": lambda: self.world.processes["worker"].pid,
-            "server": lambda: self.world.processes["server"].pid,
-            "agent": lambda: self.agent("node-1"),
-            "etcd": lambda: self.agent("etcd"),
-            "rank": lambda: int(rank),
-        }[self.cell.target]()
-        os.kill(pid, FAULTS[self.cell.fault])
+        os.kill(self.victim(), FAULTS[self.cell.fault])
+
+    def victim(self) -> int:
+        """The process that is struck; where there are two, the one of node 1."""
+        match self.cell.target:
+            case "flow":
+                return int(self.folder.last("start")["pid"])
+            case "agent":
+                return self.agent("node-1")
+            case "etcd":
+                return self.agent("etcd")
+            case "rank":
+                return next(int(name.rpartition("-")[2]) for name in self.told() if name.startswith("1-1-"))
+            case name:
+                return self.world.processes[name].pid
 
     # --- looking back
 
@@ -296,17 +301,17 @@ def cells(only: str) -> list[Cell]:
 def play_all(folder: Path, port: int, todo: "queue.Queue[Cell]", done: list[Result]) -> None:
     """One lane: a world of its own, cell after cell."""
     folder.mkdir(parents=True)
-    with World(folder, port) as world:
-        while not todo.empty():
-            try:
-                cell = todo.get_nowait()
-                result = Trial(world, cell).play()
-            except queue.Empty:
-                return
-            except Exception as error:
-                result = Result(cell, "not played", 0.0, (f"{type(error).__name__}: {error}",), "")
-            done.append(result)
-            print(row(result), flush=True)
+    with World(folder, port) as world, contextlib.suppress(queue.Empty):
+        while True:
+            done.append(play(world, todo.get_nowait()))
+            print(row(done[-1]), flush=True)
+
+
+def play(world: World, cell: Cell) -> Result:
+    try:
+        return Trial(world, cell).play()
+    except Exception as error:  # a cell that cannot be played is a wrong one, and the others go on
+        return Result(cell, "not played", 0.0, (f"{type(error).__name__}: {error}",), "")
 
 
 def row(result: Result) -> str:

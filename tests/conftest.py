@@ -28,6 +28,16 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
     os.environ.update(before)
 
 
+@pytest.fixture(scope="session")
+def api() -> Iterator[None]:
+    """A Prefect API for the whole session; without heartbeats a flow ends a second sooner."""
+    from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
+    from prefect.testing.utilities import prefect_test_harness
+
+    with prefect_test_harness(), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
+        yield
+
+
 @pytest.fixture
 def write(tmp_path: Path) -> Write:
     """Write a profile of a program that prints, with the given keys changed; its path."""

@@ -6,14 +6,11 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect.client.schemas.objects import State
-from prefect.settings import PREFECT_FLOWS_HEARTBEAT_FREQUENCY, temporary_settings
-from prefect.testing.utilities import prefect_test_harness
 
 from flows.train import train
 from tasks.folder import RunFolder, all_runs
@@ -21,14 +18,7 @@ from tasks.host.state import carries
 from tasks.model import Report
 from tests.conftest import Write
 
-pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(scope="module", autouse=True)
-def api() -> Iterator[None]:
-    """A Prefect API for this module; without heartbeats a flow ends a second sooner."""
-    with prefect_test_harness(), temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}):
-        yield
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 def ran(path: Path, **overrides: Any) -> tuple[State[Any], Report]:

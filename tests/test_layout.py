@@ -1,0 +1,53 @@
+"""What the layout promises."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tasks.profile import ROOT
+from tests.shape import bodies, modules, p90
+
+
+@pytest.mark.parametrize("folder", ["flows", "tasks"])
+def test_packages_are_namespaces(folder: str) -> None:
+    """Our `tasks` can be imported beside another project's only without an __init__.py."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "flows").glob("*.py")), ids=lambda path: path.stem)
+def test_no_flow_shadows_a_library(path: Path) -> None:
+    """Prefect puts flows/ first on sys.path, where a file named like a library would hide it."""
+    found = importlib.util.find_spec(path.stem)
+    assert found is None or str(found.origin).startswith(str(ROOT))
+
+
+def test_functions_and_modules_stay_small() -> None:
+    """Nine bodies in ten have at most 20 lines, none over 40, and no module over 300."""
+    assert p90(bodies()) <= 20
+    assert bodies()[-1][0] <= 40, bodies()[-1]
+    assert modules()[-1][0] <= 300, modules()[-1]
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md", "docs/design.md"])
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link of a page leads to a file."""
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_readme_has_every_profile() -> None:
+    """README's table of profiles holds each file of profiles/ and no other."""
+    rows = re.findall(r"^\| `([a-z0-9-]+)` \| baremetal", (ROOT / "README.md").read_text(), re.MULTILINE)
+    assert sorted(rows) == sorted(path.stem for path in (ROOT / "profiles").glob("*.yaml"))
+
+
+def test_design_names_every_module() -> None:
+    """docs/design.md has a place for each module."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    stems = [
+        path.stem for folder in ("tasks", "tasks/host", "flows", "scripts") for path in (ROOT / folder).glob("*.py")
+    ]
+    assert [stem for stem in stems if f"{stem}.py" not in text] == []
