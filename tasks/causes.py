@@ -28,7 +28,7 @@ def p(*parts: str) -> re.Pattern[str]:
     return re.compile("|".join(parts))
 
 
-# 2.30: status=IBV_WC_RETRY_EXC_ERR(12); before: status=12; before 2.19: with error 12
+# NCCL 2.30: status=IBV_WC_RETRY_EXC_ERR(12); older: status=12; oldest: with error 12
 COMPLETION = r"Got completion.{0,300}?(?:status=(?:[^ ,(\d]{0,60}\(?|\([^)]{0,60}\))|error )"
 MODIFY_QP = r"(?:ibv_modify_qp(?:\([^)]{0,40}\))? failed|[Ff]ailed to modify QP)(?!.{0,300}retrying)"
 SHM = r"(?:/dev/shm|</torch_|shared memory)"

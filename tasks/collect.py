@@ -4,9 +4,8 @@ from collections import deque
 from itertools import chain
 from pathlib import Path
 
-from tasks.failure import read_failure
-
 from tasks import shell
+from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
 from tasks.model import Block, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Plan
@@ -46,5 +45,10 @@ def find_failure(plan: Plan, outcome: Outcome) -> Failure:
         node = max(logs, key=lambda name: logs[name][-1].at if logs[name] else 0.0)
         tail = tuple(line.text for line in logs[node])[-50:]
         return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=tail)
+    if outcome.status.state == "gone":
+        return Failure(cause="gone", sentence=outcome.status.reason)
     found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)
-    return found or Failure(cause=outcome.status.state, sentence=outcome.status.reason)
+    if found is None or found.cause == "unknown":
+        unknown = found or Failure(cause="unknown", sentence="")
+        return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
+    return found

@@ -98,7 +98,7 @@ def read_failure(logs: Mapping[str, Sequence[LogLine]], exits: Mapping[str, int 
     of torchrun's `--tee`; without it a node's lines are read as one stream, and the rank may stay unknown.
     """
     agents = {node: exits.get(node) for node in (*exits, *logs) if node != STORE}
-    store = [] if signed(exits.get(STORE)) in (None, 0, -15) else [STORE]
+    store = [] if exits.get(STORE) is None else [STORE]  # however it ended, it did so before the agents
     if all(code == 0 for code in agents.values()) and (agents or not store):
         return None
     seen = {node: [part for line in logs.get(node, ()) for part in clean(line)] for node in (*agents, *store)}

@@ -85,9 +85,12 @@ class RunFolder:
     # --- the lease
 
     def renew(self, seconds: float) -> None:
-        """Say that somebody looks after the run."""
+        """Say that somebody looks after the run. Renewing takes no room: a full disk ends no run."""
+        lease = self.path / "lease"
         with self._usable():
-            (self.path / "lease").write_text(f"{seconds:g}\n")
+            if not lease.exists():
+                lease.write_text(f"{seconds:g}\n")
+            os.utime(lease)
 
     def lease_left(self) -> float:
         """Seconds until the lease ends; negative once it has."""

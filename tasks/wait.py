@@ -11,6 +11,7 @@ from tasks.step import log, step
 from tasks.teardown import stop
 
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
+FIRST_WORD = 20.0  # seconds that a host has to say how its block is
 Pulse = Callable[[list[str]], None]
 
 
@@ -22,20 +23,29 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
     """
     logs = Follower(handle.plan, handle.submitted_at)
     launcher = registry.launcher(handle.plan.launcher)
-    told = ""
+    told, began = "", time.monotonic()
     with shell.Watch(handle.plan.blocks) as watch:
         while True:
-            watch.changes(SLICE)
+            if watch.changes(SLICE):
+                warn_of_losses(watch)
             pulse(logs.read())
             status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined)))
             if status.state in ENDED:
                 return conclude(handle, logs, watch, Outcome(status=status, exits=exits(watch)))
-            late = overdue(handle, logs, status)
-            if late:
+            # A block that has not spoken yet may have ended long ago: whoever attaches must not take it for silent.
+            known = all(watch.seen.values()) or time.monotonic() - began > FIRST_WORD
+            if known and (late := overdue(handle, logs, status)):
                 return conclude(handle, logs, watch, late.model_copy(update={"exits": exits(watch)}))
             if status.state == "running" and not told:
                 told = status.reason
                 log().info("%s after %.1f s", told, logs.joined_at - handle.submitted_at)
+
+
+def warn_of_losses(watch: shell.Watch) -> None:
+    """Say when a log cannot be written: at the first line that is lost, not at the end of the run."""
+    for name, seen in watch.seen.items():
+        if seen.get("lost") and seen.get("phase") == "running":
+            log().warning("%s: log lines are being lost: %s", name, seen["error"])
 
 
 def exits(watch: shell.Watch) -> dict[str, int | None]:

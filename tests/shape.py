@@ -28,7 +28,6 @@ def p90(values: list[tuple[int, str]]) -> int:
 
 
 if __name__ == "__main__":
-    print(
-        f"modules  {len(modules())}, median {modules()[len(modules()) // 2][0]} (<= 120), longest {modules()[-1]} (<= 300)"
-    )
+    median = modules()[len(modules()) // 2][0]
+    print(f"modules  {len(modules())}, median {median} (<= 120), longest {modules()[-1]} (<= 300)")
     print(f"bodies   {len(bodies())}, p90 {p90(bodies())} (<= 20), longest {bodies()[-1]} (<= 40)")

@@ -298,3 +298,11 @@ def test_long_line_takes_no_time(text: str) -> None:
     found = read({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
     assert time.perf_counter() - started < 5.0
     assert len("".join(found.tail)) < 3000
+
+
+@pytest.mark.parametrize("code", [0, 1, -9, -15])
+def test_store_that_ended_first_is_the_cause(code: int) -> None:
+    """While agents still run, any end of the rendezvous store is too early, and worth another attempt."""
+    found = read_failure({}, {"node-0": None, "etcd": code})
+    assert found
+    assert (found.cause, found.node, found.retry) == ("etcd-gone", "etcd", True)

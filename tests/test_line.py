@@ -187,3 +187,23 @@ def test_journal_tells_the_steps(write: Write) -> None:
         "teardown",
     ]
     assert json.loads(json.dumps(events[-1]))["end"] == "succeeded"
+
+
+def test_full_disk_is_told_and_costs_no_run(write: Write, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """With no room for a log the run still ends well, warned at the first lost line, and its report says incomplete."""
+    path = write(code="import time; time.sleep(1)")
+    threading.Thread(target=fill_disk, args=(tmp_path,), daemon=True).start()
+    end, report = ran(path)
+    assert report.collected
+    assert end.is_completed()
+    assert "No space left on device" in report.collected.logs[0].lost
+    assert "node-0: log lines are being lost: No space left on device" in caplog.text
+
+
+def fill_disk(tmp_path: Path) -> None:
+    """Have the log on a device that is always full, from before its first line."""
+    while not (found := list((tmp_path / "runs").glob("*/journal"))):
+        time.sleep(0.001)
+    node = found[0].parent / "attempt-1" / "node-0"
+    node.mkdir(parents=True, exist_ok=True)
+    (node / "log").symlink_to("/dev/full")
