@@ -2,6 +2,7 @@
 
 import argparse
 import asyncio
+import contextlib
 import logging
 import os
 import sys
@@ -22,7 +23,7 @@ from tasks import guard, shell
 from tasks.cli import add_overrides, read_overrides
 from tasks.collect import collect
 from tasks.comeback import LOSSES, entry
-from tasks.errors import OwnedError, TorchyardError
+from tasks.errors import FolderError, OwnedError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
 from tasks.model import Attempt, End, Outcome, Plan, Report, Run, Status, Step
@@ -177,7 +178,8 @@ class Line:
         handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines), submit_detail)
         progress = Progress(intent.plan.job, self.profile.metrics, self.renew)
         outcome = self.step("wait", lambda: wait(handle, progress), wait_detail)
-        self.folder.save_outcome(number, outcome)
+        with contextlib.suppress(FolderError):  # whoever comes back asks the keepers again
+            self.folder.save_outcome(number, outcome)
         return outcome
 
     def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
@@ -227,9 +229,12 @@ class Line:
             left=tuple(dict.fromkeys(self.left)),
             folder=str(self.folder.path),
         )
-        self.folder.save_report(report)
         self.folder.note("end", end=end, by="flow", sentence=sentence)
         publish(report)
+        try:
+            self.folder.save_report(report)
+        except FolderError as error:
+            log().error("the report is not on disk: %s", error)
         return report
 
 

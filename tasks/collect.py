@@ -5,6 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from tasks import shell
+from tasks.causes import PROGRAM_EXIT, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
@@ -18,11 +19,9 @@ KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for
 @step
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
-    return Collected(
-        logs=tuple(log_file(block) for block in plan.blocks),
-        metrics=read_metrics(plan, metrics),
-        failure=None if outcome.status.state == "succeeded" else find_failure(plan, outcome),
-    )
+    logs = tuple(log_file(block) for block in plan.blocks)
+    failure = None if outcome.status.state == "succeeded" else blame_disk(find_failure(plan, outcome), logs)
+    return Collected(logs=logs, metrics=read_metrics(plan, metrics), failure=failure)
 
 
 def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
@@ -48,7 +47,16 @@ def find_failure(plan: Plan, outcome: Outcome) -> Failure:
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
     found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)
-    if found is None or found.cause == "unknown":
-        unknown = found or Failure(cause="unknown", sentence="")
+    if found is None or found.cause == UNKNOWN.slug:
+        unknown = found or Failure(cause=UNKNOWN.slug, sentence="")
         return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
     return found
+
+
+def blame_disk(failure: Failure, logs: tuple[LogFile, ...]) -> Failure:
+    """A program whose last words found no room on the disk cannot say that this is why it failed."""
+    cut = next((each for each in logs if each.lost), None)
+    if cut is None or failure.cause not in (UNKNOWN.slug, PROGRAM_EXIT.slug):
+        return failure
+    sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move TORCHYARD_RUNS"
+    return failure.model_copy(update={"cause": "disk-full", "sentence": sentence})

@@ -103,10 +103,17 @@ class RunFolder:
     # --- the journal
 
     def note(self, event: str, **facts: Any) -> None:
-        """Append an event; one write, so that two processes cannot tear each other's line."""
+        """Append an event; one write, so that two processes cannot tear each other's line.
+
+        FolderError where a start cannot be written. Later a full disk must not keep a run from its teardown.
+        """
         line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts}) + "\n"
-        with self._usable(), (self.path / "journal").open("ab", buffering=0) as file:
-            file.write(line.encode())
+        try:
+            with self._usable(), (self.path / "journal").open("ab", buffering=0) as file:
+                file.write(line.encode())
+        except FolderError:
+            if event == "start":
+                raise
 
     def events(self) -> list[dict[str, Any]]:
         try:

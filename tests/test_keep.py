@@ -149,6 +149,14 @@ def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
     assert (state["exit"], state["lost"], state["error"]) == (4, 100, "No space left on device")
 
 
+def test_endless_line_is_cut(folder: Path) -> None:
+    """A line of three megabytes is kept in pieces, every byte of it."""
+    start(folder, "head -c 3000000 /dev/zero | tr '\\0' x")
+    ended(folder)
+    assert len(texts(folder)) == 3
+    assert sum(map(len, texts(folder))) == 3_000_000
+
+
 def test_lines_that_a_killed_torchrun_owed_are_recovered(folder: Path) -> None:
     """What torchrun had on disk but not printed when it was killed is appended, and nothing twice."""
     ranks = folder / "ranks" / "id" / "attempt_0" / "1"

@@ -222,9 +222,16 @@ def cancel(folder: str, grace: str) -> None:
         send([state["agent"]] if state["agent"] in labelled(spec["label"]) else [], signal.SIGTERM)
         settle(folder, spec["label"], float(grace))
     send(labelled(spec["label"]), signal.SIGKILL)
-    if settle(folder, spec["label"], 5.0) and view(folder)["phase"] == "running":
-        send([state.get("keeper", 0)], signal.SIGKILL)
+    if settle(folder, spec["label"], 5.0):
+        kill_keeper(folder)
     print(json.dumps(dict(view(folder), left=left(spec))))
+
+
+def kill_keeper(folder: str) -> None:
+    """A keeper that does not end by itself; its lock proves that the process id is still its own."""
+    state = view(folder)
+    if state["phase"] == "running":
+        send([state["keeper"]], signal.SIGKILL)
 
 
 def settle(folder: str, label: str, seconds: float) -> bool:

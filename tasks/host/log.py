@@ -12,6 +12,8 @@ from typing import BinaryIO
 
 from tasks.host.state import path, write_state
 
+LONGEST = 1 << 20  # bytes; a program that never ends its line must not fill the memory
+
 
 class Log:
     """Appends stamped lines; a disk that is full costs lines, never the job."""
@@ -24,6 +26,8 @@ class Log:
     def feed(self, data: bytes) -> None:
         """Write every whole line of `data`; keep the rest for the next call."""
         *whole, self.rest = (self.rest + data).split(b"\n")
+        if len(self.rest) > LONGEST:
+            whole, self.rest = [*whole, self.rest], b""
         if whole:
             self.write(whole)
 
