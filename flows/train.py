@@ -1,7 +1,6 @@
 """The line, for one profile: load, plan, preflight, rendezvous, submit, wait, collect, teardown, report."""
 
 import argparse
-import asyncio
 import contextlib
 import logging
 import os
@@ -10,19 +9,17 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
-from uuid import UUID
 
-from prefect import flow, get_client
+from prefect import flow
 from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import State
-from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
 from tasks import guard, shell
 from tasks.cli import add_overrides, read_overrides
 from tasks.collect import collect
-from tasks.comeback import LOSSES, entry
+from tasks.comeback import LOSSES, Entry, entry
 from tasks.errors import FolderError, OwnedError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
@@ -32,7 +29,7 @@ from tasks.profile import load_profile
 from tasks.progress import Progress
 from tasks.rendezvous import ensure_rendezvous
 from tasks.report import as_markdown, as_text, checks_detail, logs_detail, submit_detail, success, wait_detail
-from tasks.signals import held
+from tasks.signals import STOPS, cancelling, held, stopper
 from tasks.spec import Profile
 from tasks.step import log
 from tasks.submit import submit
@@ -42,7 +39,6 @@ from tasks.wait import wait
 
 T = TypeVar("T")
 GUARD = str(Path(guard.__file__))
-STOPS = (TerminationSignal, KeyboardInterrupt, asyncio.CancelledError)
 
 
 @flow(name="train")
@@ -82,7 +78,8 @@ class Line:
         with self.folder.owned():
             how = entry(self.folder.events(), time.time())
             past = self.folder.last("ending")
-            self.folder.note("start", entry=how, run=self.run_id, count=flow_run.run_count)
+            first = self.first(how)
+            self.folder.note("start", entry=how, run=self.run_id, count=flow_run.run_count, first=first)
             if how == "echo":
                 return self.echo(self.folder.last("end"))
             if how == "give-up":
@@ -92,7 +89,7 @@ class Line:
             if how == "finish":
                 self.open = self.latest()
             else:
-                end, sentence = self.protect(lambda: self.go(how == "attach"))
+                end, sentence = self.protect(lambda: self.go(first))
             with held():
                 watcher.tell("ending")
                 self.folder.note("ending", end=end, sentence=sentence)
@@ -100,11 +97,16 @@ class Line:
                 watcher.tell("done")
             return ended(report.end, report.sentence)
 
+    def first(self, how: Entry) -> int:
+        """The first attempt of the budget: a new one, or where the budget of the process before began."""
+        begun = self.folder.attempts()
+        return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
+
     def latest(self) -> tuple[int, Plan] | None:
         """The attempt that an earlier process may have left open."""
-        numbers = self.folder.attempts()
-        intent = self.folder.intent(numbers[-1]) if numbers else None
-        return (numbers[-1], intent.plan) if intent else None
+        begun = self.folder.attempts()
+        intent = self.folder.intent(begun[-1]) if begun else None
+        return (begun[-1], intent.plan) if intent else None
 
     def protect(self, work: Callable[[], tuple[End, str]]) -> tuple[End, str]:
         """Whatever happens becomes an end with a sentence: what comes after must come."""
@@ -141,17 +143,19 @@ class Line:
 
     # --- the line
 
-    def go(self, attach: bool) -> tuple[End, str]:
-        """Attempt after attempt, while there is a cause worth another one."""
-        past = self.folder.attempts()
-        first = past[-1] if attach and past else (past[-1] if past else 0) + 1
-        for number in range(first, first + self.profile.attempts):
+    def go(self, first: int) -> tuple[End, str]:
+        """Attempt after attempt, from the latest one on, while the budget lasts and there is a cause worth another."""
+        latest = max([first, *self.folder.attempts()])
+        past = [self.folder.ended(number) for number in range(first, latest)]
+        self.attempts = [attempt for attempt in past if attempt]
+        last = first + self.profile.attempts - 1
+        for number in range(latest, last + 1):
             attempt = self.attempt(number)
             if attempt.outcome.status.state == "succeeded":
                 return "succeeded", success(attempt)
             failure = attempt.collected.failure
             assert failure is not None
-            if not failure.retry or number == first + self.profile.attempts - 1:
+            if not failure.retry or number == last:
                 return "failed", failure.sentence
             log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
         raise AssertionError("attempts is at least 1")
@@ -188,6 +192,8 @@ class Line:
         attempt = Attempt(number=number, outcome=outcome, collected=collected)
         self.steps[-1] = self.steps[-1].model_copy(update={"detail": logs_detail(attempt)})
         self.attempts.append(attempt)
+        with contextlib.suppress(FolderError):
+            self.folder.save_ended(attempt)
         self.left += self.step("teardown", lambda: teardown(plan), lambda left: ", ".join(left) or "nothing left")
         self.open = None
         return attempt
@@ -236,26 +242,6 @@ class Line:
         except FolderError as error:
             log().error("the report is not on disk: %s", error)
         return report
-
-
-def cancelling(run_id: str) -> bool:
-    """Whether a signal came because somebody cancelled the run."""
-    try:
-        with get_client(sync_client=True) as client:
-            now = client.read_flow_run(UUID(run_id)).state
-    except Exception:
-        return False
-    return now is not None and (now.is_cancelling() or now.is_cancelled())
-
-
-def stopper(signal: BaseException) -> str:
-    match signal:
-        case KeyboardInterrupt():
-            return "Ctrl-C"
-        case asyncio.CancelledError():
-            return "the flow's timeout"
-        case _:
-            return "SIGTERM"
 
 
 def leave(error: OwnedError) -> State[Any]:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tasks.errors import FolderError, OwnedError
-from tasks.model import CommandPlan, Outcome, Plan, Report, Run
+from tasks.model import Attempt, CommandPlan, Outcome, Plan, Report, Run
 from tasks.spec import Deadlines, Noun, Profile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -146,6 +146,12 @@ class RunFolder:
 
     def outcome(self, number: int) -> Outcome | None:
         return self._read(self.attempt(number) / "outcome.json", Outcome)
+
+    def save_ended(self, attempt: Attempt) -> None:
+        self._write(self.attempt(attempt.number) / "ended.json", attempt)
+
+    def ended(self, number: int) -> Attempt | None:
+        return self._read(self.attempt(number) / "ended.json", Attempt)
 
     def plans(self) -> list[CommandPlan]:
         """Every plan that may have left something behind."""

@@ -1,9 +1,17 @@
-"""Holding off signals while something must come to its end."""
+"""Signals: which ones end a run on purpose, and holding them off while something must come to its end."""
 
+import asyncio
 import contextlib
 import signal
 import threading
 from collections.abc import Iterator
+from uuid import UUID
+
+from prefect import get_client
+from prefect.exceptions import TerminationSignal
+
+# How Prefect and Python tell a flow that it shall end: none of them is an Exception, or would be caught as one.
+STOPS = (TerminationSignal, KeyboardInterrupt, asyncio.CancelledError)
 
 
 @contextlib.contextmanager
@@ -18,3 +26,23 @@ def held() -> Iterator[None]:
     finally:
         for number, handler in before.items():
             signal.signal(number, handler)
+
+
+def cancelling(run_id: str) -> bool:
+    """Whether a signal came because somebody cancelled the run."""
+    try:
+        with get_client(sync_client=True) as client:
+            now = client.read_flow_run(UUID(run_id)).state
+    except Exception:
+        return False
+    return now is not None and (now.is_cancelling() or now.is_cancelled())
+
+
+def stopper(stop: BaseException) -> str:
+    match stop:
+        case KeyboardInterrupt():
+            return "Ctrl-C"
+        case asyncio.CancelledError():
+            return "the flow's timeout"
+        case _:
+            return "SIGTERM"
