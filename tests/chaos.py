@@ -25,6 +25,7 @@ from typing import Any, NamedTuple
 import httpx
 import yaml
 
+from scripts.yard import free_port
 from tasks.folder import RunFolder
 from tasks.host.state import listening, read_state
 from tasks.launchers._torchrun import first_port
@@ -89,9 +90,10 @@ def until(what: str, found: Callable[[], Any], seconds: float) -> Any:
 class World:
     """A Prefect server, a worker and a supervisor that brings them back."""
 
-    def __init__(self, folder: Path, port: int) -> None:
-        self.folder, self.port = folder, port
-        self.api = f"http://127.0.0.1:{port}/api"
+    def __init__(self, folder: Path) -> None:
+        # A port of its own: a worker left by an earlier, killed matrix must not find this server and take its runs.
+        self.folder, self.port = folder, free_port()
+        self.api = f"http://127.0.0.1:{self.port}/api"
         self.env = {
             **os.environ,
             "PREFECT_HOME": str(folder / "prefect"),
@@ -298,10 +300,10 @@ def cells(only: str) -> list[Cell]:
     return [cell for cell in all_cells if only in " ".join(str(cell).split())]
 
 
-def play_all(folder: Path, port: int, todo: "queue.Queue[Cell]", done: list[Result]) -> None:
+def play_all(folder: Path, todo: "queue.Queue[Cell]", done: list[Result]) -> None:
     """One lane: a world of its own, cell after cell."""
     folder.mkdir(parents=True)
-    with World(folder, port) as world, contextlib.suppress(queue.Empty):
+    with World(folder) as world, contextlib.suppress(queue.Empty):
         while True:
             done.append(play(world, todo.get_nowait()))
             print(row(done[-1]), flush=True)
@@ -332,7 +334,7 @@ def main() -> int:
     folder = Path(tempfile.mkdtemp(prefix="torchyard-chaos-"))
     print(f"{total} cells in {folder}", flush=True)
     lanes = [
-        threading.Thread(target=play_all, args=(folder / f"world-{lane}", 4600 + lane, todo, done))
+        threading.Thread(target=play_all, args=(folder / f"world-{lane}", todo, done))
         for lane in range(min(asked.jobs, total))
     ]
     for lane in lanes:
