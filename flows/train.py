@@ -29,7 +29,7 @@ from tasks.profile import load_profile
 from tasks.progress import Progress
 from tasks.rendezvous import ensure_rendezvous
 from tasks.report import as_markdown, as_text, checks_detail, logs_detail, submit_detail, success, wait_detail
-from tasks.signals import STOPS, cancelling, held, stopper
+from tasks.signals import STOPS, CancelRequested, Hold, cancelling, stopper
 from tasks.spec import Profile
 from tasks.step import log
 from tasks.submit import submit
@@ -38,6 +38,7 @@ from tasks.teardown import teardown
 from tasks.wait import wait
 
 T = TypeVar("T")
+HEED = 6.0  # seconds between two looks whether the run was cancelled
 GUARD = str(Path(guard.__file__))
 
 
@@ -70,6 +71,7 @@ class Line:
         self.attempts: list[Attempt] = []
         self.left: list[str] = []
         self.open: tuple[int, Plan] | None = None
+        self.heeded = time.monotonic()
 
     # --- the two ends of a process
 
@@ -85,12 +87,13 @@ class Line:
             if how == "give-up":
                 return self.give_up()
             watcher = self.guard()
-            end, sentence = past.get("end", "failed"), past.get("sentence", "")
-            if how == "finish":
-                self.open = self.latest()
-            else:
-                end, sentence = self.protect(lambda: self.go(first))
-            with held():
+            with Hold() as signals:
+                if how == "finish":
+                    self.open = self.latest()
+                    end, sentence = past["end"], past["sentence"]
+                else:
+                    end, sentence = self.protect(lambda: self.go(first), signals)
+                signals.begin()
                 watcher.tell("ending")
                 self.folder.note("ending", end=end, sentence=sentence)
                 report = self.finish(end, sentence)
@@ -108,16 +111,17 @@ class Line:
         intent = self.folder.intent(begun[-1]) if begun else None
         return (begun[-1], intent.plan) if intent else None
 
-    def protect(self, work: Callable[[], tuple[End, str]]) -> tuple[End, str]:
+    def protect(self, work: Callable[[], tuple[End, str]], signals: Hold) -> tuple[End, str]:
         """Whatever happens becomes an end with a sentence: what comes after must come."""
         try:
             return work()
         except TorchyardError as error:
             return "failed", str(error)
-        except STOPS as signal:
-            return (
-                ("cancelled", "cancelled") if cancelling(self.run_id) else ("stopped", f"stopped by {stopper(signal)}")
-            )
+        except STOPS as stop:
+            signals.begin()
+            if cancelling(self.run_id):
+                return "cancelled", "cancelled through Prefect"
+            return "stopped", f"stopped by {stopper(stop)}"
         except Exception as error:
             log().exception("a fault in torchyard itself")
             return "failed", f"a fault in torchyard itself: {type(error).__name__}: {error}"
@@ -180,7 +184,7 @@ class Line:
         if intent.plan.probe:
             self.step("rendezvous", lambda: ensure_rendezvous(intent.plan), str)
         handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines), submit_detail)
-        progress = Progress(intent.plan.job, self.profile.metrics, self.renew)
+        progress = Progress(intent.plan.job, self.profile.metrics, self.beat)
         outcome = self.step("wait", lambda: wait(handle, progress), wait_detail)
         with contextlib.suppress(FolderError):  # whoever comes back asks the keepers again
             self.folder.save_outcome(number, outcome)
@@ -214,6 +218,14 @@ class Line:
         result = work()
         self.steps.append(Step(name=name, seconds=time.monotonic() - began, detail=detail(result)))
         return result
+
+    def beat(self) -> None:
+        """Every other second while the job runs: renew the lease, and heed a cancel that came without a signal."""
+        self.renew()
+        if time.monotonic() - self.heeded > HEED:
+            self.heeded = time.monotonic()
+            if cancelling(self.run_id, for_seconds=HEED / 2):
+                raise CancelRequested
 
     def renew(self) -> None:
         self.folder.renew(self.profile.deadlines.lease)

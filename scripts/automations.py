@@ -1,6 +1,7 @@
-"""The two automations that bring a lost run back; created or updated by name."""
+"""The automations that bring a lost run back; by name, and made anew only where they differ."""
 
 from datetime import timedelta
+from typing import Any
 
 from prefect import get_client
 from prefect.client.schemas.objects import StateType
@@ -8,10 +9,12 @@ from prefect.events.actions import ChangeFlowRunState
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
-OF_TRAIN = {"prefect.resource.role": "flow", "prefect.resource.name": "train"}
+# Our flow in our pool: another project on the same server may have a flow of this name.
+OURS: list[dict[str, str | list[str]]] = [
+    {"prefect.resource.role": "flow", "prefect.resource.name": "train"},
+    {"prefect.resource.role": "work-pool", "prefect.resource.name": "torchyard"},
+]
 BEAT = "prefect.flow-run.heartbeat"
-# The names of states that end a run, ours too (tasks/sweep.py): a run that has ended need not beat.
-ENDS = ("Completed", "Failed", "Cancelled", "Crashed", "TimedOut", "Stopped", "GaveUp", "Swept")
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 SILENCE = timedelta(seconds=120)
 # A flow process that ends with 1 could not import its flow: it would never come to its journal, and come back for ever.
@@ -24,10 +27,11 @@ def missing_heartbeat() -> AutomationCore:
         name="torchyard: a run without heartbeat is Crashed",
         trigger=EventTrigger(
             match=RUNS,
-            match_related=OF_TRAIN,
+            match_related=OURS,
             for_each={"prefect.resource.id"},
             after={BEAT},
-            expect={BEAT, *(f"prefect.flow-run.{name}" for name in ENDS)},
+            # Any event of the run: one that ends, waits or is being cancelled need not beat.
+            expect={"prefect.flow-run.*"},
             posture=Posture.Proactive,
             threshold=1,
             within=SILENCE,
@@ -42,7 +46,7 @@ def comeback() -> AutomationCore:
         name="torchyard: a Crashed run comes back",
         trigger=EventTrigger(
             match=RUNS | NOT_OUR_FAULT,
-            match_related=OF_TRAIN,
+            match_related=OURS,
             for_each={"prefect.resource.id"},
             expect={"prefect.flow-run.Crashed"},
             posture=Posture.Reactive,
@@ -53,13 +57,40 @@ def comeback() -> AutomationCore:
     )
 
 
+def never_began() -> AutomationCore:
+    """A run that was taken by a worker and never began, because the worker died, is scheduled again."""
+    begun = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
+    return AutomationCore(
+        name="torchyard: a run that never began is scheduled again",
+        trigger=EventTrigger(
+            match=RUNS,
+            match_related=OURS,
+            for_each={"prefect.resource.id"},
+            after={"prefect.flow-run.Pending", "prefect.flow-run.Submitting"},
+            expect={f"prefect.flow-run.{name}" for name in begun},
+            posture=Posture.Proactive,
+            threshold=1,
+            within=SILENCE,
+        ),
+        actions=[ChangeFlowRunState(state=StateType.SCHEDULED, message="its worker died before it began")],
+    )
+
+
+def facts(automation: AutomationCore) -> dict[str, Any]:
+    return automation.model_dump(include={"trigger", "actions"}, exclude={"trigger": {"id"}})
+
+
 def automate() -> None:
-    """Both automations, once each, as they are here."""
+    """Each once, as it is here. One that is right stays: a new one knows nothing of the runs it should watch."""
     with get_client(sync_client=True) as client:
-        for wanted in (missing_heartbeat(), comeback()):
-            for found in client.read_automations_by_name(wanted.name):
-                client.delete_automation(found.id)
-            client.create_automation(wanted)
+        for wanted in (missing_heartbeat(), comeback(), never_began()):
+            found = client.read_automations_by_name(wanted.name)
+            kept = [each for each in found if facts(each) == facts(wanted)][:1]
+            for each in found:
+                if each not in kept:
+                    client.delete_automation(each.id)
+            if not kept:
+                client.create_automation(wanted)
 
 
 if __name__ == "__main__":

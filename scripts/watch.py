@@ -20,12 +20,13 @@ def follow(api: str, profile: str) -> int:
     run = create(profile)
     page = f"{api.removesuffix('/api')}/runs/flow-run/{run['id']}"
     print(f"train/{profile}: {page}", flush=True)
+    shown: set[str] = set()
     try:
-        state = watch(run["id"])
+        state = watch(run["id"], shown)
     except KeyboardInterrupt:
         print("cancelling the run; Ctrl-C again leaves it to the server", flush=True)
         set_state(run["id"], "CANCELLING")
-        state = watch(run["id"])
+        state = watch(run["id"], shown)
     print(f"{state['name']}: {state['message'] or ''}\nin the UI: {page}\nto stop the server and the worker: make down")
     return 0 if state["type"] == "COMPLETED" else 1
 
@@ -35,9 +36,8 @@ def create(profile: str) -> Any:
     return call("POST", f"/deployments/{deployment['id']}/create_flow_run", {})
 
 
-def watch(run_id: str) -> Any:
+def watch(run_id: str, shown: set[str]) -> Any:
     """Print the run's log lines until its end. A run that is Crashed by that name may be on its way back."""
-    shown: set[str] = set()
     since, told = 0.0, ""
     while True:
         try:

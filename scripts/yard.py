@@ -24,6 +24,8 @@ HOME = ROOT / ".prefect"
 STARTED = HOME / "started.json"
 POOL = "torchyard"
 USUAL = 4200
+# The server calls a worker ONLINE for 90 s after its death: ours must be told from others by its name.
+WORKER = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")
 
 
 # --- processes that outlive this one -------------------------------------------------------------------------------
@@ -40,7 +42,13 @@ def born(pid: int) -> str:
 def started() -> dict[str, Any]:
     """What an earlier call started and is still there: name -> pid, born, and the server's address."""
     found = json.loads(STARTED.read_text()) if STARTED.exists() else {}
-    return {name: each for name, each in found.items() if born(each["pid"]) == each["born"] != ""}
+    return {name: each for name, each in found.items() if ours(each)}
+
+
+def ours(process: dict[str, Any]) -> bool:
+    """Whether it lives, or left something in its session; its id cannot be used again before that is gone too."""
+    now = born(process["pid"])
+    return now == process["born"] if now else alive(process["pid"])
 
 
 def detach(name: str, command: list[str], **facts: str) -> int:
@@ -157,15 +165,18 @@ def deploy() -> None:
 def worker(api: str) -> None:
     """A worker, if none looks after the pool; `tend` brings it back when it dies."""
     found = httpx.post(f"{api}/work_pools/{POOL}/workers/filter", json={}, timeout=10, trust_env=False).json()
-    if "worker" in started() or any(each["status"] == "ONLINE" for each in found):
-        return
-    detach("worker", [sys.executable, str(Path(__file__).resolve()), "tend"])
+    others = [each["name"] for each in found if each["status"] == "ONLINE" and each["name"] != WORKER]
+    if others:
+        print(f"worker: {others[0]} (it runs already, and was not started from here)")
+    elif "worker" not in started():
+        detach("worker", [sys.executable, str(Path(__file__).resolve()), "tend"], api=api)
 
 
 def tend() -> int:
     """Keep a worker running until this process is ended."""
+    words = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER]
     while True:
-        subprocess.run([BIN / "prefect", "worker", "start", "--pool", POOL, "--type", "process"], check=False, cwd=ROOT)
+        subprocess.run([BIN / "prefect", *words], check=False, cwd=ROOT)
         time.sleep(1)
 
 
@@ -188,11 +199,10 @@ def down() -> int:
     if not known:
         print("nothing was running")
     if "worker" in known:
-        cancel_runs(known.get("server", {}).get("api") or os.environ.get("PREFECT_API_URL", ""))
+        cancel_runs(known["worker"]["api"])
         end("worker")
-        subprocess.run(
-            [sys.executable, ROOT / "flows" / "sweep.py", "--now"], cwd=ROOT, check=False, stdout=-3, stderr=-3
-        )
+        sweep = [sys.executable, str(ROOT / "flows" / "sweep.py"), "--now"]
+        subprocess.run(sweep, cwd=ROOT, check=False, capture_output=True)
     if "server" in known:
         end("server")
     STARTED.unlink(missing_ok=True)
@@ -200,20 +210,25 @@ def down() -> int:
 
 
 def cancel_runs(api: str) -> None:
-    """Cancel what still runs in our pool and wait for its teardown."""
+    """Cancel what our worker carries and wait for its teardown; what does not end is told and left."""
     if not healthy(api):
+        print("the server does not answer: runs that the worker carries are not cancelled")
         return
     os.environ["PREFECT_API_URL"] = api
-    asked = {
-        "flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}},
-        "work_pools": {"name": {"any_": [POOL]}},
-    }
-    runs = call("POST", "/flow_runs/filter", asked)
-    for run in runs:
+    for run in carried():
         print(f"cancelling {run['name']} ...", flush=True)
         set_state(run["id"], "CANCELLING")
-    if runs:
-        until("not every run has ended", lambda: not call("POST", "/flow_runs/filter", asked), 45)
+    try:
+        until("not every run has ended", lambda: not carried(), 45)
+    except YardError as error:
+        print(f"{error}: {', '.join(run['name'] for run in carried())}", file=sys.stderr)
+
+
+def carried() -> list[dict[str, Any]]:
+    """The runs that our worker took and that have not ended."""
+    asked = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}}
+    runs = call("POST", "/flow_runs/filter", asked)
+    return [run for run in runs if (run.get("labels") or {}).get("prefect.worker.name") == WORKER]
 
 
 def end(name: str) -> None:

@@ -6,7 +6,7 @@ from typing import ParamSpec, TypeVar
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
-from prefect.exceptions import MissingContextError
+from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
 from tasks.errors import TorchyardError
@@ -29,13 +29,17 @@ def log() -> Log:
         return logging.getLogger("torchyard")
 
 
-class WithoutTraceback(logging.Filter):
-    """Our own errors are sentences for a person: Prefect's engine logs them without its stack."""
+class Plain(logging.Filter):
+    """Our own errors are sentences for a person: Prefect's engine logs them without its stack, or not again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        if record.exc_info and isinstance(record.exc_info[1], TorchyardError):
-            record.msg, record.args, record.exc_info = str(record.exc_info[1]), (), None
+        error = record.exc_info[1] if record.exc_info else None
+        if isinstance(error, CancelledRun | CrashedRun | FailedRun):
+            return False  # the flow returned its own end, and Prefect raises it only to log it
+        if isinstance(error, TorchyardError):
+            record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
         return True
 
 
-logging.getLogger("prefect.task_runs").addFilter(WithoutTraceback())
+for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
+    logging.getLogger(name).addFilter(Plain())

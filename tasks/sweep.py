@@ -11,6 +11,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 
 from tasks.errors import OwnedError
 from tasks.folder import RunFolder
+from tasks.signals import cancelling
 from tasks.step import log
 from tasks.teardown import teardown
 
@@ -69,11 +70,19 @@ def tell(folder: RunFolder, state: State[Any], count: int | None = None) -> None
 
 
 def say_lost(folder: RunFolder) -> None:
-    """Tell Prefect that the launcher died, so that the run comes back now and not when its heartbeat is missed."""
+    """Tell Prefect that the launcher died, so that the run comes back now and not when its heartbeat is missed.
+
+    A run that was being cancelled does not come back: it is ended here.
+    """
     time.sleep(WORKERS_TURN)
     start = folder.last("start")
-    lost: State[Any] = State(type=StateType.CRASHED, name="Crashed", message="the process that carried this run died")
-    if is_open(folder):
+    if not is_open(folder):
+        return
+    if cancelling(start["run"]):
+        folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
+        sweep_run(folder, "guard", "")
+    else:
+        lost: State[Any] = State(type=StateType.CRASHED, name="Crashed", message="the process of this run died")
         tell(folder, lost, start.get("count"))
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from prefect import get_client
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL
 
 from flows.sweep import sweep
@@ -53,6 +53,11 @@ class Carried:
             found = client.read_flow_run(self.id).state
         assert found
         return found
+
+    def cancel(self) -> bool:
+        with get_client(sync_client=True) as client:
+            client.set_flow_run_state(self.id, State(type=StateType.CANCELLING))
+        return True
 
     @property
     def folder(self) -> RunFolder:
@@ -150,6 +155,28 @@ def test_job_dies_with_its_launcher_where_the_profile_says_so(carried: Callable[
     run = carried(on_launcher_lost="stop")
     run.lose(lambda: ticking(tmp_path))
     until(lambda: run.state().name == "Swept")
+    assert run.living() == []
+
+
+def test_cancel_without_a_signal_is_heeded(carried: Callable[..., Carried], tmp_path: Path) -> None:
+    """A run whose worker is gone can still be cancelled: it looks for itself."""
+    run = carried(ticks=600)
+    process = run.process()
+    until(lambda: ticking(tmp_path))
+    run.cancel()
+    process.communicate(timeout=30)
+    assert (run.state().name, run.living()) == ("Cancelled", [])
+
+
+def test_cancelled_run_does_not_come_back(carried: Callable[..., Carried], tmp_path: Path) -> None:
+    """A launcher that dies while its run is being cancelled leaves the end to its guard."""
+    run = carried(ticks=600)
+
+    def cancelled() -> bool:
+        return ticking(tmp_path) and run.cancel()
+
+    run.lose(cancelled)
+    until(lambda: run.state().is_cancelled())
     assert run.living() == []
 
 
