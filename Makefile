@@ -34,7 +34,7 @@ format: .venv/.locked ## ruff's own mending and formatting
 	@$(BIN)/ruff format -q .
 
 test: check ## what CI runs: check and every test
-	@$(BIN)/pytest
+	@$(BIN)/pytest -n 2 --dist loadfile
 
 bench: .venv/.locked ## what a run costs beside bare torchrun
 	@$(BIN)/python tests/bench.py
