@@ -147,6 +147,3 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "schema": show_schema,
     "logs": show_logs,
 }
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -89,3 +89,15 @@ def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> 
     """A run that is not there is told with those that are."""
     assert main(["logs", "none-12345678"]) == 1
     assert "there is no such run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "code"), [(["plan", "pi-local"], 0), (["plan", "none"], 1), (["--help"], 0), ([], 2)]
+)
+def test_command_says_everything_and_its_exit_code(words: list[str], code: int) -> None:
+    """The process that ends by the shortest way still prints all it has to say."""
+    done = subprocess.run(
+        [Path(sys.executable).parent / "torchyard", *words], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == code
+    assert (done.stdout + done.stderr).endswith("\n")
