@@ -89,6 +89,9 @@ class Check(Noun):
 # --- what would run: pure, printable -------------------------------------------------------------------------------
 
 
+THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
+
+
 class Command(Noun):
     """A program to start on a host; `input` goes to its stdin as JSON."""
 

@@ -1,5 +1,6 @@
 """The only door to processes: on this machine now; a host reached by ssh is the same commands behind `ssh HOST`."""
 
+import contextlib
 import json
 import math
 import os
@@ -13,22 +14,21 @@ from pathlib import Path
 from typing import Any, Self
 
 from tasks.errors import HostError
-from tasks.model import Block, Command
-
-HERE = ("localhost", "127.0.0.1")
+from tasks.model import THIS_MACHINE, Block, Command
 
 
 def start(host: str, command: Command) -> subprocess.Popen[bytes]:
     """Start a command on a host; its stdin stays open until it is closed here."""
-    if host not in HERE:
+    if host not in THIS_MACHINE:
         raise HostError(host, "reach it", "is not this machine, and only this machine can be reached")
     try:
         process = subprocess.Popen(command.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise HostError(host, f"start {command.argv[0]}", error.strerror or str(error)) from error
     if command.input is not None and process.stdin:
-        process.stdin.write(json.dumps(command.input).encode())
-        process.stdin.close()
+        with contextlib.suppress(BrokenPipeError):  # it died at once; what it said is told by `finish`
+            process.stdin.write(json.dumps(command.input).encode())
+            process.stdin.close()
         process.stdin = None
     return process
 

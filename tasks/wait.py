@@ -72,7 +72,7 @@ def conclude(handle: Handle, logs: Follower, watch: shell.Watch, outcome: Outcom
     """Stop what still runs, so that every log is whole before it is read; say when the job ended."""
     ends = [seen["ended"] for seen in watch.seen.values() if seen.get("ended")]
     if outcome.status.state != "succeeded":
-        log().warning("%s; stopping the others", outcome.status.reason)
+        log().warning("%s; stopping what still runs", outcome.status.reason)
         stop(handle.plan.on)
     joined = logs.joined_at - handle.submitted_at if logs.joined_at else None
     return outcome.model_copy(update={"started_after": joined, "ended_at": max(ends, default=None)})

@@ -11,6 +11,7 @@ from tasks.errors import ProfileError
 from tasks.launchers import _torchrun
 from tasks.launchers._torchrun import Endpoint
 from tasks.model import (
+    THIS_MACHINE,
     Block,
     Command,
     CommandPlan,
@@ -27,7 +28,6 @@ from tasks.model import (
 from tasks.spec import Noun, Profile
 
 KEEP = str(Path(__file__).resolve().parent.parent / "host" / "keep.py")
-HERE = frozenset({"localhost", "127.0.0.1"})
 OLDEST_TORCH = "2.0"
 
 
@@ -41,7 +41,7 @@ class Options(Noun):
 
     @model_validator(mode="after")
     def only_here(self) -> "Options":
-        others = sorted(set(self.hosts) - HERE)
+        others = sorted(set(self.hosts) - THIS_MACHINE)
         if others:
             raise ValueError(f"only this machine (localhost) can be a host so far, {', '.join(others)} cannot")
         return self
