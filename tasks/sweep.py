@@ -60,7 +60,7 @@ def tell(folder: RunFolder, state: State[Any], count: int | None = None) -> None
     With `count`, only if nobody has begun the run again since.
     """
     try:
-        with get_client(sync_client=True) as client:
+        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
             flow_run: FlowRun = client.read_flow_run(UUID(folder.last("start")["run"]))
             current = flow_run.state
             if current and not current.is_final() and count in (None, flow_run.run_count):

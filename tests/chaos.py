@@ -261,7 +261,7 @@ class Trial:
         if end not in expected:
             yield f"ended {end}, not {' or '.join(sorted(expected))}"
         with contextlib.suppress(TimeoutError):
-            until("silence", lambda: not self.left(), 8)
+            until("silence", lambda: not self.left(), 12)  # a guard may still be telling a busy server
         yield from self.left()
         starts = [name.rpartition("-")[0] for name in self.told()]
         yield from {f"attempt-rank {each} started twice" for each in starts if starts.count(each) > 1}
