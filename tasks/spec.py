@@ -43,6 +43,8 @@ Text = Annotated[str, BeforeValidator(read_text), WithJsonSchema({"type": ["stri
 
 def read_nodes(value: object) -> object:
     """`2` is short for `{min: 2, max: 2}`."""
+    if isinstance(value, int) and value < 1:
+        raise ValueError("a number of nodes is at least 1")
     return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 

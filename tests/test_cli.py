@@ -58,10 +58,10 @@ def test_check_fails_with_its_remedy(write: Write, capsys: pytest.CaptureFixture
 
 
 def test_check_passes_without_a_trace(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    """A good profile passes, and no run is made."""
+    """A good profile passes, and nothing is left on the disk."""
     assert main(["check", str(write())]) == 0
     assert "5 of 5 checks passed" in capsys.readouterr().out
-    assert not list((tmp_path / "runs").glob("*/journal"))
+    assert not (tmp_path / "runs").exists()
 
 
 def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:

@@ -80,6 +80,13 @@ def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
     assert "TORCHYARD_RUNS" in found.remedy
 
 
+def test_folder_that_was_there_stays(tmp_path: Path) -> None:
+    """The check takes away only what it made."""
+    (tmp_path / "runs").mkdir()
+    assert only(WritableFolder(host="localhost", path=str(tmp_path / "runs" / "a" / "b"))).verdict == "ok"
+    assert list((tmp_path / "runs").iterdir()) == []
+
+
 def test_too_many_processes_are_a_warning() -> None:
     """More processes than processors are told, and allowed."""
     assert only(Processors(host="localhost", count=10_000)).verdict == "warning"

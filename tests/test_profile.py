@@ -78,7 +78,7 @@ MISTAKES = {
     GOOD + "deadlines:\n  start: 1m\n  rnu: 2m\n": ":6: unknown key deadlines.rnu: did you mean run? there are: grace",
     GOOD + "options: {hots: []}\n": ":4: unknown key options.hots: did you mean hosts?",
     GOOD + "options: {hosts: [gpu-7]}\n": ":4: options: only this machine (localhost) can be a host so far, gpu-7",
-    GOOD + "nodes: 0\n": ":4: nodes.min: input should be greater than or equal to 1, not 0",
+    GOOD + "nodes: 0\n": ":4: nodes: a number of nodes is at least 1, not 0",
     GOOD + "nodes: {min: 3, max: 2}\n": ":4: nodes: min is 3, max is 2",
     GOOD + "deadlines: {run: 5 parsecs}\n": ":4: deadlines.run: a duration is a number with a unit",
     GOOD + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",

@@ -18,18 +18,33 @@ Json = Any
 
 
 def folder(need: Json) -> Json:
-    """Make the folder and write in it, as the run will."""
-    made = os.path.abspath(need["path"])
-    trial = os.path.join(made, ".writable-%d" % os.getpid())
+    """Make the folder and write in it, as the run will; then take away what was not there before."""
+    wanted = os.path.abspath(need["path"])
+    there = wanted
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    trial = os.path.join(wanted, ".writable-%d" % os.getpid())
     try:
-        os.makedirs(made, exist_ok=True)
+        os.makedirs(wanted, exist_ok=True)
         with open(trial, "w") as file:
             file.write("x")
         os.unlink(trial)
-        usage = os.statvfs(made)
+        usage = os.statvfs(wanted)
     except OSError as error:
-        return {"error": "%s: %s" % (error.strerror, error.filename or made)}
+        return {"error": "%s: %s" % (error.strerror, error.filename or wanted)}
+    finally:
+        remove_empty(wanted, there)
     return {"free": usage.f_bavail * usage.f_frsize}
+
+
+def remove_empty(path: str, kept: str) -> None:
+    """Remove the empty folders from `path` upwards, not as far as `kept`."""
+    while path != kept:
+        try:
+            os.rmdir(path)
+        except OSError:
+            pass
+        path = os.path.dirname(path)
 
 
 def file(need: Json) -> Json:
