@@ -186,6 +186,7 @@ class Line:
         handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines), submit_detail)
         progress = Progress(intent.plan.job, self.profile.metrics, self.beat)
         outcome = self.step("wait", lambda: wait(handle, progress), wait_detail)
+        progress.close()
         with contextlib.suppress(FolderError):  # whoever comes back asks the keepers again
             self.folder.save_outcome(number, outcome)
         return outcome

@@ -35,6 +35,11 @@ class Progress:
             self._show(read_progress(self._row))
             self._row = {}
 
+    def close(self) -> None:
+        """Show the last row, which may have come less than two seconds after the one before."""
+        self._next = 0.0
+        self([])
+
     def _show(self, part: float | None) -> None:
         if part is None:
             return
