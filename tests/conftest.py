@@ -7,11 +7,16 @@ from typing import Any
 
 import pytest
 import yaml
+from hypothesis import settings
 
 from tasks.launchers import registry
 from tasks.model import Plan, Run
 from tasks.profile import load_profile
 from tasks.spec import Profile
+
+# A busy machine is slow, not wrong.
+settings.register_profile("untimed", deadline=None)
+settings.load_profile("untimed")
 
 RUN_ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
 Write = Callable[..., Path]
