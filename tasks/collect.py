@@ -5,7 +5,7 @@ from itertools import chain
 from pathlib import Path
 
 from tasks import shell
-from tasks.causes import PROGRAM_EXIT, UNKNOWN
+from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
@@ -54,9 +54,12 @@ def find_failure(plan: Plan, outcome: Outcome) -> Failure:
 
 
 def blame_disk(failure: Failure, logs: tuple[LogFile, ...]) -> Failure:
-    """A program whose last words found no room on the disk cannot say that this is why it failed."""
+    """A program whose last words found no room on the disk cannot say why it failed, and its peers only lose it.
+
+    What a process clearly says of itself still counts.
+    """
     cut = next((each for each in logs if each.lost), None)
-    if cut is None or failure.cause not in (UNKNOWN.slug, PROGRAM_EXIT.slug):
+    if cut is None or any(cause.slug == failure.cause and cause.echo == OWN for cause in CAUSES):
         return failure
     sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move TORCHYARD_RUNS"
-    return failure.model_copy(update={"cause": "disk-full", "sentence": sentence})
+    return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})
