@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 # How far a symptom usually is from where the trouble began: what is nearer explains what is farther away.
 OWN, FABRIC, PEER, WAIT, STOPPED, NOTHING = range(6)
+SKEW = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 
 
 class Cause(NamedTuple):

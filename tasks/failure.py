@@ -4,14 +4,12 @@ import re
 import signal
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from math import inf
 from typing import NamedTuple
 
-from tasks.causes import CAUSES, DECISIVE, OWN, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN, Cause
+from tasks.causes import CAUSES, DECISIVE, OWN, PEER, PROGRAM_ERROR, PROGRAM_EXIT, SKEW, STORE_ENDED, UNKNOWN, Cause
 from tasks.model import Failure, LogLine
 
 STORE = "etcd"  # a block of this name is the rendezvous store, not an agent
-SKEW = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 TAIL, WIDTH, SAID = 50, 1000, 160  # lines of a tail; characters kept at either end of a line, and in a sentence
 PARTS = 20  # kept of a line with carriage returns: a progress bar may write thousands
 NEAREST = tuple(sorted(CAUSES, key=lambda cause: cause.echo))  # the first that matches explains most
@@ -255,12 +253,14 @@ def find(suspects: Sequence[Suspect], ended: Sequence[Finding]) -> Finding:
     if not suspects:
         return ended[0]
     first = first_lost(suspects) or first_silent(suspects)
-    blank = Finding(UNKNOWN, first[-1], max(who.at for who in first) or inf, None)
+    blank = Finding(UNKNOWN, first[-1], max(who.at for who in first) or float("inf"), None)
     found = min((diagnose(who) or blank for who in first), key=lambda it: (it.cause.echo, it.at))
     if found.cause.echo == OWN:
         return found
     others = [*ended, *(diagnose(who) for who in suspects if who not in first)]
-    nearer = [it for it in others if it and it.cause.echo < found.cause.echo and it.at <= found.at + SKEW]
+    late = 0.0 if found.cause is PROGRAM_EXIT else SKEW  # to lose a peer after an exit was not its reason
+    closer = [it for it in others if it and it.cause.echo < found.cause.echo]
+    nearer = [it for it in closer if it.at <= found.at + (late if it.cause.echo >= PEER else SKEW)]
     return min(nearer, key=lambda it: (it.cause.echo, it.at), default=found)
 
 

@@ -3,7 +3,8 @@
 import pytest
 
 from tasks.collect import blame_disk
-from tasks.model import Failure, LogFile
+from tasks.failure import read_failure
+from tasks.model import Failure, LogFile, LogLine
 
 FULL = "9 lines: No space left on device"
 
@@ -17,3 +18,21 @@ def test_lost_lines_outweigh_what_peers_say(cause: str, lost: str, blamed: bool)
     logs = (LogFile(node="node-0", path="", lines=1, lost=lost),)
     found = blame_disk(Failure(cause=cause, sentence="", retry=True), logs)
     assert (found.cause == "disk-full", found.retry) == (blamed, not blamed)
+
+
+def test_peer_that_was_lost_by_an_exit_is_not_its_cause() -> None:
+    """A rank leaves with 7, and its node was the rendezvous' host: what the other node then misses is no cause."""
+    block = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-21_10:37:42", "  host      : h"]
+    block += ["  rank      : 1 (local_rank: 0)", "  exitcode  : 7 (pid: 22)", "  error_file: <N/A>"]
+    dead = ["[default0]:out of ideas", "failed (exitcode: 7) local_rank: 0 (pid: 22) of binary: python", *block]
+    lost = [
+        "[W1 socket.cpp:461] waitForInput: poll for socket returned POLLHUP",
+        "c10d.DistNetworkError: Connection reset",
+    ]
+    lines = {
+        "node-0": [LogLine(2.5, "node-0", text) for text in dead],
+        "node-1": [LogLine(4.1, "node-1", t) for t in lost],
+    }
+    found = read_failure(lines, {"node-0": 1, "node-1": None})
+    assert found
+    assert (found.node, found.rank, found.exit_code, found.retry) == ("node-0", 1, 7, False)
