@@ -9,10 +9,10 @@ CHAOS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down check format test bench chaos lock
+.PHONY: help train up down check format test bench chaos cluster-up cluster-down cluster-status lock
 
 help: ## what there is
-	@grep -hE '^[a-z]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 train: .venv/.locked ## train PROFILE (digits-local) and show the report
 	@$(BIN)/python scripts/yard.py train $(PROFILE)
@@ -41,6 +41,15 @@ bench: .venv/.locked ## what a run costs beside bare torchrun
 
 chaos: .venv/.locked ## every fault at every step; CHAOS='--only "training flow"' for some
 	@$(BIN)/python tests/chaos.py $(CHAOS)
+
+cluster-up: .venv/.locked ## a Kubernetes control plane with the real job controllers and fake nodes, on this machine
+	@$(BIN)/python tests/cluster/cluster.py up
+
+cluster-down: ## stop what `make cluster-up` started, and all of it
+	@if [ -x $(BIN)/python ]; then $(BIN)/python tests/cluster/cluster.py down; else echo "no test cluster was running"; fi
+
+cluster-status: .venv/.locked ## its nodes, controllers, memory and kubeconfig
+	@$(BIN)/python tests/cluster/cluster.py status
 
 .venv/.locked: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \

@@ -23,7 +23,7 @@ from tasks.comeback import LOSSES, Entry, entry
 from tasks.errors import FolderError, OwnedError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
-from tasks.model import Attempt, End, Outcome, Plan, Report, Run, Status, Step
+from tasks.model import Attempt, CommandPlan, End, Outcome, Plan, Report, Run, Status, Step
 from tasks.preflight import preflight
 from tasks.profile import load_profile
 from tasks.progress import Progress
@@ -173,7 +173,7 @@ class Line:
         return self.close(number, intent.plan, outcome)
 
     def prepare(self, run: Run) -> Intent:
-        plan = registry.launcher(self.profile.launcher).plan(self.profile, run)
+        plan = locate(registry.launcher(self.profile.launcher).plan(self.profile, run))
         self.step("preflight", lambda: preflight(plan), checks_detail)
         intent = Intent(plan=plan, deadlines=self.profile.deadlines)
         self.folder.save_intent(run.attempt, intent)
@@ -255,6 +255,15 @@ class Line:
         except FolderError as error:
             log().error("the report is not on disk: %s", error)
         return report
+
+
+def locate(plan: Plan) -> Plan:
+    """The plan, tied to the cluster that the kubeconfig names today: whoever comes back must find the job there."""
+    if isinstance(plan, CommandPlan):
+        return plan
+    from tasks import objects
+
+    return objects.located(plan)
 
 
 def leave(error: OwnedError) -> State[Any]:

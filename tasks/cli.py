@@ -134,8 +134,9 @@ def show_logs(asked: argparse.Namespace) -> int:
     if not folder.attempts():
         known = ", ".join(sorted(each.name for each in runs().glob("*") if each.is_dir())) or "none"
         raise ProfileError(asked.run_name, (f"there is no such run in {runs()}; there are: {known}",))
-    for block in folder.plans()[-1].on:
-        for line in rank_zero(read_log(block)):
+    plan = folder.plans()[-1]
+    for node, log in plan.nodes.items():
+        for line in rank_zero(read_log(node, log), plan.teed):
             print(line.text)
     return 0
 

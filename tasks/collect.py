@@ -9,41 +9,46 @@ from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
-from tasks.model import Block, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Plan
+from tasks.model import Collected, Failure, LogFile, LogLine, ManifestPlan, Metrics, Outcome, Plan
 from tasks.spec import MetricsFormat
 from tasks.step import step
 
+SETTLE = 5.0  # seconds that logs which this process still writes may take
 KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for in
 
 
 @step
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
-    logs = tuple(log_file(block) for block in plan.blocks)
+    if isinstance(plan, ManifestPlan):
+        from tasks import pump
+
+        pump.settle(plan.folder, plan.nodes, SETTLE)
+    logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else blame_disk(find_failure(plan, outcome), logs)
     return Collected(logs=logs, metrics=read_metrics(plan, metrics), failure=failure)
 
 
 def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    lines = chain.from_iterable(rank_zero(read_log(block)) for block in plan.on)
+    lines = chain.from_iterable(rank_zero(read_log(name, path), plan.teed) for name, path in plan.nodes.items())
     return READERS[format](line.text for line in lines)
 
 
-def log_file(block: Block) -> LogFile:
-    """One node's log, counted, and what its keeper says was lost."""
-    lines = sum(1 for _ in shell.follow(Path(block.log), 0))
-    state = shell.call(block.host, block.status)
-    lost = f"{state['lost']} lines: {state['error']}" if state.get("lost") else ""
-    return LogFile(node=block.name, path=block.log, lines=lines, lost=lost)
+def log_file(node: str, path: str, lost: str) -> LogFile:
+    """One node's log, counted, and what it lacks."""
+    return LogFile(node=node, path=path, lines=sum(1 for _ in shell.follow(Path(path), 0)), lost=lost)
 
 
 def find_failure(plan: Plan, outcome: Outcome) -> Failure:
     """The root cause; where the launcher itself ended the job, that is the cause."""
-    logs: dict[str, deque[LogLine]] = {block.name: deque(read_log(block), KEPT) for block in plan.blocks}
+    logs: dict[str, deque[LogLine]] = {name: deque(read_log(name, path), KEPT) for name, path in plan.logs.items()}
     if outcome.cause:
         node = max(logs, key=lambda name: logs[name][-1].at if logs[name] else 0.0)
         tail = tuple(line.text for line in logs[node])[-50:]
         return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=tail)
+    known = outcome.status.failure
+    if known:
+        return known.model_copy(update={"tail": tuple(line.text for line in logs.get(known.node or "", ()))[-50:]})
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
     found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)

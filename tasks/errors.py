@@ -4,6 +4,7 @@ TorchyardError
     ProfileError       the profile cannot be read or does not hold together
     PreflightError     something that must be true is not; carries all findings
     HostError          a command on a host failed
+    ClusterError       the API server refused a request, or cannot be reached
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     OwnedError         another process carries this run
@@ -11,7 +12,7 @@ TorchyardError
 They survive pickle: the fields go to `super().__init__`, the text is made in `__str__`.
 """
 
-from tasks.model import Check
+from tasks.needs import Check
 
 
 class TorchyardError(Exception):
@@ -50,6 +51,17 @@ class HostError(TorchyardError):
     def __init__(self, host: str, what: str, said: str) -> None:
         super().__init__(host, what, said)
         self.host, self.what, self.said = host, what, said
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}: {self.said}"
+
+
+class ClusterError(TorchyardError):
+    """The API server's refusal, in its own words; `status` 0 where it could not be asked."""
+
+    def __init__(self, host: str, what: str, said: str, status: int) -> None:
+        super().__init__(host, what, said, status)
+        self.host, self.what, self.said, self.status = host, what, said, status
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}: {self.said}"

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tasks.errors import FolderError, OwnedError
-from tasks.model import Attempt, CommandPlan, Outcome, Plan, Report, Run
+from tasks.model import Attempt, Outcome, Plan, Report, Run
 from tasks.spec import Deadlines, Noun, Profile
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,7 +153,7 @@ class RunFolder:
     def ended(self, number: int) -> Attempt | None:
         return self._read(self.attempt(number) / "ended.json", Attempt)
 
-    def plans(self) -> list[CommandPlan]:
+    def plans(self) -> list[Plan]:
         """Every plan that may have left something behind."""
         return [intent.plan for number in self.attempts() if (intent := self.intent(number))]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from tasks import shell
 from tasks.launchers import _torchrun
-from tasks.model import Block, LogLine, Plan
+from tasks.model import LogLine, Plan
 
 
 def read_line(text: str, node: str) -> LogLine:
@@ -19,53 +19,72 @@ def read_line(text: str, node: str) -> LogLine:
     return LogLine(at, node, rest.partition(" | ")[2])
 
 
-def read_log(block: Block) -> Iterator[LogLine]:
+def read_log(node: str, path: str) -> Iterator[LogLine]:
     """Every line of one node, from its file."""
-    for text, _ in shell.follow(Path(block.log), 0):
-        yield read_line(text, block.name)
+    for text, _ in shell.follow(Path(path), 0):
+        yield read_line(text, node)
 
 
-def rank_zero(lines: Iterator[LogLine]) -> Iterator[LogLine]:
-    """What global rank 0 printed, if it is on this node: local rank 0 of the node that got group rank 0."""
-    mine = False
-    for line in lines:
+class Node:
+    """Reads one node's log for what global rank 0 prints: local rank 0 of the node that got group rank 0.
+
+    A torchrun without --tee does not say who printed a line: then all of that node's lines count.
+    """
+
+    def __init__(self, teed: bool) -> None:
+        self.joined_at = 0.0
+        self._rank: int | None = None
+        self._teed = teed
+
+    def take(self, line: LogLine) -> str | None:
+        """The text, if rank 0 printed it."""
         worker = _torchrun.read_worker(line.text)
-        if worker is None:
-            rank = _torchrun.read_group_rank(line.text)
-            mine = mine if rank is None else rank == 0
-        elif mine and worker[0] == 0:
-            yield line._replace(text=worker[1])
+        if worker:
+            return worker[1] if worker[0] == 0 and self._rank == 0 else None
+        rank = _torchrun.read_group_rank(line.text)
+        if rank is not None:
+            self._rank = rank
+        if _torchrun.read_joined(line.text) and not self.joined_at:
+            self.joined_at = line.at
+        return line.text if self._rank == 0 and not self._teed else None
+
+
+def rank_zero(lines: Iterator[LogLine], teed: bool = True) -> Iterator[LogLine]:
+    """What global rank 0 printed, if it is on this node."""
+    node = Node(teed)
+    for line in lines:
+        text = node.take(line)
+        if text is not None:
+            yield line._replace(text=text)
 
 
 class Follower:
     """The logs of a job while they grow: who has joined, when somebody last said something, what rank 0 said."""
 
     def __init__(self, plan: Plan, submitted_at: float) -> None:
-        self.joined: set[str] = set()
-        self.joined_at = 0.0
         self.last_at = submitted_at
-        self._plan = plan
-        self._offsets = dict.fromkeys((block.name for block in plan.on), 0)
-        self._ranks: dict[str, int] = {}
+        self._paths = plan.nodes
+        self._nodes = {name: Node(plan.teed) for name in self._paths}
+        self._offsets = dict.fromkeys(self._paths, 0)
+
+    @property
+    def joined(self) -> set[str]:
+        """The nodes that say that they joined."""
+        return {name for name, node in self._nodes.items() if node.joined_at}
+
+    @property
+    def joined_at(self) -> float:
+        """When the last one of them did; 0 where none has."""
+        return max((node.joined_at for node in self._nodes.values()), default=0.0)
 
     def read(self) -> list[str]:
         """Read on in every log: rank 0's new lines."""
-        return [text for block in self._plan.on for line in self._new(block) if (text := self._take(line)) is not None]
+        found = (self._nodes[name].take(line) for name in self._paths for line in self._new(name))
+        return [text for text in found if text is not None]
 
-    def _new(self, block: Block) -> Iterator[LogLine]:
-        for text, offset in shell.follow(Path(block.log), self._offsets[block.name]):
-            self._offsets[block.name] = offset
-            yield read_line(text, block.name)
-
-    def _take(self, line: LogLine) -> str | None:
-        self.last_at = max(self.last_at, line.at)
-        worker = _torchrun.read_worker(line.text)
-        if worker:
-            return worker[1] if worker[0] == 0 and self._ranks.get(line.node) == 0 else None
-        if _torchrun.read_joined(line.text) and line.node not in self.joined:
-            self.joined.add(line.node)
-            self.joined_at = max(self.joined_at, line.at)
-        rank = _torchrun.read_group_rank(line.text)
-        if rank is not None:
-            self._ranks[line.node] = rank
-        return None
+    def _new(self, name: str) -> Iterator[LogLine]:
+        for text, offset in shell.follow(Path(self._paths[name]), self._offsets[name]):
+            self._offsets[name] = offset
+            line = read_line(text, name)
+            self.last_at = max(self.last_at, line.at)
+            yield line

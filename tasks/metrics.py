@@ -1,7 +1,9 @@
 """Pure readers of what rank 0 printed. A profile's `metrics` names one of READERS."""
 
 import json
-from collections.abc import Callable, Iterable
+import math
+import re
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from tasks.model import Metrics, Row
@@ -9,6 +11,17 @@ from tasks.spec import MetricsFormat
 
 ROW_KEYS = ("epoch", "step", "trial", "size")
 Reader = Callable[[Iterable[str]], Metrics]
+LineReader = Callable[[str], Row]
+
+ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# ultralytics/yolov5 train.py: the bar of an epoch, the means over all classes after it, and the last words.
+VALUE = r"\s+(-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
+EPOCH = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})\s+(\d{1,9}(?:\.\d{1,9})?)G" + VALUE * 5 + ":")
+ALL = re.compile(r"(?<!\S)all" + VALUE * 6 + r"\s*$")
+ENDED = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
+SAVED = re.compile(r"(?<!\S)Results saved to (\S+)")
+LOSSES = ("box_loss", "obj_loss", "cls_loss")
+SCORES = ("P", "R", "mAP50", "mAP50_95")
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
@@ -40,18 +53,96 @@ def read_object(line: str) -> Row:
     return {str(key): each for key, each in value.items() if isinstance(each, float | int | str | bool)}
 
 
+def read_yolov5(lines: Iterable[str]) -> Metrics:
+    """What YOLOv5's train.py logs: one row per epoch, the last state of its bar and the validation that follows.
+
+    `GPU_mem` is in GB. The scores that come after the last epoch are those of the best weights (`final_...`).
+    """
+    rows: dict[Any, Row] = {}
+    summary: Row = {}
+    row: Row = {}
+    for part in parts(lines):
+        epoch, scores = read_epoch(part), read_scores(part)
+        if epoch:
+            row = {key: value for key, value in epoch.items() if key != "last_epoch"}
+            rows[row["epoch"]] = row
+        elif scores and row and "hours" not in summary:
+            row |= scores
+        elif scores:
+            summary |= {f"final_{key}": value for key, value in scores.items() if f"final_{key}" not in summary}
+        summary |= read_last_words(part)
+    return Metrics(rows=tuple(rows.values()), summary={**summary, **best(rows.values())})
+
+
+def parts(lines: Iterable[str]) -> Iterator[str]:
+    """What a terminal shows one after the other, without colours: a bar is drawn again after each carriage return."""
+    return (part for line in lines for part in re.split(r"[\r\n]+", ESCAPE.sub("", line)))
+
+
+def read_epoch(part: str) -> Row:
+    """A state of the bar; `last_epoch` is the number of the last one, as YOLOv5 counts from 0."""
+    match = EPOCH.search(part)
+    if match is None:
+        return {}
+    losses, sizes = match.groups()[3:6], [float(each) for each in match.groups()[6:]]
+    counts = {key: int(size) for key, size in zip(("instances", "size"), sizes, strict=True) if math.isfinite(size)}
+    values = dict(zip(LOSSES, map(float, losses), strict=True))
+    return {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3]), **values, **counts}
+
+
+def read_scores(part: str) -> Row:
+    """Precision, recall and mean average precision over all classes."""
+    match = ALL.search(part)
+    return dict(zip(SCORES, map(float, match.groups()[2:]), strict=True)) if match else {}
+
+
+def read_last_words(part: str) -> Row:
+    ended, saved = ENDED.search(part), SAVED.search(part)
+    words: Row = {"epochs": int(ended[1]), "hours": float(ended[2])} if ended else {}
+    return {**words, "results": saved[1]} if saved else words
+
+
+def best(rows: Iterable[Row]) -> Row:
+    """The epoch whose weights YOLOv5 keeps as best.pt: the first of the highest fitness."""
+    fit = [(fitness(row), row) for row in rows]
+    most, row = max((it for it in fit if math.isfinite(it[0])), key=lambda it: it[0], default=(math.nan, Row()))
+    kept = {f"best_{key}": row[key] for key in ("epoch", "mAP50", "mAP50_95") if row}
+    return {**kept, "best_fitness": round(most, 6)} if row else {}
+
+
+def fitness(row: Row) -> float:
+    """How YOLOv5 weighs an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan without them."""
+    rough, strict = row.get("mAP50"), row.get("mAP50_95")
+    return 0.1 * rough + 0.9 * strict if isinstance(rough, float) and isinstance(strict, float) else math.nan
+
+
+def read_yolov5_line(line: str) -> Row:
+    """The last state of the bar in a line, or the scores in it."""
+    found = [row for part in parts([line]) if (row := read_epoch(part) or read_scores(part))]
+    return found[-1] if found else {}
+
+
 def read_nothing(lines: Iterable[str]) -> Metrics:
     """The profile asks for no metrics."""
     return Metrics()
 
 
-READERS: dict[MetricsFormat, Reader] = {"none": read_nothing, "json-lines": read_json_lines}
+READERS: dict[MetricsFormat, Reader] = {"none": read_nothing, "json-lines": read_json_lines, "yolov5": read_yolov5}
+# What one line says while the job runs.
+LINE_READERS: dict[MetricsFormat, LineReader] = {
+    "none": lambda line: {},
+    "json-lines": read_object,
+    "yolov5": read_yolov5_line,
+}
 
 
 def read_progress(row: Row) -> float | None:
-    """How far a row says that the run is, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`."""
+    """How far a row says that the run is, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
+
+    Where epochs are counted from 0, the row has the `last_epoch` in place of `epochs`.
+    """
     for key in ROW_KEYS:
-        done, total = row.get(key), row.get(key + "s")
+        done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
         if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
             return min(done / total, 1.0)
     return None
@@ -60,7 +151,9 @@ def read_progress(row: Row) -> float | None:
 def describe(row: Row) -> str:
     """A row in words: `epoch 3: accuracy 0.9722, loss 0.1045`."""
     key = next((name for name in ROW_KEYS if name in row), None)
-    rest = ", ".join(f"{name} {number(value)}" for name, value in row.items() if name not in (key, f"{key}s"))
+    rest = ", ".join(
+        f"{name} {number(value)}" for name, value in row.items() if name not in (key, f"{key}s", f"last_{key}")
+    )
     return f"{key} {row[key]}: {rest}" if key else rest
 
 

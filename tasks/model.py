@@ -1,11 +1,15 @@
-"""The nouns of a run, in the order a run makes them: start reading here. What the user wrote is in tasks/spec.py."""
+"""The nouns of a run, in the order a run makes them: start reading here.
+
+What the user wrote is in tasks/spec.py, what must be true before submitting in tasks/needs.py.
+"""
 
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from tasks.spec import Deadlines, Noun, Profile
+from tasks.needs import ClusterNeed, HostNeed
+from tasks.spec import Cluster, Deadlines, Noun, Profile
 
 # --- who we are ----------------------------------------------------------------------------------------------------
 
@@ -25,65 +29,12 @@ class Run(Noun):
     def name(self, profile: Profile) -> str:
         return f"{profile.name}-{self.short}"
 
+    def job(self, profile: Profile) -> str:
+        """The name of this attempt's objects in a cluster: the one before may still be going away."""
+        return f"{self.name(profile)}-{self.attempt}"
 
-# --- what must be true before submitting ---------------------------------------------------------------------------
-
-
-class WritableFolder(Noun):
-    """A folder that exists or can be made, with room for a log."""
-
-    kind: Literal["folder"] = "folder"
-    host: str
-    path: str
-
-
-class ProgramFile(Noun):
-    """A file that the job reads."""
-
-    kind: Literal["file"] = "file"
-    host: str
-    path: str
-
-
-class Package(Noun):
-    """A Python distribution in the job's interpreter."""
-
-    kind: Literal["package"] = "package"
-    host: str
-    python: str
-    name: str
-    at_least: str
-    why: str
-
-
-class FreePort(Noun):
-    """A TCP port that nobody listens on."""
-
-    kind: Literal["port"] = "port"
-    host: str
-    port: int
-    option: str = Field(description="the key that chooses another")
-
-
-class Processors(Noun):
-    """Enough processors for the processes of a host; fewer is a warning."""
-
-    kind: Literal["processors"] = "processors"
-    host: str
-    count: int
-
-
-Requirement = Annotated[WritableFolder | ProgramFile | Package | FreePort | Processors, Field(discriminator="kind")]
-Verdict = Literal["ok", "warning", "failed"]
-
-
-class Check(Noun):
-    """What preflight found for one requirement."""
-
-    need: str
-    verdict: Verdict
-    detail: str
-    remedy: str = ""
+    def log(self, node: str) -> str:
+        return f"{self.folder}/attempt-{self.attempt}/{node}/log"
 
 
 # --- what would run: pure, printable -------------------------------------------------------------------------------
@@ -120,7 +71,22 @@ class CommandPlan(Noun):
     on: tuple[Block, ...]
     store: Block | None = None
     probe: str | None = Field(None, description="the URL that answers 200 once the rendezvous store serves the v2 API")
-    requires: tuple[Requirement, ...]
+    requires: tuple[HostNeed, ...]
+
+    @property
+    def teed(self) -> bool:
+        """torchrun says which rank printed a line."""
+        return True
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """The path of each node's log."""
+        return {block.name: block.log for block in self.on}
+
+    @property
+    def logs(self) -> dict[str, str]:
+        """The path of each log: every node's, and the store's."""
+        return {block.name: block.log for block in self.blocks}
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -128,7 +94,64 @@ class CommandPlan(Noun):
         return (self.store, *self.on) if self.store else self.on
 
 
-Plan = CommandPlan
+class Watched(Noun):
+    """A kind of object whose changes tell how the job is."""
+
+    api: str = Field(description="batch.volcano.sh/v1alpha1")
+    kind: str
+    by_name: bool = Field(False, description="the one that is called like the job; else all with the run's labels")
+
+
+class ManifestPlan(Noun):
+    """A job made of Kubernetes objects, created in order: the rendezvous store where the run brings one, the job."""
+
+    kind: Literal["manifests"] = "manifests"
+    launcher: str
+    job: str
+    labels: dict[str, str] = Field(description="what every object carries, and nothing else in the cluster")
+    cluster: Cluster = Field(description="None in it until the run is prepared: then from the kubeconfig")
+    store: tuple[dict[str, Any], ...] = ()
+    objects: tuple[dict[str, Any], ...] = Field(description="the job is the last one")
+    tasks: dict[str, int] = Field(description="pods by task: they are named <job>-<task>-<i>")
+    container: str = Field(description="the one in each pod whose log and exit code count")
+    template: tuple[str | int, ...] = Field(description="where the job has the template of its first pod")
+    watch: tuple[Watched, ...]
+    teed: bool = Field(True, description="torchrun says which rank printed a line")
+    folder: str = Field(description="of this attempt, on the launcher's machine")
+    requires: tuple[ClusterNeed, ...]
+
+    @property
+    def main(self) -> dict[str, Any]:
+        """The job itself."""
+        return self.objects[-1]
+
+    @property
+    def pod(self) -> dict[str, Any]:
+        """The first pod, as a controller will make it of its template."""
+        template: Any = self.main
+        for key in self.template:
+            template = template[key]
+        name = f"{self.job}-{next(iter(self.tasks))}-0"
+        return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": name}}
+
+    @property
+    def probe(self) -> str | None:
+        """Where the rendezvous store is asked, if the run brings one."""
+        return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys" if self.store else None
+
+    @property
+    def nodes(self) -> dict[str, str]:
+        """The path of each node's log."""
+        names = (f"{task}-{index}" for task, count in self.tasks.items() for index in range(count))
+        return {name: f"{self.folder}/{name}/log" for name in names}
+
+    @property
+    def logs(self) -> dict[str, str]:
+        """The path of each log: every node's, and the store's."""
+        return {**self.nodes, **({"etcd": f"{self.folder}/etcd/log"} if self.store else {})}
+
+
+Plan = Annotated[CommandPlan | ManifestPlan, Field(discriminator="kind")]
 
 
 # --- what was started, and how it goes -----------------------------------------------------------------------------
@@ -144,14 +167,31 @@ class Handle(Noun):
 
 
 class Observation(NamedTuple):
-    """Raw facts: what each block's status command printed last, and which nodes' logs say that they joined."""
+    """Raw facts: what each block's status command printed last, or each object (`Kind/name`) as the API gave it last.
+
+    `joined`: the nodes whose logs say that they joined; `at`: now, in seconds since the epoch.
+    """
 
     seen: Mapping[str, Mapping[str, Any]]
     joined: frozenset[str]
+    at: float = 0.0
 
 
 State = Literal["pending", "running", "succeeded", "failed", "gone"]
 ENDED: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
+
+
+class Failure(Noun):
+    """Why a job failed, and where it began."""
+
+    cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
+    sentence: str
+    node: str | None = None
+    rank: int | None = None
+    exit_code: int | None = Field(None, description="the worker's own; negative is a signal")
+    retry: bool = Field(False, description="worth a new attempt")
+    line: str | None = Field(None, description="the log line that proves it")
+    tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
 
 class Status(Noun):
@@ -159,6 +199,7 @@ class Status(Noun):
 
     state: State
     reason: str
+    failure: Failure | None = Field(None, description="where the controllers know a cause that no log can tell")
 
 
 class Outcome(Noun):
@@ -169,6 +210,7 @@ class Outcome(Noun):
     started_after: float | None = Field(None, description="seconds from submit until every node had joined")
     exits: dict[str, int | None] = Field(description="exit code by block; negative is a signal; None is unknown")
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
+    lost: dict[str, str] = Field({}, description="what a log lacks for good, by block")
 
 
 # --- what is left: logs, metrics, report ---------------------------------------------------------------------------
@@ -199,19 +241,6 @@ class Metrics(Noun):
 
     rows: tuple[Row, ...] = ()
     summary: Row = Field({})
-
-
-class Failure(Noun):
-    """Why a job failed, and where it began."""
-
-    cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
-    sentence: str
-    node: str | None = None
-    rank: int | None = None
-    exit_code: int | None = Field(None, description="the worker's own; negative is a signal")
-    retry: bool = Field(False, description="worth a new attempt")
-    line: str | None = Field(None, description="the log line that proves it")
-    tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
 
 class Collected(Noun):

@@ -1,4 +1,4 @@
-"""Is everything there that the plan needs? One question a host, one report of all findings."""
+"""Is everything there that the plan needs? One report of all findings; hosts are asked here, one question each."""
 
 import re
 import sys
@@ -9,7 +9,8 @@ from typing import Any, assert_never
 
 from tasks import shell
 from tasks.errors import HostError, PreflightError
-from tasks.model import Check, Command, FreePort, Package, Plan, Processors, ProgramFile, Requirement, WritableFolder
+from tasks.model import Command, CommandPlan, ManifestPlan, Plan
+from tasks.needs import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
 from tasks.step import log, step
 
 PROBE = str(Path(__file__).resolve().parent / "host" / "probe.py")
@@ -19,27 +20,41 @@ LEAST_ROOM = 100 * 2**20
 @step
 def preflight(plan: Plan) -> tuple[Check, ...]:
     """Every check of the plan. PreflightError carries all of them where one failed."""
-    checks = check(plan.requires)
+    checks = findings(plan)
     for found in checks:
         if found.verdict == "warning":
-            log().warning("%s: %s; %s", found.need, found.detail, found.remedy)
+            log().warning("%s", "; ".join(filter(None, (f"{found.need}: {found.detail}", found.remedy))))
     if any(found.verdict == "failed" for found in checks):
         raise PreflightError(checks)
     return checks
 
 
-def check(requires: Iterable[Requirement]) -> tuple[Check, ...]:
+def findings(plan: Plan) -> tuple[Check, ...]:
+    """Every check of the plan, asked of its hosts or of its cluster."""
+    match plan:
+        case CommandPlan():
+            return check(plan.requires)
+        case ManifestPlan():
+            from tasks.preflight_cluster import check_cluster
+
+            folders = [need for need in plan.requires if isinstance(need, WritableFolder)]
+            return (*check(folders), *check_cluster(plan))
+        case _:
+            assert_never(plan)
+
+
+def check(requires: Iterable[HostNeed]) -> tuple[Check, ...]:
     """One check a requirement, by asking each host (and each interpreter) once."""
     ordered = sorted(requires, key=where)
     return tuple(found for at, needs in groupby(ordered, key=where) for found in ask(*at, tuple(needs)))
 
 
-def where(need: Requirement) -> tuple[str, str]:
+def where(need: HostNeed) -> tuple[str, str]:
     """The host that knows, and the interpreter that packages are asked of."""
     return need.host, need.python if isinstance(need, Package) else sys.executable
 
 
-def ask(host: str, python: str, needs: tuple[Requirement, ...]) -> list[Check]:
+def ask(host: str, python: str, needs: tuple[HostNeed, ...]) -> list[Check]:
     """The checks of one host and interpreter."""
     questions = Command(argv=(python, PROBE), input={"needs": [need.model_dump() for need in needs]})
     try:
@@ -50,7 +65,7 @@ def ask(host: str, python: str, needs: tuple[Requirement, ...]) -> list[Check]:
     return [judge(need, fact) for need, fact in zip(needs, facts, strict=True)]
 
 
-def judge(need: Requirement, fact: dict[str, Any]) -> Check:
+def judge(need: HostNeed, fact: dict[str, Any]) -> Check:
     """What a fact means for a requirement."""
     match need:
         case WritableFolder():

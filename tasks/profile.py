@@ -1,21 +1,30 @@
 """YAML -> Profile. Every mistake is told with its file, line and key, and all of them at once."""
 
-import difflib
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import yaml
-from pydantic import BaseModel, ValidationError
-from pydantic_core import ErrorDetails
+from pydantic import ValidationError
 
+from tasks.document import Loader, explain, merge, nearest, place, read, syntax
 from tasks.errors import ProfileError
 from tasks.launchers import registry
-from tasks.spec import Profile
+from tasks.spec import Hardware, Profile
 
 ROOT = Path(__file__).resolve().parent.parent
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+
+
+class NamedFileError(Exception):
+    """A key of the profile names a file that is not there."""
+
+    def __init__(self, key: str, said: str) -> None:
+        super().__init__(key, said)
+        self.key, self.said = key, said
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.said}"
 
 
 def folders() -> list[Path]:
@@ -43,8 +52,9 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     document, root = read(path, name)
     raw = merge(document, overrides or {})
     try:
-        profile = Profile.model_validate({**raw, "name": path.stem})
-        registry.launcher(profile.launcher).Options.model_validate(profile.options)
+        profile = Profile.model_validate({**raw, **named_files(raw, path), "name": name})
+        launcher = registry.launcher(profile.launcher)
+        launcher.Options.model_validate(profile.options)
     except ValidationError as error:
         prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
         model = Profile if error.title == "Profile" else registry.launcher(str(raw["launcher"])).Options
@@ -52,7 +62,11 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         raise ProfileError(name, tuple(place(path, root, loc, overrides) + text for loc, text in findings)) from error
     except registry.UnknownLauncherError as error:
         raise ProfileError(name, (place(path, root, ("launcher",), overrides) + str(error),)) from error
-    return profile.model_copy(update={"program": str(locate(profile.program, path.parent))})
+    except NamedFileError as error:
+        raise ProfileError(name, (place(path, root, (error.key,), overrides) + str(error),)) from error
+    if profile.program and getattr(launcher, "PROGRAM_IS_A_FILE", False):
+        return profile.model_copy(update={"program": str(locate(profile.program, path.parent))})
+    return profile
 
 
 def find(name: str) -> Path:
@@ -68,101 +82,61 @@ def find(name: str) -> Path:
     return known[name]
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean x? There are: …`, for a name that is not among the known ones."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
+def named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the profile names by file, read: its hardware and its manifest. NamedFileError where there is none."""
+    found: dict[str, Any] = {}
+    if isinstance(raw.get("hardware"), str):
+        found["hardware"] = load_hardware(raw["hardware"])
+    if isinstance(raw.get("manifest"), str):
+        found["manifest"] = load_manifest(raw["manifest"], path)
+    return found
 
 
-def read(path: Path, name: str) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The document, and its nodes, which know their lines."""
+def hardware() -> dict[str, Path]:
+    """Every hardware file, by the name that a profile gives it: oke/bm-gpu-b4-8."""
+    found: dict[str, Path] = {}
+    for folder in folders():
+        for path in sorted((folder / "hardware").rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder / "hardware").with_suffix("").as_posix(), path)
+    return found
+
+
+def load_hardware(name: str) -> Hardware:
+    """The shape of a name. ProfileError where its file is wrong, NamedFileError where there is none."""
+    known = hardware()
+    if name not in known:
+        raise NamedFileError("hardware", f"there is no {name}; {nearest(name, known)}")
+    document, root = read(known[name], f"hardware/{name}")
     try:
-        text = path.read_text()
-        root = yaml.compose(text, Loader=Loader)
-        document = yaml.load(text, Loader=Loader)
+        return Hardware.model_validate(document)
+    except ValidationError as error:
+        findings = [explain(each, (), Hardware) for each in error.errors()]
+        told = tuple(place(known[name], root, loc, {}) + text for loc, text in findings)
+        raise ProfileError(f"hardware/{name}", told) from error
+
+
+def load_manifest(name: str, beside: Path) -> tuple[dict[str, Any], ...]:
+    """The documents of a manifest beside the profile, or at a path. ProfileError where it is not one."""
+    path = Path(name).expanduser() if name.startswith(("/", "~")) else beside.parent / name
+    if not path.is_file():
+        raise NamedFileError("manifest", f"there is no file {path}")
+    try:
+        documents = tuple(each for each in yaml.load_all(path.read_text(), Loader=Loader) if each is not None)
     except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
+        raise ProfileError(beside.stem, (f"{path} cannot be read: {error}",)) from error
     except yaml.YAMLError as error:
-        raise ProfileError(name, (syntax(path, error),)) from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ProfileError(name, (f"{path}:1: a profile is a mapping of keys to values",))
-    twice = repeated(root)
-    if twice:
+        raise ProfileError(beside.stem, (syntax(path, error),)) from error
+    bad = [number for number, each in enumerate(documents, 1) if not is_object(each)]
+    if bad or not documents:
+        which = ", ".join(map(str, bad)) or "there is none"
         raise ProfileError(
-            name, tuple(f"{path}:{line}: the key {key} stands here a second time" for key, line in twice)
+            beside.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {which}",)
         )
-    return document, root
+    return documents
 
 
-def syntax(path: Path, error: yaml.YAMLError) -> str:
-    mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "it is not YAML"
-    return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
-
-
-def repeated(node: yaml.Node) -> list[tuple[str, int]]:
-    """Keys that stand twice in one mapping: YAML readers take the last one without a word."""
-    if isinstance(node, yaml.SequenceNode):
-        return [each for child in node.value for each in repeated(child)]
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    here = [(key.value, key.start_mark.line + 1) for at, (key, _) in enumerate(node.value) if key.value in keys[:at]]
-    return here + [each for _, child in node.value for each in repeated(child)]
-
-
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
-    """`base` with `changes`: mappings are merged key by key, everything else is replaced."""
-    merged = dict(base)
-    for dotted, value in changes.items():
-        key, _, rest = dotted.partition(".")
-        change = {rest: value} if rest else value
-        old = merged.get(key)
-        merged[key] = merge(old if isinstance(old, dict) else {}, change) if isinstance(change, dict) else change
-    return merged
-
-
-def explain(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> tuple[tuple[str | int, ...], str]:
-    """Where a value is wrong, and one sentence about it."""
-    loc = prefix + error["loc"]
-    key = ".".join(str(part) for part in loc)
-    if error["type"] == "extra_forbidden":
-        return loc, f"unknown key {key}: " + nearest(str(loc[-1]), keys(model, error["loc"][:-1]))
-    if error["type"] == "missing":
-        return loc[:-1], f"the key {key} is missing"
-    text = error["msg"].removeprefix("Value error, ")
-    return loc, f"{key}: {text[:1].lower() + text[1:]}, not {error['input']!r}"
-
-
-def keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed at a place of a profile."""
-    for part in loc:
-        annotation = model.model_fields[str(part)].annotation
-        inner = [
-            each
-            for each in (annotation, *get_args(annotation))
-            if isinstance(each, type) and issubclass(each, BaseModel)
-        ]
-        model = inner[0] if inner else model
-    return [name for name in model.model_fields if not (model is Profile and name == "name")]
-
-
-def place(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line: ` of a key, or `override: ` where the value came from there."""
-    if loc and any(dotted.split(".")[0] == loc[0] for dotted in overrides or {}):
-        return "override: "
-    line = root.start_mark.line
-    for part in loc:
-        children: list[tuple[Any, yaml.Node]] = []
-        if isinstance(root, yaml.MappingNode):
-            children = [(key.value, value) for key, value in root.value]
-            line = next((key.start_mark.line for key, _ in root.value if key.value == part), line)
-        elif isinstance(root, yaml.SequenceNode):
-            children = list(enumerate(root.value))
-        root = dict(children).get(part, root)
-        line = root.start_mark.line if isinstance(part, int) else line
-    return f"{path}:{line + 1}: "
+def is_object(document: object) -> bool:
+    return isinstance(document, dict) and all(document.get(key) for key in ("apiVersion", "kind", "metadata"))
 
 
 def locate(program: str, folder: Path) -> Path:

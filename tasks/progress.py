@@ -6,7 +6,7 @@ from uuid import UUID
 
 from prefect.artifacts import create_progress_artifact, update_progress_artifact
 
-from tasks.metrics import describe, read_object, read_progress
+from tasks.metrics import LINE_READERS, describe, read_progress
 from tasks.model import Row
 from tasks.spec import MetricsFormat
 from tasks.step import log
@@ -18,14 +18,14 @@ class Progress:
     """Called by wait with rank 0's new lines. Its own troubles never reach the job."""
 
     def __init__(self, name: str, metrics: MetricsFormat, renew: Callable[[], None]) -> None:
-        self._name, self._reads, self._renew = name, metrics == "json-lines", renew
+        self._name, self._read, self._renew = name, LINE_READERS[metrics], renew
         self._artifact: UUID | None = None
         self._row: Row = {}
         self._next = 0.0
 
     def __call__(self, lines: list[str]) -> None:
-        rows = [row for line in lines if (row := read_object(line))] if self._reads else []
-        self._row = rows[-1] if rows else self._row
+        for line in lines:
+            self._row = {**self._row, **self._read(line)}
         if time.monotonic() < self._next:
             return
         self._next = time.monotonic() + EVERY

@@ -4,12 +4,13 @@ import time
 import urllib.error
 import urllib.request
 from pathlib import Path
+from typing import assert_never
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tasks import shell
 from tasks.errors import RendezvousError
-from tasks.model import Block, Plan
+from tasks.model import Block, CommandPlan, ManifestPlan, Plan
 from tasks.step import log, step
 
 NO_V2 = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
@@ -30,17 +31,28 @@ def ensure_rendezvous(plan: Plan) -> str | None:
     """
     if plan.probe is None:
         return None
-    if plan.store:
-        shell.call(plan.store.host, plan.store.submit)
     started = time.monotonic()
-    try:
-        prove(plan.probe, plan.store)
-    except NotYetError as error:
-        raise RendezvousError(
-            plan.probe, f"no answer within {PATIENCE:.0f} s: {error}", "is it running there?"
-        ) from error
+    match plan:
+        case CommandPlan():
+            start(plan, plan.probe)
+        case ManifestPlan():
+            from tasks import objects
+
+            objects.serve(plan)
+        case _:
+            assert_never(plan)
     log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
     return plan.probe
+
+
+def start(plan: CommandPlan, probe: str) -> None:
+    """Start the store, if it is the run's own, and wait until it serves."""
+    if plan.store:
+        shell.call(plan.store.host, plan.store.submit)
+    try:
+        prove(probe, plan.store)
+    except NotYetError as error:
+        raise RendezvousError(probe, f"no answer within {PATIENCE:.0f} s: {error}", "is it running there?") from error
 
 
 @retry(retry=retry_if_exception_type(NotYetError), wait=wait_fixed(0.05), stop=stop_after_delay(PATIENCE), reraise=True)

@@ -6,7 +6,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tasks.metrics import ROW_KEYS, describe, number
-from tasks.model import Attempt, Check, Handle, LogFile, Metrics, Outcome, Report, Row
+from tasks.model import Attempt, CommandPlan, Handle, LogFile, Metrics, Outcome, Report, Row
+from tasks.needs import Check
 
 TOTALS = frozenset(f"{key}s" for key in ROW_KEYS)
 SHOWN = 30  # rows of a table; a long run shows its first and last ones
@@ -144,7 +145,8 @@ def success(attempt: Attempt) -> str:
 
 
 def submit_detail(handle: Handle) -> str:
-    return f"{handle.plan.job}, {len(handle.plan.on)} agents" + ("" if handle.created else ", adopted")
+    parts = "agents" if isinstance(handle.plan, CommandPlan) else "pods"
+    return f"{handle.plan.job}, {len(handle.plan.nodes)} {parts}" + ("" if handle.created else ", adopted")
 
 
 def wait_detail(outcome: Outcome) -> str:

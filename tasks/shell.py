@@ -95,6 +95,28 @@ class Watch:
             return False
         return any([self._take(key.data) for key, _ in self._selector.select(timeout)])
 
+    def exits(self) -> dict[str, int | None]:
+        """Exit code by block; negative is a signal, None is unknown."""
+        return {name: seen.get("exit") for name, seen in self.seen.items()}
+
+    def ended_at(self) -> float | None:
+        """When the last process exited, by its host's clock."""
+        return max((seen["ended"] for seen in self.seen.values() if seen.get("ended")), default=None)
+
+    def running_at(self) -> float:
+        """Not known of processes: their logs say when they joined."""
+        return 0.0
+
+    def lost(self) -> dict[str, str]:
+        """What a log lacks for good, by block."""
+        return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
+
+    def settle(self, seconds: float) -> None:
+        """Take in what the keepers say last: they write every line before they tell the end."""
+        until = time.monotonic() + seconds
+        while any(seen.get("phase") == "running" for seen in self.seen.values() if seen) and time.monotonic() < until:
+            self.changes(0.1)
+
     def _open(self, block: Block) -> None:
         watched = self._watched[block.name] = Watched(block, start(block.host, block.status))
         self._selector.register(watched.stdout, selectors.EVENT_READ, block.name)

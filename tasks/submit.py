@@ -1,17 +1,28 @@
 """Start the job, or adopt what is there: names come from the run, so it can be called again at any moment."""
 
 import time
+from typing import assert_never
 
 from tasks import shell
 from tasks.errors import HostError
-from tasks.model import Handle, Plan
+from tasks.model import CommandPlan, Handle, ManifestPlan, Plan
 from tasks.spec import Deadlines
 from tasks.step import log, step
 
 
 @step
 def submit(plan: Plan, deadlines: Deadlines) -> Handle:
-    """Every block of the job, started or adopted. HostError where a host refused."""
+    """The job, started or adopted. HostError where a host refused, ClusterError where the API server did."""
+    match plan:
+        case CommandPlan():
+            return start(plan, deadlines)
+        case ManifestPlan():
+            return create(plan, deadlines)
+        case _:
+            assert_never(plan)
+
+
+def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     answers = shell.call_each([(block.host, block.submit) for block in plan.on])
     for block, said in zip(plan.on, answers, strict=True):
         if isinstance(said, HostError):
@@ -22,3 +33,14 @@ def submit(plan: Plan, deadlines: Deadlines) -> Handle:
     submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
     log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(answers))
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at)
+
+
+def create(plan: ManifestPlan, deadlines: Deadlines) -> Handle:
+    from tasks import objects
+    from tasks.launchers._pod_status import seconds
+
+    job, created = objects.create(plan)
+    kind, where = plan.main["kind"], plan.cluster.namespace
+    log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, len(plan.nodes))
+    made = seconds(job["metadata"]["creationTimestamp"])
+    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made)

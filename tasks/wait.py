@@ -1,18 +1,48 @@
 """Look after a job until every process of it has ended; the first one that ends badly ends the others."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol, Self, assert_never
 
 from tasks import shell
 from tasks.launchers import registry
 from tasks.logs import Follower
-from tasks.model import ENDED, Handle, Observation, Outcome, Status
+from tasks.model import ENDED, CommandPlan, Handle, ManifestPlan, Observation, Outcome, Plan, Status
 from tasks.step import log, step
 from tasks.teardown import stop
 
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
 FIRST_WORD = 20.0  # seconds that a host has to say how its block is
+SETTLE = 10.0  # seconds that the logs of stopped processes may take to be whole
 Pulse = Callable[[list[str]], None]
+
+
+class Watch(Protocol):
+    """What tells how a job is, wherever it runs."""
+
+    seen: dict[str, Mapping[str, Any]]
+
+    def __enter__(self) -> Self: ...
+    def __exit__(self, *_: object) -> None: ...
+    def changes(self, timeout: float) -> bool: ...
+    def exits(self) -> dict[str, int | None]: ...
+    def ended_at(self) -> float | None: ...
+    def running_at(self) -> float: ...
+    def lost(self) -> dict[str, str]: ...
+    def settle(self, seconds: float) -> None: ...
+
+
+def open_watch(plan: Plan) -> Watch:
+    """The watch of a plan; it is current once it is entered."""
+    match plan:
+        case CommandPlan():
+            return shell.Watch(plan.blocks)
+        case ManifestPlan():
+            from tasks.watch import ClusterWatch
+
+            return ClusterWatch(plan)
+        case _:
+            assert_never(plan)
 
 
 @step
@@ -24,32 +54,33 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
     logs = Follower(handle.plan, handle.submitted_at)
     launcher = registry.launcher(handle.plan.launcher)
     told, began = "", time.monotonic()
-    with shell.Watch(handle.plan.blocks) as watch:
+    with open_watch(handle.plan) as watch:
         while True:
             if watch.changes(SLICE):
                 warn_of_losses(watch)
             pulse(logs.read())
-            status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined)))
+            status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined), time.time()))
             if status.state in ENDED:
-                return conclude(handle, logs, watch, Outcome(status=status, exits=exits(watch)))
+                return conclude(handle, logs, watch, Outcome(status=status, exits=watch.exits()))
             # A block that has not spoken yet may have ended long ago: whoever attaches must not take it for silent.
             known = all(watch.seen.values()) or time.monotonic() - began > FIRST_WORD
             if known and (late := overdue(handle, logs, status)):
-                return conclude(handle, logs, watch, late.model_copy(update={"exits": exits(watch)}))
+                return conclude(handle, logs, watch, late.model_copy(update={"exits": watch.exits()}))
             if status.state == "running" and not told:
                 told = status.reason
-                log().info("%s after %.1f s", told, logs.joined_at - handle.submitted_at)
+                log().info("%s after %.1f s", told, started_at(logs, watch) - handle.submitted_at)
 
 
-def warn_of_losses(watch: shell.Watch) -> None:
+def warn_of_losses(watch: Watch) -> None:
     """Say when a log cannot be written: at the first line that is lost, not at the end of the run."""
     for name, seen in watch.seen.items():
         if seen.get("lost") and seen.get("phase") == "running":
             log().warning("%s: log lines are being lost: %s", name, seen["error"])
 
 
-def exits(watch: shell.Watch) -> dict[str, int | None]:
-    return {name: seen.get("exit") for name, seen in watch.seen.items()}
+def started_at(logs: Follower, watch: Watch) -> float:
+    """When every node had joined, as the agents say it; else when every container ran."""
+    return logs.joined_at or watch.running_at()
 
 
 def overdue(handle: Handle, logs: Follower, status: Status) -> Outcome | None:
@@ -68,11 +99,13 @@ def overdue(handle: Handle, logs: Follower, status: Status) -> Outcome | None:
     return None
 
 
-def conclude(handle: Handle, logs: Follower, watch: shell.Watch, outcome: Outcome) -> Outcome:
+def conclude(handle: Handle, logs: Follower, watch: Watch, outcome: Outcome) -> Outcome:
     """Stop what still runs, so that every log is whole before it is read; say when the job ended."""
-    ends = [seen["ended"] for seen in watch.seen.values() if seen.get("ended")]
+    facts = {"ended_at": watch.ended_at()}
     if outcome.status.state != "succeeded":
         log().warning("%s; stopping what still runs", outcome.status.reason)
-        stop(handle.plan.on)
-    joined = logs.joined_at - handle.submitted_at if logs.joined_at else None
-    return outcome.model_copy(update={"started_after": joined, "ended_at": max(ends, default=None)})
+        stop(handle.plan)
+    watch.settle(SETTLE)
+    began = started_at(logs, watch)
+    facts["started_after"] = began - handle.submitted_at if began else None
+    return outcome.model_copy(update={**facts, "lost": watch.lost()})

@@ -1,17 +1,34 @@
 """What rank 0 printed, as rows."""
 
 import json
+import re
 from pathlib import Path
+from typing import get_args
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from tasks.logs import rank_zero, read_line
-from tasks.metrics import describe, read_json_lines, read_object, read_progress
+from tasks.metrics import (
+    LINE_READERS,
+    READERS,
+    describe,
+    read_json_lines,
+    read_object,
+    read_progress,
+    read_yolov5,
+    read_yolov5_line,
+)
 from tasks.model import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
 from tasks.report import as_markdown, as_text, plot, span
+from tasks.spec import MetricsFormat
 
 ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
+# A bar is redrawn after each carriage return: no newline is to be translated.
+YOLOV5 = (Path(__file__).parent / "logs" / "posted-yolov5.txt").read_bytes().decode().split("\n")
+BAR = "\r  3/9  2.1G  0.05  0.04  0.03  17  640:  50%|     | 1/2 [00:01<00:01]"
+VALIDATED = "                   all        128        929        0.7        0.6        0.7       0.45"
 LINES = ["rank 0 of 2", *(json.dumps(row) for row in ROWS), "{torn", '{"best": 0.8}']
 
 
@@ -28,10 +45,17 @@ def test_row_said_again_counts_once() -> None:
     assert [row["accuracy"] for row in metrics.rows] == [0.6, 0.7, 0.9]
 
 
-@given(st.lists(st.text()))
-def test_any_text_can_be_read(lines: list[str]) -> None:
-    """No line that a program prints makes the reader fail."""
-    read_json_lines(lines)
+@pytest.mark.parametrize("name", READERS)
+@given(lines=st.lists(st.text() | st.from_regex(re.compile(r"[all0-9./Ge+: \r-]{0,60}"), fullmatch=True)))
+def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
+    """No line that a program prints makes a reader fail."""
+    READERS[name](lines)
+    assert all(isinstance(LINE_READERS[name](line), dict) for line in lines)
+
+
+def test_every_format_has_its_readers() -> None:
+    """What a profile may name can be read at the end and while the job runs."""
+    assert set(get_args(MetricsFormat)) == set(READERS) == set(LINE_READERS)
 
 
 def test_nested_values_are_left_out() -> None:
@@ -47,6 +71,69 @@ def test_progress_is_part_of_the_total() -> None:
 def test_row_in_words() -> None:
     """A row reads as a line without its total."""
     assert describe({"epoch": 3, "epochs": 9, "accuracy": 0.97222}) == "epoch 3: accuracy 0.9722"
+
+
+def test_yolov5_epochs_are_rows() -> None:
+    """A row is the last state of an epoch's bar and the scores after it."""
+    rows = read_yolov5(YOLOV5).rows
+    keys = ("epoch", "GPU_mem", "box_loss", "obj_loss", "cls_loss", "instances", "size", "P", "R", "mAP50", "mAP50_95")
+    assert [tuple(row) for row in rows] == [keys] * 4
+    assert [tuple(row.values()) for row in rows] == [
+        (0, 13.5, 0.1168, 0.03311, 0, 191, 640, 0.000311, 0.0477, 0.000163, 3.73e-05),
+        (1, 13.5, 0.1071, 0.0347, 0, 239, 640, 0.000289, 0.0444, 0.000161, 3.84e-05),
+        (298, 13.5, 0.03684, 0.01462, 0, 269, 640, 0.844, 0.755, 0.832, 0.472),
+        (299, 13.5, 0.03614, 0.01435, 0, 189, 640, 0.855, 0.753, 0.832, 0.473),
+    ]
+
+
+def test_yolov5_summary() -> None:
+    """The best epoch has the highest fitness; the scores after the last epoch are those of the best weights."""
+    assert read_yolov5(YOLOV5).summary == {
+        **{"epochs": 300, "hours": 1.865, "results": "runs/train/exp3"},
+        **{"best_epoch": 299, "best_mAP50": 0.832, "best_mAP50_95": 0.473, "best_fitness": 0.5089},
+        **{"final_P": 0.855, "final_R": 0.753, "final_mAP50": 0.832, "final_mAP50_95": 0.471},
+    }
+
+
+def test_yolov5_epoch_may_lack_scores() -> None:
+    """A run that was stopped within an epoch has its losses; one that makes no sense of itself says nan."""
+    rows = read_yolov5([BAR, VALIDATED, BAR.replace("3/9", "4/9").replace("0.05", "nan")]).rows
+    assert [row.get("mAP50") for row in rows] == [0.7, None]
+    assert str(rows[1]["box_loss"]) == "nan"
+
+
+def test_yolov5_scores_without_an_epoch_are_final() -> None:
+    """Weights that are only validated have no row."""
+    metrics = read_yolov5([VALIDATED])
+    assert (metrics.rows, list(metrics.summary.values())) == ((), [0.7, 0.6, 0.7, 0.45])
+
+
+def test_yolov5_epoch_run_again_counts_once() -> None:
+    """After a restart an epoch begins anew: its old scores do not stay with it."""
+    rows = read_yolov5([BAR, VALIDATED, BAR.replace("0.05", "0.06")]).rows
+    assert [(row["epoch"], row["box_loss"], row.get("mAP50")) for row in rows] == [(3, 0.06, None)]
+
+
+@pytest.mark.parametrize("before", ["", "[0:0]: ", "\x1b[34m\x1b[1mtrain: \x1b[0m", "2026-11-21T08:00:47Z "])
+def test_yolov5_noise_before_a_line_is_passed_over(before: str) -> None:
+    """Colours and what a launcher writes before a line do not hide it."""
+    lines = [before + BAR.strip(), before + VALIDATED, before + "10 epochs completed in 0.210 hours."]
+    metrics = read_yolov5(lines)
+    assert [(row["epoch"], row["size"], row["mAP50_95"]) for row in metrics.rows] == [(3, 640, 0.45)]
+    assert metrics.summary["hours"] == 0.21
+
+
+@pytest.mark.parametrize("text", ["3/9  2.1G  0.05  0.04  0.0", "all 128 929 0.7 0.6 0.7", "overall 1 2 3 4 5 6"])
+def test_yolov5_torn_line_is_no_row(text: str) -> None:
+    """Half of a bar or of the scores says nothing."""
+    assert read_yolov5_line(text) == {}
+
+
+def test_yolov5_progress() -> None:
+    """Epochs are counted from 0: the last of ten is 9, and the bar is full there."""
+    row = read_yolov5_line(BAR + BAR.replace("3/9", "9/9"))
+    assert (read_progress(row), describe(row)[:20]) == (1.0, "epoch 9: GPU_mem 2.1")
+    assert read_yolov5_line(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
 
 
 def agent(rank: int, *said: str) -> list[LogLine]:

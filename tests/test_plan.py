@@ -11,7 +11,8 @@ import pytest
 
 from tasks.errors import ProfileError
 from tasks.launchers import baremetal, registry
-from tasks.model import FreePort, Observation, Plan, Run
+from tasks.model import Observation, Plan, Run
+from tasks.needs import FreePort
 from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import Write, load, plan_of
 

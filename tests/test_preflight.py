@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import PreflightError
-from tasks.model import Check, FreePort, Package, Processors, ProgramFile, Requirement, WritableFolder
+from tasks.needs import Check, FreePort, Package, Processors, ProgramFile, Requirement, WritableFolder
 from tasks.preflight import check, preflight
 from tests.conftest import Write, load, plan_of
 

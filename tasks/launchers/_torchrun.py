@@ -11,6 +11,15 @@ GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
 WORKER = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
 
 
+NODE = "$(TORCHYARD_NODE)"
+# The first pod, and no other, serves the c10d store. Without is_host torchrun compares the endpoint with the host's
+# name, which under the host's network is the node's and not the pod's.
+HOST = """\
+if [ "$TORCHYARD_NODE" = 0 ]; then host=1; else host=0; fi
+export PET_RDZV_CONF="join_timeout={patience},is_host=$host"
+"""
+
+
 class Endpoint(Noun):
     """Where the nodes meet."""
 
@@ -22,36 +31,65 @@ class Endpoint(Noun):
 
 
 def first_port(run: Run) -> int:
-    """The first of three ports of a run, below the ephemeral range, so that no client's socket is in the way."""
-    return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 4000 * 3
+    """The first of three ports of a run, below Kubernetes' node ports and the ephemeral range."""
+    return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
 
 
 def command(profile: Profile, run: Run, node: int, endpoint: Endpoint) -> tuple[str, ...]:
     """`-m torch.distributed.run …` for one node, without the interpreter, its address and its log folder."""
-    return (
-        "-m",
-        "torch.distributed.run",
-        f"--nnodes={profile.nodes}",
-        f"--nproc-per-node={profile.processes}",
-        "--max-restarts=0",
-        "--tee=3",
-        *meeting(profile, run, node, endpoint),
-    )
+    return ("-m", "torch.distributed.run", *flags(profile), *meeting(profile, run, node, endpoint))
 
 
-def meeting(profile: Profile, run: Run, node: int, endpoint: Endpoint) -> tuple[str, ...]:
-    """How this node finds the others. Only static looks at the node rank; the others rank by arrival."""
-    join = int(profile.deadlines.start) or 1
+def pod_command(profile: Profile, run: Run, endpoint: Endpoint, address: str) -> tuple[str, ...]:
+    """torchrun in a pod, alike for every pod of the job: what only the pod knows is its TORCHYARD_NODE.
+
+    The kubelet puts it in the place of `$(TORCHYARD_NODE)`; `address` is a name that the other pods can resolve.
+    """
+    agent = ("torchrun", *flags(profile), *meeting(profile, run, None, endpoint), f"--local-addr={address}")
+    whole = (*agent, str(profile.program), *profile.args)
+    begin = prelude(profile)
+    return ("/bin/sh", "-c", f'set -e\n{begin}exec "$@"\n', "torchyard", *whole) if begin else whole
+
+
+def prelude(profile: Profile) -> str:
+    """What a pod's shell does before torchrun: the profile's setup, and what only the pod can know."""
+    setup = "".join(f"{line}\n" for line in profile.setup)
+    return setup + (HOST.format(patience=patience(profile)) if profile.rendezvous == "c10d" else "")
+
+
+def flags(profile: Profile) -> tuple[str, ...]:
+    """What is the same for every rendezvous."""
+    return (f"--nnodes={profile.nodes}", f"--nproc-per-node={profile.processes}", "--max-restarts=0", "--tee=3")
+
+
+def meeting(profile: Profile, run: Run, node: int | None, endpoint: Endpoint) -> tuple[str, ...]:
+    """How a node finds the others. Only static looks at the node rank; the others rank by arrival.
+
+    `node` is None in a pod, which finds its own: then the prelude gives c10d's conf.
+    """
     if profile.rendezvous == "static":
-        fixed = (f"--node-rank={node}", f"--master-addr={endpoint.address}", f"--master-port={endpoint.port}")
-        return ("--rdzv-backend=static", *fixed, f"--rdzv-conf=timeout={join}")
-    conf = f"join_timeout={join}" + (f",is_host={int(node == 0)}" if profile.rendezvous == "c10d" else "")
-    return (
+        rank = NODE if node is None else node
+        fixed = (f"--node-rank={rank}", f"--master-addr={endpoint.address}", f"--master-port={endpoint.port}")
+        return ("--rdzv-backend=static", *fixed, f"--rdzv-conf=timeout={patience(profile)}")
+    common = (
         f"--rdzv-backend={profile.rendezvous}",
         f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={run.name(profile)}-{run.attempt}",
-        f"--rdzv-conf={conf}",
+        f"--rdzv-id={rendezvous_id(profile, run)}",
     )
+    if profile.rendezvous == "c10d" and node is None:
+        return common
+    host = f",is_host={int(node == 0)}" if profile.rendezvous == "c10d" else ""
+    return (*common, f"--rdzv-conf=join_timeout={patience(profile)}{host}")
+
+
+def rendezvous_id(profile: Profile, run: Run) -> str:
+    """New for each attempt: a store refuses an id that has been closed."""
+    return run.job(profile)
+
+
+def patience(profile: Profile) -> str:
+    """Seconds that a node waits for the others."""
+    return str(int(profile.deadlines.start) or 1)
 
 
 def read_joined(text: str) -> bool:

@@ -10,25 +10,14 @@ from pydantic import Field, model_validator
 from tasks.errors import ProfileError
 from tasks.launchers import _torchrun
 from tasks.launchers._torchrun import Endpoint
-from tasks.model import (
-    THIS_MACHINE,
-    Block,
-    Command,
-    CommandPlan,
-    FreePort,
-    Observation,
-    Package,
-    Processors,
-    ProgramFile,
-    Requirement,
-    Run,
-    Status,
-    WritableFolder,
-)
+from tasks.model import THIS_MACHINE, Block, Command, CommandPlan, Observation, Run, Status
+from tasks.needs import FreePort, Package, Processors, ProgramFile, Requirement, WritableFolder
 from tasks.spec import Noun, Profile
 
 KEEP = str(Path(__file__).resolve().parent.parent / "host" / "keep.py")
 OLDEST_TORCH = "2.0"
+IN_PODS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "resources", "setup")
+PROGRAM_IS_A_FILE = True  # of this machine, and not of an image
 
 
 class Options(Noun):
@@ -75,6 +64,15 @@ def refuse(profile: Profile, options: Options, hosts: tuple[str, ...]) -> None:
         findings.append(
             f"options.hosts: {len(hosts)} hosts for {profile.nodes.max} nodes: name each node's host, or none"
         )
+    said = [key for key in IN_PODS if key in profile.model_fields_set and getattr(profile, key)]
+    findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
+    if not profile.program:
+        findings.append("program: is missing: the Python file that torchrun starts")
+    findings += [
+        f"env.{name}: a reference is for pods; on a machine, set {name} in the host's own environment"
+        for name, value in profile.env.items()
+        if not isinstance(value, str)
+    ]
     if options.etcd and profile.rendezvous != "etcd-v2":
         findings.append(f"options.etcd: is for rendezvous etcd-v2, and this is {profile.rendezvous}")
     if findings:
@@ -98,7 +96,7 @@ def agent(profile: Profile, run: Run, node: int, host: str) -> Block:
         *_torchrun.command(profile, run, node, meet(profile, run, options)),
         "--local-addr=127.0.0.1",
         f"--log-dir={folder(run, name)}/ranks",
-        profile.program,
+        str(profile.program),
         *profile.args,
     )
     return keep(profile, run, name, {"argv": argv, "env": environment(profile, run), "host": host})
@@ -128,7 +126,7 @@ def keep(profile: Profile, run: Run, name: str, process: dict[str, Any]) -> Bloc
         log=f"{at}/log",
         submit=Command(
             argv=(*keeper, "submit", at),
-            input={"name": name, "label": label, "cwd": str(Path(profile.program).parent), "ports": [], **spec},
+            input={"name": name, "label": label, "cwd": str(Path(str(profile.program)).parent), "ports": [], **spec},
         ),
         status=Command(argv=(*keeper, "status", at)),
         cancel=Command(argv=(*keeper, "cancel", at, f"{profile.deadlines.grace:g}")),
@@ -150,7 +148,7 @@ def environment(profile: Profile, run: Run) -> dict[str, str]:
         "TORCHYARD_ATTEMPT": str(run.attempt),
         "TORCHYARD_CHECKPOINTS": f"{run.folder}/checkpoints",
         **shared,
-        **profile.env,
+        **{name: value for name, value in profile.env.items() if isinstance(value, str)},
     }
 
 
@@ -159,7 +157,7 @@ def requires(profile: Profile, run: Run, options: Options, hosts: tuple[str, ...
     needs: list[Requirement] = [WritableFolder(host="localhost", path=run.folder)]
     python, etcd = options.python, profile.rendezvous == "etcd-v2"
     for host, agents in Counter(hosts).items():
-        needs.append(ProgramFile(host=host, path=profile.program))
+        needs.append(ProgramFile(host=host, path=str(profile.program)))
         needs.append(
             Package(host=host, python=python, name="torch", at_least=OLDEST_TORCH, why="torchrun starts the job")
         )

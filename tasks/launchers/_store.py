@@ -1,0 +1,67 @@
+"""The rendezvous store of a run in a cluster: one etcd that serves the v2 API, for one attempt alone."""
+
+from typing import Any
+
+from tasks.launchers import _pod
+from tasks.model import Run
+from tasks.needs import ClusterNeed, Right
+from tasks.spec import Profile
+
+# The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
+IMAGE = "quay.io/coreos/etcd:v3.5.35"
+PORT = 2379
+
+
+def name(profile: Profile, run: Run) -> str:
+    return f"{run.job(profile)}-etcd"
+
+
+def objects(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
+    """The pod and its Service, in the order of creation."""
+    called = name(profile, run)
+    labels = {**_pod.labels(profile, run), _pod.ROLE: "store"}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": called, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"name": "client", "port": PORT}]},
+    }
+    return (service, pod(called, labels, image))
+
+
+def pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:
+    """etcd, ready when its v2 API answers: /health says true even where that API is off."""
+    client = f"http://{called}:{PORT}"
+    etcd = {
+        "name": "etcd",
+        "image": image,
+        "command": [
+            "/usr/local/bin/etcd",
+            "--enable-v2",
+            "--data-dir=/data",
+            f"--listen-client-urls=http://0.0.0.0:{PORT}",
+            f"--advertise-client-urls={client}",
+        ],
+        "ports": [{"name": "client", "containerPort": PORT}],
+        "readinessProbe": {"httpGet": {"path": "/v2/keys", "port": PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": called, "labels": labels},
+        "spec": {
+            "containers": [etcd],
+            "restartPolicy": "Never",  # an etcd that comes back empty would only hide that the nodes lost each other
+            "enableServiceLinks": False,  # a Service called etcd would be taken for etcd's own settings
+            "terminationGracePeriodSeconds": 1,
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+
+
+def requires(profile: Profile) -> tuple[ClusterNeed, ...]:
+    if profile.rendezvous != "etcd-v2":
+        return ()
+    return tuple(Right(verbs=("create", "delete", "patch"), resource=kind) for kind in ("pods", "services"))

@@ -1,0 +1,133 @@
+"""Volcano: a Job of batch.volcano.sh, whose pods start together or not at all."""
+
+from typing import Any
+
+from pydantic import Field
+
+from tasks.launchers import _manifest, _pod, _pod_status, _store, _torchrun
+from tasks.launchers._torchrun import Endpoint
+from tasks.model import ManifestPlan, Observation, Run, Status, Watched
+from tasks.needs import ClusterNeed, Controller, OpenQueue, Right, Served
+from tasks.spec import Noun, Profile
+
+API, KIND, TASK = "batch.volcano.sh/v1alpha1", "Job", "worker"
+INSTALL = (
+    "helm install volcano volcano --repo https://volcano-sh.github.io/helm-charts -n volcano-system --create-namespace"
+)
+# Of the pod, written before it is created; the label of the same name came with 1.9.
+INDEX = "metadata.annotations['volcano.sh/task-index']"
+# Phases that do not become good any more. Aborted may be resumed by hand, which nobody does to a run.
+ENDING = {"Terminating": "is being terminated", "Terminated": "was terminated", "Failed": "failed"}
+ABORTED = {"Aborting": "is being aborted", "Aborted": "was aborted"}
+
+
+class Options(Noun):
+    """What only this launcher knows."""
+
+    queue: str = Field("default", description="of Volcano; it must be open")
+    etcd_image: str = Field(_store.IMAGE, description="of the run's own store: one that serves the v2 API")
+
+
+def plan(profile: Profile, run: Run) -> ManifestPlan:
+    """One Job with one task; with etcd-v2 a store of the run's own before it."""
+    options = Options.model_validate(profile.options)
+    _pod.refuse(profile)
+    if profile.manifest:
+        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), requires(options)))
+    job = volcano_job(profile, run, options)
+    etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    return ManifestPlan(
+        launcher="volcano",
+        job=run.job(profile),
+        labels=_pod.labels(profile, run),
+        cluster=profile.cluster,
+        store=etcd,
+        objects=(job,),
+        tasks={TASK: profile.nodes.max},
+        container=TASK,
+        template=("spec", "tasks", 0, "template"),
+        watch=watch(),
+        folder=f"{run.folder}/attempt-{run.attempt}",
+        requires=(*requires(options), *_store.requires(profile), *_pod.requires(profile, run)),
+    )
+
+
+def volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+    """The Job. Every default that a webhook would fill in is written: an installation may lack the webhook."""
+    env = _pod.environment(profile, run, INDEX)
+    worker = _pod.container(profile, TASK, command(profile, run), env)
+    task = {
+        "name": TASK,
+        "replicas": profile.nodes.max,
+        "minAvailable": profile.nodes.min,
+        "template": _pod.template(profile, run, worker),
+    }
+    return {
+        "apiVersion": API,
+        "kind": KIND,
+        "metadata": {"name": run.job(profile), "labels": _pod.labels(profile, run)},
+        "spec": {
+            "schedulerName": "volcano",
+            "queue": options.queue,
+            "minAvailable": profile.nodes.min,
+            "maxRetry": 1,
+            "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+            "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
+            "policies": policies(profile),
+            "tasks": [task],
+        },
+    }
+
+
+def policies(profile: Profile) -> list[dict[str, str]]:
+    """A pod that fails or is deleted ends the job: its peers would hold their GPUs for ever. A new try is ours.
+
+    Restarting would delete the failed pod's log and meet under a rendezvous id that is closed. An elastic job goes on
+    without a pod that was deleted, and Volcano makes it anew.
+    """
+    failed = {"event": "PodFailed", "action": "TerminateJob"}
+    elastic = profile.nodes.min != profile.nodes.max
+    return [failed] if elastic else [failed, {"event": "PodEvicted", "action": "TerminateJob"}]
+
+
+def command(profile: Profile, run: Run) -> tuple[str, ...]:
+    """torchrun; the svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
+    job = run.job(profile)
+    if profile.rendezvous == "etcd-v2":
+        endpoint = Endpoint(address=_store.name(profile, run), port=_store.PORT)
+    else:
+        endpoint = Endpoint(address=f"{job}-{TASK}-0.{job}", port=_torchrun.first_port(run))
+    return _torchrun.pod_command(profile, run, endpoint, f"{job}-{TASK}-{_torchrun.NODE}.{job}")
+
+
+def watch() -> tuple[Watched, ...]:
+    return (
+        Watched(api=API, kind=KIND),
+        Watched(api="v1", kind="Pod"),
+        Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
+    )
+
+
+def requires(options: Options) -> tuple[ClusterNeed, ...]:
+    return (
+        Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install=INSTALL),
+        *(Controller(label=f"app=volcano-{name}") for name in ("scheduler", "controller", "admission")),
+        OpenQueue(name=options.queue),
+        Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="jobs.batch.volcano.sh"),
+        Right(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
+    )
+
+
+def read_status(observed: Observation) -> Status:
+    """How the Job is, by its phase and, where that does not tell, by its pods."""
+    job = _pod_status.main(observed, KIND)
+    if job is None or job["metadata"].get("deletionTimestamp"):
+        return _pod_status.deleted(KIND)
+    phase = job.get("status", {}).get("state", {}).get("phase", "")
+    pods = _pod_status.job_pods(observed)
+    if phase == "Completed":
+        return _pod_status.completed(pods)
+    if phase in ENDING or phase in ABORTED:
+        return _pod_status.failed(pods, f"the Job {({**ENDING, **ABORTED})[phase]} by Volcano")
+    expected = sum(task.get("replicas", 0) for task in job["spec"].get("tasks", ()))
+    return _pod_status.under_way(observed, pods, expected)

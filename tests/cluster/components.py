@@ -1,0 +1,240 @@
+"""The processes of the control plane: their command lines, their certificates and how to see that each is ready."""
+
+import socket
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from tests.cluster.certificates import Pair, issue, key_pem, make_authority, new_key, public_pem
+from tests.cluster.plane import API_SERVICE, PODS_GATEWAY, SERVICES, Plane
+
+HERE = Path(__file__).resolve().parent
+PORTS = (
+    "etcd", "etcd-peer", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "fake-logs",
+    "vc-scheduler", "vc-scheduler-health", "vc-controller-manager", "vc-controller-manager-health",
+    "vc-webhook-manager", "vc-webhook-manager-health", "training-operator", "training-operator-health",
+    "appwrapper-health",
+)  # fmt: skip
+APPWRAPPER_PORT = 9443  # compiled in
+POD_NETWORK = "10.40.0.0/16"  # of fake pods
+OPERATORS = {  # name: (namespace, webhook service, authority); the names are compiled in
+    "training-operator": ("kubeflow", "training-operator", "training-operator-ca"),
+    "appwrapper": ("appwrapper-system", "appwrapper-webhook-service", "appwrapper-ca"),
+}
+# The training operator looks whether this file is there, and at nothing in it; its server reads $TMPDIR instead.
+COMPILED_IN = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")
+OURS = "made for a torchyard test cluster\n"
+
+
+# Those that Volcano's chart switches on.
+VOLCANO_WEBHOOKS = (
+    "/jobs/mutate",
+    "/jobs/validate",
+    "/podgroups/validate",
+    "/queues/mutate",
+    "/queues/validate",
+    "/hypernodes/validate",
+    "/cronjobs/validate",
+)
+
+
+@dataclass(frozen=True)
+class Component:
+    """A process: its command, what its environment has besides, and the address that answers 200 when it is ready."""
+
+    name: str
+    command: list[str]
+    ready: str
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def free_ports() -> dict[str, int]:
+    """A free port for each name in PORTS, all different."""
+    holders = {name: socket.create_server(("127.0.0.1", 0)) for name in PORTS}
+    ports = {name: holder.getsockname()[1] for name, holder in holders.items()}
+    for holder in holders.values():
+        holder.close()
+    return ports
+
+
+# --- certificates --------------------------------------------------------------------------------------------------
+
+
+def make_certificates(plane: Plane) -> None:
+    """Every certificate that the processes need, under pki/."""
+    pki = plane.state / "pki"
+    pki.mkdir(parents=True)
+    make_authority("torchyard").write(pki / "ca")
+    api_names = ["kubernetes", "kubernetes.default", "kubernetes.default.svc", "kubernetes.default.svc.cluster.local"]
+    api_hosts = ["127.0.0.1", PODS_GATEWAY, API_SERVICE, "localhost", socket.gethostname(), *api_names]
+    plane.mint("kube-apiserver", hosts=api_hosts).write(pki / "kube-apiserver")
+    plane.mint("webhook", hosts=["127.0.0.1", "localhost"]).write(pki / "webhook")
+    plane.mint("kubelet-client", groups=["system:masters"]).write(pki / "kubelet-client")
+    plane.mint("admin", groups=["system:masters"]).write(pki / "admin")
+    tokens = new_key()
+    Pair(public_pem(tokens), key_pem(tokens)).write(pki / "tokens")
+    for operator, (namespace, service, authority) in OPERATORS.items():
+        issuer = make_authority(authority, "rsa").write(pki / f"{operator}-ca")
+        hosts = [f"{service}.{namespace}.svc", "127.0.0.1"]
+        server = issue(issuer, hosts[0], hosts=hosts).write(pki / operator)
+        serve_from(plane.state / "tmp" / operator, server)
+
+
+def serve_from(scratch: Path, server: Pair) -> None:
+    """Put a certificate where an operator's webhook server looks for it: below its TMPDIR."""
+    folder = scratch / "k8s-webhook-server" / "serving-certs"
+    folder.mkdir(parents=True)
+    (folder / "tls.crt").write_bytes(server.certificate)
+    (folder / "tls.key").write_bytes(server.key)
+
+
+# --- commands ------------------------------------------------------------------------------------------------------
+
+
+def etcd(plane: Plane) -> Component:
+    ports = plane.facts["ports"]
+    client, peer = (f"http://127.0.0.1:{ports[name]}" for name in ("etcd", "etcd-peer"))
+    urls = [f"--listen-client-urls={client}", f"--advertise-client-urls={client}", f"--listen-peer-urls={peer}"]
+    urls += [f"--initial-advertise-peer-urls={peer}", f"--initial-cluster=default={peer}"]
+    options = [f"--data-dir={plane.state}/etcd", "--unsafe-no-fsync", "--log-level=warn"]
+    return Component("etcd", ["etcd", *urls, *options], f"{client}/health")
+
+
+def kube_apiserver(plane: Plane) -> Component:
+    """On every address, for kubelets in network namespaces; real kubelets are reached by IP, kwok's nodes by name."""
+    ports, pki = plane.facts["ports"], plane.state / "pki"
+    options = [
+        f"--etcd-servers=http://127.0.0.1:{ports['etcd']}",
+        "--bind-address=0.0.0.0",
+        f"--secure-port={ports['kube-apiserver']}",
+        f"--advertise-address={PODS_GATEWAY}",
+        f"--service-cluster-ip-range={SERVICES}",
+        "--authorization-mode=Node,RBAC",
+        "--enable-admission-plugins=NodeRestriction",
+        "--allow-privileged=true",
+        f"--client-ca-file={pki}/ca.crt",
+        f"--tls-cert-file={pki}/kube-apiserver.crt",
+        f"--tls-private-key-file={pki}/kube-apiserver.key",
+        f"--kubelet-client-certificate={pki}/kubelet-client.crt",
+        f"--kubelet-client-key={pki}/kubelet-client.key",
+        "--kubelet-preferred-address-types=InternalDNS,InternalIP,Hostname",
+        "--service-account-issuer=https://kubernetes.default.svc.cluster.local",
+        f"--service-account-key-file={pki}/tokens.crt",
+        f"--service-account-signing-key-file={pki}/tokens.key",
+    ]
+    return Component("kube-apiserver", ["kube-apiserver", *options], "")
+
+
+def kube_controller_manager(plane: Plane) -> Component:
+    port, pki = plane.facts["ports"]["kube-controller-manager"], plane.state / "pki"
+    options = [
+        "--bind-address=127.0.0.1",
+        f"--secure-port={port}",
+        "--leader-elect=false",
+        f"--root-ca-file={pki}/ca.crt",
+        f"--service-account-private-key-file={pki}/tokens.key",
+        f"--cluster-signing-cert-file={pki}/ca.crt",
+        f"--cluster-signing-key-file={pki}/ca.key",
+    ]
+    return client_of(plane, "kube-controller-manager", options, f"https://127.0.0.1:{port}/healthz")
+
+
+def kube_scheduler(plane: Plane) -> Component:
+    port = plane.facts["ports"]["kube-scheduler"]
+    options = ["--bind-address=127.0.0.1", f"--secure-port={port}", "--leader-elect=false"]
+    return client_of(plane, "kube-scheduler", options, f"https://127.0.0.1:{port}/healthz")
+
+
+def kwok(plane: Plane) -> Component:
+    """Without leases of its own kwok's nodes turn NotReady every minute, and every delay of a pod starts anew."""
+    ports = plane.facts["ports"]
+    options = [
+        f"--config={HERE}/stages.yaml",
+        "--manage-nodes-with-label-selector=type=kwok",
+        "--node-lease-duration-seconds=40",
+        f"--cidr={POD_NETWORK}",
+        f"--server-address=127.0.0.1:{ports['kwok']}",
+        f"--node-port={ports['fake-logs']}",
+    ]
+    return client_of(plane, "kwok", options, f"http://127.0.0.1:{ports['kwok']}/healthz")
+
+
+def fake_logs(plane: Plane) -> Component:
+    """The logs of fake pods; kwok could serve them, but a follow of kwok's never ends."""
+    ports = plane.facts["ports"]
+    words = [ports["kube-apiserver"], plane.state / "pki", ports["fake-logs"]]
+    command = [sys.executable, str(HERE / "fake_logs.py"), *map(str, words)]
+    return Component("fake-logs", command, f"https://127.0.0.1:{ports['fake-logs']}/healthz")
+
+
+def volcano(plane: Plane) -> list[Component]:
+    return [vc_webhook_manager(plane), vc_scheduler(plane), vc_controller_manager(plane)]
+
+
+def vc_webhook_manager(plane: Plane) -> Component:
+    ports, pki = plane.facts["ports"], plane.state / "pki"
+    options = [
+        "--enabled-admission=" + ",".join(VOLCANO_WEBHOOKS),
+        "--listen-address=127.0.0.1",
+        f"--port={ports['vc-webhook-manager']}",
+        f"--webhook-url=https://127.0.0.1:{ports['vc-webhook-manager']}",
+        f"--tls-cert-file={pki}/webhook.crt",
+        f"--tls-private-key-file={pki}/webhook.key",
+        f"--ca-cert-file={pki}/ca.crt",
+    ]
+    return volcano_client(plane, "vc-webhook-manager", options, "https")
+
+
+def vc_scheduler(plane: Plane) -> Component:
+    address = f"--listen-address=127.0.0.1:{plane.facts['ports']['vc-scheduler']}"
+    options = [
+        address,
+        "--leader-elect=false",
+        f"--scheduler-conf={HERE}/volcano-scheduler.yaml",
+        "--cache-dumper=false",
+    ]
+    return volcano_client(plane, "vc-scheduler", options, "http")
+
+
+def vc_controller_manager(plane: Plane) -> Component:
+    address = f"--listen-address=127.0.0.1:{plane.facts['ports']['vc-controller-manager']}"
+    return volcano_client(plane, "vc-controller-manager", [address, "--leader-elect=false"], "http")
+
+
+def volcano_client(plane: Plane, name: str, options: list[str], scheme: str) -> Component:
+    """With the socket for its log level in its own folder: by default all three share one under /tmp."""
+    health = f"127.0.0.1:{plane.facts['ports'][name + '-health']}"
+    options = [*options, "--enable-healthz=true", f"--healthz-address={health}"]
+    component = client_of(plane, name, options, f"{scheme}://{health}/healthz")
+    return replace(component, environment={"DEBUG_SOCKET_DIR": str(plane.state / "tmp" / name)})
+
+
+def training_operator(plane: Plane) -> Component:
+    ports = plane.facts["ports"]
+    health = f"127.0.0.1:{ports['training-operator-health']}"
+    options = [
+        "--gang-scheduler-name=volcano",
+        "--metrics-bind-address=0",
+        f"--health-probe-bind-address={health}",
+        f"--webhook-server-port={ports['training-operator']}",
+    ]
+    component = client_of(plane, "training-operator", options, f"http://{health}/readyz")
+    return replace(component, environment={"MY_POD_NAMESPACE": "kubeflow"})
+
+
+def appwrapper(plane: Plane) -> Component:
+    """Its settings are in a ConfigMap, see objects.py."""
+    health = f"http://127.0.0.1:{plane.facts['ports']['appwrapper-health']}/readyz"
+    return replace(client_of(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"})
+
+
+def client_of(plane: Plane, name: str, options: list[str], ready: str) -> Component:
+    """A client of the API server, as an administrator of its own name."""
+    config = plane.kubeconfig(plane.state / f"{name}.kubeconfig", name, ["system:masters"])
+    return Component(name, [name, f"--kubeconfig={config}", *options], ready)
+
+
+def controllers(plane: Plane) -> list[Component]:
+    """Everything that needs the API server."""
+    kubernetes = [kube_controller_manager(plane), kube_scheduler(plane), kwok(plane), fake_logs(plane)]
+    return [*volcano(plane), training_operator(plane), appwrapper(plane), *kubernetes]

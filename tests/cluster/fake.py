@@ -1,0 +1,130 @@
+"""Fake nodes and fake pods: kwok moves them, and a pod's annotations say how.
+
+A pod that is bound to a fake node (label `type: kwok`) is ContainerCreating at once, Running after `start-after`, and
+runs for ever unless told otherwise. All annotations begin with `torchyard.test/` and hold strings; put them in a pod
+template, or on a pod that is there already:
+
+| annotation    | meaning                                                                                        |
+|---------------|------------------------------------------------------------------------------------------------|
+| `start-after` | seconds (fractions too) from being bound to Running; 0 when absent                             |
+| `end-after`   | seconds from Running to the end; absent: never                                                 |
+| `exit`        | exit code at the end: 0, also when absent, is Succeeded, anything else Failed                  |
+| `reason`      | the containers' `terminated.reason`, such as OOMKilled; else Completed or Error                |
+| `end-now`     | an exit code: ends the pod at once, running or not (what steers a pod that is there)           |
+| `waiting`     | a waiting reason such as ImagePullBackOff: the pod stays Pending with it until the annotation  |
+|               | is taken away or emptied; CrashLoopBackOff instead shows a Running pod whose containers        |
+|               | crashed with code `exit` (1 when absent) and were restarted `restarts` times (1 when absent)   |
+| `log`         | a file on this machine: the pod's log, see fake_logs.py; default.log when absent               |
+
+A deleted pod that runs is killed after its grace, at most a second, seen as Failed with exit code 137, and gone; one
+that does not run goes at once. `restartPolicy` is not acted on: what ends has ended. All containers of a pod share
+their fate; init containers have always Completed when the pod starts.
+
+Annotations of a pod that is there already take effect at once: `end-after: "0"` or `end-now: "1"` ends a running pod.
+"""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.cluster import build
+from tests.cluster.api import Object
+
+ROOT = Path(__file__).resolve().parents[2]
+HARDWARE = ROOT / "profiles" / "hardware"
+PER_SHAPE = 4
+PLAIN = 2
+FAKE = {"type": "kwok"}
+PLUGINS = "nvidia-network-operator"  # the namespace of device plugins
+SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
+
+
+def nodes() -> list[Object]:
+    """Some nodes of each hardware file's shape and a few without any accelerator."""
+    shapes: list[tuple[str, dict[str, str], dict[str, str]]] = [
+        (f"{name}-{index}", hardware.get("match", {}), resources(hardware))
+        for name, hardware in hardware_files()
+        for index in range(PER_SHAPE)
+    ]
+    shapes += [(f"cpu-{index}", {}, {}) for index in range(PLAIN)]
+    return [node(name, labels, more, number) for number, (name, labels, more) in enumerate(shapes)]
+
+
+def hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
+    """Every hardware file by a name made of its path, as oke-bm-gpu-b4-8."""
+    for path in sorted(HARDWARE.glob("**/*.yaml")):
+        yield "-".join(path.relative_to(HARDWARE).with_suffix("").parts), yaml.safe_load(path.read_text())
+
+
+def resources(hardware: dict[str, Any]) -> dict[str, str]:
+    """What a node of this shape has beyond CPU and memory: GPUs, and whatever any fabric mode's pods ask for."""
+    found = {}
+    if gpus := hardware.get("gpus"):
+        found[gpus["resource"]] = str(gpus["per_node"])
+    for fabric in hardware.get("fabrics", {}).values():
+        found |= {name: str(count) for name, count in fabric.get("pod", {}).get("resources", {}).items()}
+    return found
+
+
+def node(name: str, labels: dict[str, str], more: dict[str, str], number: int) -> Object:
+    """A node of kwok's; its InternalIP is no real one: logs are asked for on this machine, by the InternalDNS name."""
+    known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
+    addresses = {
+        "InternalIP": f"10.20.{number // 200}.{number % 200 + 1}",
+        "InternalDNS": "localhost",
+        "Hostname": name,
+    }
+    version = build.KUBERNETES
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": known | labels | FAKE},
+        "status": {
+            "capacity": SIZE | more,
+            "allocatable": SIZE | more,
+            "addresses": [{"type": kind, "address": address} for kind, address in addresses.items()],
+            "nodeInfo": {
+                "architecture": "amd64",
+                "bootID": "",
+                "containerRuntimeVersion": "kwok",
+                "kernelVersion": "kwok",
+                "kubeProxyVersion": version,
+                "kubeletVersion": version,
+                "machineID": "",
+                "operatingSystem": "linux",
+                "osImage": "kwok",
+                "systemUUID": "",
+            },
+        },
+    }
+
+
+def device_plugins() -> list[Object]:
+    """The DaemonSet of every device plugin that a hardware file names by a label, on the fake nodes of those shapes."""
+    wanted: dict[str, list[dict[str, str]]] = {}
+    for _, hardware in hardware_files():
+        for fabric in hardware.get("fabrics", {}).values():
+            if label := fabric.get("device_plugin"):
+                wanted.setdefault(label, []).append(hardware.get("match", {}))
+    return [device_plugin(label, matches) for label, matches in wanted.items()]
+
+
+def device_plugin(label: str, matches: list[dict[str, str]]) -> Object:
+    key, _, value = label.partition("=")
+    terms = [
+        {"matchExpressions": [{"key": name, "operator": "In", "values": [one]} for name, one in (match | FAKE).items()]}
+        for match in matches
+    ]
+    affinity = {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": terms}}}
+    pod = {"affinity": affinity, "containers": [{"name": value, "image": f"registry.invalid/{value}:fake"}]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "DaemonSet",
+        "metadata": {"name": value, "namespace": PLUGINS, "labels": {key: value}},
+        "spec": {
+            "selector": {"matchLabels": {key: value}},
+            "template": {"metadata": {"labels": {key: value}}, "spec": pod},
+        },
+    }

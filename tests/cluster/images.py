@@ -1,0 +1,119 @@
+"""The images of real nodes, made here from what is on the machine: no registry, no docker.
+
+`PYTHON` is nearly empty. It asks by a file /.userland for the machine's own userland, and node/userland.sh mounts that
+into every container of it, read-only: /usr, the Python that runs this, its packages, and programs/ as PROGRAMS.
+"""
+
+import hashlib
+import io
+import json
+import os
+import platform
+import sys
+import tarfile
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from tasks.launchers._store import IMAGE as ETCD
+
+ROOT = Path(__file__).resolve().parents[2]
+PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local
+PROGRAMS = "/opt/torchyard/programs"
+SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders of their own
+ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
+EMPTY = {"dev": 0o755, "etc": 0o755, "opt": 0o755, "proc": 0o755, "root": 0o700, "run": 0o755, "sys": 0o755}
+EMPTY |= {"tmp": 0o1777, "usr": 0o755, "var": 0o755, "var/lib": 0o755, "var/tmp": 0o1777}
+TEXTS = {
+    ".userland": "",
+    "etc/passwd": "root:x:0:0:root:/root:/bin/sh\nnobody:x:65534:65534:nobody:/:/bin/false\n",
+    "etc/group": "root:x:0:\nnogroup:x:65534:\n",
+    "etc/nsswitch.conf": "hosts: files dns\n",
+}
+
+
+@dataclass(frozen=True)
+class Image:
+    """An image of one layer: its name, the layer as a tar, and what its containers run and find by default."""
+
+    name: str
+    layer: bytes
+    command: tuple[str, ...]
+    environment: dict[str, str] = field(default_factory=dict)
+
+
+def userland() -> list[tuple[Path, str]]:
+    """The folders of this machine that containers of PYTHON get, and where; outer ones come first."""
+    own = {Path("/usr"), Path("/etc/alternatives"), Path(sys.base_prefix), Path(sys.prefix)}
+    own |= {Path("/", name) for name in SYSTEM if not Path("/", name).is_symlink()}
+    same = [(path, str(path)) for path in sorted(own) if path.is_dir() and path.parent not in own]
+    return [*same, (ROOT / "programs", PROGRAMS)]
+
+
+def python() -> Image:
+    """Its command is what keeps a pod's sandbox alive: the image is the nodes' pause image as well."""
+    search = [f"{sys.prefix}/bin", f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
+    environment = {"PATH": ":".join(dict.fromkeys(search)), "PYTHONDONTWRITEBYTECODE": "1"}
+    links = {name: os.readlink(f"/{name}") for name in SYSTEM if Path("/", name).is_symlink()}
+    texts = {name: content.encode() for name, content in TEXTS.items()}
+    if (cache := Path("/etc/ld.so.cache")).exists():
+        texts["etc/ld.so.cache"] = cache.read_bytes()
+    return Image(PYTHON, layer(EMPTY, links, texts), ("sleep", "infinity"), environment)
+
+
+def etcd(program: Path) -> Image:
+    """The rendezvous store under the name that plans give it, with its program at the image's own place."""
+    folders = {"usr": 0o755, "usr/local": 0o755, "usr/local/bin": 0o755, "var": 0o755, "var/lib": 0o755, "tmp": 0o1777}
+    path = "usr/local/bin/etcd"
+    return Image(ETCD, layer(folders, {}, {path: program.read_bytes()}), (f"/{path}",), {"PATH": "/usr/local/bin"})
+
+
+def layer(folders: dict[str, int], links: dict[str, str], files: dict[str, bytes]) -> bytes:
+    """A tar of folders with their modes, of links and of files, all root's and each executable for everyone."""
+    made = io.BytesIO()
+    with tarfile.open(fileobj=made, mode="w") as tar:
+        for name, mode in folders.items():
+            tar.addfile(entry(name, tarfile.DIRTYPE, mode))
+        for name, target in links.items():
+            link = entry(name, tarfile.SYMTYPE, 0o777)
+            link.linkname = target
+            tar.addfile(link)
+        add_files(tar, files)
+    return made.getvalue()
+
+
+def add_files(tar: tarfile.TarFile, files: dict[str, bytes]) -> None:
+    for name, content in files.items():
+        file = entry(name, tarfile.REGTYPE, 0o755)
+        file.size = len(content)
+        tar.addfile(file, io.BytesIO(content))
+
+
+def entry(name: str, kind: bytes, mode: int) -> tarfile.TarInfo:
+    found = tarfile.TarInfo(name)
+    found.type, found.mode = kind, mode
+    return found
+
+
+def pack(made: Iterable[Image], archive: Path) -> None:
+    """Write images into one archive as `docker save` does, which `ctr images import` reads."""
+    manifest: list[dict[str, Any]] = []
+    with tarfile.open(archive, "w") as tar:
+        for image in made:
+            digest = hashlib.sha256(image.layer).hexdigest()
+            config = json.dumps(configuration(image, digest)).encode()
+            names = {"Config": f"{hashlib.sha256(config).hexdigest()}.json", "Layers": [f"{digest}.tar"]}
+            add_files(tar, {names["Config"]: config, names["Layers"][0]: image.layer})  # type: ignore[dict-item]
+            manifest.append({**names, "RepoTags": [image.name]})
+        add_files(tar, {"manifest.json": json.dumps(manifest).encode()})
+
+
+def configuration(image: Image, digest: str) -> dict[str, Any]:
+    environment = [f"{name}={value}" for name, value in image.environment.items()]
+    return {
+        "architecture": ARCHITECTURES.get(platform.machine(), platform.machine()),
+        "os": "linux",
+        "config": {"Env": environment, "Cmd": list(image.command), "WorkingDir": "/"},
+        "rootfs": {"type": "layers", "diff_ids": [f"sha256:{digest}"]},
+    }

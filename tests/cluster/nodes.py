@@ -1,0 +1,115 @@
+"""Two real nodes for the test cluster: kubelet, containerd and runc, each node in namespaces of its own.
+
+`up` starts them beside the control plane where the machine allows it, and `why_not` says what it lacks. A node is one
+process tree (node/boot.sh), below which everything of it is, so the teardown of the plane ends it like any other
+component; what a killed tree leaves (control groups, empty mount points) is told to the plane beforehand.
+
+In a pod: image `torchyard/node-python:local`, whose PATH has the Python and the torchrun that run the tests, and
+programs/ at /opt/torchyard/programs. The nodes have the labels of LABELS and eight GPUs each that are only a number.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.cluster import cgroups, images, network
+from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.plane import ClusterError, Plane, signal_process
+from tests.cluster.real_node import CNI, HERE, NODES, Node, furnish
+
+PACKAGES = "apt-get install containerd runc containernetworking-plugins iptables iproute2"
+PROGRAMS = ("containerd", "ctr", "runc", "iptables", "ip", "nsenter", "unshare")
+PLUGINS = ("bridge", "host-local", "loopback")
+GPUS = {"nvidia.com/gpu": "8"}
+# What kubelet and CNI have compiled in, and a folder that pods with RDMA mount from the node.
+MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
+PATIENCE = 60.0  # seconds; two take about four on two cores
+
+
+def why_not() -> str:
+    """Why this machine can have no real nodes, in a sentence; "" where it can."""
+    if os.geteuid() != 0:
+        return "real nodes need root"
+    lacking = [name for name in PROGRAMS if not shutil.which(name)]
+    lacking += [f"CNI plugin {name}" for name in PLUGINS if not any((folder / name).exists() for folder in CNI)]
+    if lacking:
+        return f"real nodes need {', '.join(lacking)}: {PACKAGES}"
+    if subprocess.run(["unshare", "--net", "--mount", "--pid", "--uts", "--fork", "true"], check=False).returncode:
+        return "real nodes need namespaces, and this machine makes none for root"
+    if not all(os.access(root, os.W_OK) for root in cgroups.hierarchies()):
+        return f"real nodes need control groups, and {cgroups.MOUNT} cannot be written"
+    return ""
+
+
+def up(plane: Plane) -> str:
+    """Start the real nodes beside a running control plane and say how many are ready, or why there are none."""
+    if reason := why_not():
+        return f"no real nodes: {reason}"
+    begin(plane)
+    wait_ready(plane)
+    return f"{len(NODES)} real nodes: {', '.join(node.name for node in NODES)}"
+
+
+def begin(plane: Plane) -> None:
+    """Start every node; they register themselves at the API server, which must be there."""
+    reserve(plane)
+    folder = plane.state / "nodes"
+    folder.mkdir()
+    images.pack([images.python(), images.etcd(plane.program("etcd-v2"))], folder / "images.tar")
+    table = "".join(f"{here}\t{there}\n" for here, there in images.userland())
+    (folder / "userland").write_text(table)
+    switch = network.lay(plane, NODES)
+    for node in NODES:
+        boot(plane, node, switch)
+
+
+def reserve(plane: Plane) -> None:
+    """Make what a node needs on the machine itself, after telling the plane how it goes away again."""
+    plane.on_down([sys.executable, cgroups.__file__])
+    cgroups.remove()
+    cgroups.make([node.name for node in NODES])
+    for path in MOUNT_POINTS:
+        if not path.exists():
+            plane.on_down(["rmdir", path])
+            path.mkdir(parents=True)
+
+
+def boot(plane: Plane, node: Node, switch: int) -> None:
+    folder = furnish(plane, node, plane.state / "nodes" / "userland")
+    own = ["unshare", "--net", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child"]
+    process = plane.start(node.name, [*own, "sh", HERE / "boot.sh", folder])
+    network.plug(node, process, switch, [other for other in NODES if other != node])
+
+
+def wait_ready(plane: Plane) -> None:
+    """Wait until every node is Ready, and give it its GPUs: the kubelet keeps a resource that it does not know."""
+    api = plane.api()
+    deadline = time.monotonic() + PATIENCE
+    for node in NODES:
+        while not ready(api, node):
+            if node.name in plane.ended() or time.monotonic() > deadline:
+                raise ClusterError(f"real node {node.name} did not get ready:\n{plane.last_words(node.name)}")
+            time.sleep(0.05)
+        status = {"status": {"capacity": GPUS, "allocatable": GPUS}}
+        api.call("PATCH", f"/api/v1/nodes/{node.name}/status", status, patch="merge")
+
+
+def ready(api: Api, node: Node) -> bool:
+    try:
+        found: Object = api.call("GET", f"/api/v1/nodes/{node.name}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    conditions = found["status"].get("conditions") or []
+    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+
+
+def kill_node(plane: Plane, node: Node) -> None:
+    """Cut a node's power: all its processes are gone at once, and the cluster hears nothing more of it."""
+    for process in plane.processes():
+        if process.component == node.name:
+            signal_process(process.pid)

@@ -1,0 +1,196 @@
+"""The objects of a cluster on which Volcano, the training operator, AppWrapper and a network operator are installed."""
+
+import json
+from typing import Any
+
+import yaml
+
+from tests.cluster import build, fake
+from tests.cluster.api import Object
+from tests.cluster.certificates import text
+from tests.cluster.components import OPERATORS
+from tests.cluster.plane import Plane
+
+NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", fake.PLUGINS)
+USER = "torchyard"
+FLOW_SCHEMA = "torchyard-user"
+RIGHTS = fake.ROOT / "docs" / "rbac.yaml"  # what a user of torchyard needs
+
+
+def namespaces() -> list[Object]:
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES]
+
+
+def definitions() -> list[Object]:
+    """Every CRD: those kept at the build, and the one of secondary networks."""
+    return [*(json.loads(path.read_text()) for path in build.crds()), network_definition()]
+
+
+def network_definition() -> Object:
+    """NetworkAttachmentDefinition, whose schema is no more than what its API promises."""
+    names = {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"}
+    names |= {"singular": "network-attachment-definition"}
+    config = {"type": "object", "properties": {"config": {"type": "string"}}}
+    schema = {"openAPIV3Schema": {"type": "object", "properties": {"spec": config}}}
+    version = {"name": "v1", "served": True, "storage": True, "schema": schema}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": "network-attachment-definitions.k8s.cni.cncf.io"},
+        "spec": {"group": "k8s.cni.cncf.io", "scope": "Namespaced", "names": names, "versions": [version]},
+    }
+
+
+def network() -> Object:
+    """The network of RDMA virtual functions that the OCI guide's pods name."""
+    config = {"cniVersion": "0.3.1", "name": "rdma-vf", "type": "sriov"}
+    resource = {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rdma-vf"}
+    return {
+        "apiVersion": "k8s.cni.cncf.io/v1",
+        "kind": "NetworkAttachmentDefinition",
+        "metadata": {"name": "rdma-vf", "namespace": "default", "annotations": resource},
+        "spec": {"config": json.dumps(config)},
+    }
+
+
+def queues() -> list[Object]:
+    """Volcano's two first queues, as its scheduler would make them; the webhook that guards queues comes after."""
+    spec: Object = {"reclaimable": False, "weight": 1}
+    return [
+        {
+            "apiVersion": "scheduling.volcano.sh/v1beta1",
+            "kind": "Queue",
+            "metadata": {"name": name},
+            "spec": spec | more,
+        }
+        for name, more in (("root", {}), ("default", {"parent": "root", "reclaimable": True}))
+    ]
+
+
+def operator_secrets(plane: Plane) -> list[Object]:
+    """The certificates of the operators' webhooks: a whole set, which their rotation leaves alone."""
+    names = {"training-operator": "training-operator-webhook-cert", "appwrapper": "appwrapper-webhook-server-cert"}
+    found = []
+    for operator, name in names.items():
+        authority, server = plane.pair(f"{operator}-ca"), plane.pair(operator)
+        data = {"ca.crt": authority.certificate, "ca.key": authority.key}
+        data |= {"tls.crt": server.certificate, "tls.key": server.key}
+        found.append(
+            {
+                "apiVersion": "v1",
+                "kind": "Secret",
+                "metadata": {"name": name, "namespace": OPERATORS[operator][0]},
+                "data": {key: text(value) for key, value in data.items()},
+            }
+        )
+    return found
+
+
+def appwrapper_settings(plane: Plane) -> Object:
+    """AppWrapper's own defaults but for its addresses and the folder of its certificate."""
+    ports = plane.facts["ports"]
+    serving = plane.state / "tmp/appwrapper/k8s-webhook-server/serving-certs"
+    settings = {
+        "controllerManager": {
+            "health": {"bindAddress": f"127.0.0.1:{ports['appwrapper-health']}"},
+            "metrics": {"bindAddress": "0"},
+            "leaderElection": False,
+        },
+        "certManagement": {"certificateDir": str(serving)},
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "ConfigMap",
+        "metadata": {"name": "appwrapper-operator-config", "namespace": "appwrapper-system"},
+        "data": {"config.yaml": yaml.safe_dump(settings)},
+    }
+
+
+# --- what shows that the controllers are installed ------------------------------------------------------------------
+
+
+def deployments() -> list[Object]:
+    """The controllers as a cluster shows them; their pods are fake, what they stand for runs as processes."""
+    volcano = build.module_version("volcano", build.VOLCANO)
+    training = build.module_version("training-operator", build.TRAINING_OPERATOR)
+    appwrapper = build.module_version("appwrapper", build.APPWRAPPER)
+    gang = ["--gang-scheduler-name=volcano"]
+    return [
+        deployment("volcano-system/volcano-scheduler", "app=volcano-scheduler", f"volcanosh/vc-scheduler:{volcano}"),
+        deployment(
+            "volcano-system/volcano-controllers", "app=volcano-controller", f"volcanosh/vc-controller-manager:{volcano}"
+        ),
+        deployment(
+            "volcano-system/volcano-admission", "app=volcano-admission", f"volcanosh/vc-webhook-manager:{volcano}"
+        ),
+        deployment(
+            "kubeflow/training-operator",
+            "control-plane=kubeflow-training-operator",
+            f"kubeflow/training-operator:{training}",
+            gang,
+        ),
+        deployment(
+            "appwrapper-system/appwrapper-controller-manager",
+            "app.kubernetes.io/name=appwrapper",
+            f"quay.io/ibm/appwrapper:{appwrapper}",
+        ),
+    ]
+
+
+def deployment(where: str, label: str, image: str, args: list[str] | None = None) -> Object:
+    (namespace, _, name), (key, _, value) = where.partition("/"), label.partition("=")
+    container: Object = {"name": name, "image": image} | ({"args": args} if args else {})
+    template = {
+        "metadata": {"labels": {key: value}},
+        "spec": {"nodeSelector": fake.FAKE, "containers": [container]},
+    }
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "namespace": namespace, "labels": {key: value}},
+        "spec": {"replicas": 1, "selector": {"matchLabels": {key: value}}, "template": template},
+    }
+
+
+# --- the user --------------------------------------------------------------------------------------------------------
+
+
+def user() -> list[Object]:
+    """User torchyard's rights, where docs/rbac.yaml says what they are, and a flow schema that counts its requests.
+
+    apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} is this user's requests alone.
+    """
+    rights = [one for one in yaml.safe_load_all(RIGHTS.read_text()) if one] if RIGHTS.exists() else []
+    roles = [one["metadata"]["name"] for one in rights if one["kind"] == "ClusterRole"]
+    return [*rights, *(binding(role) for role in roles), flow_schema()]
+
+
+def binding(role: str) -> Object:
+    group = "rbac.authorization.k8s.io"
+    return {
+        "apiVersion": f"{group}/v1",
+        "kind": "ClusterRoleBinding",
+        "metadata": {"name": f"{role}-of-user-{USER}"},
+        "roleRef": {"apiGroup": group, "kind": "ClusterRole", "name": role},
+        "subjects": [{"apiGroup": group, "kind": "User", "name": USER}],
+    }
+
+
+def flow_schema() -> Object:
+    everything: dict[str, Any] = {
+        "subjects": [{"kind": "User", "user": {"name": USER}}],
+        "resourceRules": [
+            {"verbs": ["*"], "apiGroups": ["*"], "resources": ["*"], "clusterScope": True, "namespaces": ["*"]}
+        ],
+        "nonResourceRules": [{"verbs": ["*"], "nonResourceURLs": ["*"]}],
+    }
+    return {
+        "apiVersion": "flowcontrol.apiserver.k8s.io/v1",
+        "kind": "FlowSchema",
+        "metadata": {"name": FLOW_SCHEMA},
+        "spec": {
+            "priorityLevelConfiguration": {"name": "workload-low"},
+            "matchingPrecedence": 500,
+            "rules": [everything],
+        },
+    }

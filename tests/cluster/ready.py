@@ -1,0 +1,94 @@
+"""What must be seen of the API server before a cluster is handed over: nodes, queue, controllers, webhooks."""
+
+import http.client
+import ssl
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from functools import partial
+
+from tests.cluster import objects
+from tests.cluster.api import Api, ApiError, Object
+from tests.cluster.plane import ClusterError
+
+
+def established(api: Api) -> Iterator[str]:
+    for one in api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
+        if has_condition(one, "Established"):
+            yield one["metadata"]["name"]
+
+
+def signs(api: Api) -> Iterator[tuple[str, Callable[[], bool]]]:
+    """What must be seen before the cluster is handed over."""
+    yield (
+        "nodes that are Ready",
+        lambda: all(has_condition(one, "Ready") for one in api.call("GET", "/api/v1/nodes")["items"]),
+    )
+    yield "an open queue", lambda: queue_state(api) == "Open"
+    yield "a ServiceAccount in namespace default", partial(exists, api, sample("v1", "ServiceAccount", name="default"))
+    for one in objects.deployments():
+        yield f"Deployment {one['metadata']['name']}", partial(is_available, api, one)
+    for one in samples():
+        yield f"the webhook of {one['kind']}", partial(admitted, api, one)
+
+
+def samples() -> list[Object]:
+    """One object of each kind that a webhook guards, to be admitted and not kept."""
+    pod = {"spec": {"containers": [{"name": "pytorch", "image": "busybox:1"}], "restartPolicy": "Never"}}
+    replicas = {"Master": {"replicas": 1, "template": pod}}
+    job = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
+    wrapped = sample("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})
+    return [
+        sample("batch.volcano.sh/v1alpha1", "Job", job),
+        wrapped,
+        sample("workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": wrapped}]}),
+    ]
+
+
+def sample(version: str, kind: str, spec: Object | None = None, name: str = "sample") -> Object:
+    named = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "namespace": "default"}}
+    return named | ({"spec": spec} if spec else {})
+
+
+def admitted(api: Api, thing: Object) -> bool:
+    """Whether a dry run passes; while a webhook is not up yet, the API server answers 500."""
+    try:
+        api.dry_run(thing)
+    except ApiError as error:
+        if error.status < 500:
+            raise ClusterError(f"a sample {thing['kind']} is refused: {error.message}") from error
+        return False
+    return True
+
+
+def exists(api: Api, thing: Object) -> bool:
+    try:
+        api.get(thing)
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return True
+
+
+def queue_state(api: Api) -> str:
+    queue = api.call("GET", "/apis/scheduling.volcano.sh/v1beta1/queues/default")
+    return str(queue.get("status", {}).get("state", ""))
+
+
+def is_available(api: Api, deployment: Object) -> bool:
+    return bool(api.get(deployment).get("status", {}).get("availableReplicas"))
+
+
+def has_condition(thing: Object, kind: str) -> bool:
+    conditions = thing.get("status", {}).get("conditions") or []
+    return any(one["type"] == kind and one["status"] == "True" for one in conditions)
+
+
+def answers(url: str) -> bool:
+    """Whether an address answers 200; nobody's certificate is looked at."""
+    try:
+        with urllib.request.urlopen(url, timeout=2, context=ssl._create_unverified_context()) as answer:
+            return bool(answer.status == 200)
+    except (urllib.error.URLError, OSError, http.client.HTTPException):
+        return False

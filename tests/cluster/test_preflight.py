@@ -1,0 +1,583 @@
+"""Preflight against a real API server and its controllers, each check made to fail once.
+
+KUBECONFIG (or TORCHYARD_TEST_KUBECONFIG) names the cluster; everything made here is in namespaces of its own, or bears
+the name of one, and is removed.
+"""
+
+import base64
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import kube_config
+
+from tasks import cluster
+from tasks.cluster import Api
+from tasks.errors import ClusterError, PreflightError
+from tasks.model import ManifestPlan
+from tasks.needs import (
+    Admitted,
+    Advice,
+    Check,
+    ClusterNeed,
+    Controller,
+    Object,
+    OpenQueue,
+    Right,
+    Room,
+    Served,
+    WritableFolder,
+)
+from tasks.preflight import preflight
+from tasks.preflight_cluster import check_cluster
+from tasks.spec import Cluster
+
+pytestmark = pytest.mark.cluster
+SPACE = f"torchyard-preflight-{uuid.uuid4().hex[:6]}"
+STRICT = f"{SPACE}-baseline"
+LABELS = {"torchyard/run": SPACE}
+MARK = "torchyard.test/preflight"
+JOBS = Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install="helm install volcano")
+OF_NO_NAMESPACE = ("Namespace", "Node", "Queue", "StorageClass", "ValidatingWebhookConfiguration")
+Thing = dict[str, Any]
+Make = Callable[..., Thing]
+
+
+# --- the cluster
+
+
+@pytest.fixture(scope="module")
+def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    """The cluster, with two namespaces of ours, and a kubeconfig with users and servers that do not work."""
+    config = os.environ.get("TORCHYARD_TEST_KUBECONFIG") or os.environ.get("KUBECONFIG")
+    if not config:
+        pytest.skip("no cluster: KUBECONFIG is not set")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", config)
+        cluster.api.cache_clear()
+        try:
+            api = cluster.api(Cluster(namespace=SPACE))
+            api.knock()
+        except ClusterError as error:
+            pytest.skip(f"no cluster: {error}")
+        try:
+            for name, labels in ((SPACE, {}), (STRICT, {"pod-security.kubernetes.io/enforce": "baseline"})):
+                post(api, "v1", "Namespace", name, labels=labels)
+                wait(lambda name=name: api.read("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
+            more = tmp_path_factory.mktemp("kube") / "more.yaml"
+            more.write_text(yaml.safe_dump(contexts(api)))
+            patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{config}{os.pathsep}{more}")
+            yield api
+        finally:
+            clear(api)
+    cluster.api.cache_clear()
+
+
+def contexts(api: Api) -> Thing:
+    """`nobody` may do nothing, `stranger` is not known, `anyone` says no name, and at `closed` nobody listens."""
+    post(api, "v1", "ServiceAccount", "nobody")
+    path = api.path("v1", "ServiceAccount", "nobody") + "/token"
+    token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+    here = kube_config.list_kube_config_contexts()[1]["context"]
+    users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
+    return {
+        "clusters": [
+            {"name": "closed", "cluster": {"server": "https://127.0.0.1:9", "insecure-skip-tls-verify": True}}
+        ],
+        "users": [{"name": name, "user": value} for name, value in users.items()],
+        "contexts": [
+            *({"name": name, "context": {"cluster": here["cluster"], "user": name}} for name in users),
+            {"name": "closed", "context": {"cluster": "closed", "user": here["user"]}},
+        ],
+    }
+
+
+def clear(api: Api) -> None:
+    """Remove the namespaces, and wait until they are gone."""
+    for name in (SPACE, STRICT):
+        if api.read("v1", "Namespace", name, namespace=None):
+            api.ask("DELETE", api.path("v1", "Namespace", name, None))
+    for name in (SPACE, STRICT):
+        wait(lambda name=name: api.read("v1", "Namespace", name, namespace=None) is None)  # type: ignore[misc]
+
+
+def wait(true: Callable[[], object], seconds: float = 40.0) -> None:
+    ends = time.monotonic() + seconds
+    while not true():
+        assert time.monotonic() < ends, "the cluster does not get there"
+        time.sleep(0.1)
+
+
+def post(api: Api, version: str, kind: str, name: str, **more: Any) -> Thing:
+    """Create an object: of the namespace `place`, or of none for kinds that have none."""
+    labels, place = more.pop("labels", {}), more.pop("place", SPACE)
+    path = api.path(version, kind, namespace=None if kind in OF_NO_NAMESPACE else place)
+    thing = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels}, **more}
+    return {**thing, **api.ask("POST", path, body=thing)}
+
+
+@pytest.fixture
+def make(plane: Api) -> Iterator[Make]:
+    """Create objects, as `post` does, that go with the test."""
+    made: list[Thing] = []
+
+    def create(version: str, kind: str, name: str, **more: Any) -> Thing:
+        made.append(post(plane, version, kind, name, **more))
+        return made[-1]
+
+    yield create
+    for each in reversed(made):
+        meta = each["metadata"]
+        path = plane.path(each["apiVersion"], each["kind"], meta["name"], meta.get("namespace"))
+        plane.ask("DELETE", path)
+        gone = (each["apiVersion"], each["kind"], meta["name"], meta.get("namespace"))
+        wait(lambda gone=gone: plane.read(*gone) is None)  # type: ignore[misc]
+
+
+# --- plans
+
+
+def pod(**spec: Any) -> Thing:
+    """The spec of a pod."""
+    return {"containers": [{"name": "worker", "image": "registry.invalid/none:1"}], **spec}
+
+
+def job_of(spec: Thing) -> Thing:
+    """The least object that holds the template of a pod."""
+    template = {"metadata": {}, "spec": spec}
+    return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "job"}, "template": template}
+
+
+def config_map(name: str, **metadata: Any) -> Thing:
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}}
+
+
+def vcjob(**spec: Any) -> Thing:
+    """A Volcano Job of one task with two pods."""
+    template = {"spec": pod(restartPolicy="Never")}
+    tasks = [{"name": "worker", "replicas": 2, "template": template}]
+    body = {"minAvailable": 2, "queue": "default", "schedulerName": "volcano", "tasks": tasks, **spec}
+    return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "job"}, "spec": body}
+
+
+def plan(*requires: ClusterNeed, context: str | None = None, space: str = SPACE, **parts: Any) -> ManifestPlan:
+    place = Cluster(context=context, namespace=space)
+    names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none"}
+    parts = {"tasks": {"worker": 2}, "objects": (job_of(pod()),), "template": ("template",), "watch": (), **parts}
+    return ManifestPlan(**names, labels=LABELS, cluster=place, requires=requires, **parts)
+
+
+def only(need: ClusterNeed, **parts: Any) -> Check:
+    """The check of one requirement."""
+    (found,) = check_cluster(plan(need, **parts))
+    return found
+
+
+def refused(*objects: Thing, **parts: Any) -> Check:
+    return only(Admitted(what="objects"), objects=objects, **parts)
+
+
+def needs_kind(api: Api, need: Served) -> None:
+    if only(need).verdict != "ok":
+        pytest.skip(f"this cluster does not serve {need.crd}")
+
+
+# --- the cluster itself
+
+
+def test_closed_port_is_the_only_finding(plane: Api) -> None:
+    """Where nobody answers, one finding names the context and the address."""
+    (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context="closed"))
+    assert (found.verdict, found.need) == ("failed", "cluster closed")
+    assert "https://127.0.0.1:9 does not answer: " in found.detail
+
+
+@pytest.mark.parametrize(("context", "said"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
+def test_unknown_credentials_are_the_only_finding(plane: Api, context: str, said: str) -> None:
+    """A token that the server does not know, or none at all, makes one finding and no check behind it."""
+    (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context=context))
+    assert "refuses the credentials of the kubeconfig: " in found.detail
+    assert said in found.detail
+
+
+def test_unknown_context_lists_what_there_is(plane: Api) -> None:
+    """A context that the kubeconfig does not have is told with those that it has."""
+    (found,) = check_cluster(plan(JOBS, context="none"))
+    assert "there is no such context; there are: anyone, closed, nobody, stranger" in found.detail
+
+
+def test_missing_namespace_is_told_once(plane: Api) -> None:
+    """What is in a namespace is not asked where there is none; the rest is."""
+    inside = (Admitted(what="pod"), Admitted(what="objects"), Object(what="Secret", name="key"))
+    found = check_cluster(plan(*inside, Advice(about="image", detail="old"), space=f"{SPACE}-none"))
+    assert [each.need for each in found] == [f"namespace {SPACE}-none", "image"]
+    assert found[0].remedy == f"`kubectl create namespace {SPACE}-none`"
+
+
+def test_all_findings_are_one_error(plane: Api, tmp_path: Path) -> None:
+    """The step raises every failure of cluster and machine at once, and counts those that passed."""
+    folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
+    missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
+    with pytest.raises(PreflightError) as error:
+        preflight.fn(plan(folder, Right(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
+    assert "2 of 5 checks failed" in str(error.value)
+
+
+def test_good_plan_has_one_check_a_requirement(plane: Api) -> None:
+    """What is all there makes as many good findings as there are requirements, in their order."""
+    rights = Right(verbs=("create", "watch"), resource="pods"), Right(verbs=("get",), resource="pods/log")
+    anywhere = Room(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
+    account = Object(what="ServiceAccount", name="default")
+    needs = (*rights, anywhere, account, Admitted(what="objects"), Admitted(what="pod"))
+    found = check_cluster(plan(*needs))
+    assert [each.verdict for each in found] == ["ok"] * len(needs), found
+    assert [each.need for each in found][2:4] == ["room for 1 pod", "ServiceAccount default"]
+
+
+# --- rights
+
+
+def test_missing_rights_name_the_verbs_and_the_user(plane: Api) -> None:
+    """One finding a resource, with the verbs that are missing and the role that has them."""
+    found = only(Right(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), context="nobody")
+    who = f"system:serviceaccount:{SPACE}:nobody"
+    assert found.detail == f"{who} may not create, watch jobs.batch.volcano.sh in namespace {SPACE}"
+    assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
+
+
+def test_only_missing_verbs_are_told(plane: Api, make: Make) -> None:
+    """A verb that is granted, of a subresource too, is not among the missing ones."""
+    group = "rbac.authorization.k8s.io"
+    make(f"{group}/v1", "Role", "logs", rules=[{"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}])
+    account = {"kind": "ServiceAccount", "name": "nobody", "namespace": SPACE}
+    role = {"apiGroup": group, "kind": "Role", "name": "logs"}
+    make(f"{group}/v1", "RoleBinding", "logs", roleRef=role, subjects=[account])
+    need = Right(verbs=("get", "watch"), resource="pods/log")
+    wait(lambda: "may not watch pods/log" in only(need, context="nobody").detail)
+    assert only(Right(verbs=("get",), resource="pods/log"), context="nobody").verdict == "ok"
+
+
+def test_what_may_not_be_looked_at_is_a_warning(plane: Api) -> None:
+    """Without the right to list nodes, Deployments, queues or Secrets, the check says so and does not fail."""
+    room = Room(pods=1, labels={}, tolerations=(), resources={}, alone=False)
+    looks = (room, Controller(label="app=x"), OpenQueue(name="default"), Object(what="Secret", name="key"))
+    found = check_cluster(plan(*looks, Admitted(what="pod"), context="nobody"))
+    assert [each.verdict for each in found] == ["warning"] * 5
+    assert all("cannot be checked: " in each.detail and "is forbidden: User" in each.detail for each in found)
+
+
+def test_job_that_this_user_may_not_create_is_refused(plane: Api) -> None:
+    """A missing right to create the job itself is a failure: submit would meet it."""
+    assert "cannot create resource" in refused(config_map("job"), context="nobody").detail
+
+
+# --- kinds, controllers, queues
+
+
+def test_kind_that_is_not_installed_tells_how_to_install_it(plane: Api) -> None:
+    """A group that is not there is told with the command that brings it."""
+    found = only(Served(crd="jobs.none.example.com", version="v1", install="helm install none"))
+    assert (found.detail[:16], found.remedy) == ("is not installed", "helm install none")
+
+
+def test_kind_in_another_version_lists_those_that_are_served(plane: Api) -> None:
+    """A group that has the kind in other versions only is told with these."""
+    needs_kind(plane, JOBS)
+    assert only(JOBS.model_copy(update={"version": "v9"})).detail == "is served as v1alpha1 only"
+
+
+def test_kind_of_another_group_is_not_taken_for_it(plane: Api) -> None:
+    """The legacy AppWrapper and the new one have the same plural."""
+    needs_kind(plane, Served(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
+    found = only(Served(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
+    assert "appwrappers.workload.codeflare.dev is another kind of the same name" in found.detail
+
+
+def test_controller_without_a_pod_is_told(plane: Api, make: Make) -> None:
+    """A Deployment whose pods are not available does not count."""
+    labels = {MARK: "controller"}
+    body: Thing = {"replicas": 0, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
+    body["template"] |= {"spec": {"containers": [{"name": "a", "image": "registry.invalid/a:v1.2"}]}}
+    make("apps/v1", "Deployment", "controller", labels=labels, spec=body)
+    found = only(Controller(label=f"{MARK}=controller"))
+    assert (found.verdict, found.detail) == ("failed", f"{SPACE}/controller v1.2 has no pod that is available")
+
+
+def test_controller_that_is_nowhere_is_told(plane: Api) -> None:
+    """Without a Deployment of the label in any namespace, the check fails."""
+    assert only(Controller(label="app=no-such-controller")).verdict == "failed"
+
+
+def test_gang_flag_is_looked_for(plane: Api) -> None:
+    """An operator that runs without gang scheduling is a warning, one with it is not."""
+    operator = "control-plane=kubeflow-training-operator"
+    if only(Controller(label=operator)).verdict != "ok":
+        pytest.skip("this cluster has no training operator")
+    verdicts = [only(Controller(label=operator, gang=flag)) for flag in ("--gang-scheduler-name", "--no-such-flag")]
+    assert [each.verdict for each in verdicts] == ["ok", "warning"]
+    assert "pods may start one by one" in verdicts[1].detail
+
+
+def test_missing_queue_names_the_open_ones(plane: Api) -> None:
+    """A queue that is not there is told with those that take jobs."""
+    needs_kind(plane, JOBS)
+    found = only(OpenQueue(name="no-such-queue"))
+    assert found.detail.startswith("there is no such queue; open are: default")
+
+
+def test_closed_queue_is_told(plane: Api, make: Make) -> None:
+    """A queue that Volcano's controller has closed takes no jobs."""
+    needs_kind(plane, JOBS)
+    queue = make("scheduling.volcano.sh/v1beta1", "Queue", SPACE, spec={"weight": 1})
+    wait(lambda: only(OpenQueue(name=SPACE)).verdict == "ok")
+    target = {"apiVersion": queue["apiVersion"], "kind": "Queue", "name": SPACE, "uid": queue["metadata"]["uid"]}
+    post(
+        plane, "bus.volcano.sh/v1alpha1", "Command", "close", action="CloseQueue", target={**target, "controller": True}
+    )
+    wait(lambda: only(OpenQueue(name=SPACE)).detail.startswith("is Closed; open are: default"))
+
+
+# --- room
+
+
+def node(name: str, usable: int, **spec: Any) -> Thing:
+    """A node of ours, that nobody else's pods can use."""
+    amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", "example.com/rdma": "2"}
+    status = {"capacity": amounts, "allocatable": {**amounts, "example.com/rdma": str(usable)}}
+    status["conditions"] = [{"type": "Ready", "status": "True"}]  # type: ignore[assignment]
+    taint = {"key": MARK, "value": SPACE, "effect": "NoSchedule"}
+    return {"name": f"{SPACE}-{name}", "labels": {MARK: SPACE}, "spec": {"taints": [taint], **spec}, "status": status}
+
+
+def room(pods: int, tolerations: tuple[str, ...] = (MARK,), **resources: str) -> Room:
+    asked = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
+    known = {"labels": {MARK: SPACE}, "tolerations": tolerations, "resources": asked}
+    return Room.model_validate({"pods": pods, "alone": True, "device_plugin": f"{MARK}=plugin", **known})
+
+
+@pytest.fixture
+def nodes(plane: Api, make: Make) -> None:
+    """Three nodes: one whole, one cordoned, one whose device is lost."""
+    for each in (node("a", 2), node("b", 2, unschedulable=True), node("c", 0)):
+        make("v1", "Node", **each)
+    wait(lambda: only(room(2, cpu="1")).verdict == "ok")
+
+
+@pytest.mark.usefixtures("nodes")
+def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Api) -> None:
+    """The finding counts the pods that fit, and says for every other node why none does."""
+    found = only(room(2, example_rdma="2"))
+    assert found.detail.startswith("2 needed, one a node, 1 fits; ")
+    assert "1 node: cordoned" in found.detail
+    assert "1 node: example.com/rdma 0 of 2 usable, its devices are lost or unhealthy" in found.detail
+    assert "no label" in found.detail
+    assert f"`kubectl uncordon {SPACE}-b`" in found.remedy
+
+
+@pytest.mark.usefixtures("nodes")
+def test_taint_that_is_not_tolerated_is_told(plane: Api) -> None:
+    """A taint is told by its key, with the key of the profile that tolerates it."""
+    found = only(room(2, tolerations=(), cpu="1"))
+    assert f"2 nodes: taint {MARK}" in found.detail
+    assert "`pod.tolerations`" in found.remedy
+
+
+@pytest.mark.usefixtures("nodes")
+def test_device_plugin_that_is_missing_is_told(plane: Api) -> None:
+    """A resource that no node offers is told with the label of the DaemonSet that would."""
+    found = only(room(1, example_vf="16"))
+    assert f"nothing offers example.com/vf: no namespace has a DaemonSet with the label {MARK}=plugin" in found.detail
+
+
+@pytest.mark.usefixtures("nodes")
+def test_device_plugin_that_is_there_tells_its_pods(plane: Api, make: Make) -> None:
+    """A resource that no node offers although its plugin is installed is told with the plugin's pods."""
+    labels = {MARK: "plugin"}
+    template = {"metadata": {"labels": labels}, "spec": pod(nodeSelector={MARK: "nowhere"})}
+    make(
+        "apps/v1",
+        "DaemonSet",
+        "plugin",
+        labels=labels,
+        spec={"selector": {"matchLabels": labels}, "template": template},
+    )
+    found = only(room(1, example_vf="16"))
+    assert f"nothing offers example.com/vf: its device plugin {SPACE}/plugin has 0 of 0 pods ready" in found.detail
+
+
+def test_label_that_no_node_has_is_told(plane: Api) -> None:
+    """Where no node is of the kind, the remedy shows what kinds there are."""
+    found = only(Room(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, alone=True))
+    assert f"no label {MARK}=none" in found.detail
+    assert f"`kubectl get nodes -L {MARK}`" in found.remedy
+
+
+# --- what the pods name
+
+
+@pytest.mark.parametrize("what", ["ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount"])
+def test_missing_object_is_told(plane: Api, what: Any) -> None:
+    """What is not there is told with its namespace, and how to make it."""
+    found = only(Object(what=what, name="none"))
+    assert found.detail.startswith(f"is not in namespace {SPACE}; there are: ")
+    assert found.remedy
+
+
+def test_missing_network_lists_the_networks_of_its_namespace(plane: Api, make: Make) -> None:
+    """A secondary network is looked for in the namespace that the pods name."""
+    version = "k8s.cni.cncf.io/v1"
+    try:
+        make(version, "NetworkAttachmentDefinition", "rdma-vf", place=STRICT, spec={"config": "{}"})
+    except ClusterError:
+        pytest.skip("this cluster has no secondary networks")
+    found = only(Object(what="NetworkAttachmentDefinition", name="rdma-fv", namespace=STRICT))
+    assert found.detail == f"is not in namespace {STRICT}; there are: rdma-vf"
+    assert only(Object(what="NetworkAttachmentDefinition", name="rdma-vf", namespace=STRICT)).verdict == "ok"
+
+
+def test_missing_key_is_told_without_any_value(plane: Api, make: Make) -> None:
+    """A key that a Secret lacks is told with the keys that it has."""
+    hidden = base64.b64encode(b"not-to-be-shown").decode()
+    make("v1", "Secret", "keys", data={"user": hidden})
+    found = only(Object(what="Secret", name="keys", keys=("user", "token")))
+    assert found.detail == "has no key token; there are: user"
+    assert hidden not in str(found)
+    assert only(Object(what="Secret", name="keys", keys=("user",))).detail == "has user"
+
+
+def claim(storage_class: str, mode: str) -> Thing:
+    return {
+        "storageClassName": storage_class,
+        "accessModes": [mode],
+        "resources": {"requests": {"storage": "1Gi"}},
+    }
+
+
+def test_claim_that_waits_for_its_pod_is_good(plane: Api, make: Make) -> None:
+    """Pending is as it should be where the volume comes with the first pod, and nowhere else."""
+    for mode in ("WaitForFirstConsumer", "Immediate"):
+        name = f"{SPACE}-{mode.lower()}"
+        kind = {"provisioner": "example.com/none", "volumeBindingMode": mode}
+        make("storage.k8s.io/v1", "StorageClass", name, **kind)
+        make("v1", "PersistentVolumeClaim", mode.lower(), spec=claim(name, "ReadWriteMany"))
+    found = only(Object(what="PersistentVolumeClaim", name="waitforfirstconsumer"))
+    assert (found.verdict, found.detail) == ("ok", "is Pending, until its first pod")
+    assert only(Object(what="PersistentVolumeClaim", name="immediate")).verdict == "warning"
+
+
+def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Api, make: Make) -> None:
+    """A volume that one node can mount holds a job of two nodes back."""
+    make("v1", "PersistentVolumeClaim", "single", spec=claim("none", "ReadWriteOnce"))
+    plane.ask(
+        "PATCH", plane.path("v1", "PersistentVolumeClaim", "single") + "/status", body={"status": {"phase": "Bound"}}
+    )
+    assert "is Bound and ReadWriteOnce: its 2 pods must share one node" in only(CLAIM).detail
+
+
+def test_lost_claim_is_told(plane: Api, make: Make) -> None:
+    """A claim whose volume is gone is bound to nothing."""
+    spec = {**claim("", "ReadWriteMany"), "volumeName": "no-such-volume"}
+    annotations = {"pv.kubernetes.io/bind-completed": "yes"}
+    meta = {"name": "single", "annotations": annotations}
+    make("v1", "PersistentVolumeClaim", "single", metadata=meta, spec=spec)
+    wait(lambda: only(CLAIM).detail == "is Lost: its volume is gone")
+
+
+CLAIM = Object(what="PersistentVolumeClaim", name="single")
+
+
+# --- admission
+
+
+def test_pod_security_is_told_with_its_remedy(plane: Api) -> None:
+    """A pod on the host's network is refused in a namespace of level baseline, in the server's words."""
+    found = only(Admitted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
+    assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in found.detail
+    level = "pod-security.kubernetes.io/enforce=privileged"
+    assert found.remedy == f"`kubectl label namespace {STRICT} {level} --overwrite`"
+
+
+def test_same_pod_is_taken_where_it_is_allowed(plane: Api) -> None:
+    """A namespace without a level takes it, and the dry run leaves nothing."""
+    assert only(Admitted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
+    assert plane.items("v1", "Pod") == []
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"serviceAccountName": "none"}, 'serviceaccount "none" not found'),
+        ({"priorityClassName": "none"}, "no PriorityClass with name none was found"),
+        ({"hostNetwork": "yes"}, "cannot unmarshal string"),
+        ({"hostNetworks": True}, 'unknown field "spec.hostNetworks"'),
+    ],
+)
+def test_pod_is_refused_in_the_servers_words(plane: Api, spec: Thing, said: str) -> None:
+    """What the server says against a pod is the finding."""
+    found = only(Admitted(what="pod"), objects=[job_of(pod(**spec))])
+    assert (found.verdict, said in found.detail) == ("failed", True), found.detail
+
+
+def test_quota_is_told(plane: Api, make: Make) -> None:
+    """A quota that the pod would exceed refuses it."""
+    make("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
+    wait(lambda: "exceeded quota: none, requested: pods=1" in only(Admitted(what="pod")).detail)
+    assert "describe quota" in only(Admitted(what="pod")).remedy
+
+
+def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Api) -> None:
+    """What Volcano's webhook says against a Job is the finding."""
+    needs_kind(plane, JOBS)
+    found = refused(vcjob(minAvailable=3))
+    assert "Job job is refused: admission webhook" in found.detail
+    assert "'minAvailable' should not be greater than total replicas in tasks" in found.detail
+
+
+def test_good_job_is_accepted_and_not_made(plane: Api) -> None:
+    """A dry run goes through the webhooks and leaves no Job."""
+    needs_kind(plane, JOBS)
+    assert refused(vcjob()).verdict == "ok"
+    assert plane.items("batch.volcano.sh/v1alpha1", "Job") == []
+
+
+def test_every_refused_object_is_told(plane: Api) -> None:
+    """Two bad objects are two sentences of one finding; the good one is not among them."""
+    bad = {**config_map("b"), "dada": {}}, {**config_map("C")}
+    found = refused(config_map("a"), *bad)
+    assert 'unknown field "dada"' in found.detail
+    assert 'ConfigMap "C" is invalid' in found.detail
+    assert "ConfigMap a" not in found.detail
+
+
+def test_webhook_that_does_not_answer_is_told(plane: Api, make: Make) -> None:
+    """A webhook whose Service is gone refuses everything: the finding names the Service."""
+    rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
+    hook: Thing = {"name": "lost.torchyard.test", "sideEffects": "None", "admissionReviewVersions": ["v1"]}
+    hook |= {"clientConfig": {"service": {"namespace": SPACE, "name": "nowhere"}}, "rules": [rule]}
+    hook |= {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": SPACE}}}
+    hook |= {"objectSelector": {"matchLabels": {MARK: "webhook"}}}
+    make("admissionregistration.k8s.io/v1", "ValidatingWebhookConfiguration", SPACE, webhooks=[hook])
+    marked = config_map("a", labels={MARK: "webhook"})
+    wait(lambda: 'failed calling webhook "lost.torchyard.test"' in refused(marked).detail)
+    assert f"`kubectl -n {SPACE} get endpoints nowhere`" in refused(marked).remedy
+
+
+def test_name_that_is_taken_tells_by_whom(plane: Api, make: Make) -> None:
+    """Another run's object is not ours; our own is."""
+    make("v1", "ConfigMap", "theirs", labels={"torchyard/run": "another"})
+    make("v1", "ConfigMap", "foreign")
+    make("v1", "ConfigMap", "ours", labels={**LABELS, "more": "yes"})
+    assert "ConfigMap theirs is there already, and belongs to the run another" in refused(config_map("theirs")).detail
+    assert "ConfigMap foreign is there already, and is not this run's" in refused(config_map("foreign")).detail
+    found = refused(config_map("ours"))
+    assert (found.verdict, found.detail) == ("ok", "ConfigMap ours is there already, and is this run's")
+
+
+def test_advice_is_a_warning(plane: Api) -> None:
+    """What needs no asking is told, and stops nothing."""
+    assert only(Advice(about="image a:latest", detail="has no fixed tag")).verdict == "warning"

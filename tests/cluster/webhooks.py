@@ -1,0 +1,95 @@
+"""The webhook configurations of Volcano, the training operator and AppWrapper, pointed at processes on loopback."""
+
+from tests.cluster.api import Object
+from tests.cluster.certificates import text
+from tests.cluster.components import APPWRAPPER_PORT, VOLCANO_WEBHOOKS
+from tests.cluster.plane import Plane
+
+RESOURCES = {  # of Volcano's webhooks: group and version, and the operations that are validated
+    "jobs": ("batch.volcano.sh/v1alpha1", ["CREATE", "UPDATE"]),
+    "cronjobs": ("batch.volcano.sh/v1alpha1", ["CREATE", "UPDATE"]),
+    "queues": ("scheduling.volcano.sh/v1beta1", ["CREATE", "UPDATE", "DELETE"]),
+    "podgroups": ("scheduling.volcano.sh/v1beta1", ["CREATE"]),
+    "hypernodes": ("topology.volcano.sh/v1alpha1", ["CREATE", "UPDATE"]),
+}
+TRAINING_KINDS = ("mxjob", "paddlejob", "pytorchjob", "tfjob", "xgboostjob")
+
+
+def webhooks(plane: Plane) -> list[Object]:
+    return [*volcano(plane), training_operator(plane), *appwrapper(plane)]
+
+
+def volcano(plane: Plane) -> list[Object]:
+    """One configuration for each path, by the name under which the webhook manager looks for it."""
+    base = f"https://127.0.0.1:{plane.facts['ports']['vc-webhook-manager']}"
+    found = []
+    for path in VOLCANO_WEBHOOKS:
+        resource, verb = path.strip("/").split("/")
+        version, operations = RESOURCES[resource]
+        rule = rule_for(version, resource, operations if verb == "validate" else ["CREATE"])
+        name = f"{verb}{resource.removesuffix('s')}.volcano.sh"
+        hook = webhook(name, base + path, plane.pair("ca").certificate, rule)
+        # As the chart does: Volcano's own namespace stays usable while its webhooks are down.
+        hidden = {
+            "key": "kubernetes.io/metadata.name",
+            "operator": "NotIn",
+            "values": ["volcano-system", "kube-system"],
+        }
+        hook["namespaceSelector"] = {"matchExpressions": [hidden]}
+        kind = "Mutating" if verb == "mutate" else "Validating"
+        found.append(configuration(kind, "volcano-admission-service" + path.replace("/", "-"), [hook]))
+    return found
+
+
+def training_operator(plane: Plane) -> Object:
+    base = f"https://127.0.0.1:{plane.facts['ports']['training-operator']}"
+    authority = plane.pair("training-operator-ca").certificate
+    hooks = [
+        webhook(
+            f"validator.{kind}.training-operator.kubeflow.org",
+            f"{base}/validate-kubeflow-org-v1-{kind}",
+            authority,
+            rule_for("kubeflow.org/v1", f"{kind}s", ["CREATE", "UPDATE"]),
+        )
+        for kind in TRAINING_KINDS
+    ]
+    return configuration("Validating", "validator.training-operator.kubeflow.org", hooks)
+
+
+def appwrapper(plane: Plane) -> list[Object]:
+    found = []
+    for kind, verb, operations in (
+        ("Mutating", "mutate", ["CREATE"]),
+        ("Validating", "validate", ["CREATE", "UPDATE"]),
+    ):
+        rule = rule_for("workload.codeflare.dev/v1beta2", "appwrappers", operations)
+        url = f"https://127.0.0.1:{APPWRAPPER_PORT}/{verb}-workload-codeflare-dev-v1beta2-appwrapper"
+        hook = webhook(f"{verb[0]}appwrapper.kb.io", url, plane.pair("appwrapper-ca").certificate, rule)
+        found.append(configuration(kind, f"appwrapper-{kind.lower()}-webhook-configuration", [hook]))
+    return found
+
+
+def configuration(kind: str, name: str, hooks: list[Object]) -> Object:
+    return {
+        "apiVersion": "admissionregistration.k8s.io/v1",
+        "kind": f"{kind}WebhookConfiguration",
+        "metadata": {"name": name},
+        "webhooks": hooks,
+    }
+
+
+def webhook(name: str, url: str, authority: bytes, rule: Object) -> Object:
+    return {
+        "name": name,
+        "clientConfig": {"url": url, "caBundle": text(authority)},
+        "rules": [rule],
+        "admissionReviewVersions": ["v1"],
+        "failurePolicy": "Fail",
+        "sideEffects": "NoneOnDryRun",
+        "timeoutSeconds": 10,
+    }
+
+
+def rule_for(version: str, resource: str, operations: list[str]) -> Object:
+    group, _, number = version.partition("/")
+    return {"apiGroups": [group], "apiVersions": [number], "resources": [resource], "operations": operations}
