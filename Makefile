@@ -9,7 +9,7 @@ CHAOS ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down check format test bench chaos cluster-up cluster-down cluster-status lock
+.PHONY: help train up down check format test e2e bench chaos cluster-up cluster-down cluster-status lock
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -35,6 +35,9 @@ format: .venv/.locked ## ruff's own mending and formatting
 
 test: check ## what CI runs: check and every test
 	@$(BIN)/pytest -n 2 --dist loadfile
+
+e2e: .venv/.locked ## the tests on a cluster: KUBECONFIG's, or one made for them
+	@$(BIN)/python tests/cluster/e2e.py
 
 bench: .venv/.locked ## what a run costs beside bare torchrun
 	@$(BIN)/python tests/bench.py

@@ -83,9 +83,9 @@ def show_plan(asked: argparse.Namespace) -> int:
 def show_checks(asked: argparse.Namespace) -> int:
     """preflight only; exit code 1 where a check failed"""
     plan = plan_of(asked)
-    from tasks.preflight import check
+    from tasks.preflight import findings
 
-    checks = check(plan.requires)
+    checks = findings(plan)
     for found in checks:
         print(
             f"{SIGN[found.verdict]}{found.need}: {found.detail}" + (f"\n        {found.remedy}" if found.remedy else "")

@@ -1,17 +1,21 @@
 """The only door to Kubernetes: plain dicts in, plain dicts out, over the kubeconfig's own connection."""
 
+import contextlib
 import functools
 import json
+import os
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
 import urllib3
+import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.utils import parse_quantity
-from tenacity import retry, retry_if_exception_type, stop_after_delay, stop_before_delay, wait_exponential_jitter
+from tenacity import retry, retry_if_exception_type, stop_after_delay, stop_before_delay, wait_random_exponential
 
 from tasks.errors import ClusterError
 from tasks.spec import Cluster
@@ -124,7 +128,7 @@ class Api:
 
     @retry(
         retry=retry_if_exception_type(BusyError),
-        wait=wait_exponential_jitter(0.2, 5),
+        wait=wait_random_exponential(0.2, 5),
         stop=stop_after_delay(PATIENCE),
         reraise=True,
     )
@@ -198,14 +202,28 @@ def load(context: str | None) -> tuple[Any, Object]:
     loaded = client.Configuration()
     try:
         known, active = config.list_kube_config_contexts()
-        found = next((each for each in known if each["name"] == context), None) if context else active
+        wanted = context or current() or active["name"]
+        found = next((each for each in known if each["name"] == wanted), None)
         if found is None:
             names = ", ".join(sorted(each["name"] for each in known)) or "none"
-            raise ClusterError("kubeconfig", f"context {context}", f"there is no such context; there are: {names}", 0)
-        config.load_kube_config(context=context, client_configuration=loaded)
+            raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
+        config.load_kube_config(context=wanted, client_configuration=loaded)
         return loaded, found
     except ConfigException as error:
         return load_inside(loaded, str(error))
+
+
+def current() -> str | None:
+    """The current context as kubectl understands it: the first file of KUBECONFIG that names one.
+
+    The client library takes the last one, and would send the job to another cluster than kubectl shows.
+    """
+    for path in filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            document = yaml.safe_load(Path(path).expanduser().read_text())
+            if isinstance(document, dict) and document.get("current-context"):
+                return str(document["current-context"])
+    return None
 
 
 def load_inside(loaded: Any, why: str) -> tuple[Any, Object]:

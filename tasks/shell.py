@@ -111,6 +111,10 @@ class Watch:
         """What a log lacks for good, by block."""
         return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
 
+    def hints(self) -> str:
+        """Nobody else knows more about a process."""
+        return ""
+
     def settle(self, seconds: float) -> None:
         """Take in what the keepers say last: they write every line before they tell the end."""
         until = time.monotonic() + seconds

@@ -132,10 +132,14 @@ class Pod(Noun):
     priority_class: str | None = None
 
     def over(self, base: "Pod") -> "Pod":
-        """This pod's needs and those of `base`: mappings are joined, this one's other values come first."""
+        """This pod's needs and those of `base`: mappings and lists are joined, else what is said here counts."""
         said = {name: getattr(self, name) for name in self.model_fields_set}
-        joined = {name: {**getattr(base, name), **value} for name, value in said.items() if isinstance(value, dict)}
-        return base.model_copy(update={**said, **joined})
+        for name, value in said.items():
+            if isinstance(value, dict):
+                said[name] = {**getattr(base, name), **value}
+            elif isinstance(value, tuple):
+                said[name] = tuple(dict.fromkeys((*getattr(base, name), *value)))
+        return base.model_copy(update=said)
 
 
 class Source(Noun):
@@ -245,9 +249,7 @@ class Profile(Noun):
     rendezvous: Rendezvous = Field("c10d", description="how the nodes find each other")
     env: dict[str, EnvValue] = Field({}, description="environment; {secret: NAME, key: KEY} in pods")
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
-    setup: tuple[Text, ...] = Field(
-        (), description="shell commands in each pod before torchrun; one that fails ends it"
-    )
+    setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
     mounts: dict[str, Mount] = Field({}, description="what is mounted in the pods, by path")
     pod: Pod = Field(Pod(), description="what else the pods need; the fabric says it first")
     cluster: Cluster = Field(Cluster(), description="which cluster and namespace")

@@ -13,6 +13,7 @@ from tasks.teardown import stop
 
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
 FIRST_WORD = 20.0  # seconds that a host has to say how its block is
+SAY = 10.0  # seconds between two reasons why a job has not started
 SETTLE = 10.0  # seconds that the logs of stopped processes may take to be whole
 Pulse = Callable[[list[str]], None]
 
@@ -29,6 +30,7 @@ class Watch(Protocol):
     def ended_at(self) -> float | None: ...
     def running_at(self) -> float: ...
     def lost(self) -> dict[str, str]: ...
+    def hints(self) -> str: ...
     def settle(self, seconds: float) -> None: ...
 
 
@@ -53,7 +55,7 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
     """
     logs = Follower(handle.plan, handle.submitted_at)
     launcher = registry.launcher(handle.plan.launcher)
-    told, began = "", time.monotonic()
+    told, began, waits = "", time.monotonic(), Waits()
     with open_watch(handle.plan) as watch:
         while True:
             if watch.changes(SLICE):
@@ -66,9 +68,22 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
             known = all(watch.seen.values()) or time.monotonic() - began > FIRST_WORD
             if known and (late := overdue(handle, logs, status)):
                 return conclude(handle, logs, watch, late.model_copy(update={"exits": watch.exits()}))
+            waits.tell(status)
             if status.state == "running" and not told:
                 told = status.reason
                 log().info("%s after %.1f s", told, started_at(logs, watch) - handle.submitted_at)
+
+
+class Waits:
+    """Says what a job that has not started waits for: at once where it changes, and not more often than is read."""
+
+    def __init__(self) -> None:
+        self._said, self._next = "", time.monotonic() + SAY
+
+    def tell(self, status: Status) -> None:
+        if status.state == "pending" and status.reason != self._said and time.monotonic() > self._next:
+            self._said, self._next = status.reason, time.monotonic() + SAY
+            log().info("not started so far: %s", status.reason)
 
 
 def warn_of_losses(watch: Watch) -> None:
@@ -102,6 +117,9 @@ def overdue(handle: Handle, logs: Follower, status: Status) -> Outcome | None:
 def conclude(handle: Handle, logs: Follower, watch: Watch, outcome: Outcome) -> Outcome:
     """Stop what still runs, so that every log is whole before it is read; say when the job ended."""
     facts = {"ended_at": watch.ended_at()}
+    if outcome.cause == "start-deadline":
+        reason = outcome.status.reason + watch.hints()
+        outcome = outcome.model_copy(update={"status": outcome.status.model_copy(update={"reason": reason})})
     if outcome.status.state != "succeeded":
         log().warning("%s; stopping what still runs", outcome.status.reason)
         stop(handle.plan)

@@ -110,6 +110,19 @@ class ClusterWatch:
         lines = [line for line, _ in shell.follow(Path(self._plan.folder, node, "log"), 0)]
         return lines[-1].partition(" | ")[2] if lines else "nothing"
 
+    def hints(self) -> str:
+        """What the controllers said last about the plan's objects: where no object holds a reason, an event may."""
+        with contextlib.suppress(ClusterError):  # a user without the right to read events loses only this
+            events = self._api.items("v1", "Event")
+            mine = [each for each in events if each["involvedObject"].get("name", "").startswith(self._plan.job)]
+            bad = [each for each in mine if each.get("type") == "Warning" or each.get("reason") == "Unschedulable"]
+            if bad:
+                last = max(
+                    bad, key=lambda each: str(each.get("lastTimestamp") or each["metadata"]["creationTimestamp"])
+                )
+                return f"; {last['involvedObject']['kind']}: {last.get('reason')}: {last.get('message', '')[:500]}"
+        return ""
+
     def settle(self, seconds: float) -> None:
         """Wait until every log of a pod that has ended is whole, and keep what the API said last."""
         settle(self._plan.folder, self._plan.nodes, seconds)

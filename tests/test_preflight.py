@@ -9,14 +9,15 @@ from pathlib import Path
 import pytest
 
 from tasks.errors import PreflightError
-from tasks.needs import Check, FreePort, Package, Processors, ProgramFile, Requirement, WritableFolder
+from tasks.needs import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
 from tasks.preflight import check, preflight
+from tasks.preflight_cluster import started_with
 from tests.conftest import Write, load, plan_of
 
 TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
 
 
-def only(need: Requirement) -> Check:
+def only(need: HostNeed) -> Check:
     (found,) = check([need])
     return found
 
@@ -97,3 +98,19 @@ def test_error_survives_pickle() -> None:
     """Prefect hands errors from process to process."""
     error = PreflightError((Check(need="a", verdict="failed", detail="b", remedy="c"),))
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--gang=volcano"], True),
+        (["--gang", "volcano"], True),
+        (["--gang=none"], False),
+        (["--gangs=volcano"], False),
+        ([], False),
+    ],
+)
+def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], found: bool) -> None:
+    """A flag may be one word or two; `none` is as good as no flag."""
+    deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
+    assert started_with(deployment, "--gang") is found

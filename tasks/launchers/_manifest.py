@@ -11,7 +11,11 @@ from tasks.needs import Admitted, Advice, ClusterNeed, Right, Room, WritableFold
 from tasks.spec import Profile
 
 # What the manifest says itself; a profile that says it too would be believed and not obeyed.
-ITS_OWN = ("args", "env", "fabric", "hardware", "image", "mounts", "nodes", "pod", "processes", "resources", "setup")
+ITS_OWN = (
+    *("args", "env", "fabric", "hardware", "image", "mounts", "nodes", "options"),
+    *("pod", "processes", "rendezvous", "resources", "setup"),
+)
+LONGEST = 63  # characters of a host name
 
 
 class Frame(NamedTuple):
@@ -26,7 +30,7 @@ class Frame(NamedTuple):
 
 def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     """The manifest's job, after whatever else the file holds. ProfileError where it holds no such job, or two."""
-    refuse(profile, frame)
+    refuse(profile, run, frame)
     documents = [copy.deepcopy(each) for each in profile.manifest]
     main = next(each for each in documents if is_main(each, frame))
     companions = [each for each in documents if each is not main]
@@ -34,31 +38,31 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
         mark(each, {**_pod.labels(profile, run), _pod.ROLE: "companion"})
     mark(main, _pod.labels(profile, run))
     main["metadata"]["name"] = run.job(profile)
-    tasks = {name: (int(spec.get("replicas") or 1), spec["template"]) for name, spec in tasks_of(main).items()}
-    for _, template in tasks.values():
-        mark(template, _pod.labels(profile, run))
+    tasks = tasks_of(main)
+    for task in tasks.values():
+        mark(task.template, _pod.labels(profile, run))
     elastic = main["spec"].get("elasticPolicy")
     if elastic and not elastic.get("rdzvId"):
         elastic["rdzvId"] = run.job(profile)
-    template = next(iter(tasks.values()))[1]
+    first = next(iter(tasks.values()))
     return ManifestPlan(
         launcher=frame.launcher,
         job=run.job(profile),
         labels=_pod.labels(profile, run),
-        cluster=profile.cluster,
+        cluster=profile.cluster.model_copy(update={"namespace": next(iter(namespaces(profile)), None)}),
         store=tuple(companions),
         objects=(main,),
-        tasks={name: count for name, (count, _) in tasks.items()},
-        container=template["spec"]["containers"][0]["name"],
+        tasks={name: task.count for name, task in tasks.items()},
+        container=first.container,
         template=template_at(main),
         watch=frame.watch,
-        teed="--tee" in str(template),
+        teed="--tee" in str(first.template),
         folder=f"{run.folder}/attempt-{run.attempt}",
         requires=(
             *frame.requires,
             *rights(companions),
             WritableFolder(host="localhost", path=run.folder),
-            room(template, sum(count for count, _ in tasks.values())),
+            room(first.template, gang(main, tasks)),
             Admitted(what="objects"),
             Admitted(what="pod"),
             *(Advice(about="manifest", detail=trap) for trap in traps(profile.manifest)),
@@ -66,7 +70,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     )
 
 
-def refuse(profile: Profile, frame: Frame) -> None:
+def refuse(profile: Profile, run: Run, frame: Frame) -> None:
     """What the profile must not say beside a manifest, and what the manifest must hold."""
     twice = [key for key in ITS_OWN if key in profile.model_fields_set and getattr(profile, key)]
     found = [f"{key}: the manifest says it; change it there" for key in twice]
@@ -74,27 +78,64 @@ def refuse(profile: Profile, frame: Frame) -> None:
     if jobs != 1:
         kinds = ", ".join(str(each.get("kind")) for each in profile.manifest)
         found.append(f"manifest: holds {jobs} of kind {frame.kind} ({frame.api}), one is needed; it has: {kinds}")
+    else:
+        found += unfit(next(each for each in profile.manifest if is_main(each, frame)), run.job(profile))
+    places = namespaces(profile)
+    if len(places) > 1:
+        found.append(f"manifest: one namespace is needed for all of it; named are {', '.join(places)}")
     if found:
         raise ProfileError(profile.name, tuple(found))
-    job = next(each for each in profile.manifest if is_main(each, frame))
+
+
+def unfit(job: dict[str, Any], name: str) -> list[str]:
+    """Why the job cannot be launched as it is."""
     try:
-        containers = [spec["template"]["spec"]["containers"][0]["name"] for spec in tasks_of(job).values()]
-    except (KeyError, IndexError, TypeError, AttributeError):
-        containers = []
-    if not containers:
-        raise ProfileError(profile.name, (f"manifest: the {frame.kind} has no pod template with a named container",))
+        tasks = tasks_of(job)
+        for task in tasks.values():
+            room(task.template, task.count)
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        tasks = {}
+    if not any(task.count for task in tasks.values()):
+        return [f"manifest: the {job['kind']} has no task with replicas and a pod template with a named container"]
+    containers = dict.fromkeys(task.container for task in tasks.values())
+    pods = [f"{name}-{each}-{max(task.count - 1, 0)}" for each, task in tasks.items()]
+    found = [f"manifest: the pod {pod} has a name of over {LONGEST} characters" for pod in pods if len(pod) > LONGEST]
+    if len(containers) > 1:
+        found.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
+    return found
 
 
 def is_main(document: dict[str, Any], frame: Frame) -> bool:
     return document.get("kind") == frame.kind and document.get("apiVersion") == frame.api
 
 
-def tasks_of(job: dict[str, Any]) -> dict[str, dict[str, Any]]:
+def namespaces(profile: Profile) -> list[str]:
+    """Every namespace that the profile and the manifest name."""
+    said = [profile.cluster.namespace, *((each["metadata"] or {}).get("namespace") for each in profile.manifest)]
+    return list(dict.fromkeys(each for each in said if each))
+
+
+class Task(NamedTuple):
+    """Pods of one template."""
+
+    count: int
+    template: dict[str, Any]
+    container: str
+
+
+def tasks_of(job: dict[str, Any]) -> dict[str, Task]:
     """The parts of a job that have a pod template, by the name that their pods carry."""
-    spec = job.get("spec") or {}
+    spec = job["spec"]
     if "pytorchReplicaSpecs" in spec:
-        return {name.lower(): part for name, part in spec["pytorchReplicaSpecs"].items()}
-    return {part.get("name") or f"default{index}": part for index, part in enumerate(spec.get("tasks") or ())}
+        return {name.lower(): read_task(part, 1) for name, part in spec["pytorchReplicaSpecs"].items()}
+    return {part.get("name") or f"default{index}": read_task(part, 0) for index, part in enumerate(spec["tasks"])}
+
+
+def read_task(part: dict[str, Any], default: int) -> Task:
+    """Its pods, and the container that counts: the operator's own, `pytorch`, else the first."""
+    names = [str(each["name"]) for each in part["template"]["spec"]["containers"]]
+    count = default if part.get("replicas") is None else int(part["replicas"])
+    return Task(count, part["template"], "pytorch" if "pytorch" in names else names[0])
 
 
 def template_at(job: dict[str, Any]) -> tuple[str | int, ...]:
@@ -113,6 +154,11 @@ def mark(thing: dict[str, Any], labels: dict[str, str]) -> None:
 def rights(companions: list[dict[str, Any]]) -> list[Right]:
     kinds = sorted({str(each["kind"]).lower() + "s" for each in companions if "/" not in str(each["apiVersion"])})
     return [Right(verbs=("create", "delete", "patch"), resource=kind) for kind in kinds]
+
+
+def gang(job: dict[str, Any], tasks: dict[str, Task]) -> int:
+    """The pods without which nothing starts: as many as Volcano is told, else all."""
+    return int(job["spec"].get("minAvailable") or 0) or sum(task.count for task in tasks.values())
 
 
 def room(template: dict[str, Any], pods: int) -> Room:

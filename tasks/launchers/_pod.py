@@ -4,6 +4,7 @@ import math
 from typing import Any
 
 from tasks.errors import ProfileError
+from tasks.launchers._torchrun import literal
 from tasks.model import Run
 from tasks.needs import Admitted, Advice, ClusterNeed, Object, Right, Room, WritableFolder
 from tasks.spec import Mount, Pod, Profile, Source
@@ -12,6 +13,7 @@ Manifest = dict[str, Any]
 RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 GPU = "nvidia.com/gpu"
+MOST = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 # Read by whoever judges the log: without NET, NCCL does not say whether GPUDirect is in use.
 NCCL_SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 
@@ -86,16 +88,20 @@ def environment(profile: Profile, run: Run, node_field: str) -> list[Manifest]:
 def variable(name: str, value: str | Source) -> Manifest:
     """A variable, or the reference to its value."""
     if isinstance(value, str):
-        return {"name": name, "value": value}
+        return {"name": name, "value": literal(value)}
     kind = {"secretKeyRef": value.secret} if value.secret else {"configMapKeyRef": value.config_map}
     return {"name": name, "valueFrom": {ref: {"name": of, "key": value.key} for ref, of in kind.items()}}
 
 
 def requests(profile: Profile) -> dict[str, str]:
     """What a pod asks for, by the names of Kubernetes."""
-    gpu = profile.hardware.gpus.resource if profile.hardware else GPU
     asked = {**pod_needs(profile).resources, **profile.resources}
-    return {gpu if name == "gpus" else name: amount for name, amount in asked.items() if amount != "0"}
+    return {gpu(profile) if name == "gpus" else name: amount for name, amount in asked.items() if amount != "0"}
+
+
+def gpu(profile: Profile) -> str:
+    """The GPUs' own name, which is the key of their nodes' taint too."""
+    return profile.hardware.gpus.resource if profile.hardware else GPU
 
 
 def resources(profile: Profile) -> Manifest:
@@ -128,8 +134,8 @@ def placement(profile: Profile, run: Run, needs: Pod) -> Manifest:
 
 def tolerations(profile: Profile) -> tuple[str, ...]:
     """Taints by name: tolerating all would keep pods on dead nodes for ever, and put them on control planes."""
-    gpu = (GPU,) if GPU in requests(profile) else ()
-    return tuple(dict.fromkeys((*gpu, *pod_needs(profile).tolerations)))
+    tainted = (gpu(profile),) if gpu(profile) in requests(profile) else ()
+    return tuple(dict.fromkeys((*tainted, *pod_needs(profile).tolerations)))
 
 
 def identity(needs: Pod) -> Manifest:
@@ -206,8 +212,8 @@ def named_objects(profile: Profile) -> list[Object]:
     """Everything that the pods name and that must be there before them."""
     needs = pod_needs(profile)
     found = [
-        Object(what="NetworkAttachmentDefinition", name=name.rpartition("/")[2], namespace=name.partition("/")[0])
-        for name in needs.networks
+        Object(what="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
+        for namespace, _, name in (each.rpartition("/") for each, count in needs.networks.items() if count)
     ]
     for source in profile.env.values():
         if isinstance(source, Source):
@@ -232,6 +238,15 @@ def advice(profile: Profile) -> list[Advice]:
 
 
 def refuse(profile: Profile) -> None:
-    """ProfileError where the profile names no image for its program."""
+    """What only the profile as a whole can get wrong, for a job in pods."""
+    findings = []
     if profile.program and not profile.image:
-        raise ProfileError(profile.name, ("image: the pods need one, with torch and the program in it",))
+        findings.append("image: the pods need one, with torch and the program in it")
+    if profile.name[0].isdigit():
+        findings.append(f"name: {profile.name} must begin with a letter, as names of Services do")
+    if profile.rendezvous == "static" and profile.nodes.min != profile.nodes.max:
+        findings.append(f"nodes: static has a place for each node: one number, not {profile.nodes}")
+    if profile.nodes.max > MOST:
+        findings.append(f"nodes: at most {MOST}, with more the last pods' names could be too long")
+    if findings:
+        raise ProfileError(profile.name, tuple(findings))

@@ -46,14 +46,22 @@ def pod_command(profile: Profile, run: Run, endpoint: Endpoint, address: str) ->
     The kubelet puts it in the place of `$(TORCHYARD_NODE)`; `address` is a name that the other pods can resolve.
     """
     agent = ("torchrun", *flags(profile), *meeting(profile, run, None, endpoint), f"--local-addr={address}")
-    whole = (*agent, str(profile.program), *profile.args)
+    whole = (*agent, *map(literal, (str(profile.program), *profile.args)))
     begin = prelude(profile)
     return ("/bin/sh", "-c", f'set -e\n{begin}exec "$@"\n', "torchyard", *whole) if begin else whole
 
 
+def literal(text: str) -> str:
+    """The text as the kubelet makes it the same again: it takes `$(NAME)` for a variable, and `$$` for one `$`."""
+    return re.sub(r"\$(?=[$(])", "$$", text)
+
+
 def prelude(profile: Profile) -> str:
-    """What a pod's shell does before torchrun: the profile's setup, and what only the pod can know."""
-    setup = "".join(f"{line}\n" for line in profile.setup)
+    """What a pod's shell does before torchrun: the profile's setup, and what only the pod can know.
+
+    `(exit $?)` is for `a && b`, which `set -e` lets pass where a fails.
+    """
+    setup = "".join(f"{literal(line)}\n(exit $?)\n" for line in profile.setup)
     return setup + (HOST.format(patience=patience(profile)) if profile.rendezvous == "c10d" else "")
 
 

@@ -33,7 +33,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     options = Options.model_validate(profile.options)
     _pod.refuse(profile)
     if profile.manifest:
-        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), requires(options)))
+        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), requires(queue_of(profile))))
     job = volcano_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -48,7 +48,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         template=("spec", "tasks", 0, "template"),
         watch=watch(),
         folder=f"{run.folder}/attempt-{run.attempt}",
-        requires=(*requires(options), *_store.requires(profile), *_pod.requires(profile, run)),
+        requires=(*requires(options.queue), *_store.requires(profile), *_pod.requires(profile, run)),
     )
 
 
@@ -108,11 +108,17 @@ def watch() -> tuple[Watched, ...]:
     )
 
 
-def requires(options: Options) -> tuple[ClusterNeed, ...]:
+def queue_of(profile: Profile) -> str:
+    """The queue that a manifest's Job names; Volcano's webhook makes it `default` where it names none."""
+    specs = [each.get("spec") for each in profile.manifest if each["kind"] == KIND]
+    return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
+
+
+def requires(queue: str) -> tuple[ClusterNeed, ...]:
     return (
         Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install=INSTALL),
         *(Controller(label=f"app=volcano-{name}") for name in ("scheduler", "controller", "admission")),
-        OpenQueue(name=options.queue),
+        OpenQueue(name=queue),
         Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="jobs.batch.volcano.sh"),
         Right(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
     )

@@ -25,7 +25,7 @@ from typing import Any
 import yaml
 
 PINS = Path(__file__).resolve().parent / "pins"
-GO_NEEDED = (1, 25)  # the highest `go` line of the pins
+GO_NEEDED = (1, 26)  # the highest `go` line of the pins
 PACKAGED_GO = "1.26.6"
 FLAGS = ["-mod=readonly", "-trimpath", "-buildvcs=false"]
 Say = Callable[[str], None]
@@ -101,6 +101,7 @@ COMPONENTS = (
     ),
     Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=("config/crd/bases/*.yaml",)),
     Component("coredns", {"coredns": "github.com/coredns/coredns"}),
+    Component("etcd-v2", {"etcd-v2": "go.etcd.io/etcd/server/v3"}),  # the runs' own store: 3.6 serves no v2 API
 )
 
 
@@ -133,6 +134,7 @@ def build(say: Say = print) -> dict[str, Path]:
     """Build what is missing and return every program's path; BuildError says what went wrong."""
     wanted = missing()
     if wanted:
+        sweep()
         go = find_go(say)
         total = sum(len(component.programs) for component in wanted)
         counter = iter(range(1, total + 1))
@@ -140,6 +142,13 @@ def build(say: Say = print) -> dict[str, Path]:
         for component in wanted:
             build_component(component, go, Told(say, counter, total))
     return programs()
+
+
+def sweep() -> None:
+    """Remove what a killed build left half made: its folder's name holds the process that worked in it."""
+    for scratch in cache_home().glob(".*-*"):
+        if not Path(f"/proc/{scratch.name.split('-')[-2]}").exists():
+            shutil.rmtree(scratch, ignore_errors=True)
 
 
 @dataclass
@@ -154,7 +163,8 @@ class Told:
 def build_component(component: Component, go: str, told: Told) -> None:
     """Build all its programs and keep its CRDs, in a folder that gets its real name only when it is whole."""
     component.home.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(prefix=f".{component.pin}-", dir=component.home.parent) as scratch:
+    prefix = f".{component.pin}-{os.getpid()}-"
+    with tempfile.TemporaryDirectory(prefix=prefix, dir=component.home.parent) as scratch:
         whole = Path(scratch) / "whole"
         whole.mkdir()
         for name, package in component.programs.items():

@@ -122,6 +122,7 @@ def text(data: bytes) -> str:
 
 def kubeconfig(server: str, authority: Pair, client: Pair, user: str) -> str:
     """A kubeconfig that holds everything in itself, as YAML."""
+    context = f"{user}@torchyard"
     cluster = {"server": server, "certificate-authority-data": text(authority.certificate)}
     who = {"client-certificate-data": text(client.certificate), "client-key-data": text(client.key)}
     return yaml.safe_dump(
@@ -130,7 +131,7 @@ def kubeconfig(server: str, authority: Pair, client: Pair, user: str) -> str:
             "kind": "Config",
             "clusters": [{"name": "torchyard", "cluster": cluster}],
             "users": [{"name": user, "user": who}],
-            "contexts": [{"name": "torchyard", "context": {"cluster": "torchyard", "user": user}}],
-            "current-context": "torchyard",
+            "contexts": [{"name": context, "context": {"cluster": "torchyard", "user": user}}],
+            "current-context": context,
         }
     )

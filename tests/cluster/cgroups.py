@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
@@ -46,7 +45,7 @@ def hand_down(group: Path) -> None:
 def remove(patience: float = 10) -> None:
     """Remove every group of the tree; the kernel may hold one for a moment after its last process."""
     deadline = time.monotonic() + patience
-    while (left := list(trees())) and time.monotonic() < deadline:
+    while (left := trees()) and time.monotonic() < deadline:
         for tree in left:
             remove_tree(tree)
         time.sleep(0.02)
@@ -54,8 +53,10 @@ def remove(patience: float = 10) -> None:
         raise OSError(f"control groups are still in use: {', '.join(map(str, left))}")
 
 
-def trees() -> Iterator[Path]:
-    return (root / TREE for root in hierarchies() if (root / TREE).exists())
+def trees() -> list[Path]:
+    """The tree in every hierarchy, also in those that runc alone knows: beside version 1 it uses a version 2."""
+    found = [MOUNT / TREE, *MOUNT.glob(f"*/{TREE}")]
+    return [tree for tree in found if tree.is_dir()]
 
 
 def remove_tree(tree: Path) -> None:

@@ -18,7 +18,7 @@ from typing import NoReturn
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tests.cluster import build, components, fake, objects
+from tests.cluster import build, components, fake, nodes, objects
 from tests.cluster.api import Api, ApiError
 from tests.cluster.plane import ClusterError, Plane
 from tests.cluster.ready import answers, established, has_condition, is_available, queue_state, signs
@@ -34,10 +34,12 @@ def up() -> Plane:
     """Build what is missing and start the cluster; whatever goes wrong, nothing of it stays."""
     plane = Plane()
     refuse_second(plane)
-    build.build(say=tell)
     plane.claim()
     refuse_taken_port()
-    signal.signal(signal.SIGTERM, interrupt)
+    with plane.labelling("build"):
+        build.build(say=tell)
+    for ending in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(ending, interrupt)
     try:
         start(plane)
     except BaseException as error:
@@ -95,6 +97,8 @@ def start(plane: Plane) -> None:
     with step("nodes, queue, webhooks"):
         for what, found in signs(api):
             wait(what, found, plane)
+    with step("real nodes"):
+        tell(f"  {nodes.up(plane)}")
     print(f"ready after {time.monotonic() - began:.1f} s, {memory(plane) / 2**30:.2f} GiB\n", flush=True)
 
 
@@ -105,10 +109,10 @@ def prepare(plane: Plane) -> None:
     components.make_certificates(plane)
     plane.kubeconfig(plane.admin, "admin", ["system:masters"])
     plane.kubeconfig(plane.user, objects.USER)
-    if not components.COMPILED_IN.exists():
+    if not components.COMPILED_IN.exists() or components.COMPILED_IN.read_text() == components.OURS:
+        plane.on_down(["rm", "-rf", str(components.COMPILED_IN.parents[1])])
         components.COMPILED_IN.parent.mkdir(parents=True, exist_ok=True)
         components.COMPILED_IN.write_text(components.OURS)
-        plane.on_down(["rm", "-r", str(components.COMPILED_IN.parents[1])])
 
 
 def launch(plane: Plane, component: components.Component) -> None:

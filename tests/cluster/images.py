@@ -9,6 +9,9 @@ import io
 import json
 import os
 import platform
+import re
+import shutil
+import subprocess
 import sys
 import tarfile
 from collections.abc import Iterable
@@ -20,6 +23,7 @@ from tasks.launchers._store import IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local
+PAUSE = "docker.io/torchyard/node-pause:local"
 PROGRAMS = "/opt/torchyard/programs"
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders of their own
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
@@ -52,14 +56,22 @@ def userland() -> list[tuple[Path, str]]:
 
 
 def python() -> Image:
-    """Its command is what keeps a pod's sandbox alive: the image is the nodes' pause image as well."""
+    """The image of everything that pods run in Python; its shell and Python come when a container starts."""
     search = [f"{sys.prefix}/bin", f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     environment = {"PATH": ":".join(dict.fromkeys(search)), "PYTHONDONTWRITEBYTECODE": "1"}
     links = {name: os.readlink(f"/{name}") for name in SYSTEM if Path("/", name).is_symlink()}
     texts = {name: content.encode() for name, content in TEXTS.items()}
     if (cache := Path("/etc/ld.so.cache")).exists():
         texts["etc/ld.so.cache"] = cache.read_bytes()
-    return Image(PYTHON, layer(EMPTY, links, texts), ("sleep", "infinity"), environment)
+    return Image(PYTHON, layer(EMPTY, links, texts), ("python",), environment)
+
+
+def pause() -> Image:
+    """What keeps a pod's sandbox alive: `sleep` and its libraries, as containerd runs no hooks for sandboxes."""
+    program = shutil.which("sleep") or "/bin/sleep"
+    needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
+    files = {path[1:]: Path(path).read_bytes() for path in [program, *re.findall(r"(/\S+) \(0x", needed)]}
+    return Image(PAUSE, layer({}, {}, files), (program, "infinity"))
 
 
 def etcd(program: Path) -> Image:

@@ -58,7 +58,8 @@ def begin(plane: Plane) -> None:
     reserve(plane)
     folder = plane.state / "nodes"
     folder.mkdir()
-    images.pack([images.python(), images.etcd(plane.program("etcd-v2"))], folder / "images.tar")
+    made = [images.pause(), images.python(), images.etcd(plane.program("etcd-v2"))]
+    images.pack(made, folder / "images.tar")
     table = "".join(f"{here}\t{there}\n" for here, there in images.userland())
     (folder / "userland").write_text(table)
     switch = network.lay(plane, NODES)

@@ -14,6 +14,7 @@ import socket
 import subprocess
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -142,6 +143,17 @@ class Plane:
         self.started[component] = process
         return process.pid
 
+    @contextmanager
+    def labelling(self, component: str) -> Iterator[None]:
+        """Have the processes that are started in this block by other means be found by `down` too."""
+        labels = {LABEL: str(self.state), COMPONENT: component}
+        os.environ.update(labels)
+        try:
+            yield
+        finally:
+            for name in labels:
+                del os.environ[name]
+
     def processes(self) -> list[Process]:
         """Every living process with the label of this cluster, found in /proc alone."""
         mark = f"{LABEL}={self.state}".encode()
@@ -212,7 +224,7 @@ class Plane:
 
 def run_hook(command: list[str]) -> str:
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    failed = f": {done.stderr.strip()}" if done.returncode else ""
+    failed = f", which ended with {done.returncode}: {done.stderr.strip()}" if done.returncode else ""
     return f"ran {' '.join(command)}{failed}"
 
 

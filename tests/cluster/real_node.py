@@ -2,6 +2,7 @@
 
 import ipaddress
 import json
+import os
 import shlex
 import shutil
 import subprocess
@@ -88,7 +89,7 @@ disabled_plugins = {json.dumps([f"io.containerd.{name}" for name in unused])}
 [plugins."io.containerd.internal.v1.opt"]
 path = "{folder}/containerd/opt"
 [{cri}]
-sandbox_image = "{images.PYTHON}"
+sandbox_image = "{images.PAUSE}"
 restrict_oom_score_adj = true
 [{cri}.cni]
 bin_dir = "{plugins}"
@@ -104,7 +105,11 @@ SystemdCgroup = false
 def container_spec(userland: Path) -> dict[str, Any]:
     """containerd's own first form of every container, and the hook that brings the machine's userland in."""
     made = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True).stdout
-    hook = {"path": shutil.which("sh"), "args": ["sh", str(HERE / "userland.sh"), str(userland)]}
+    hook = {
+        "path": shutil.which("sh"),
+        "args": ["sh", str(HERE / "userland.sh"), str(userland)],
+        "env": [f"PATH={os.environ['PATH']}"],  # without one it would be the image's
+    }
     spec: dict[str, Any] = json.loads(made)
     return spec | {"hooks": {"createContainer": [hook]}}
 

@@ -17,6 +17,11 @@ mount --bind kubelet /var/lib/kubelet
 mount --bind cni /var/lib/cni
 # A node knows its own name, and so do the hostNetwork pods on it, to which the kubelet gives this file.
 mount --bind hosts /etc/hosts
+# Its own name server says no at once where the machine's, out of reach, would let every pull of an image wait. The file
+# may be a link into /run, which is empty here.
+resolver=$(readlink -m /etc/resolv.conf)
+[ -e "$resolver" ] || install -D /dev/null "$resolver"
+mount --bind resolv.conf "$resolver"
 
 # The kubelet wants these set for the whole machine: it finds them as it wants them, and the machine stays as it is.
 for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/panic_on_oops=1 \
@@ -25,6 +30,9 @@ for setting in vm/overcommit_memory=1 vm/panic_on_oom=0 kernel/panic=10 kernel/p
     echo "${setting#*=}" >"$shadow"
     mount --bind "$shadow" "/proc/sys/${setting%=*}"
 done
+
+# The kubelet would report every process of the machine that was ever killed for memory as its own.
+mount --bind /dev/null /dev/kmsg
 
 echo 1 >/proc/sys/net/ipv4/ip_forward
 until ip route show default | grep -q .; do sleep 0.02; done # network.py plugs the node in

@@ -3,7 +3,7 @@
 #
 # A container whose image asks for it by a file /.userland gets folders of the machine, read-only: each line of the
 # table is a folder here, a tab, and where it is to be there. Standard input is runc's state of the container, in JSON.
-set -eu; exec 2>>/tmp/nodes-lab/hook.log; set -x
+set -eu
 root=$(sed 's/.*"bundle":"\([^"]*\)".*/\1/')/rootfs
 [ -e "$root/.userland" ] || exit 0
 while IFS='	' read -r here there; do

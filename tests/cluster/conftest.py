@@ -1,0 +1,80 @@
+"""Tests on a cluster: the one that KUBECONFIG names, in a namespace of their own that is removed afterwards."""
+
+import os
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tasks.cluster import Api, api
+from tasks.errors import ClusterError
+from tasks.spec import Cluster
+
+SHOWN = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        item.add_marker(pytest.mark.cluster)
+
+
+@pytest.fixture(scope="session")
+def plane() -> Api:
+    """The cluster of KUBECONFIG."""
+    if not os.environ.get("KUBECONFIG"):
+        pytest.skip("KUBECONFIG is not set: `make cluster-up` prints one")
+    try:
+        server = api(Cluster())
+        server.ask("GET", "/version")
+    except ClusterError as error:
+        pytest.skip(f"no cluster answers: {error}")
+    return server
+
+
+@pytest.fixture(scope="module")
+def namespace(plane: Api) -> Iterator[str]:
+    """A namespace for one module."""
+    name = f"torchyard-test-{uuid.uuid4().hex[:8]}"
+    plane.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+    here = Api(Cluster(namespace=name))
+    while not here.read("v1", "ServiceAccount", "default"):
+        time.sleep(0.05)
+    yield name
+    plane.ask("DELETE", f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture(scope="session")
+def user(plane: Api) -> dict[str, Any]:
+    """Overrides that run a job with the rights of docs/rbac.yaml, where the kubeconfig has such a user."""
+    try:
+        return {"cluster.context": api(Cluster(context="torchyard@torchyard")).context}
+    except ClusterError:
+        return {}
+
+
+@pytest.fixture(scope="session")
+def fake(plane: Api, user: dict[str, Any]) -> dict[str, Any]:
+    """Overrides that put a job on fake nodes."""
+    if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
+        pytest.skip("this cluster has no fake nodes (label type=kwok)")
+    return {**user, "pod.node_selector": {"type": "kwok"}}
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """One row a profile, one column an outcome."""
+    cells: dict[str, dict[str, str]] = defaultdict(dict)
+    for verdict, shown in SHOWN.items():
+        for report in terminalreporter.stats.get(verdict, ()):
+            for profile, outcome in (pair for name, pair in report.user_properties if name == "cell"):
+                cells[profile][outcome] = shown
+    outcomes = list(dict.fromkeys(outcome for row in cells.values() for outcome in row))
+    if cells:
+        terminalreporter.section("profiles and outcomes")
+        wide = max(map(len, cells))
+        terminalreporter.line("  ".join([" " * wide, *outcomes]))
+        for profile, row in sorted(cells.items()):
+            told = (f"{row.get(outcome, '-'):<{len(outcome)}}" for outcome in outcomes)
+            terminalreporter.line("  ".join([f"{profile:<{wide}}", *told]))
