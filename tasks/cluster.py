@@ -4,6 +4,7 @@ import contextlib
 import functools
 import json
 import os
+import socket
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +16,15 @@ import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.utils import parse_quantity
-from tenacity import retry, retry_if_exception_type, stop_after_delay, stop_before_delay, wait_random_exponential
+from tenacity import (
+    retry,
+    retry_if_exception_type,
+    stop_after_attempt,
+    stop_after_delay,
+    stop_before_delay,
+    wait_random_exponential,
+)
+from urllib3.connection import HTTPConnection
 
 from tasks.errors import ClusterError
 from tasks.spec import Cluster
@@ -51,6 +60,7 @@ class Api:
         self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
         self.host = str(loaded.host)
         loaded.connection_pool_maxsize = CONNECTIONS
+        loaded.socket_options = [*HTTPConnection.default_socket_options, *alive()]
         self._settings = loaded
         self._http = client.ApiClient(loaded).rest_client.pool_manager
 
@@ -113,11 +123,16 @@ class Api:
 
     def knock(self) -> None:
         """ClusterError where nobody answers within seconds, or where the server does not know who asks."""
+        self.glance("/api")
+
+    def glance(self, path: str) -> Object:
+        """One GET, given up within seconds."""
         briefly = self._patiently.retry_with(stop=stop_before_delay(BRIEFLY))
         try:
-            briefly(self, "GET", "/api", None)
+            found: Object = briefly(self, "GET", path, None)
         except BusyError as error:
-            raise ClusterError(self.host, "GET /api", str(error), 0) from error
+            raise ClusterError(self.host, f"GET {path}", str(error), 0) from error
+        return found
 
     def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Object | None = None) -> Object:
         """One request, repeated while the server is away or busy. ClusterError with the server's own words."""
@@ -129,7 +144,7 @@ class Api:
     @retry(
         retry=retry_if_exception_type(BusyError),
         wait=wait_random_exponential(0.2, 5),
-        stop=stop_after_delay(PATIENCE),
+        stop=stop_after_delay(PATIENCE) & stop_after_attempt(2),
         reraise=True,
     )
     def _patiently(self, method: str, path: str, body: Object | None) -> Object:
@@ -141,20 +156,23 @@ class Api:
             return answer
 
     def stream(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
-        """The lines of an answer that goes on; it ends where the server ends it, or says nothing for `silence` s.
+        """The lines of an answer that goes on, each with its end; the last one may lack it.
 
-        BusyError where the connection breaks, ClusterError where the request is refused.
+        BusyError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
         """
         with self._open("GET", f"{path}?{urlencode(query)}", None, silence) as response:
-            rest = b""
+            rest: list[bytes] = []
             try:
                 for part in response.stream(1 << 16, decode_content=True):
-                    *lines, rest = (rest + part).split(b"\n")
-                    yield from lines
+                    first, *lines = part.split(b"\n")
+                    rest.append(first)
+                    for line in lines:
+                        yield b"".join(rest) + b"\n"
+                        rest = [line]
             except urllib3.exceptions.HTTPError as error:
-                raise BusyError(str(error)) from error
-            if rest:
-                yield rest
+                raise BusyError(reason(error)) from error
+            if last := b"".join(rest):
+                yield last
 
     def _open(self, method: str, path: str, body: Object | None, silence: float) -> Any:
         url = f"{self.host}{path}"
@@ -175,8 +193,12 @@ class Api:
 
     def _refuse(self, what: str, response: Any) -> None:
         """Raise the server's refusal, in its own words."""
-        said = response.data.decode(errors="replace")
-        response.release_conn()
+        try:
+            said = response.data.decode(errors="replace")
+        except urllib3.exceptions.HTTPError as error:
+            raise BusyError(f"the refusal broke off: {error}") from error
+        finally:
+            response.release_conn()
         if response.status in BUSY:
             raise BusyError(said[:500])
         try:
@@ -184,6 +206,14 @@ class Api:
         except (ValueError, KeyError, TypeError):
             message = said[:500]
         raise ClusterError(self.host, what, message, response.status)
+
+
+def alive() -> list[tuple[int, int, int]]:
+    """Socket options that keep a silent connection from being forgotten on the way, and tell of a dead one."""
+    timing = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # not every system has them
+    known = {getattr(socket, name): value for name, value in timing.items() if hasattr(socket, name)}
+    on = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    return [on, *((socket.IPPROTO_TCP, option, value) for option, value in known.items())]
 
 
 def quantity(text: str) -> Decimal:

@@ -9,7 +9,7 @@ from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
-from tasks.model import Collected, Failure, LogFile, LogLine, ManifestPlan, Metrics, Outcome, Plan
+from tasks.model import Collected, CommandPlan, Failure, LogFile, LogLine, ManifestPlan, Metrics, Outcome, Plan
 from tasks.spec import MetricsFormat
 from tasks.step import step
 
@@ -25,7 +25,9 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
 
         pump.settle(plan.folder, plan.nodes, SETTLE)
     logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
-    failure = None if outcome.status.state == "succeeded" else blame_disk(find_failure(plan, outcome), logs)
+    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
+    if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
+        failure = blame_disk(failure, logs)
     return Collected(logs=logs, metrics=read_metrics(plan, metrics), failure=failure)
 
 

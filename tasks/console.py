@@ -5,6 +5,7 @@ import os
 import sys
 
 gc.disable()
+os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them reads every installed package
 
 from tasks.cli import main as run  # noqa: E402
 

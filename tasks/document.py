@@ -25,16 +25,16 @@ def nearest(name: str, known: Iterable[str]) -> str:
 def read(path: Path, name: str) -> tuple[dict[str, Any], yaml.MappingNode]:
     """The document, and its nodes, which know their lines."""
     try:
-        text = path.read_text()
-        root = yaml.compose(text, Loader=Loader)
-        document = yaml.load(text, Loader=Loader)
+        loader = Loader(path.read_text())
+        root = loader.get_single_node()
+        twice = repeated(root)
+        document = loader.construct_document(root) if root else {}
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     except yaml.YAMLError as error:
         raise ProfileError(name, (syntax(path, error),)) from error
     if not isinstance(root, yaml.MappingNode):
         raise ProfileError(name, (f"{path}:1: a profile is a mapping of keys to values",))
-    twice = repeated(root)
     if twice:
         raise ProfileError(
             name, tuple(f"{path}:{line}: the key {key} stands here a second time" for key, line in twice)
@@ -48,7 +48,7 @@ def syntax(path: Path, error: yaml.YAMLError) -> str:
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
-def repeated(node: yaml.Node) -> list[tuple[str, int]]:
+def repeated(node: yaml.Node | None) -> list[tuple[str, int]]:
     """Keys that stand twice in one mapping: YAML readers take the last one without a word."""
     if isinstance(node, yaml.SequenceNode):
         return [each for child in node.value for each in repeated(child)]
@@ -91,7 +91,10 @@ def explain(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
         return loc[:-1], f"the key {key} is missing"
     text = error["msg"].removeprefix("Value error, ")
     said = text[:1].lower() + text[1:]
-    return loc, f"{key}: {said}, not {error['input']!r}" if loc else said
+    if not loc:  # of the profile as a whole: it may begin with the key that it is about
+        head = said.partition(":")[0]
+        return (head,) if head in model.model_fields else (), said
+    return loc, f"{key}: {said}, not {error['input']!r}"
 
 
 def keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
@@ -112,7 +115,9 @@ def models(annotation: Any) -> list[type[BaseModel]]:
 
 def place(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
     """`file:line: ` of a key, or `override: ` where the value came from there."""
-    if loc and any(dotted.split(".")[0] == loc[0] for dotted in overrides or {}):
+    here = [str(part) for part in loc]
+    changed = (dotted.split(".") for dotted in overrides or {})
+    if loc and any(all(map(str.__eq__, parts, here)) for parts in changed):
         return "override: "
     line = root.start_mark.line
     for part in loc:

@@ -8,7 +8,7 @@ from typing import Any
 
 from tasks.cluster import Api, Object, api
 from tasks.errors import ClusterError, RendezvousError
-from tasks.launchers import _pod_status
+from tasks.launchers import _pod_facts
 from tasks.model import ManifestPlan
 from tasks.step import log
 from tasks.watch import ClusterWatch
@@ -17,6 +17,8 @@ AT_ONCE = 8  # requests
 STORE_PATIENCE = 300.0  # seconds, the pull of its image among them
 GOING = 60.0  # seconds beside the pods' own grace that everything may take to go away
 LOOK = 0.25
+BESIDE = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers make beside the pods
+PROPAGATION = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector takes away
 # Kept by the API server about objects, and not objects of the run: they go by themselves.
 ECHOES = frozenset({"events", "endpoints", "endpointslices"})
 
@@ -90,10 +92,10 @@ def is_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     pod = watch.seen.get(f"Pod/{node}")
     if pod is None:
         return False
-    known = _pod_status.blame({node: pod}, time.time())
-    if known or _pod_status.exit_code(pod) is not None:
+    known = _pod_facts.blame({node: pod}, time.time())
+    if known or _pod_facts.exit_code(pod) is not None:
         watch.settle(2.0)
-        sentence = known.sentence if known else f"{node} {_pod_status.how(_pod_status.exit_code(pod))}"
+        sentence = known.sentence if known else f"{node} {_pod_facts.how(_pod_facts.exit_code(pod))}"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         raise RendezvousError(str(plan.probe), f"{sentence}; it said: {watch.last_line(node)}", remedy)
     conditions = pod.get("status", {}).get("conditions") or ()
@@ -105,29 +107,47 @@ def is_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
 
 def delete_job(plan: ManifestPlan) -> None:
     """Ask for the job to go, its pods first. A job that is not there is a success."""
-    api(plan.cluster).delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    delete(plan, plan.main)
+
+
+def delete(plan: ManifestPlan, thing: Object) -> None:
+    """Ask for an object of the plan to go; one of the same name that belongs to somebody else stays."""
+    server, which = api(plan.cluster), (thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+    there = server.read(*which)
+    if there and ours(plan, there):
+        server.delete(*which)
 
 
 def remove(plan: ManifestPlan) -> list[str]:
     """Delete everything of the plan and prove that nothing with its labels is left, of any kind; what is."""
     server = api(plan.cluster)
-    for thing in (plan.main, *plan.store):
-        there = server.read(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
-        if there and ours(plan, there):
-            server.delete(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+    for thing in (*reversed(plan.objects), *plan.store):
+        delete(plan, thing)
     grace = plan.pod["spec"].get("terminationGracePeriodSeconds") or 30
     until = time.monotonic() + grace + GOING
-    mine = [(each.api, each.kind) for each in plan.watch] + [("v1", "Service"), ("v1", "ConfigMap")]
-    while found(server, plan, mine) and time.monotonic() < until:
-        time.sleep(LOOK)
+    mine = {(each.api, each.kind): None for each in plan.watch} | dict.fromkeys(BESIDE)
+    look = LOOK
+    while any(is_going(thing) for thing in found(server, plan, mine)) and time.monotonic() < until:
+        time.sleep(look)
+        look = min(look * 1.5, LOOK * 8)
     return [describe(thing) for thing in found(server, plan, kinds(server))]
+
+
+def is_going(thing: Object) -> bool:
+    """Whether an object will go without anybody's doing: it is being deleted, or its owner is."""
+    return bool(thing["metadata"].get("deletionTimestamp") or thing["metadata"].get("ownerReferences"))
 
 
 def describe(thing: Object) -> str:
     """What is left, and what to do about it."""
-    name = f"{thing['kind']} {thing['metadata'].get('namespace')}/{thing['metadata']['name']}"
-    node = thing.get("spec", {}).get("nodeName") if thing["kind"] == "Pod" else None
-    if thing["metadata"].get("deletionTimestamp") and node:
+    about = thing["metadata"]
+    name = f"{thing['kind']} {about.get('namespace')}/{about['name']}"
+    if not about.get("deletionTimestamp"):
+        return name
+    held = [each for each in about.get("finalizers") or () if each not in PROPAGATION]
+    if held:
+        return f"{name}: its finalizer {', '.join(held)} holds it; whoever set it must take it away"
+    if thing["kind"] == "Pod" and (node := thing["spec"].get("nodeName")):
         return f"{name}: node {node} does not confirm its end; kubectl delete pod --force once the node is known dead"
     return name
 
@@ -157,7 +177,7 @@ def kinds(server: Api) -> tuple[tuple[str, str], ...]:
     def read(version: str) -> list[tuple[str, str]]:
         path = f"/apis/{version}" if "/" in version else f"/api/{version}"
         try:
-            resources: list[dict[str, Any]] = server.ask("GET", path)["resources"]
+            resources: list[dict[str, Any]] = server.glance(path)["resources"]
         except ClusterError:
             return []  # an aggregated API whose server is down lists nothing
         return [(version, each["kind"]) for each in resources if is_listed(each)]

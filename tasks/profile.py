@@ -84,11 +84,11 @@ def find(name: str) -> Path:
 
 def named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """What the profile names by file, read: its hardware and its manifest. NamedFileError where there is none."""
-    found: dict[str, Any] = {}
-    if isinstance(raw.get("hardware"), str):
-        found["hardware"] = load_hardware(raw["hardware"])
-    if isinstance(raw.get("manifest"), str):
-        found["manifest"] = load_manifest(raw["manifest"], path)
+    found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise NamedFileError(key, f"it is the name of a file, not {value!r}")
+        found[key] = load_hardware(value) if key == "hardware" else load_manifest(value, path)
     return found
 
 
@@ -136,7 +136,9 @@ def load_manifest(name: str, beside: Path) -> tuple[dict[str, Any], ...]:
 
 
 def is_object(document: object) -> bool:
-    return isinstance(document, dict) and all(document.get(key) for key in ("apiVersion", "kind", "metadata"))
+    if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
+        return False
+    return all(document.get(key) for key in ("apiVersion", "kind", "metadata"))
 
 
 def locate(program: str, folder: Path) -> Path:

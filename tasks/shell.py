@@ -111,6 +111,10 @@ class Watch:
         """What a log lacks for good, by block."""
         return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
 
+    def losing(self) -> dict[str, str]:
+        """What running processes' logs lack already, by block."""
+        return {name: lost for name, lost in self.lost().items() if self.seen[name].get("phase") == "running"}
+
     def hints(self) -> str:
         """Nobody else knows more about a process."""
         return ""

@@ -37,7 +37,7 @@ def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
 
 def create(plan: ManifestPlan, deadlines: Deadlines) -> Handle:
     from tasks import objects
-    from tasks.launchers._pod_status import seconds
+    from tasks.launchers._pod_facts import seconds
 
     job, created = objects.create(plan)
     kind, where = plan.main["kind"], plan.cluster.namespace

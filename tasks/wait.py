@@ -29,6 +29,7 @@ class Watch(Protocol):
     def exits(self) -> dict[str, int | None]: ...
     def ended_at(self) -> float | None: ...
     def running_at(self) -> float: ...
+    def losing(self) -> dict[str, str]: ...
     def lost(self) -> dict[str, str]: ...
     def hints(self) -> str: ...
     def settle(self, seconds: float) -> None: ...
@@ -55,18 +56,18 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
     """
     logs = Follower(handle.plan, handle.submitted_at)
     launcher = registry.launcher(handle.plan.launcher)
-    told, began, waits = "", time.monotonic(), Waits()
+    told, began, waits, losses = "", time.monotonic(), Waits(), Losses()
     with open_watch(handle.plan) as watch:
         while True:
-            if watch.changes(SLICE):
-                warn_of_losses(watch)
+            watch.changes(SLICE)
+            losses.tell(watch.losing())
             pulse(logs.read())
             status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined), time.time()))
             if status.state in ENDED:
                 return conclude(handle, logs, watch, Outcome(status=status, exits=watch.exits()))
             # A block that has not spoken yet may have ended long ago: whoever attaches must not take it for silent.
             known = all(watch.seen.values()) or time.monotonic() - began > FIRST_WORD
-            if known and (late := overdue(handle, logs, status)):
+            if known and (late := overdue(handle, logs, status, bool(told) or status.state == "running")):
                 return conclude(handle, logs, watch, late.model_copy(update={"exits": watch.exits()}))
             waits.tell(status)
             if status.state == "running" and not told:
@@ -86,11 +87,16 @@ class Waits:
             log().info("not started so far: %s", status.reason)
 
 
-def warn_of_losses(watch: Watch) -> None:
-    """Say when a log cannot be written: at the first line that is lost, not at the end of the run."""
-    for name, seen in watch.seen.items():
-        if seen.get("lost") and seen.get("phase") == "running":
-            log().warning("%s: log lines are being lost: %s", name, seen["error"])
+class Losses:
+    """Says when a log cannot be written: at the first line that is lost, not at the end of the run."""
+
+    def __init__(self) -> None:
+        self._said: set[str] = set()
+
+    def tell(self, lost: Mapping[str, str]) -> None:
+        for name in lost.keys() - self._said:
+            self._said.add(name)
+            log().warning("%s: log lines are being lost: %s", name, lost[name])
 
 
 def started_at(logs: Follower, watch: Watch) -> float:
@@ -98,10 +104,9 @@ def started_at(logs: Follower, watch: Watch) -> float:
     return logs.joined_at or watch.running_at()
 
 
-def overdue(handle: Handle, logs: Follower, status: Status) -> Outcome | None:
-    """The outcome that a deadline makes, if one has passed."""
+def overdue(handle: Handle, logs: Follower, status: Status, started: bool) -> Outcome | None:
+    """The outcome that a deadline makes, if one has passed. What has started once is not late any more."""
     limits, now = handle.deadlines, time.time()
-    started = status.state == "running"
     if not started and now - handle.submitted_at > limits.start:
         reason = f"not started within {limits.start:g} s (deadlines.start): {status.reason}"
         return Outcome(status=Status(state="failed", reason=reason), cause="start-deadline", exits={})

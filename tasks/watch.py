@@ -4,6 +4,7 @@ import contextlib
 import json
 import queue
 import threading
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Self
@@ -11,13 +12,16 @@ from typing import Any, Self
 from tasks import shell
 from tasks.cluster import Api, BusyError, api
 from tasks.errors import ClusterError
-from tasks.launchers import _pod_status
+from tasks.launchers import _pod_facts
 from tasks.model import ManifestPlan, Watched
-from tasks.pump import Pump, settle
+from tasks.pump import Pump, Source, follow
 
 QUIET = 150.0  # a watch without a bookmark for so long is taken for dead: the server sends one a minute
 PAUSE = 1.0  # between two tries of a watch that broke
+REFUSED = 60.0  # the same, of a kind that is not served, or not to us
 FULL = 600  # seconds that the server keeps one watch open
+FIRST = 300.0  # seconds that the first look at everything may take
+SLICE = 0.5  # a run is ended by an exception in this thread, which a longer sleep would hold up
 News = tuple[str, str, Mapping[str, Any] | None]
 
 
@@ -36,8 +40,13 @@ class ClusterWatch:
 
     def __enter__(self) -> Self:
         """Everything is listed once before anything is said: an object that is not seen is not there."""
-        for _ in self._plan.watch:
-            self._ready.acquire(timeout=60)
+        until = time.monotonic() + FIRST
+        for watched in self._plan.watch:
+            while not self._ready.acquire(timeout=SLICE):
+                if time.monotonic() > until:
+                    self._over.set()
+                    said = f"no answer for {FIRST:.0f} s"
+                    raise ClusterError(self._api.host, f"list {watched.kind}", said, 0)
         self._drain(0.0)
         return self
 
@@ -59,51 +68,69 @@ class ClusterWatch:
 
     def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
         key = f"{kind}/{name.removeprefix(self._plan.job + '-')}" if kind == "Pod" else f"{kind}/{name}"
-        if thing is None:
-            self.seen.pop(key, None)
-            return
-        self.seen[key] = thing
+        before = self.seen.pop(key, None) if thing is None else thing
+        if thing is not None:
+            self.seen[key] = thing
         if kind == "Pod":
-            self._follow(key.partition("/")[2], thing)
+            node = key.partition("/")[2]
+            if before and (thing is None or _pod_facts.leaving(thing)):
+                # Kept: the first one that goes may be why the others fail, and is gone by then.
+                self.seen.setdefault(f"Removed/{node}", before)
+            self._follow(node, name, thing)
 
-    def _follow(self, node: str, pod: Mapping[str, Any]) -> None:
+    def _follow(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
         """Begin a pod's log as soon as its container has run at all; a pod made anew goes on in the same file."""
-        uid = pod["metadata"]["uid"]
-        beside = _pod_status.ROLE in pod["metadata"].get("labels", {})
-        container = pod["spec"]["containers"][0]["name"] if beside else self._plan.container
-        states = [each.get("state", {}) for each in pod.get("status", {}).get("containerStatuses") or ()]
-        begun = any("running" in state or "terminated" in state for state in states)
-        if begun and uid not in self._pumps:
+        uid = pod["metadata"]["uid"] if pod else ""
+        for pump in self._pumps.values():
+            if pump.source.pod == name and pump.source.uid != uid:
+                pump.tell(over=True)
+        if pod is None:
+            return
+        container = self._container(pod)
+        if uid not in self._pumps and has_begun(pod, container):
             path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
-            self._pumps[uid] = Pump(self._api, pod["metadata"]["name"], container, path)
-            self._pumps[uid].start()
-        if uid in self._pumps and _pod_status.phase(pod) in ("Succeeded", "Failed"):
-            self._pumps[uid].ended()
+            self._pumps[uid] = follow(self._api, Source(name, uid, container), path)
+        if uid in self._pumps:
+            self._pumps[uid].tell(is_over(pod, container))
+
+    def _container(self, pod: Mapping[str, Any]) -> str:
+        """The one whose log counts: the plan's, or where a pod has none of that name, its first."""
+        names = [str(each["name"]) for each in pod["spec"]["containers"]]
+        return self._plan.container if self._plan.container in names else names[0]
 
     # --- how it ended
 
     def exits(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal."""
-        codes = _pod_status.exits(self._pods())
+        codes = _pod_facts.exits(self._pods())
         return {name: 128 - code if code and code > 128 else code for name, code in codes.items()}
 
     def ended_at(self) -> float | None:
         """When the last container exited, by its node's clock."""
-        ends = [_pod_status.ended(pod) for pod in self._pods().values() if _pod_status.exit_code(pod) is not None]
+        ends = [_pod_facts.ended(pod) for pod in self._pods().values() if _pod_facts.exit_code(pod) is not None]
         return max((end for end in ends if end < float("inf")), default=None)
 
     def started_at(self) -> float:
         """When the job was made, by the API server's clock; 0 where it was not seen."""
         main = self.seen.get(f"{self._plan.main['kind']}/{self._plan.job}")
-        return _pod_status.seconds(main["metadata"]["creationTimestamp"]) if main else 0.0
+        return _pod_facts.seconds(main["metadata"]["creationTimestamp"]) if main else 0.0
+
+    def losing(self) -> dict[str, str]:
+        """What could not be written so far, by node."""
+        return {pump.node: pump.unwritten for pump in self._pumps.values() if pump.unwritten}
 
     def lost(self) -> dict[str, str]:
-        """What a log lacks for good, by node."""
-        return {pump.node: pump.lost for pump in self._pumps.values() if pump.lost}
+        """What a log lacks for good, by node: whoever attaches may find a log begun, and its pod gone."""
+        followed = {pump.node for pump in self._pumps.values()}
+        begun = [node for node, path in self._plan.logs.items() if Path(path).exists()]
+        gone = {node: "perhaps its end: its pod is gone" for node in begun if node not in followed}
+        # The store's log goes on until teardown.
+        over = [pump for pump in self._pumps.values() if pump.whole.is_set() or pump.node in self._plan.nodes]
+        return gone | {pump.node: pump.lost for pump in over if pump.lost}
 
     def running_at(self) -> float:
         """When the last of the containers began, by its node's clock; 0 where none has."""
-        return max((_pod_status.began(pod) for pod in self._pods().values()), default=0.0)
+        return max((_pod_facts.began(pod) for pod in self._pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
         """The last thing that a pod said."""
@@ -125,14 +152,37 @@ class ClusterWatch:
 
     def settle(self, seconds: float) -> None:
         """Wait until every log of a pod that has ended is whole, and keep what the API said last."""
-        settle(self._plan.folder, self._plan.nodes, seconds)
+        until = time.monotonic() + seconds
+        while time.monotonic() < until and any(pump.node in self._plan.nodes for pump in self._unfinished()):
+            self._drain(0.05)
         said = json.dumps(self.seen, indent=1)
         with contextlib.suppress(OSError):
             Path(self._plan.folder).mkdir(parents=True, exist_ok=True)
             Path(self._plan.folder, "objects.json").write_text(said + "\n")
 
-    def _pods(self) -> _pod_status.Pods:
+    def _unfinished(self) -> list[Pump]:
+        return [pump for pump in self._pumps.values() if not pump.whole.is_set()]
+
+    def _pods(self) -> _pod_facts.Pods:
         return {name.partition("/")[2]: pod for name, pod in self.seen.items() if name.startswith("Pod/")}
+
+
+def has_begun(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether a container has run at all: from then on it has a log."""
+    return any("running" in state or "terminated" in state for state in states(pod, container))
+
+
+def is_over(pod: Mapping[str, Any], container: str) -> bool:
+    """Whether a container will not run any more; in a pod with others it may end before them."""
+    if _pod_facts.phase(pod) in ("Succeeded", "Failed"):
+        return True
+    return pod["spec"].get("restartPolicy") == "Never" and any("terminated" in each for each in states(pod, container))
+
+
+def states(pod: Mapping[str, Any], container: str) -> list[Mapping[str, Any]]:
+    """The states of the containers of a name: one, or none so far."""
+    known = pod.get("status", {}).get("containerStatuses") or ()
+    return [each.get("state", {}) for each in known if each["name"] == container]
 
 
 class Watcher(threading.Thread):
@@ -146,20 +196,21 @@ class Watcher(threading.Thread):
         labels = ",".join(f"{key}={value}" for key, value in plan.labels.items())
         self._which = {"fieldSelector": f"metadata.name={plan.job}"} if watched.by_name else {"labelSelector": labels}
         self._known: set[str] = set()
-        self._listed = False
+        self._listed, self._version = False, ""
 
     def run(self) -> None:
-        version = ""
         while not self._over.is_set():
             try:
-                version = self._watch(version or self._list())
+                if not self._version:
+                    self._list()
+                self._watch()
             except ClusterError as error:
-                version = ""
-                if error.status in (403, 404):  # no such kind here, or not for us: preflight has said so
+                self._version = ""
+                absent = error.status in (403, 404)  # no such kind here, or not for us: preflight has said so
+                if absent:
                     self._said()
-                    return
-                self._over.wait(PAUSE)
-            except BusyError:
+                self._over.wait(REFUSED if absent else PAUSE)
+            except (BusyError, ValueError, KeyError):  # broken off, or not what the API server says
                 self._over.wait(PAUSE)
 
     def _said(self) -> None:
@@ -167,7 +218,7 @@ class Watcher(threading.Thread):
             self._listed = True
             self._ready.release()
 
-    def _list(self) -> str:
+    def _list(self) -> None:
         """Everything there is now; what was known and is not there any more has gone meanwhile."""
         found = self._api.ask("GET", self._path, self._which)
         names = {each["metadata"]["name"]: each for each in found["items"]}
@@ -176,22 +227,21 @@ class Watcher(threading.Thread):
         for name, thing in names.items():
             self._tell(name, thing)
         self._said()
-        return str(found["metadata"]["resourceVersion"])
+        self._version = str(found["metadata"]["resourceVersion"])
 
-    def _watch(self, version: str) -> str:
-        """Follow the changes since `version`; the version to go on from, or nothing where it is too old."""
+    def _watch(self) -> None:
+        """Follow the changes from where it was; ClusterError where that is too old for the API server."""
         asked = {**self._which, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": str(FULL)}
-        for line in self._api.stream(self._path, {**asked, "resourceVersion": version}, QUIET):
-            if self._over.is_set():
-                return version
+        for line in self._api.stream(self._path, {**asked, "resourceVersion": self._version}, QUIET):
+            if self._over.is_set() or not line.endswith(b"\n"):
+                return
             event = json.loads(line)
             thing = event["object"]
             if event["type"] == "ERROR":
-                return ""
-            version = thing["metadata"]["resourceVersion"]
+                raise ClusterError(self._api.host, "watch", str(thing.get("message")), int(thing.get("code") or 0))
             if event["type"] != "BOOKMARK":
                 self._tell(thing["metadata"]["name"], None if event["type"] == "DELETED" else thing)
-        return version
+            self._version = thing["metadata"]["resourceVersion"]
 
     def _tell(self, name: str, thing: Mapping[str, Any] | None) -> None:
         self._known = self._known | {name} if thing else self._known - {name}

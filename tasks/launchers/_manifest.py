@@ -42,7 +42,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     for task in tasks.values():
         mark(task.template, _pod.labels(profile, run))
     elastic = main["spec"].get("elasticPolicy")
-    if elastic and not elastic.get("rdzvId"):
+    if isinstance(elastic, dict) and not elastic.get("rdzvId"):
         elastic["rdzvId"] = run.job(profile)
     first = next(iter(tasks.values()))
     return ManifestPlan(
@@ -52,7 +52,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
         cluster=profile.cluster.model_copy(update={"namespace": next(iter(namespaces(profile)), None)}),
         store=tuple(companions),
         objects=(main,),
-        tasks={name: task.count for name, task in tasks.items()},
+        tasks={name: task.pods for name, task in tasks.items()},
         container=first.container,
         template=template_at(main),
         watch=frame.watch,
@@ -62,7 +62,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
             *frame.requires,
             *rights(companions),
             WritableFolder(host="localhost", path=run.folder),
-            room(first.template, gang(main, tasks)),
+            room(main, first.template),
             Admitted(what="objects"),
             Admitted(what="pod"),
             *(Advice(about="manifest", detail=trap) for trap in traps(profile.manifest)),
@@ -92,13 +92,13 @@ def unfit(job: dict[str, Any], name: str) -> list[str]:
     try:
         tasks = tasks_of(job)
         for task in tasks.values():
-            room(task.template, task.count)
+            room(job, task.template)
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
         tasks = {}
-    if not any(task.count for task in tasks.values()):
+    if not any(task.pods for task in tasks.values()):
         return [f"manifest: the {job['kind']} has no task with replicas and a pod template with a named container"]
     containers = dict.fromkeys(task.container for task in tasks.values())
-    pods = [f"{name}-{each}-{max(task.count - 1, 0)}" for each, task in tasks.items()]
+    pods = [f"{name}-{each}-{max(task.pods - 1, 0)}" for each, task in tasks.items()]
     found = [f"manifest: the pod {pod} has a name of over {LONGEST} characters" for pod in pods if len(pod) > LONGEST]
     if len(containers) > 1:
         found.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
@@ -118,7 +118,7 @@ def namespaces(profile: Profile) -> list[str]:
 class Task(NamedTuple):
     """Pods of one template."""
 
-    count: int
+    pods: int
     template: dict[str, Any]
     container: str
 
@@ -134,8 +134,8 @@ def tasks_of(job: dict[str, Any]) -> dict[str, Task]:
 def read_task(part: dict[str, Any], default: int) -> Task:
     """Its pods, and the container that counts: the operator's own, `pytorch`, else the first."""
     names = [str(each["name"]) for each in part["template"]["spec"]["containers"]]
-    count = default if part.get("replicas") is None else int(part["replicas"])
-    return Task(count, part["template"], "pytorch" if "pytorch" in names else names[0])
+    pods = default if part.get("replicas") is None else int(part["replicas"])
+    return Task(pods, part["template"], "pytorch" if "pytorch" in names else names[0])
 
 
 def template_at(job: dict[str, Any]) -> tuple[str | int, ...]:
@@ -156,21 +156,24 @@ def rights(companions: list[dict[str, Any]]) -> list[Right]:
     return [Right(verbs=("create", "delete", "patch"), resource=kind) for kind in kinds]
 
 
-def gang(job: dict[str, Any], tasks: dict[str, Task]) -> int:
+def gang(job: dict[str, Any]) -> int:
     """The pods without which nothing starts: as many as Volcano is told, else all."""
-    return int(job["spec"].get("minAvailable") or 0) or sum(task.count for task in tasks.values())
+    return int(job["spec"].get("minAvailable") or 0) or sum(task.pods for task in tasks_of(job).values())
 
 
-def room(template: dict[str, Any], pods: int) -> Room:
-    """What the manifest's pods need of the nodes."""
+def room(job: dict[str, Any], template: dict[str, Any]) -> Room:
+    """What the manifest's pods need of the nodes. Under the host's network a port is the node's: one pod has it.
+
+    The operator gives a port to every pod of a PyTorchJob.
+    """
     spec = template["spec"]
     container = spec["containers"][0]
     asked = container.get("resources") or {}
     resources = {**(asked.get("limits") or {}), **(asked.get("requests") or {})}
     return Room(
-        pods=pods,
+        pods=gang(job),
         labels=spec.get("nodeSelector") or {},
         tolerations=tuple(each.get("key") or "" for each in spec.get("tolerations") or ()),
         resources={name: str(amount) for name, amount in resources.items()},
-        alone=bool(spec.get("hostNetwork") and container.get("ports")),
+        alone=bool(spec.get("hostNetwork") and (container.get("ports") or "pytorchReplicaSpecs" in job["spec"])),
     )

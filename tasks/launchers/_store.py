@@ -26,7 +26,17 @@ def objects(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...
         "metadata": {"name": called, "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": PORT}]},
     }
-    return (service, pod(called, labels, image))
+    etcd = pod(called, labels, image)
+    etcd["spec"] |= where(profile)
+    return (service, etcd)
+
+
+def where(profile: Profile) -> dict[str, Any]:
+    """Where the profile's pods may go, but not on the shape's nodes alone: the store needs no GPU."""
+    needs = _pod.pod_needs(profile)
+    tolerated = [{"key": key, "operator": "Exists"} for key in needs.tolerations]
+    made = {"nodeSelector": dict(needs.node_selector), "tolerations": tolerated, **_pod.identity(needs)}
+    return {key: value for key, value in made.items() if value}
 
 
 def pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:

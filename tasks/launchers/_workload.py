@@ -91,6 +91,8 @@ class Container(NamedTuple):
     def calls(self) -> list[list[tuple[str, str]]]:
         """The options of every torchrun that is started, each as name and value."""
         words = split(self.script) if self.shell else self.argv
+        if self.shell and '"$@"' in self.script:  # the words that stand after the script
+            words += self.argv[self.argv.index(self.script) + 1 :]
         return [read_options(words[at + 1 :]) for at, word in enumerate(words) if TORCHRUN.fullmatch(word)]
 
     def option(self, name: str) -> str | None:

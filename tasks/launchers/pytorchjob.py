@@ -1,13 +1,14 @@
 """Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, of workers only."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _manifest, _pod, _pod_status, _store, _torchrun
+from tasks.launchers import _pod, _pod_facts, _pod_status, _store, _torchrun
 from tasks.launchers._torchrun import Endpoint
 from tasks.model import ManifestPlan, Observation, Run, Status, Watched
-from tasks.needs import ClusterNeed, Controller, Right, Served
+from tasks.needs import ClusterNeed, Controller, OpenQueue, Right, Served
 from tasks.spec import Noun, Profile
 
 API, KIND = "kubeflow.org/v1", "PyTorchJob"
@@ -31,7 +32,9 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     options = Options.model_validate(profile.options)
     _pod.refuse(profile)
     if profile.manifest:
-        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), requires()))
+        from tasks.launchers import _manifest
+
+        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), requires(None)))
     job = pytorch_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -46,7 +49,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         template=("spec", "pytorchReplicaSpecs", "Worker", "template"),
         watch=watch(),
         folder=f"{run.folder}/attempt-{run.attempt}",
-        requires=(*requires(), *_store.requires(profile), *_pod.requires(profile, run)),
+        requires=(*requires(options.queue), *_store.requires(profile), *_pod.requires(profile, run)),
     )
 
 
@@ -120,11 +123,13 @@ def watch() -> tuple[Watched, ...]:
     )
 
 
-def requires() -> tuple[ClusterNeed, ...]:
+def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
+    """A closed queue leaves a PyTorchJob Created for ever: no object says why, so it is asked before."""
     return (
         Served(crd="pytorchjobs.kubeflow.org", version="v1", install=INSTALL),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
         Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="pytorchjobs.kubeflow.org"),
+        *((OpenQueue(name=queue),) if queue else ()),
     )
 
 
@@ -134,14 +139,23 @@ def read_status(observed: Observation) -> Status:
     An elastic job is Succeeded to the operator as soon as one worker is, and Running while a worker never fits.
     """
     job = _pod_status.main(observed, KIND)
-    if job is None or job["metadata"].get("deletionTimestamp"):
+    if job is None or _pod_facts.leaving(job):
         return _pod_status.deleted(KIND)
-    true = {each["type"]: each for each in job.get("status", {}).get("conditions") or () if each["status"] == "True"}
+    conditions = _pod_facts.rows(job, "status", "conditions")
+    true = {each.get("type"): each for each in conditions if each.get("status") == "True"}
     pods = _pod_status.job_pods(observed)
     if "Failed" in true:
-        return _pod_status.failed(pods, f"the PyTorchJob failed: {true['Failed'].get('message', '')}")
-    specs = job["spec"].get("pytorchReplicaSpecs", {}).values()
-    expected = sum(spec.get("replicas", 1) for spec in specs)
+        return _pod_status.failed(observed, f"the PyTorchJob failed: {true['Failed'].get('message', '')}")
     if "Succeeded" in true:
-        return _pod_status.succeeded(pods)
-    return _pod_status.under_way(observed, pods, expected)
+        return _pod_status.succeeded(observed)
+    if "Suspended" in true:
+        return Status(state="pending", reason="the PyTorchJob is suspended (runPolicy.suspend)")
+    return _pod_status.under_way(observed, pods, gang_of(job))
+
+
+def gang_of(job: Mapping[str, Any]) -> _pod_status.Gang:
+    """An elastic job goes on with minReplicas workers."""
+    specs = _pod_facts.part(job, "spec", "pytorchReplicaSpecs").values()
+    total = sum(_pod_facts.part(spec).get("replicas") or 1 for spec in specs)
+    least = _pod_facts.part(job, "spec", "elasticPolicy").get("minReplicas") or total
+    return _pod_status.Gang(total, min(least, total))

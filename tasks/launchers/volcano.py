@@ -1,10 +1,11 @@
 """Volcano: a Job of batch.volcano.sh, whose pods start together or not at all."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _manifest, _pod, _pod_status, _store, _torchrun
+from tasks.launchers import _pod, _pod_facts, _pod_status, _store, _torchrun
 from tasks.launchers._torchrun import Endpoint
 from tasks.model import ManifestPlan, Observation, Run, Status, Watched
 from tasks.needs import ClusterNeed, Controller, OpenQueue, Right, Served
@@ -33,6 +34,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     options = Options.model_validate(profile.options)
     _pod.refuse(profile)
     if profile.manifest:
+        from tasks.launchers import _manifest
+
         return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), requires(queue_of(profile))))
     job = volcano_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
@@ -125,15 +128,36 @@ def requires(queue: str) -> tuple[ClusterNeed, ...]:
 
 
 def read_status(observed: Observation) -> Status:
-    """How the Job is, by its phase and, where that does not tell, by its pods."""
+    """How the Job is, by its phase and, where that does not tell, by its pods.
+
+    Its conditions are a history: a Job that is Pending again has been Running before.
+    """
     job = _pod_status.main(observed, KIND)
-    if job is None or job["metadata"].get("deletionTimestamp"):
+    if job is None or _pod_facts.leaving(job):
         return _pod_status.deleted(KIND)
-    phase = job.get("status", {}).get("state", {}).get("phase", "")
-    pods = _pod_status.job_pods(observed)
+    phase = str(_pod_facts.part(job, "status", "state").get("phase") or "")
+    pods, gang = _pod_status.job_pods(observed), gang_of(job)
     if phase == "Completed":
-        return _pod_status.completed(pods)
+        return _pod_status.succeeded(observed)
     if phase in ENDING or phase in ABORTED:
-        return _pod_status.failed(pods, f"the Job {({**ENDING, **ABORTED})[phase]} by Volcano")
-    expected = sum(task.get("replicas", 0) for task in job["spec"].get("tasks", ()))
-    return _pod_status.under_way(observed, pods, expected)
+        return _pod_status.failed(observed, f"the Job {({**ENDING, **ABORTED})[phase]} by Volcano")
+    if phase in ("", "Pending", "Running") and is_doomed(job, pods, gang):
+        return _pod_status.failed(observed, "the Job cannot succeed any more")
+    history = {each.get("status") for each in _pod_facts.rows(job, "status", "conditions")}
+    return _pod_status.under_way(observed, pods, gang, "Running" in history)
+
+
+def gang_of(job: Mapping[str, Any]) -> _pod_status.Gang:
+    """Without minAvailable, or with 0, Volcano's webhook takes all."""
+    total = sum(task.get("replicas") or 0 for task in _pod_facts.rows(job, "spec", "tasks"))
+    return _pod_status.Gang(total, _pod_facts.part(job, "spec").get("minAvailable") or total)
+
+
+def is_doomed(job: Mapping[str, Any], pods: _pod_facts.Pods, gang: _pod_status.Gang) -> bool:
+    """Whether too few pods are left to succeed: Volcano says so only when the last one has ended."""
+    written = [job["spec"], *_pod_facts.rows(job, "spec", "tasks")] if job.get("spec") else []
+    policies = [policy for each in written for policy in _pod_facts.rows(each, "policies")]
+    if any(str(policy.get("action")).startswith("Restart") for policy in policies):
+        return False
+    lost = [pod for pod in pods.values() if _pod_facts.phase(pod) == "Failed" and not _pod_facts.leaving(pod)]
+    return bool(lost) and gang.pods - len(lost) < gang.least
