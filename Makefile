@@ -6,10 +6,11 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PROFILE ?= digits-local
 CHAOS ?=
+CASES ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down check format test e2e bench chaos cluster-up cluster-down cluster-status lock
+.PHONY: help train up down check format test e2e bench observe chaos cluster-up cluster-down cluster-status lock
 
 help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -41,6 +42,9 @@ e2e: .venv/.locked ## the tests on a cluster: KUBECONFIG's, or one made for them
 
 bench: .venv/.locked ## what a run costs beside bare torchrun
 	@$(BIN)/python tests/bench.py
+
+observe: .venv/.locked ## what the cluster's controllers say of a job, recorded anew; CASES=volcano-ok for some
+	@$(BIN)/python tests/observe.py $(CASES)
 
 chaos: .venv/.locked ## every fault at every step; CHAOS='--only "training flow"' for some
 	@$(BIN)/python tests/chaos.py $(CHAOS)

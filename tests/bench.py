@@ -14,12 +14,13 @@ from functools import partial
 from pathlib import Path
 
 from tasks.collect import collect
-from tasks.launchers import registry
+from tasks.launchers import baremetal, registry
 from tasks.model import Run
 from tasks.profile import ROOT, load_profile
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
+from tests import bench_cluster
 
 PAIRS = 9
 NOTHING = "about: nothing\nlauncher: baremetal\nprogram: nothing.py\nnodes: 2\n"
@@ -41,9 +42,11 @@ def main() -> None:
         (folder / "dies.py").write_text(DYING)
         (folder / "dies.yaml").write_text(DIES)
         line(folder)
-        plan(folder)
+        plan()
         start()
         fail_fast(folder)
+    print("jobs in a cluster, of fake pods", flush=True)
+    bench_cluster.main(show)
 
 
 def show(what: str, value: float, target: float | None, unit: str = "s") -> None:
@@ -76,9 +79,7 @@ def line(folder: Path) -> None:
 
 def agents(folder: Path, name: str) -> None:
     """Two agents of torchrun alone, until both have ended."""
-    plan = registry.launcher("baremetal").plan(
-        load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name)
-    )
+    plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
     started = []
     for block in plan.on:
         assert block.submit.input
@@ -102,17 +103,20 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
     return time.perf_counter() - began, late
 
 
-def plan(folder: Path) -> None:
-    print("torchyard plan digits-local", flush=True)
-    command = [str(Path(sys.executable).parent / "torchyard"), "plan", "digits-local"]
-    show("as a process, median of 15", statistics.median(seconds(lambda: run(command)) for _ in range(15)), 0.2)
-    path = str(folder / "nothing.yaml")
-    planned = [seconds(lambda: planned_once(path)) for _ in range(200)]
-    show("in process, profile read and planned, median of 200", 1000 * statistics.median(planned), 1.5, "ms")
+def plan() -> None:
+    """`torchyard plan`, as a process and inside one, for jobs of any size."""
+    for name in ("digits-local", "yolov5-volcano"):
+        print(f"torchyard plan {name}", flush=True)
+        command = [str(Path(sys.executable).parent / "torchyard"), "plan", name]
+        show("as a process, median of 15", statistics.median(seconds(lambda: run(command)) for _ in range(15)), 0.2)  # noqa: B023
+        for nodes in (2, 64, 256) if name == "yolov5-volcano" else (2,):
+            took = [seconds(partial(planned_once, name, nodes)) for _ in range(200)]
+            show(f"in process, profile read and planned, {nodes} nodes", 1000 * statistics.median(took), 1.5, "ms")
 
 
-def planned_once(path: str) -> None:
-    registry.launcher("baremetal").plan(load_profile(path), Run(id="x", attempt=1, folder="/x"))
+def planned_once(name: str, nodes: int) -> None:
+    profile = load_profile(name, {"nodes": nodes})
+    registry.launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
 
 
 def run(command: list[str]) -> None:

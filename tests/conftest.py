@@ -10,7 +10,7 @@ import yaml
 from hypothesis import settings
 
 from tasks.launchers import registry
-from tasks.model import Plan, Run
+from tasks.model import CommandPlan, ManifestPlan, Plan, Run
 from tasks.profile import load_profile
 from tasks.spec import Profile
 
@@ -20,6 +20,7 @@ settings.load_profile("untimed")
 
 RUN_ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
 Write = Callable[..., Path]
+Planned = Callable[..., ManifestPlan]
 
 
 @pytest.fixture(autouse=True)
@@ -57,9 +58,34 @@ def write(tmp_path: Path) -> Write:
     return write_profile
 
 
+@pytest.fixture
+def planned(write: Write, tmp_path: Path) -> Planned:
+    """Plan a job in pods, by default of Volcano, with the given keys of its profile."""
+
+    def plan_keys(attempt: int = 1, name: str = "sample", **keys: Any) -> ManifestPlan:
+        path = write(name, **{"launcher": "volcano", "image": "train:v1", **keys})
+        return manifest_plan_of(load(path), tmp_path, attempt)
+
+    return plan_keys
+
+
 def plan_of(profile: Profile, folder: Path, attempt: int = 1) -> Plan:
     """The plan of a profile for the run of RUN_ID."""
     return registry.launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
+
+
+def command_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> CommandPlan:
+    """The same, of a launcher on machines."""
+    plan = plan_of(profile, folder, attempt)
+    assert isinstance(plan, CommandPlan)
+    return plan
+
+
+def manifest_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> ManifestPlan:
+    """The same, of a launcher on Kubernetes."""
+    plan = plan_of(profile, folder, attempt)
+    assert isinstance(plan, ManifestPlan)
+    return plan
 
 
 def load(path: Path, **overrides: Any) -> Profile:

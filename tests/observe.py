@@ -6,7 +6,6 @@ A new version of a controller shows as a difference of tests/observed/.
 
 import copy
 import json
-import re
 import sys
 import tempfile
 import time
@@ -15,9 +14,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from itertools import groupby
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
@@ -30,13 +27,11 @@ from tasks.model import ManifestPlan, Observation, Run
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tasks.watch import ClusterWatch
+from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, printed, settled, written
 
-OBSERVED = Path(__file__).parent / "observed"
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
-QUEUE = "scheduling.volcano.sh/v1beta1"
+QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
 AT_ONCE = 3  # cases side by side: more would only make the cluster slow
-BRIEF = 0.4  # seconds that two pods may be apart in what they do together
-EPOCH = 1_700_000_000  # when every recorded job was made
 CONTROLLERS = {
     "volcano": ("vc-controller-manager", "vc-scheduler"),
     "pytorchjob": ("training-operator", "vc-scheduler"),
@@ -46,16 +41,6 @@ FAKE = {
     "pod.annotations": {"torchyard.test/start-after": "0.5"},
     "resources": {"gpus": "1", "cpu": "1", "memory": "1Gi", "ephemeral-storage": "1Gi"},
 }
-Seen = Mapping[str, Mapping[str, Any]]
-Case = dict[str, Any]
-
-
-class Moment(NamedTuple):
-    """What was seen from a time on, and the state that was read from it then."""
-
-    at: float
-    seen: Seen
-    state: str
 
 
 class Scene(NamedTuple):
@@ -66,8 +51,9 @@ class Scene(NamedTuple):
 
     def path(self, node: str) -> str:
         """A pod's path, or the job's."""
-        job = (self.plan.main["apiVersion"], self.plan.main["kind"], self.plan.job)
-        return self.server.path(*(job if node == "job" else ("v1", "Pod", f"{self.plan.job}-{node}")))
+        if node == "job":
+            return self.server.path(self.plan.main["apiVersion"], self.plan.main["kind"], self.plan.job)
+        return self.server.path("v1", "Pod", f"{self.plan.job}-{node}")
 
 
 def main(names: Sequence[str]) -> int:
@@ -92,26 +78,48 @@ def cases() -> dict[str, Case]:
 
 @contextmanager
 def namespace(server: Api) -> Iterator[None]:
-    """A namespace of our own, and a queue that is too small for any job."""
-    things: list[tuple[str, str, Case]] = [
-        ("v1", "Namespace", {}),
-        (QUEUE, "Queue", {"spec": {"weight": 1, "capability": {"cpu": "100m"}}}),
-    ]
+    """A namespace of our own; it goes with all that is in it, and with the queues that bear its name."""
+    path = server.path("v1", "Namespace", namespace=None)
+    server.ask("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
     try:
-        for version, kind, more in things:
-            named = {"apiVersion": version, "kind": kind, "metadata": {"name": SPACE}, **more}
-            server.ask("POST", server.path(version, kind, namespace=None), body=named)
-        while not (server.read("v1", "ServiceAccount", "default") and is_open(server)):
-            time.sleep(0.1)
+        until(lambda: server.read("v1", "ServiceAccount", "default"))
         yield
     finally:
-        for version, kind, _ in things:
-            server.ask("DELETE", server.path(version, kind, SPACE, None))
+        server.ask("DELETE", f"{path}/{SPACE}")
+        for queue in server.items(QUEUE, "Queue", everywhere=True):
+            if queue["metadata"]["name"].startswith(SPACE):
+                server.ask("DELETE", server.path(QUEUE, "Queue", queue["metadata"]["name"], None))
 
 
-def is_open(server: Api) -> bool:
-    queue = server.read(QUEUE, "Queue", SPACE, None) or {}
-    return bool(queue.get("status", {}).get("state") == "Open")
+def narrow(server: Api, name: str, state: str) -> None:
+    """A queue that is too small for any job, open or closed."""
+    spec = {"weight": 1, "capability": {"cpu": "100m"}}
+    queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": spec}
+    made = server.ask("POST", server.path(QUEUE, "Queue", namespace=None), body=queue)
+    until(lambda: state_of(server, name) == "Open")
+    if state == "Closed":
+        close(server, made)
+
+
+def close(server: Api, queue: Case) -> None:
+    """As `vcctl queue operate --action close` does it."""
+    of = {key: queue["metadata"][key] for key in ("name", "uid")}
+    target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **of}
+    metadata = {"generateName": "close-", "ownerReferences": [target]}
+    order = {"apiVersion": BUS, "kind": "Command", "metadata": metadata, "action": "CloseQueue", "target": target}
+    server.ask("POST", server.path(BUS, "Command"), body=order)
+    until(lambda: state_of(server, queue["metadata"]["name"]) in ("Closed", "Closing"))
+
+
+def state_of(server: Api, queue: str) -> str:
+    return str((server.read(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
+
+
+def until(true: Callable[[], object], patience: float = 20.0) -> None:
+    ends = time.monotonic() + patience
+    while not true():
+        assert time.monotonic() < ends, "the cluster does not get there"
+        time.sleep(0.1)
 
 
 # --- one case
@@ -121,12 +129,16 @@ def record(server: Api, name: str, case: Case) -> bool:
     """Play a case, write down what was seen and say how it went; whether that is what its states say."""
     with tempfile.TemporaryDirectory() as folder:
         plan = planned(name, case, folder)
+        if "queue" in case:
+            narrow(server, f"{SPACE}-{name}", case["queue"])
         raw = play(Scene(server, plan), case)
     read = registry.launcher(case["launcher"]).read_status
-    moments = [Moment(at, normal(seen, plan), read(Observation(seen, frozenset(), at)).state) for at, seen in raw]
+    names = {plan.job: "job", SPACE: "space"}
+    moments = [Moment(at, normal(seen, names), read(Observation(seen, frozenset(), at)).state) for at, seen in raw]
     told = {"about": case["about"], "launcher": case["launcher"], "controllers": versions(server, case["launcher"])}
     made = {**told, "states": case["states"], "moments": list(written(clocked(settled(moments)), case))}
-    (OBSERVED / f"{name}.json").write_text(json.dumps(made, indent=1, ensure_ascii=False) + "\n")
+    file = OBSERVED / f"{name}.json"
+    file.write_text(printed(newer(json.loads(file.read_text()), made) if file.exists() else made))
     went = [state for state, _ in groupby(moment["expected"] for moment in made["moments"])]
     wrong = "" if went == case["states"] else f"; cases.yaml says {' > '.join(case['states'])}"
     print(f"  {name:<34} {' > '.join(went)}{wrong}", flush=True)
@@ -166,7 +178,7 @@ def planned(name: str, case: Case, folder: str) -> ManifestPlan:
     asked = load_profile(f"yolov5-{case['launcher']}", {**FAKE, **case.get("profile", {})})
     pods = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
     pod = asked.pod.model_copy(update={"annotations": {**asked.pod.annotations, **pods}})
-    options = {"queue": SPACE} if case.get("narrow") else asked.options
+    options = {"queue": f"{SPACE}-{name}"} if "queue" in case else asked.options
     profile = asked.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=SPACE)})
     run = Run(id=f"{zlib.crc32(name.encode()):032x}", attempt=1, folder=folder)
     plan = registry.launcher(case["launcher"]).plan(profile, run)
@@ -237,13 +249,9 @@ def evict(scene: Scene, node: str, _: Case) -> None:
     scene.server.ask("POST", scene.path(node) + "/eviction", body=eviction)
 
 
-def close(scene: Scene, *_: Any) -> None:
+def shut(scene: Scene, queue: str, _: Case) -> None:
     """The narrow queue is closed."""
-    queue = scene.server.read(QUEUE, "Queue", SPACE, None) or {}
-    target = {"apiVersion": QUEUE, "kind": "Queue", "name": SPACE, "uid": queue["metadata"]["uid"], "controller": True}
-    order = {"apiVersion": "bus.volcano.sh/v1alpha1", "kind": "Command", "action": "CloseQueue", "target": target}
-    named = {"metadata": {"generateName": "close-", "ownerReferences": [target]}}
-    scene.server.ask("POST", scene.server.path(order["apiVersion"], "Command"), body={**order, **named})
+    close(scene.server, scene.server.ask("GET", scene.server.path(QUEUE, "Queue", f"{SPACE}-{queue}", None)))
 
 
 VERBS: dict[str, Callable[[Scene, str, Case], None]] = {
@@ -253,112 +261,8 @@ VERBS: dict[str, Callable[[Scene, str, Case], None]] = {
     "say": say,
     "delete": delete,
     "evict": evict,
-    "close": close,
+    "close": shut,
 }
-
-
-# --- what is kept of it
-
-NODES = re.compile(r"\b(oke-bm-gpu-b4-8|cpu)-\d+\b")
-UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
-TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
-META = {"name", "creationTimestamp", "deletionTimestamp"}
-NOISE = {"template", "runningDuration", "transitionID", "lastUpdateTime", "lastProbeTime", "observedGeneration"}
-POD = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
-CONTAINER = {"name", "restartCount", "state", "lastState"}
-
-
-def normal(seen: Seen, plan: ManifestPlan) -> Seen:
-    """What was seen, without what nobody reads and what differs from run to run; the times stay."""
-    text = json.dumps({name: trimmed(thing) for name, thing in seen.items()}, sort_keys=True)
-    text = UIDS.sub("UID", NODES.sub(r"\1-N", text.replace(plan.job, "job").replace(SPACE, "space")))
-    found: Seen = json.loads(text)
-    return found
-
-
-def trimmed(thing: Mapping[str, Any]) -> Case:
-    """An object by what its readers may use."""
-    spec, status = thing.get("spec", {}), thing.get("status", {})
-    if "containers" in spec:
-        spec = {"containers": [{"name": spec["containers"][0]["name"]}], "restartPolicy": spec["restartPolicy"]}
-        status = only(status, POD)
-        lists = {key: [only(each, CONTAINER) for each in status[key]] for key in status if key.endswith("Statuses")}
-        status |= lists
-    metadata = only(thing["metadata"], META)
-    return {"metadata": metadata, "spec": quiet(spec), "status": quiet(status)}
-
-
-def only(thing: Mapping[str, Any], keys: set[str]) -> Case:
-    return {key: thing[key] for key in thing.keys() & keys}
-
-
-def quiet(thing: Any) -> Any:
-    """Without noise; the history of a Volcano Job without its repetitions."""
-    if isinstance(thing, list):
-        kept = [quiet(each) for each in thing]
-        phases = all(isinstance(each, dict) and each.keys() == {"status", "lastTransitionTime"} for each in kept)
-        return [next(same) for _, same in groupby(kept, lambda each: each["status"])] if phases and kept else kept
-    if isinstance(thing, dict):
-        return {key: quiet(each) for key, each in thing.items() if key not in NOISE}
-    return thing
-
-
-def facts(thing: Mapping[str, Any]) -> str:
-    """An object by its words, without times and counts."""
-    status = thing["status"]
-    true = [(each.get("type"), each.get("reason")) for each in status.get("conditions", ()) if each["status"] == "True"]
-    waits = [each.get("reason") for each in status.get("conditions", ()) if each.get("type") == "PodScheduled"]
-    containers = [
-        (each["restartCount"], kind, state.get("reason"), state.get("exitCode"))
-        for each in status.get("containerStatuses", ())
-        for kind, state in each["state"].items()
-    ]
-    phase = status.get("phase") or status.get("state", {}).get("phase")
-    return str((phase, sorted(map(str, true)), waits, containers, "deletionTimestamp" in thing["metadata"]))
-
-
-def settled(moments: Sequence[Moment]) -> list[Moment]:
-    """Moments that differ in words; of brief ones those alone that show another phase of the job, or another state."""
-    jobs = [(moment.state, [facts(moment.seen[key]) for key in moment.seen if not key.startswith("Pod")]) for moment in moments]
-    lasts = [later.at - moment.at for moment, later in zip(moments, moments[1:], strict=False)]
-    kept: list[tuple[Any, Moment]] = []
-    for at, moment in enumerate(moments):
-        near = ([kept[-1][0]] if kept else []) + jobs[at + 1 : at + 2]
-        if at < len(lasts) and lasts[at] < BRIEF and jobs[at] in near:
-            continue
-        kept.append((jobs[at], moment))
-    words = [{key: facts(thing) for key, thing in moment.seen.items()} for _, moment in kept]
-    return [moment for at, (_, moment) in enumerate(kept) if not at or words[at] != words[at - 1]]
-
-
-def clocked(moments: Sequence[Moment]) -> list[Seen]:
-    """The clock of a recording ticks once a moment, so that two recordings tell the same times."""
-    texts = [json.dumps(moment.seen) for moment in moments]
-    first: dict[str, int] = {}
-    for tick, text in enumerate(texts):
-        for stamp in TIMES.findall(text):
-            first.setdefault(stamp, tick)
-    least = len(texts)
-    for stamp in sorted(first, reverse=True):
-        least = first[stamp] = min(least, first[stamp])
-    return [json.loads(TIMES.sub(lambda found: stamped(first[found[0]]), text)) for text in texts]
-
-
-def stamped(tick: int) -> str:
-    return datetime.fromtimestamp(EPOCH + tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
-    """Each moment by what has changed in it, with the state and reason that are read from it."""
-    read = registry.launcher(case["launcher"]).read_status
-    ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
-    ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
-    before: Seen = {}
-    for tick, seen in ticks:
-        status = read(Observation(seen, frozenset(), EPOCH + tick))
-        news = {key: seen.get(key) for key in sorted(before.keys() | seen.keys()) if seen.get(key) != before.get(key)}
-        yield {"after": tick, "expected": status.state, "reason": status.reason, "news": news}
-        before = seen
 
 
 def versions(server: Api, launcher: str) -> list[str]:

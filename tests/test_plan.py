@@ -8,13 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from pydantic import TypeAdapter
 
 from tasks.errors import ProfileError
-from tasks.launchers import baremetal, registry
+from tasks.launchers import baremetal, pytorchjob, registry, volcano
 from tasks.model import Observation, Plan, Run
 from tasks.needs import FreePort
 from tasks.profile import ROOT, load_profile, profiles
-from tests.conftest import Write, load, plan_of
+from tests.conftest import Write, command_plan_of, load, plan_of
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -37,14 +38,14 @@ def test_plan_is_as_recorded(name: str) -> None:
 
 
 def test_launchers_keep_the_protocol() -> None:
-    """Every launcher has Options, plan and read_status; the assignment is what mypy checks."""
-    module: registry.Launcher = baremetal
-    assert [registry.launcher(name) for name in registry.launchers()] == [module]
+    """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
+    modules: list[registry.Launcher] = [baremetal, pytorchjob, volcano]
+    assert [registry.launcher(name) for name in registry.launchers()] == modules
 
 
 def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None:
     """A second attempt shares no rendezvous id, port or folder with the first."""
-    first, second = (plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
+    first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
     for pattern in (r"--rdzv-id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
         found = [re.findall(pattern, str(plan.on[0].submit)) for plan in (first, second)]
         assert found[0] != found[1]
@@ -52,13 +53,13 @@ def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None
 
 def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
     """With c10d exactly the first node serves the store."""
-    plan = plan_of(load(write(nodes=3)), tmp_path)
+    plan = command_plan_of(load(write(nodes=3)), tmp_path)
     assert [str(block.submit).count("is_host=1") for block in plan.on] == [1, 0, 0]
 
 
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
     """With static the node rank is fixed, and there is no rendezvous id."""
-    plan = plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
+    plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
     assert ["--node-rank=1" in str(block.submit) for block in plan.on] == [False, True]
     assert "rdzv-id" not in str(plan)
 
@@ -77,12 +78,37 @@ def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path
     assert all(20000 <= port < 32768 for port in ports)
 
 
+@pytest.mark.parametrize("name", sorted(profiles()))
+def test_plan_is_the_same_at_every_call(name: str) -> None:
+    """A plan is made of its profile and its run alone, and neither is changed by planning."""
+    profile = load_profile(name)
+    before = profile.model_copy(deep=True)
+    assert plan_of(profile, Path("/runs/RUN")) == plan_of(profile, Path("/runs/RUN"))
+    assert profile == before
+
+
+@pytest.mark.parametrize("name", sorted(profiles()))
+def test_plan_survives_json(name: str) -> None:
+    """What is kept on disk is read back as the same plan, of its own kind."""
+    plan = plan_of(load_profile(name), Path("/runs/RUN"))
+    again = TypeAdapter[Plan](Plan).validate_json(plan.model_dump_json())
+    assert (type(again), again.model_dump_json()) == (type(plan), plan.model_dump_json())
+
+
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
         ({"nodes": {"min": 1, "max": 2}}, "one number, not 1:2"),
         ({"nodes": 3, "options": {"hosts": ["localhost"]}}, "1 hosts for 3 nodes"),
         ({"options": {"etcd": "h:1"}}, "is for rendezvous etcd-v2, and this is c10d"),
+        ({"image": "train:v1"}, "image: is for launchers on Kubernetes, and this one is baremetal"),
+        ({"cluster": {"namespace": "ml"}}, "cluster: is for launchers on Kubernetes"),
+        ({"pod": {"privileged": True}}, "pod: is for launchers on Kubernetes"),
+        ({"resources": {"gpus": 1}}, "resources: is for launchers on Kubernetes"),
+        ({"setup": ["true"]}, "setup: is for launchers on Kubernetes"),
+        ({"mounts": {"/data": {"claim": "data"}}}, "mounts: is for launchers on Kubernetes"),
+        ({"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}, "fabric: is for .*\n.*hardware: is for"),
+        ({"env": {"TOKEN": {"secret": "hub", "key": "token"}}}, "env.TOKEN: a reference is for pods"),
     ],
 )
 def test_profile_that_does_not_hold_together_is_refused(

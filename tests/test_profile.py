@@ -1,13 +1,16 @@
 """YAML -> Profile."""
 
+import json
 import os
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
+from tasks.cli import main
 from tasks.errors import ProfileError
-from tasks.profile import load_profile, profiles
+from tasks.profile import hardware, load_hardware, load_profile, profiles
 from tests.conftest import Write, load
 
 GOOD = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
@@ -85,13 +88,36 @@ MISTAKES = {
     GOOD + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",
     GOOD + "env: {A: yes}\n": ":4: env.A: true is a boolean in YAML",
     GOOD + "args: [a, [b]]\n": ":4: args.1: input should be a valid string",
+    GOOD + "hardware: 5\n": ":4: hardware: it is the name of a file, not 5",
+    GOOD + "hardware: oke/bm-gpu-b4\n": ":4: hardware: there is no oke/bm-gpu-b4; did you mean oke/bm-gpu-b4-8? there",
+    GOOD + "hardware: oke/bm-gpu-b4-8\nfabric: hosts\n": ":5: fabric: hosts is not one of this hardware: host, vf, no-",
+    GOOD + "hardware: oke/bm-gpu-b4-8\n": ":1: fabric: none is not one of this hardware: host, vf, no-rdma",
+    GOOD + "fabric: host\n": ":4: fabric: is one of a hardware file's, and no hardware is named",
+    GOOD + "manifest: none.yaml\n": ":4: manifest: there is no file ",
+    GOOD + "manifest: [a]\n": ":4: manifest: it is the name of a file, not ['a']",
+    GOOD + "env: {A: {secret: hub}}\n": ":4: the key env.A.key is missing",
+    GOOD + "env: {A: {key: token}}\n": ":4: env.A: name a secret or a config_map, and a key of it",
+    GOOD + "env: {A: {secret: s, config_map: c, key: k}}\n": ":4: env.A: name a secret or a config_map",
+    GOOD + "env:\n  A: {secret: s, kye: k, key: k}\n": ":5: unknown key env.A.kye: did you mean key?",
+    GOOD + "env: {A: [1]}\n": ":4: env.A: input should be a valid string",
+    GOOD + "mounts:\n  /data: {}\n": ":5: mounts./data: exactly one of claim, config_map, secret, host, scratch",
+    GOOD + "mounts: {/data: {claim: a, host: /b}}\n": ":4: mounts./data: exactly one of claim",
+    GOOD + "mounts: {/data: {clam: a}}\n": ":4: unknown key mounts./data.clam: did you mean claim?",
+    GOOD + "resources: {gpu: 1}\n": ":4: resources: there is no gpu: gpus, cpu, memory, ephemeral-storage, or a full",
+    GOOD + "resources: {memory: 5 GB}\n": ":4: resources.memory: an amount is a number with or without a unit",
+    GOOD + "resources: {cpu: yes}\n": ":4: resources.cpu: an amount is a number",
+    GOOD + "resources: {cpu: -1}\n": ":4: resources.cpu: an amount is a number",
+    GOOD + "pod: {shm: large}\n": ":4: pod.shm: an amount is a number",
+    GOOD + "pod: {host_netwrok: true}\n": ":4: unknown key pod.host_netwrok: did you mean host_network?",
     GOOD + "rendezvous: zookeeper\n": ":4: rendezvous: input should be 'c10d', 'etcd-v2' or 'static'",
     GOOD.replace("baremetal", "slurm"): ":2: launcher: there is no slurm; there are: baremetal",
-    GOOD.replace("program: x.py\n", ""): ":1: a profile names a program (with an image, in pods) or a manifest: one of them",
+    GOOD.replace(
+        "program: x.py\n", ""
+    ): ":1: a profile names a program (with an image, in pods) or a manifest: one of them",
 }
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES.items())
+@pytest.mark.parametrize(("text", "said"), MISTAKES.items(), ids=range(len(MISTAKES)))
 def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, said: str) -> None:
     """Each mistake gets one message with file, line, key and what is allowed."""
     path = tmp_path / "bad.yaml"
@@ -111,6 +137,149 @@ def test_mistake_in_an_override_is_not_blamed_on_the_file(write: Write) -> None:
     assert "override: processes: input should be greater" in refused(write(), {"processes": 0})
 
 
+def test_mistake_beside_an_override_is_blamed_on_the_file(write: Write) -> None:
+    """An override of one variable does not take the blame for another one."""
+    path = write(env={"A": "1", "B": True})
+    assert f"{path}:4: env.B: true is a boolean" in refused(path, {"env.A": "2"})
+
+
 def test_bad_name_is_told(write: Write) -> None:
     """A file name that cannot become a job's name is refused, with the rule."""
     assert "name: string should match pattern" in refused(write("My_Profile"))
+
+
+@pytest.mark.parametrize("amount", [64, 0.5, "500m", "1.5", "512Gi", "1Ti", "2k"])
+def test_amounts_are_those_of_kubernetes(write: Write, amount: object) -> None:
+    """An amount is kept as it is written."""
+    assert load(write(resources={"cpu": amount})).resources == {"cpu": str(amount)}
+
+
+def test_resource_may_have_a_full_name(write: Write) -> None:
+    """What a device plugin offers is asked for by its own name."""
+    assert load(write(resources={"rdma/rdma": 1, "hugepages-2Mi": "1Gi"})).resources["rdma/rdma"] == "1"
+
+
+# --- overrides
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        {"pod.labels": {"nvidia.com/gpu": "yes", "a/b.c": "1"}},
+        {"pod": {"labels": {"nvidia.com/gpu": "yes", "a/b.c": "1"}}},
+    ],
+)
+def test_inner_keys_keep_their_dots(write: Write, overrides: dict[str, Any]) -> None:
+    """Dots lead into the keys of an override and not into the labels that it holds; the others stay."""
+    labels = load(write(pod={"labels": {"x.y/z": "2"}}), **overrides).pod.labels
+    assert labels == {"x.y/z": "2", "nvidia.com/gpu": "yes", "a/b.c": "1"}
+
+
+def test_lists_are_replaced(write: Write) -> None:
+    """An override of a list is the whole list."""
+    assert load(write(args=["--epochs=1", "--lr=2"]), args=["--epochs=3"]).args == ("--epochs=3",)
+
+
+def test_null_takes_the_hardware_away(write: Write) -> None:
+    """A profile of a shape can be tried without it."""
+    path = write(hardware="oke/bm-gpu-b4-8", fabric="host")
+    profile = load(path, hardware=None, fabric=None)
+    assert (profile.hardware, profile.network) == (None, None)
+
+
+# --- hardware
+
+SHAPE = """about: a shape of ours
+source: our own measurements
+match: {pool: train}
+gpus: {resource: nvidia.com/gpu, per_node: 4}
+line_rate: 50
+fabrics:
+  tcp:
+    about: what there is
+    expect: {transport: socket}
+"""
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    """A hardware file in a folder of the user's own."""
+    os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
+    path = tmp_path / "hardware" / "lab" / "four.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(SHAPE)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(hardware()))
+def test_shipped_hardware_loads(name: str) -> None:
+    """Each shape says where its values were read, and each of its fabrics what the log must show."""
+    found = load_hardware(name)
+    assert found.source
+    assert all(fabric.expect.transport for fabric in found.fabrics.values())
+
+
+@pytest.mark.usefixtures("shape")
+def test_own_hardware_is_found(write: Write) -> None:
+    """A shape in a folder of TORCHYARD_PROFILES is named like the project's own."""
+    profile = load(write(hardware="lab/four", fabric="tcp"))
+    assert profile.hardware
+    assert (profile.hardware.match, profile.hardware.gpus.per_node) == ({"pool": "train"}, 4)
+
+
+def test_own_hardware_comes_first(shape: Path) -> None:
+    """A shape of the user's hides the project's of the same name."""
+    own = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
+    own.parent.mkdir()
+    own.write_text(SHAPE)
+    assert load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
+
+
+def test_mistake_in_the_hardware_is_told_with_its_own_line(write: Write, shape: Path) -> None:
+    """A mistake in a hardware file is not blamed on the profile that names it."""
+    shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
+    said = refused(write(hardware="lab/four", fabric="tcp"))
+    assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in said
+    assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband' or 'socket'" in said
+
+
+def test_hardware_that_is_no_yaml_is_told(write: Write, shape: Path) -> None:
+    """A hardware file that cannot be read is told with its own path."""
+    shape.write_text("about: [x\n")
+    assert f"profile hardware/lab/four: {shape}:2: did not find" in refused(write(hardware="lab/four"))
+
+
+# --- the schema
+
+
+@pytest.fixture
+def schema(capsys: pytest.CaptureFixture[str]) -> Any:
+    """A validator of what `torchyard schema` prints."""
+    assert main(["schema"]) == 0
+    return pytest.importorskip("jsonschema").Draft202012Validator(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("name", sorted(profiles()))
+def test_schema_takes_shipped_profiles(schema: Any, name: str) -> None:
+    """What editors hold a profile to is what is written in them: hardware is a name there."""
+    assert [error.message for error in schema.iter_errors(yaml.safe_load(profiles()[name].read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hardware": {}},
+        {"manifest": []},
+        {"ndoes": 2},
+        {"nodes": 0},
+        {"launcher": "slurm"},
+        {"options": {"etcd_image": "e:1"}},
+        {"env": {"A": {"secret": "s"}}},
+        {"deadlines": {"run": "5 parsecs"}},
+    ],
+)
+def test_schema_refuses_mistakes(schema: Any, keys: dict[str, Any]) -> None:
+    """An editor shows these before anything is run."""
+    good = {"about": "a test", "launcher": "baremetal", "program": "x.py"}
+    assert list(schema.iter_errors(good)) == []
+    assert list(schema.iter_errors({**good, **keys}))

@@ -10,21 +10,21 @@ from tenacity import stop_after_delay
 from tasks import rendezvous
 from tasks.errors import RendezvousError
 from tasks.host.state import labelled
-from tasks.model import Plan
+from tasks.model import CommandPlan
 from tasks.rendezvous import ensure_rendezvous
 from tasks.teardown import teardown
-from tests.conftest import Write, load, plan_of
+from tests.conftest import Write, command_plan_of, load, plan_of
 
 
 @pytest.fixture
-def plan(write: Write, tmp_path: Path) -> Iterator[Plan]:
+def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan with an etcd of its own, gone after the test."""
-    made = plan_of(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    made = command_plan_of(load(write(rendezvous="etcd-v2")), tmp_path / "run")
     yield made
     teardown.fn(made)
 
 
-def altered(plan: Plan, *argv: str) -> Plan:
+def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
     """The plan with another command line for its store."""
     assert plan.store
     assert plan.store.submit.input
@@ -32,13 +32,13 @@ def altered(plan: Plan, *argv: str) -> Plan:
     return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
 
 
-def etcd_argv(plan: Plan) -> list[str]:
+def etcd_argv(plan: CommandPlan) -> list[str]:
     assert plan.store
     assert plan.store.submit.input
     return list(plan.store.submit.input["argv"])
 
 
-def test_store_serves_and_is_gone_after_teardown(plan: Plan) -> None:
+def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
     """The run's own etcd answers on /v2/keys, and teardown leaves neither process nor port."""
     assert ensure_rendezvous.fn(plan) == plan.probe
     assert labelled(f"{plan.label}etcd")
@@ -46,7 +46,7 @@ def test_store_serves_and_is_gone_after_teardown(plan: Plan) -> None:
     assert not labelled(f"{plan.label}etcd")
 
 
-def test_store_is_adopted_the_second_time(plan: Plan) -> None:
+def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
     """Asking again starts no second etcd."""
     ensure_rendezvous.fn(plan)
     before = labelled(f"{plan.label}etcd")
@@ -54,14 +54,14 @@ def test_store_is_adopted_the_second_time(plan: Plan) -> None:
     assert labelled(f"{plan.label}etcd") == before
 
 
-def test_store_without_v2_is_told_at_once(plan: Plan) -> None:
+def test_store_without_v2_is_told_at_once(plan: CommandPlan) -> None:
     """An etcd that answers 404 on /v2/keys is refused with the versions that serve it."""
     quiet = altered(plan, *(word for word in etcd_argv(plan) if word != "--enable-v2"))
     with pytest.raises(RendezvousError, match=r"answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
         ensure_rendezvous.fn(quiet)
 
 
-def test_store_that_dies_is_told_with_its_last_words(plan: Plan) -> None:
+def test_store_that_dies_is_told_with_its_last_words(plan: CommandPlan) -> None:
     """A store that ends at its start is told at once, with what it said."""
     dying = altered(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
     with pytest.raises(RendezvousError, match=r"ended with 2 and said: .*not defined: -enable-v2"):

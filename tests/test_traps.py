@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from tasks.launchers._traps import traps
 from tasks.launchers._workload import read_options, split
+from tasks.profile import load_profile
+from tests.conftest import Planned, manifest_plan_of
 
 MANIFESTS = Path(__file__).parent / "manifests"
 POD = "spec.tasks[0].template.spec"
@@ -161,6 +163,25 @@ def test_guide_shows_its_traps(row: str) -> None:
     assert at(load(row)) == ROWS[row]
 
 
+@pytest.mark.parametrize("fabric", ["host", "vf", "no-rdma"])
+@pytest.mark.parametrize("row", ROWS)
+def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path) -> None:
+    """The profile that stands for a manifest of the guide shows no trap, over any fabric."""
+    launcher, _, backend = row.partition("-")
+    name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
+    plan = manifest_plan_of(load_profile(name, {"fabric": fabric}), tmp_path)
+    assert traps([*plan.store, *plan.objects]) == ()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("rendezvous", ["c10d", "etcd-v2", "static"])
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, nodes: int) -> None:
+    """However the nodes meet, none of what is warned about is planned."""
+    plan = planned(launcher=launcher, rendezvous=rendezvous, nodes=nodes, hardware="oke/bm-gpu-b4-8", fabric="host")
+    assert traps([*plan.store, *plan.objects]) == ()
+
+
 @pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER])
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest that does what its author means is left in peace."""
@@ -231,6 +252,13 @@ def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet starts again meets its own closed rendezvous, whatever id the manifest has."""
     changed = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
     assert [sentence for sentence in traps(parse(changed)) if "RendezvousClosedError" in sentence]
+
+
+def test_words_after_a_script_are_read() -> None:
+    """A script that ends in `exec "$@"` starts the words behind it."""
+    behind = '[sh, -c, "set -e; exec \\"$@\\"", sh, torchrun, --nnodes=2, --nnodes=2, train.py, --x, --x]'
+    found = traps(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', behind)))
+    assert [sentence.partition(": ")[2][:14] for sentence in found if "stands there" in sentence] == ["--nnodes stand"]
 
 
 def test_options_are_torchruns_own() -> None:

@@ -1,7 +1,8 @@
 """`make cluster-up`, `make cluster-down` and `make cluster-status`: a real control plane on this machine.
 
 etcd, API server, controller manager, scheduler, Volcano, training operator and AppWrapper are the real programs (see
-build.py); the nodes and pods are fake (see fake.py). What other modules can do with it is in plane.py.
+build.py); nodes and pods are fake (see fake.py), but for two real nodes where the machine allows them (see nodes.py).
+What other modules can do with it is in plane.py.
 """
 
 import argparse

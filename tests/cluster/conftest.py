@@ -5,13 +5,17 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.config import kube_config
 
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
 from tasks.spec import Cluster
+from tests.cluster.jobs import Jobs, as_user
+from tests.cluster.wire import Wire
 
 SHOWN = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
@@ -48,11 +52,7 @@ def namespace(plane: Api) -> Iterator[str]:
 
 @pytest.fixture(scope="session")
 def user(plane: Api) -> dict[str, Any]:
-    """Overrides that run a job with the rights of docs/rbac.yaml, where the kubeconfig has such a user."""
-    try:
-        return {"cluster.context": api(Cluster(context="torchyard@torchyard")).context}
-    except ClusterError:
-        return {}
+    return as_user()
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +61,26 @@ def fake(plane: Api, user: dict[str, Any]) -> dict[str, Any]:
     if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.skip("this cluster has no fake nodes (label type=kwok)")
     return {**user, "pod.node_selector": {"type": "kwok"}}
+
+
+@pytest.fixture
+def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]:
+    """Jobs that a test starts by hand; they do not outlive it."""
+    made = Jobs(namespace, fake, tmp_path)
+    yield made
+    made.clear()
+
+
+@pytest.fixture
+def wire(plane: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+    """A way to the API server that can be broken: context `wire`."""
+    made = Wire(tmp_path)
+    both = f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}"
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", both)
+    api.cache_clear()
+    yield made
+    made.close()
+    api.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

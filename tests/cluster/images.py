@@ -115,9 +115,9 @@ def pack(made: Iterable[Image], archive: Path) -> None:
         for image in made:
             digest = hashlib.sha256(image.layer).hexdigest()
             config = json.dumps(configuration(image, digest)).encode()
-            names = {"Config": f"{hashlib.sha256(config).hexdigest()}.json", "Layers": [f"{digest}.tar"]}
-            add_files(tar, {names["Config"]: config, names["Layers"][0]: image.layer})  # type: ignore[dict-item]
-            manifest.append({**names, "RepoTags": [image.name]})
+            told, layered = f"{hashlib.sha256(config).hexdigest()}.json", f"{digest}.tar"
+            add_files(tar, {told: config, layered: image.layer})
+            manifest.append({"Config": told, "Layers": [layered], "RepoTags": [image.name]})
         add_files(tar, {"manifest.json": json.dumps(manifest).encode()})
 
 

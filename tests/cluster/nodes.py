@@ -26,7 +26,7 @@ PLUGINS = ("bridge", "host-local", "loopback")
 GPUS = {"nvidia.com/gpu": "8"}
 # What kubelet and CNI have compiled in, and a folder that pods with RDMA mount from the node.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
-PATIENCE = 60.0  # seconds; two take about four on two cores
+PATIENCE = 60.0  # seconds; on two cores both are ready after about two
 
 
 def why_not() -> str:
@@ -47,7 +47,7 @@ def why_not() -> str:
 def up(plane: Plane) -> str:
     """Start the real nodes beside a running control plane and say how many are ready, or why there are none."""
     if reason := why_not():
-        return f"no real nodes: {reason}"
+        return reason
     begin(plane)
     wait_ready(plane)
     return f"{len(NODES)} real nodes: {', '.join(node.name for node in NODES)}"

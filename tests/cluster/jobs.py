@@ -1,0 +1,92 @@
+"""Jobs on fake pods, started without a flow: what the tests of single steps have in common."""
+
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks import objects
+from tasks.cluster import Api, api
+from tasks.errors import ClusterError
+from tasks.launchers import registry
+from tasks.model import ManifestPlan, Run
+from tasks.profile import load_profile
+from tasks.spec import Cluster
+from tests.cluster.wire import CONTEXT, Wire
+
+ANNOTATION = "torchyard.test/"
+USER = "torchyard@torchyard"
+
+
+def as_user() -> dict[str, Any]:
+    """Overrides that run a job with the rights of docs/rbac.yaml, where KUBECONFIG has such a user."""
+    try:
+        return {"cluster.context": api(Cluster(context=USER)).context}
+    except ClusterError:
+        return {}
+
+
+def until(found: Callable[[], Any], seconds: float = 30.0) -> Any:
+    """What is found, as soon as there is something."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if something := found():
+            return something
+        time.sleep(0.02)
+    raise AssertionError("it did not come to that")
+
+
+class Jobs:
+    """Jobs of two fake pods in one namespace, which run until they are told to end."""
+
+    def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
+        self.namespace, self.folder = namespace, folder
+        self.server = Api(Cluster(namespace=namespace))
+        self._overrides = {**fake, "cluster.namespace": namespace}
+
+    def plan(self, wire: Wire | None = None, profile: str = "yolov5-volcano", **annotations: Any) -> ManifestPlan:
+        """A plan of a run of its own; `log="/a/file"` and the like steer the fake pods."""
+        told = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
+        overrides = {**self._overrides, "pod.annotations": told, **({"cluster.context": CONTEXT} if wire else {})}
+        run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
+        chosen = load_profile(profile, overrides)
+        found = registry.launcher(chosen.launcher).plan(chosen, run)
+        assert isinstance(found, ManifestPlan)
+        return found
+
+    def start(self, wire: Wire | None = None, **annotations: Any) -> ManifestPlan:
+        """Create a job."""
+        plan = self.plan(wire, **annotations)
+        objects.create(plan)
+        return plan
+
+    def named(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
+        """A pod, as it is now."""
+        found = self.server.read("v1", "Pod", f"{plan.job}-{node}")
+        assert found
+        return {"apiVersion": "v1", "kind": "Pod", **found}
+
+    def annotate(self, plan: ManifestPlan, node: str, **annotations: str) -> None:
+        told = {f"{ANNOTATION}{key.replace('_', '-')}": value for key, value in annotations.items()}
+        self.server.patch(self.named(plan, node), {"metadata": {"annotations": told}})
+
+    def end(self, plan: ManifestPlan) -> None:
+        """Let every pod end well."""
+        for node in plan.nodes:
+            self.annotate(plan, node, end_now="0")
+
+    def delete(self, plan: ManifestPlan) -> None:
+        """Take the job away by hand, and wait until its pods are gone."""
+        self.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        until(lambda: not self.labelled(plan, "v1", "Pod"))
+
+    def labelled(self, plan: ManifestPlan, api: str, kind: str) -> list[dict[str, Any]]:
+        which = ",".join(f"{key}={value}" for key, value in plan.labels.items())
+        return self.server.items(api, kind, {"labelSelector": which})
+
+    def clear(self) -> None:
+        """Nothing of a test stays."""
+        for version, kind in (("batch.volcano.sh/v1alpha1", "Job"), ("kubeflow.org/v1", "PyTorchJob")):
+            for job in self.server.items(version, kind):
+                self.server.delete(version, kind, job["metadata"]["name"])

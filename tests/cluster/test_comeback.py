@@ -1,0 +1,129 @@
+"""The launcher is lost while its job runs in a cluster: real flow processes, killed and stopped."""
+
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.sweep import sweep
+from tasks.logs import read_log
+from tasks.model import ManifestPlan, Report
+from tasks.profile import ROOT
+from tests.cluster.jobs import ANNOTATION, Jobs, until
+from tests.cluster.test_logs import Said
+from tests.test_lost import Carried
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+
+
+class Training:
+    """One run of a job of two fake pods, and the processes that carry it."""
+
+    def __init__(self, jobs: Jobs, path: Path, said: Said) -> None:
+        self.jobs, self.said = jobs, said
+        self.carried = Carried(path)
+
+    @property
+    def plan(self) -> ManifestPlan:
+        intent = self.carried.folder.intent(1)
+        assert intent
+        assert isinstance(intent.plan, ManifestPlan)
+        return intent.plan
+
+    @property
+    def report(self) -> Report:
+        found = self.carried.folder.report()
+        assert found
+        return found
+
+    def begin(self) -> "subprocess.Popen[str]":
+        """Carry the run until both pods are followed."""
+        process = self.carried.process()
+        until(lambda: all(self.texts(node) == self.said.lines for node in ("worker-0", "worker-1")), 60)
+        return process
+
+    def lose(self) -> None:
+        process = self.begin()
+        process.kill()
+        process.communicate()
+
+    def texts(self, node: str) -> list[str]:
+        path = next(self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"), None)
+        return [line.text for line in read_log(node, str(path))] if path else []
+
+    def there(self) -> list[str]:
+        """The uid of every job of the run."""
+        main = self.plan.main
+        return [each["metadata"]["uid"] for each in self.jobs.labelled(self.plan, main["apiVersion"], main["kind"])]
+
+    def pods(self) -> list[str]:
+        return [pod["status"]["phase"] for pod in self.jobs.labelled(self.plan, "v1", "Pod")]
+
+
+@pytest.fixture
+def training(jobs: Jobs, fake: dict[str, Any], tmp_path: Path) -> Iterator[Training]:
+    said = Said(tmp_path / "said.log")
+    said.say("epoch 0")
+    document = yaml.safe_load((ROOT / "profiles" / "yolov5-volcano.yaml").read_text())
+    document["pod"] |= {"annotations": {f"{ANNOTATION}log": str(said.path)}, "node_selector": fake["pod.node_selector"]}
+    document |= {"cluster": {"namespace": jobs.namespace}, "attempts": 1, "metrics": "none"}
+    path = tmp_path / "training.yaml"
+    path.write_text(yaml.safe_dump(document))
+    yield Training(jobs, path, said)
+    sweep(now=True, return_state=True)
+
+
+def test_lost_run_is_attached_to(training: Training) -> None:
+    """After a SIGKILL the job lives on; the same run, carried again, ends Completed with one job and whole logs."""
+    training.lose()
+    before = training.there()
+    training.said.say("epoch 1", "epoch 2")
+    assert training.pods() == ["Running", "Running"]
+    second = training.carried.process()
+    until(lambda: training.texts("worker-0") == training.said.lines, 60)
+    assert training.there() == before
+    training.jobs.end(training.plan)
+    second.communicate(timeout=60)
+    assert (training.carried.state().name, training.report.left) == ("Completed", ())
+    logs = training.report.attempts[0].collected.logs
+    assert [(log.node, log.lines, log.lost) for log in logs] == [("worker-0", 3, ""), ("worker-1", 3, "")]
+
+
+def test_job_that_ended_alone_is_read(training: Training) -> None:
+    """A job that ends while nobody carries its run is found ended, with its logs, by whoever comes back."""
+    training.lose()
+    training.said.say("epoch 1")
+    training.jobs.end(training.plan)
+    until(lambda: training.pods() == ["Succeeded", "Succeeded"])
+    training.carried.process().communicate(timeout=60)
+    assert training.carried.state().name == "Completed"
+    assert training.texts("worker-0") == training.texts("worker-1") == training.said.lines
+
+
+def test_sweep_takes_a_lost_job_away(training: Training) -> None:
+    """`sweep --now` removes every object of a run that nobody carries."""
+    training.lose()
+    assert training.there()
+    assert "looked after 1" in str(sweep(now=True, return_state=True).message)
+    assert (training.there(), training.pods(), training.carried.state().name) == ([], [], "Swept")
+
+
+@pytest.mark.parametrize("how", ["stop", "cancel"])
+def test_meant_end_takes_the_job_away(training: Training, how: str) -> None:
+    """SIGTERM, or a cancel through Prefect, tears everything down within 30 s and tells what ended the run."""
+    process = training.begin()
+    began = time.monotonic()
+    if how == "stop":
+        process.send_signal(signal.SIGTERM)
+    else:
+        training.carried.cancel()
+    process.communicate(timeout=30)
+    assert time.monotonic() - began < 30
+    assert (training.there(), training.pods(), training.report.left) == ([], [], ())
+    assert training.report.end == ("stopped" if how == "stop" else "cancelled")
+    assert [log.lost for log in training.report.attempts[0].collected.logs] == ["", ""]

@@ -1,0 +1,60 @@
+"""The guide's own four manifests, launched as they are; only where their fake pods go and when they end is added."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from flows.train import train
+from tasks.folder import all_runs
+from tasks.profile import ROOT
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+ROWS = {
+    "volcano-c10d": "volcano",
+    "volcano-etcd": "volcano",
+    "pytorchjob-c10d": "pytorchjob",
+    "pytorchjob-etcd": "pytorchjob",
+}
+
+
+def steer(thing: Any) -> Any:
+    """The same document with a place and an end for each of its pods."""
+    if isinstance(thing, list):
+        return [steer(each) for each in thing]
+    if not isinstance(thing, dict):
+        return thing
+    if "containers" in thing:
+        return {**thing, "nodeSelector": {"type": "kwok"}}
+    made = {key: steer(value) for key, value in thing.items()}
+    if "containers" in (thing.get("spec") or {}) and thing.get("kind") != "Pod":
+        made["metadata"] = {**(thing.get("metadata") or {}), "annotations": {"torchyard.test/end-after": "1"}}
+    return made
+
+
+@pytest.fixture
+def place(fake: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Overrides that a manifest allows: which cluster and namespace."""
+    context = {key: value for key, value in fake.items() if key == "cluster.context"}
+    return {**context, "cluster.namespace": namespace}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_guide_manifest_runs(
+    row: str, place: dict[str, Any], tmp_path: Path, record_property: Callable[[str, object], None]
+) -> None:
+    """A manifest of the guide is launched, waited for, reported and removed, with what it brings."""
+    record_property("cell", (f"manifest {row}", "success"))
+    documents = [steer(each) for each in yaml.safe_load_all((ROOT / "tests" / "manifests" / f"{row}.yaml").read_text())]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))
+    profile = tmp_path / f"guide-{row}.yaml"
+    profile.write_text(yaml.safe_dump({"about": "the guide's", "launcher": ROWS[row], "manifest": "job.yaml"}))
+    end = train(str(profile), place, return_state=True)
+    (folder,) = all_runs()
+    report = folder.report()
+    assert report
+    assert (end.name, report.left) == ("Completed", ()), report.sentence
+    assert report.collected
+    assert all(not log.lost for log in report.collected.logs)

@@ -1,0 +1,269 @@
+"""A plan's objects on a real API server: made once, adopted by whoever comes back, and gone without a trace."""
+
+import copy
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tasks import objects
+from tasks.cluster import Api
+from tasks.errors import ClusterError
+from tasks.launchers import _pod_facts
+from tasks.model import Handle, ManifestPlan
+from tasks.spec import Deadlines
+from tasks.submit import submit
+from tasks.teardown import stop, teardown
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.wire import Wire
+
+ETCD = "yolov5-volcano-etcd"
+SUBMIT = """
+import sys
+from pathlib import Path
+from tasks.model import ManifestPlan
+from tasks.objects import create
+print(create(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
+"""
+CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
+
+
+def config_map(name: str, **about: Any) -> dict[str, Any]:
+    return {**CONFIG, "metadata": {"name": name, **about}}
+
+
+def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
+    return jobs.labelled(plan, plan.main["apiVersion"], plan.main["kind"])
+
+
+def running(jobs: Jobs, plan: ManifestPlan) -> bool:
+    pods = jobs.labelled(plan, "v1", "Pod")
+    return len(pods) == 2 and all(_pod_facts.phase(pod) == "Running" for pod in pods)
+
+
+# --- creating
+
+
+def test_second_submit_adopts(jobs: Jobs) -> None:
+    """The same plan submitted again finds its job, and says that it made nothing."""
+    plan = jobs.plan()
+    made = [submit.fn(plan, Deadlines()) for _ in range(2)]
+    assert [handle.created for handle in made] == [True, False]
+    assert made[0].submitted_at == made[1].submitted_at
+    assert len(jobs_of(jobs, plan)) == 1
+
+
+def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
+    """A plan that was written down is enough for another process to find the job."""
+    plan = jobs.start()
+    (tmp_path / "plan.json").write_text(plan.model_dump_json())
+    command = [sys.executable, "-c", SUBMIT, str(tmp_path / "plan.json")]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
+    """Of two processes that submit in the same moment one creates the job, and both have it."""
+    plan, made = jobs.plan(), list[tuple[str, bool]]()
+
+    def create() -> None:
+        job, created = objects.create(plan)
+        made.append((job["metadata"]["uid"], created))
+
+    both = [threading.Thread(target=create) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert sorted(created for _, created in made) == [False, True]
+    assert len({uid for uid, _ in made}) == 1
+
+
+def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
+    """Where the connection breaks after the job was created, and before that was told, there is still one job."""
+    plan = jobs.plan(wire)
+    wire.cut_after("/jobs?fieldValidation=Strict", -1)
+    server = Api(plan.cluster)
+    job, _ = objects.adopt_or_create(server, plan, plan.main)
+    assert wire.count("POST ") == 2
+    assert [each["metadata"]["uid"] for each in jobs_of(jobs, plan)] == [job["metadata"]["uid"]]
+
+
+def test_taken_name_is_refused(jobs: Jobs) -> None:
+    """A job of the same name that is not the run's is told in a sentence, and nothing is made."""
+    plan = jobs.plan()
+    theirs = copy.deepcopy(plan.main)
+    theirs["metadata"]["labels"] = {"team": "other"}
+    jobs.server.create(theirs)
+    with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and belongs to somebody else"):
+        submit.fn(plan, Deadlines())
+    assert jobs_of(jobs, plan) == []
+
+
+def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
+    """Everything is tried first: a job that a webhook refuses leaves nothing of what comes before it."""
+    plan = jobs.plan()
+    refused = copy.deepcopy(plan.main)
+    refused["spec"]["queue"] = "no-such-queue"
+    before = config_map(f"{plan.job}-first", labels=plan.labels)
+    with pytest.raises(ClusterError, match="no-such-queue"):
+        objects.create(plan.model_copy(update={"objects": (before, refused)}))
+    assert objects.found(jobs.server, plan, objects.kinds(jobs.server)) == []
+
+
+def test_unknown_field_is_refused(jobs: Jobs) -> None:
+    """A field that the API does not have is refused, not dropped."""
+    plan = jobs.plan()
+    plan.main["spec"]["minAvailble"] = 2
+    with pytest.raises(ClusterError, match=r'unknown field "spec.minAvailble"'):
+        objects.create(plan)
+
+
+def test_dry_run_makes_nothing(jobs: Jobs) -> None:
+    """The API server judges a job without keeping it."""
+    plan = jobs.plan()
+    assert jobs.server.create(plan.main, dry_run=True)["metadata"]["uid"]
+    assert jobs_of(jobs, plan) == []
+
+
+# --- the store
+
+
+def test_store_serves_before_the_job(jobs: Jobs) -> None:
+    """The store of a run is ready once it was ensured, and is found again the second time."""
+    plan = jobs.plan(profile=ETCD)
+    for _ in range(2):
+        objects.serve(plan)
+    (pod,) = jobs.labelled(plan, "v1", "Pod")
+    assert _pod_facts.phase(pod) == "Running"
+
+
+def test_store_goes_with_the_job(jobs: Jobs) -> None:
+    """Whoever deletes the job by hand takes the store away with it."""
+    plan = jobs.plan(profile=ETCD)
+    objects.serve(plan)
+    objects.create(plan)
+    jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
+    until(lambda: objects.found(jobs.server, plan, objects.kinds(jobs.server)) == [])
+
+
+# --- removing
+
+
+@pytest.mark.parametrize("profile", ["yolov5-volcano-etcd", "yolov5-pytorchjob-etcd"])
+def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
+    """After the teardown of a running job no object of any kind carries its labels."""
+    plan = jobs.plan(profile=profile)
+    objects.serve(plan)
+    objects.create(plan)
+    until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
+    assert teardown.fn(plan) == ()
+    assert objects.found(jobs.server, plan, objects.kinds(jobs.server)) == []
+
+
+def test_teardown_can_be_repeated(jobs: Jobs) -> None:
+    """Tearing down what is gone, or was never there, is a success."""
+    plan = jobs.start()
+    assert (teardown.fn(plan), teardown.fn(plan), teardown.fn(jobs.plan())) == ((), (), ())
+    stop(plan)
+
+
+def test_two_teardowns_at_once(jobs: Jobs) -> None:
+    """A sweep beside the run's own teardown disturbs nobody."""
+    plan, told = jobs.start(), list[tuple[str, ...]]()
+    both = [threading.Thread(target=lambda: told.append(teardown.fn(plan))) for _ in range(2)]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join()
+    assert told == [(), ()]
+
+
+@pytest.mark.parametrize("moment", ["created", "has pods", "runs"])
+def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
+    """At whatever moment of its start a job is torn down, no pod comes after."""
+    plan = jobs.start()
+    pods = {"created": lambda: True, "has pods": lambda: jobs.labelled(plan, "v1", "Pod"), "runs": None}[moment]
+    until(pods or (lambda: running(jobs, plan)))
+    assert teardown.fn(plan) == ()
+
+
+def test_job_goes_after_its_pods(jobs: Jobs) -> None:
+    """A job that is stopped stays, being deleted, until its pods are gone: that proves them gone."""
+    plan = jobs.start()
+    until(lambda: running(jobs, plan))
+    stop(plan)
+    (job,) = jobs_of(jobs, plan)
+    assert "foregroundDeletion" in job["metadata"]["finalizers"]
+    until(lambda: not jobs_of(jobs, plan))
+    assert jobs.labelled(plan, "v1", "Pod") == []
+
+
+@pytest.fixture
+def held(jobs: Jobs) -> Iterator[ManifestPlan]:
+    """A running job with a pod that somebody's finalizer keeps."""
+    plan = jobs.start()
+    until(lambda: running(jobs, plan))
+    pod = jobs.named(plan, "worker-0")
+    jobs.server.patch(pod, {"metadata": {"finalizers": ["torchyard.test/held"]}})
+    yield plan
+    jobs.server.patch(pod, {"metadata": {"finalizers": None}})
+    until(lambda: not jobs.labelled(plan, "v1", "Pod"))
+
+
+def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is stuck is named, with what holds it, within the grace and a bounded time."""
+    monkeypatch.setattr(objects, "GOING", -12.0)
+    pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
+    assert any(left.startswith(pod) for left in teardown.fn(held))
+
+
+def test_what_others_labelled_is_told(jobs: Jobs) -> None:
+    """A ConfigMap that somebody gave the run's labels is proven to be left, at once, and is not deleted."""
+    plan = jobs.start()
+    jobs.server.create(config_map("notes", labels=plan.labels))
+    assert teardown.fn(plan) == (f"ConfigMap {jobs.namespace}/notes",)
+    assert jobs.server.delete("v1", "ConfigMap", "notes")
+
+
+def test_what_others_named_alike_is_left_alone(jobs: Jobs) -> None:
+    """A job that has the run's name, and not its labels, is not touched by stop or teardown."""
+    plan = jobs.plan()
+    theirs = copy.deepcopy(plan.main)
+    theirs["metadata"]["labels"] = {"team": "other"}
+    jobs.server.create(theirs)
+    stop(plan)
+    assert teardown.fn(plan) == ()
+    there = jobs.server.read(theirs["apiVersion"], "Job", plan.job)
+    assert there
+    assert "deletionTimestamp" not in there["metadata"]
+
+
+def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
+    """An API server that is away for a moment in the middle of a teardown is waited for."""
+    plan = jobs.start(wire)
+    until(lambda: running(jobs, plan))
+    other = threading.Timer(0.3, wire.leave, [2.0])
+    other.start()
+    assert teardown.fn(plan) == ()
+    other.join()
+
+
+def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire) -> None:
+    """An API whose own server is down, as a broken metrics server's, does not hold up the proof of the others."""
+    plan = jobs.start(wire)
+    down = {"kind": "Status", "message": "the server is currently unable to handle the request"}
+    wire.answer("GET /apis/apps/v1", 503, down, times=1000)
+    began = time.monotonic()
+    assert teardown.fn(plan) == ()
+    assert time.monotonic() - began < 10
+
+
+def test_handle_is_enough(jobs: Jobs) -> None:
+    """What submit returns can be written down and read again by another process."""
+    handle = submit.fn(jobs.plan(), Deadlines())
+    assert Handle.model_validate_json(handle.model_dump_json()) == handle

@@ -1,0 +1,88 @@
+"""Real trainings on two real nodes: kubelets, containers, a network between them, torchrun and gloo."""
+
+import json
+import re
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.train import train
+from tasks.cluster import Api
+from tasks.folder import all_runs
+from tasks.model import Report
+from tasks.profile import ROOT
+from tasks.spec import Cluster
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd")
+SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+
+
+@pytest.fixture
+def small(plane: Api, user: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """Overrides that run a profile small, on the two real nodes."""
+    nodes = plane.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+    if len(nodes) < 2:
+        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+    return {**SMALL, **user, "cluster.namespace": namespace}
+
+
+def reported() -> Report:
+    (folder,) = all_runs()
+    report = folder.report()
+    assert report
+    return report
+
+
+def read(report: Report, attempt: int = 1) -> dict[str, str]:
+    """Each node's log."""
+    found = Path(report.folder, f"attempt-{attempt}").glob("worker-*/log")
+    return {path.parent.name: path.read_text() for path in found}
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_two_nodes_train(small: dict[str, Any], record_property: Callable[[str, object], None], profile: str) -> None:
+    """Two pods on two hosts form a world of two, learn, and are reported with both logs whole."""
+    record_property("cell", (profile, "real training"))
+    end = train(profile, small, return_state=True)
+    report = reported()
+    assert (end.name, report.left) == ("Completed", ()), report.sentence
+    assert report.collected
+    accuracy = [float(str(row["accuracy"])) for row in report.collected.metrics.rows]
+    assert (len(accuracy), accuracy[-1] > accuracy[0], accuracy[-1] > 0.9) == (6, True, True)
+    assert [log.lost for log in report.collected.logs if log.node != "etcd"] == ["", ""]
+    logs = read(report)
+    hosts = {re.findall(r"rank \d+ of (\d+).* on (\S+)", text)[0] for text in logs.values()}
+    assert (len(hosts), {world for world, _ in hosts}) == (2, {"2"})
+
+
+def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
+    small: dict[str, Any], namespace: str, record_property: Callable[[str, object], None]
+) -> None:
+    """A pod that somebody deletes in the middle ends the attempt, which says so; the next one trains to the end."""
+    record_property("cell", ("yolov5-volcano", "pod killed"))
+    here = Api(Cluster(namespace=namespace))
+
+    def kill_one() -> None:
+        for _ in range(600):
+            time.sleep(0.1)
+            logs = [path for path in Path(str(all_runs()[0].path)).glob("attempt-1/*/log")] if all_runs() else []
+            if any('"epoch": 2' in path.read_text() for path in logs):
+                pods = here.items("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
+                here.delete("v1", "Pod", pods[1]["metadata"]["name"])
+                return
+
+    other = threading.Thread(target=kill_one)
+    other.start()
+    end = train("yolov5-volcano", {**small, "args": ["--epochs=6", "--pause=1"]}, return_state=True)
+    other.join()
+    report = reported()
+    assert (end.name, len(report.attempts)) == ("Completed", 2), report.sentence
+    first, second = report.attempts
+    assert first.collected.failure
+    assert "deleted" in first.collected.failure.sentence
+    assert second.outcome.status.state == "succeeded"

@@ -1,0 +1,171 @@
+"""Watching a job on a real API server, over a connection that breaks."""
+
+import json
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tasks import watch as module
+from tasks.cluster import Api
+from tasks.errors import ClusterError
+from tasks.model import Watched
+from tasks.watch import ClusterWatch
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.wire import Wire
+
+Plan = Callable[..., Any]
+
+
+def pods(watch: ClusterWatch) -> dict[str, str]:
+    """The phase of each pod, as the watch knows it."""
+    watch.changes(0.05)
+    found = {name: thing["status"]["phase"] for name, thing in watch.seen.items() if name.startswith("Pod/")}
+    return {name.removeprefix("Pod/"): phase for name, phase in found.items()}
+
+
+def there(watch: ClusterWatch) -> set[str]:
+    """The kinds of what is there, as the watch knows it."""
+    watch.changes(0.05)
+    return {name.partition("/")[0] for name in watch.seen} - {"Removed"}
+
+
+def run(watch: ClusterWatch) -> bool:
+    return list(pods(watch).values()) == ["Running", "Running"]
+
+
+def ended(watch: ClusterWatch) -> bool:
+    return list(pods(watch).values()) == ["Succeeded", "Succeeded"]
+
+
+def test_job_is_seen_to_its_end(jobs: Jobs) -> None:
+    """Job, pods and PodGroup are seen from the start to the end."""
+    plan = jobs.start()
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        assert there(watch) == {"Job", "Pod", "PodGroup"}
+        jobs.end(plan)
+        until(lambda: ended(watch))
+
+
+def test_nothing_is_asked_while_nothing_changes(jobs: Jobs, wire: Wire) -> None:
+    """A job that goes on costs no request: its objects and its logs come over connections that stay open."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch) and wire.count("/log?") == 2)
+        asked = len(wire.asked)
+        time.sleep(4)
+        assert wire.asked[asked:] == []
+
+
+def test_broken_connection_is_made_again(jobs: Jobs, wire: Wire) -> None:
+    """Where every connection is cut, the watch goes on from where it was, without asking for everything again."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        listed = len([line for line in wire.asked if "watch=1" not in line and "/log?" not in line])
+        wire.cut()
+        jobs.end(plan)
+        until(lambda: ended(watch))
+        assert len([line for line in wire.asked if "watch=1" not in line and "/log?" not in line]) == listed
+
+
+def test_what_is_deleted_during_an_outage_is_noticed(jobs: Jobs, wire: Wire) -> None:
+    """An object that goes while the API server is away for 5 s is not there any more afterwards."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.away = True
+        wire.cut()
+        jobs.delete(plan)
+        time.sleep(5)
+        wire.away = False
+        until(lambda: there(watch) == set())
+
+
+def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A connection that carries nothing any more, and is not closed, is given up after a while."""
+    monkeypatch.setattr(module, "QUIET", 2.0)
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.stall("watch=1")
+        jobs.end(plan)
+        until(lambda: ended(watch))
+
+
+GONE = {"kind": "Status", "status": "Failure", "message": "too old resource version", "reason": "Expired", "code": 410}
+
+
+@pytest.mark.parametrize(("status", "body"), [(410, GONE), (200, {"type": "ERROR", "object": GONE})])
+def test_forgotten_version_is_listed_again(jobs: Jobs, wire: Wire, status: int, body: dict[str, Any]) -> None:
+    """Where the API server has forgotten how far was read, what went meanwhile is noticed by listing all."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        for kind in ("/jobs?", "/pods?", "/podgroups?"):
+            wire.answer(kind, status, body)
+        wire.away = True
+        wire.cut()
+        jobs.delete(plan)
+        wire.away = False
+        until(lambda: there(watch) == set())
+
+
+def test_server_says_that_a_version_is_forgotten(jobs: Jobs) -> None:
+    """The real API server refuses a version that it has forgotten with a 410 inside the stream."""
+    path = jobs.server.path("batch.volcano.sh/v1alpha1", "Job", namespace=None)
+    first = next(jobs.server.stream(path, {"watch": "1", "resourceVersion": "1"}, 5.0))
+    assert json.loads(first)["object"]["code"] == 410
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_kind_that_cannot_be_watched_holds_nothing_up(jobs: Jobs, wire: Wire, status: int) -> None:
+    """Without the PodGroups, because they are not served or not for this user, the rest is seen."""
+    plan = jobs.start(wire)
+    wire.answer("/podgroups?", status, {"kind": "Status", "message": "no"})
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        assert there(watch) == {"Job", "Pod"}
+
+
+def test_unknown_kind_holds_nothing_up(jobs: Jobs) -> None:
+    """A kind that the API server has never heard of is left out."""
+    plan = jobs.start()
+    strange = Watched(api="torchyard.test/v1", kind="Strange")
+    with ClusterWatch(plan.model_copy(update={"watch": (*plan.watch, strange)})) as watch:
+        until(lambda: run(watch))
+
+
+def test_bookmarks_carry_the_version_on(jobs: Jobs, wire: Wire) -> None:
+    """A watch that nothing happened to goes on from the version that the last bookmark told."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        mark = {"type": "BOOKMARK", "object": {"kind": "Job", "metadata": {"resourceVersion": "4000000000"}}}
+        wire.answer("/jobs?", 200, mark)
+        wire.cut("/jobs?")
+        until(lambda: wire.count("resourceVersion=4000000000"))
+        assert watch.seen
+
+
+def test_attaching_while_the_server_is_away_waits_for_it(jobs: Jobs, wire: Wire) -> None:
+    """A watch that cannot look so far does not take the job for deleted."""
+    plan = jobs.start(wire)
+    watch = ClusterWatch(plan)
+    wire.leave(3.0)
+    with watch:
+        assert any(name.startswith("Job/") for name in watch.seen)
+
+
+def test_first_look_is_not_waited_for_for_ever(
+    jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch, plane: Api
+) -> None:
+    """Where the API server does not come back, that is told: nothing is known of the job."""
+    monkeypatch.setattr(module, "FIRST", 1.0)
+    plan = jobs.start(wire)
+    wire.away = True
+    wire.cut()
+    with pytest.raises(ClusterError, match="no answer"), ClusterWatch(plan):
+        pass

@@ -1,0 +1,244 @@
+"""A recording of a job: what is kept of it, how it is written, and how it is read again."""
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from itertools import groupby, pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from tasks.launchers import registry
+from tasks.model import Observation
+
+OBSERVED = Path(__file__).parent / "observed"
+BRIEF = 0.4  # seconds that two pods may be apart in what they do together
+EPOCH = 1_700_000_000  # when every recorded job was made
+Seen = Mapping[str, Mapping[str, Any]]
+Case = dict[str, Any]
+NODES = re.compile(r"\b(oke-bm-gpu-b4-8|cpu)-\d+\b")
+UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
+TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
+META = {"name", "creationTimestamp", "deletionTimestamp"}
+NOISE = {
+    "template",
+    "minResources",
+    "minTaskMember",
+    "plugins",
+    "selector",
+    "hostIPs",
+    "podIPs",
+    "startTime",
+    "runningDuration",
+    "transitionID",
+    "lastUpdateTime",
+    "lastProbeTime",
+    "observedGeneration",
+}
+POD = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
+CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
+CONTAINER = {"name", "restartCount", "state", "lastState"}
+
+
+class Moment(NamedTuple):
+    """What was seen from a time on, and the state that was read from it then."""
+
+    at: float
+    seen: Seen
+    state: str
+
+
+def normal(seen: Seen, names: Mapping[str, str]) -> Seen:
+    """What was seen, without what nobody reads and what differs from run to run; the times stay."""
+    text = json.dumps({name: trimmed(seen[name]) for name in ordered(seen)})
+    for name, instead in names.items():
+        text = text.replace(name, instead)
+    text = UIDS.sub("UID", NODES.sub(r"\1-N", text))
+    found: Seen = json.loads(text)
+    return found
+
+
+def ordered(seen: Seen) -> list[str]:
+    """By name; the pods that went stay in the order in which they did."""
+    return sorted(seen, key=lambda name: "Removed" if name.startswith("Removed/") else name)
+
+
+def trimmed(thing: Mapping[str, Any]) -> Case:
+    """An object by what its readers may use."""
+    spec, status = thing.get("spec", {}), thing.get("status", {})
+    if "containers" in spec:
+        spec = {"containers": [{"name": spec["containers"][0]["name"]}], "restartPolicy": spec["restartPolicy"]}
+        status = only(status, POD)
+        status["conditions"] = [each for each in status.get("conditions", ()) if each["type"] in CONDITIONS]
+        lists = {key: [only(each, CONTAINER) for each in status[key]] for key in status if key.endswith("Statuses")}
+        status |= lists
+    metadata = only(thing["metadata"], META)
+    return {"metadata": metadata, "spec": quiet(spec), "status": quiet(status)}
+
+
+def only(thing: Mapping[str, Any], keys: set[str]) -> Case:
+    return {key: thing[key] for key in thing.keys() & keys}
+
+
+def quiet(thing: Any) -> Any:
+    """Without noise; the history of a Volcano Job without its repetitions."""
+    if isinstance(thing, list):
+        kept = [quiet(each) for each in thing]
+        phases = all(isinstance(each, dict) and each.keys() == {"status", "lastTransitionTime"} for each in kept)
+        return [next(same) for _, same in groupby(kept, lambda each: each["status"])] if phases and kept else kept
+    if isinstance(thing, dict):
+        return {key: quiet(each) for key, each in thing.items() if key not in NOISE}
+    return thing
+
+
+def facts(thing: Mapping[str, Any]) -> str:
+    """An object by its words, without times and counts."""
+    status = thing["status"]
+    true = [(each.get("type"), each.get("reason")) for each in status.get("conditions", ()) if each["status"] == "True"]
+    waits = [each.get("reason") for each in status.get("conditions", ()) if each.get("type") == "PodScheduled"]
+    containers = [
+        (each["restartCount"], kind, state.get("reason"), state.get("exitCode"))
+        for each in status.get("containerStatuses", ())
+        for kind, state in each["state"].items()
+    ]
+    phase = status.get("phase") or status.get("state", {}).get("phase")
+    return str((phase, sorted(map(str, true)), waits, containers, "deletionTimestamp" in thing["metadata"]))
+
+
+def settled(moments: Sequence[Moment]) -> list[Moment]:
+    """Moments that differ in words; of brief ones those with a job or state of their own, or a pod that failed."""
+    kept: list[Moment] = []
+    for moment, later in pairwise([*moments, None]):
+        assert moment
+        before = kept[-1:]
+        near = [aspect(each) for each in (*before, later) if each]
+        brief = later and later.at - moment.at < BRIEF and aspect(moment) in near
+        if (brief and not dead(moment) - dead(*before)) or words(moment) in [words(each) for each in before]:
+            continue
+        kept.append(moment)
+    return kept
+
+
+def aspect(moment: Moment) -> tuple[str, ...]:
+    """The state and the job's own words."""
+    return (moment.state, *(facts(moment.seen[key]) for key in moment.seen if not key.startswith("Pod")))
+
+
+def words(moment: Moment) -> dict[str, str]:
+    return {key: facts(thing) for key, thing in moment.seen.items()}
+
+
+def dead(*moments: Moment) -> set[str]:
+    """The pods that have failed."""
+    return {key for each in moments for key, thing in each.seen.items() if thing["status"].get("phase") == "Failed"}
+
+
+def clocked(moments: Sequence[Moment]) -> list[Seen]:
+    """The clock of a recording ticks once a moment, so that two recordings tell the same times."""
+    texts = [json.dumps(moment.seen) for moment in moments]
+    first: dict[str, int] = {}
+    for tick, text in enumerate(texts):
+        for stamp in TIMES.findall(text):
+            first.setdefault(stamp, tick)
+    least = len(texts)
+    for stamp in sorted(first, reverse=True):
+        least = first[stamp] = min(least, first[stamp])
+    return [json.loads(TIMES.sub(lambda found: stamped(first[found[0]]), text)) for text in texts]
+
+
+def stamped(tick: int) -> str:
+    return datetime.fromtimestamp(EPOCH + tick, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
+    """Each moment by what has changed in it, with the state and reason that are read from it."""
+    read = registry.launcher(case["launcher"]).read_status
+    ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
+    ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
+    before: Seen = {}
+    for tick, seen in ticks:
+        status = read(Observation(seen, frozenset(), EPOCH + tick))
+        news = {key: novel(before.get(key), seen.get(key)) for key in ordered({**before, **seen})}
+        news = {key: each for key, each in news.items() if each != {}}
+        yield {"after": tick, "expected": status.state, "reason": status.reason, "news": news}
+        before = seen
+
+
+def novel(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Case | None:
+    """The parts of an object that have changed; None where it has gone."""
+    return now if now is None else {key: each for key, each in now.items() if each != (before or {}).get(key)}
+
+
+def printed(made: Case) -> str:
+    """As JSON, with a line for each part of an object: what a difference of two recordings is read by."""
+    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items() if key != "moments"]
+    moments = ",\n".join(printed_moment(each) for each in made["moments"])
+    return "{\n" + ",\n".join([*head, f'"moments": [\n{moments}\n]']) + "\n}\n"
+
+
+def printed_moment(moment: Case) -> str:
+    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in moment.items() if key != "news"]
+    news = ",\n".join(f"  {json.dumps(key)}: {printed_object(value)}" for key, value in moment["news"].items())
+    return " {" + ", ".join([*head, f'"news": {{\n{news}}}']) + "}"
+
+
+def printed_object(thing: Case | None) -> str:
+    parts = [f"{json.dumps(key)}: {json.dumps(value, sort_keys=True)}" for key, value in (thing or {}).items()]
+    return "null" if thing is None else "{" + ",\n   ".join(parts) + "}"
+
+
+# --- read again
+
+
+class Recorded(NamedTuple):
+    """One moment of a recording, whole again."""
+
+    case: str
+    number: int
+    observed: Observation
+    expected: str
+    reason: str
+
+
+def recorded(name: str, made: Case) -> list[Recorded]:
+    """The moments of a recording."""
+    seen: Seen = {}
+    found = []
+    for number, moment in enumerate(made["moments"]):
+        news = moment["news"]
+        seen = {key: {**seen.get(key, {}), **news.get(key, {})} for key in seen | news if news.get(key, {}) is not None}
+        observed = Observation(seen, frozenset(), EPOCH + moment["after"])
+        found.append(Recorded(name, number, observed, moment["expected"], moment["reason"]))
+    return found
+
+
+def newer(old: Case, made: Case) -> Case:
+    """A new recording; with the moments of the old one where it says the same: no two have all moments alike."""
+    read = registry.launcher(made["launcher"]).read_status
+    again = [read(each.observed) for each in recorded("", old)]
+    moments = [
+        {**moment, "expected": status.state, "reason": status.reason}
+        for moment, status in zip(old["moments"], again, strict=True)
+    ]
+    same = {**made, "moments": moments}
+    return same if essence(same) == essence(made) else made
+
+
+def essence(made: Case) -> object:
+    """The states and the job's words in their order, and of the end all words and the place of every value."""
+    found = [Moment(each.observed.at, each.observed.seen, each.expected) for each in recorded("", made)]
+    states = [state for state, _ in groupby(each.state for each in found)]
+    jobs = [job for job, _ in groupby(aspect(each)[1:] for each in found)]
+    return states, jobs, sorted(words(found[-1]).values()), set(places(found[-1].seen))
+
+
+def places(thing: Any, place: str = "") -> Iterator[str]:
+    """Where the values of a thing stand, whatever the number of its pods."""
+    if isinstance(thing, dict):
+        for key, each in thing.items():
+            yield from places(each, f"{place}.{key.rstrip('0123456789')}")
+    elif isinstance(thing, list):
+        for each in thing:
+            yield from places(each, place)
+    else:
+        yield place

@@ -1,0 +1,319 @@
+"""Readers of a job's status, held to what the real controllers said (`make observe` records it)."""
+
+import copy
+import json
+from itertools import groupby
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tasks.launchers import _pod_facts, _pod_status, registry
+from tasks.model import Observation, Status
+from tests.recording import EPOCH, OBSERVED, Recorded, recorded
+
+FILES = {file.stem: recorded(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
+MOMENTS = [moment for moments in FILES.values() for moment in moments]
+EVERY = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment.case}-{moment.number}")
+
+
+def read(case: str, observed: Observation) -> Status:
+    return registry.launcher(case.partition("-")[0]).read_status(observed)
+
+
+def pods_of(moment: Recorded) -> dict[str, Any]:
+    return {name: thing for name, thing in moment.observed.seen.items() if name.startswith("Pod/")}
+
+
+def moments(case: str, state: str) -> list[Recorded]:
+    """The moments of a case whose state is this."""
+    found = [moment for moment in FILES[case] if moment.expected == state]
+    assert found, f"{case} is never {state}"
+    return found
+
+
+def job_of(moment: Recorded) -> dict[str, Any]:
+    return next(dict(thing) for name, thing in moment.observed.seen.items() if not name.startswith("Pod"))
+
+
+def true_conditions(moment: Recorded) -> set[str]:
+    return {each["type"] for each in job_of(moment)["status"].get("conditions", ()) if each["status"] == "True"}
+
+
+def phase_of(moment: Recorded) -> str:
+    return str(job_of(moment)["status"].get("state", {}).get("phase"))
+
+
+def group_of(moment: Recorded) -> dict[str, Any]:
+    groups = [dict(thing) for name, thing in moment.observed.seen.items() if name.startswith("PodGroup/")]
+    return groups[0] if groups else {"status": {}}
+
+
+# --- every recording
+
+
+@EVERY
+def test_state_is_as_recorded(moment: Recorded) -> None:
+    """What a job is follows from what was seen, at every moment."""
+    status = read(moment.case, moment.observed)
+    assert (status.state, status.reason) == (moment.expected, moment.reason)
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_states_are_those_stated(case: str) -> None:
+    """A job goes through the states that cases.yaml states of it, and no others."""
+    launcher, _, name = case.partition("-")
+    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())[launcher][name]["states"]
+    assert [state for state, _ in groupby(moment.expected for moment in FILES[case])] == stated
+
+
+def test_every_case_is_recorded() -> None:
+    """No case lacks its recording, and no recording its case."""
+    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
+    assert FILES.keys() == {f"{launcher}-{name}" for launcher, cases in stated.items() for name in cases}
+
+
+@EVERY
+def test_success_is_that_of_every_pod(moment: Recorded) -> None:
+    """A job that succeeded has no pod that failed or goes on."""
+    if moment.expected == "succeeded":
+        assert {pod["status"]["phase"] for pod in pods_of(moment).values()} <= {"Succeeded"}
+
+
+@EVERY
+def test_failure_has_evidence(moment: Recorded) -> None:
+    """A job that failed has a pod that says so, or a controller that does."""
+    if moment.expected == "failed":
+        said = (str(pods_of(moment)), phase_of(moment), str(true_conditions(moment)))
+        assert any(word in text for text in said for word in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
+
+
+# --- what the controllers' words hide
+
+
+@pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
+def test_pod_group_that_runs_proves_nothing(case: str) -> None:
+    """A PodGroup is Running as soon as its pods have nodes, also where their image cannot be had."""
+    assert "Running" in [group_of(moment)["status"].get("phase") for moment in moments(case, "pending")]
+
+
+@pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
+def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
+    """After its patience an ImagePullBackOff ends the job, with a cause that no log could tell."""
+    failure = read(case, moments(case, "failed")[0].observed).failure
+    assert failure is not None
+    assert (failure.cause, failure.retry) == ("image", False)
+
+
+@pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])
+def test_image_that_is_late_is_waited_for(case: str) -> None:
+    """One ErrImagePull is no failure, and its words are told meanwhile."""
+    assert "ErrImagePull" in "".join(moment.reason for moment in moments(case, "pending"))
+
+
+def test_elastic_success_of_one_worker_is_none_of_the_job() -> None:
+    """The operator says Succeeded when one worker is done; the other one still runs."""
+    assert any("Succeeded" in true_conditions(moment) for moment in moments("pytorchjob-ok", "running"))
+
+
+def test_worker_may_fail_after_success() -> None:
+    """The operator goes on saying Succeeded when the other worker fails."""
+    last = moments("pytorchjob-ok-then-fails", "failed")[-1]
+    assert ("Succeeded" in true_conditions(last), "worker-1 ended with exit code 7") == (True, last.reason)
+
+
+def test_running_operator_has_a_worker_that_never_fits() -> None:
+    """Without a gang the PyTorchJob is Running while one of its workers has no node."""
+    last = moments("pytorchjob-one-does-not-fit-no-gang", "pending")[-1]
+    assert ("Running" in true_conditions(last), "4 of 5 pods run; worker-" in last.reason) == (True, True)
+
+
+@pytest.mark.parametrize("case", ["volcano-elastic-one-does-not-fit", "pytorchjob-elastic-one-does-not-fit"])
+def test_elastic_job_runs_with_fewer(case: str) -> None:
+    """An elastic job has started once its least number of workers has."""
+    assert "4 of 5 pods run" in moments(case, "running")[-1].reason
+
+
+@pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
+def test_normal_start_is_not_alarming(case: str) -> None:
+    """Before its pods are bound nothing is told of a healthy job but how many run."""
+    assert all("chedul" not in moment.reason for moment in FILES[case])
+
+
+def test_counts_vanish_after_completed() -> None:
+    """Volcano forgets its counts when a Job is Completed: the pods tell."""
+    last = moments("volcano-ok", "succeeded")[-1]
+    assert ("succeeded" in job_of(last)["status"], last.reason) == (False, "2 of 2 pods succeeded")
+
+
+@pytest.mark.parametrize("case", ["volcano-oom-zero", "pytorchjob-oom-zero"])
+def test_memory_is_told_of_a_success(case: str) -> None:
+    """OOMKilled beside exit code 0 is a success, and told."""
+    assert moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
+
+
+@pytest.mark.parametrize(
+    ("case", "cause", "retry"),
+    [("oom", "oom-pod", False), ("evicted", "evicted", True), ("drained", "evicted", True)],
+)
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+def test_cause_is_known_to_the_cluster_alone(launcher: str, case: str, cause: str, retry: bool) -> None:
+    """What killed a pod from outside is told with its node, and whether a new try is worth it."""
+    name = f"{launcher}-{case}"
+    failure = read(name, moments(name, "failed")[0].observed).failure
+    assert failure is not None
+    assert (failure.cause, failure.retry, failure.node) == (cause, retry, "worker-1")
+
+
+@pytest.mark.parametrize("case", ["volcano-deleted", "pytorchjob-deleted"])
+def test_pods_of_a_deleted_job_fail(case: str) -> None:
+    """A deleted job is gone, although its pods end as Failed."""
+    assert any("'Failed'" in str(pods_of(moment)) for moment in moments(case, "gone"))
+
+
+@pytest.mark.parametrize("case", ["volcano-crash-loop", "pytorchjob-crash-loop"])
+def test_crash_loop_is_seen_through(case: str) -> None:
+    """With restartPolicy OnFailure every controller says Running for ever."""
+    last = moments(case, "failed")[-1]
+    assert ("Running" in (phase_of(last), *true_conditions(last)), "CrashLoopBackOff" in last.reason) == (True, True)
+
+
+def test_one_crash_is_not_a_loop() -> None:
+    """A container that was restarted once is running."""
+    assert any("CrashLoopBackOff" in str(pods_of(moment)) for moment in moments("volcano-crash-loop", "running"))
+
+
+def test_pending_again_has_started() -> None:
+    """A Volcano Job that is Pending once more, because a pod is made anew, is under way."""
+    assert "Pending" in [phase_of(moment) for moment in moments("volcano-pod-deleted-no-policies", "running")]
+
+
+def test_hopeless_job_does_not_wait_for_its_last_pod() -> None:
+    """Without policies Volcano says Running as long as a peer of the failed pod hangs."""
+    first = moments("volcano-no-policies-fails", "failed")[0]
+    assert (phase_of(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
+
+
+@pytest.mark.parametrize("case", ["pytorchjob-clean-running", "pytorchjob-clean-all", "volcano-completes"])
+def test_pods_that_a_controller_removes_do_not_fail(case: str) -> None:
+    """What is killed because the job is done says nothing against it."""
+    assert "'exitCode': 137" in "".join(str(pods_of(moment)) for moment in FILES[case])
+
+
+def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
+    """With a gang scheduler the PyTorchJob stays Created, and the scheduler's words are told."""
+    last = moments("pytorchjob-never-fits", "pending")[-1]
+    assert (true_conditions(last), "Insufficient nvidia.com/gpu" in last.reason) == ({"Created"}, True)
+
+
+def test_queue_is_told_before_there_are_pods() -> None:
+    """A PodGroup that its queue does not admit says nothing itself."""
+    assert "space-volcano-queue is full or closed" in moments("volcano-queue", "pending")[-1].reason
+
+
+# --- what no recording has
+
+
+@st.composite
+def damaged(draw: st.DrawFn) -> tuple[str, Observation]:
+    """A recorded moment of which some keys were taken away or made null."""
+    moment = draw(st.sampled_from(MOMENTS))
+    seen = copy.deepcopy(dict(moment.observed.seen))
+    for _ in range(draw(st.integers(0, 6))):
+        places = [(thing, key) for name in seen for thing, key in inside(seen[name])]
+        if places:
+            thing, key = draw(st.sampled_from(places))
+            if draw(st.booleans()):
+                del thing[key]
+            else:
+                thing[key] = None
+    return moment.case, Observation(seen, frozenset(), moment.observed.at)
+
+
+def inside(thing: Any) -> list[tuple[Any, Any]]:
+    """Every key of every mapping in a thing, with its mapping."""
+    if isinstance(thing, list):
+        return [place for each in thing for place in inside(each)]
+    if not isinstance(thing, dict):
+        return []
+    return [(thing, key) for key in thing] + [place for each in thing.values() for place in inside(each)]
+
+
+@given(damaged())
+def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
+    """Whatever a status lacks, a state is read from it, and never success where a pod failed."""
+    status = read(*damage)
+    pods = _pod_status.job_pods(damage[1]).values()
+    failed = any(_pod_facts.phase(pod) == "Failed" and not _pod_facts.leaving(pod) for pod in pods)
+    assert not (failed and status.state == "succeeded")
+
+
+def pod(phase: str, exit_code: int, second: int, **metadata: Any) -> dict[str, Any]:
+    """A pod that has ended."""
+    over = {"exitCode": exit_code, "finishedAt": f"2023-11-14T22:13:{second}Z", "reason": "Error"}
+    status = {"phase": phase, "containerStatuses": [{"name": "worker", "state": {"terminated": over}}]}
+    return {"metadata": metadata, "spec": {"containers": [{"name": "worker"}]}, "status": status}
+
+
+def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
+    """Of two that ended in the same second the one that was not deleted failed first."""
+    killed = pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
+    seen = {"Pod/worker-0": killed, "Pod/worker-1": pod("Failed", 7, 20)}
+    status = _pod_status.failed(Observation(seen, frozenset()), "")
+    assert status.reason == "worker-1 ended with exit code 7"
+
+
+def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
+    """A peer that lost a deleted pod fails by itself: the deletion is told, and is worth another attempt."""
+    gone = pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
+    seen = {"Pod/worker-1": pod("Failed", 1, 21), "Removed/worker-0": gone}
+    failure = _pod_status.failed(Observation(seen, frozenset()), "").failure
+    assert failure
+    assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
+
+
+def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
+    """A pod that was taken away after the failure has nothing to do with it."""
+    gone = pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
+    seen = {"Pod/worker-1": pod("Failed", 1, 21), "Removed/worker-0": gone}
+    assert _pod_status.failed(Observation(seen, frozenset()), "").reason == "worker-1 ended with exit code 1"
+
+
+def test_sidecar_is_not_taken_for_the_worker() -> None:
+    """A kubelet sorts statuses by name: the worker's is found by it."""
+    both = pod("Running", 7, 20)
+    both["status"]["containerStatuses"].insert(0, {"name": "agent", "state": {"running": {}}})
+    assert _pod_facts.exit_code(both) == 7
+
+
+def test_pod_that_failed_in_spite_of_zero_failed() -> None:
+    """A container that obeys its deadline ends with 0, and its pod is Failed."""
+    assert _pod_facts.exit_code(pod("Failed", 0, 20)) == 1
+
+
+@pytest.mark.parametrize(("policy", "causes"), [("OnFailure", []), ("Never", ["oom-pod"])])
+def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str]) -> None:
+    """An OOMKilled container that its kubelet starts again does not end the job."""
+    killed = pod("Running", 137, 20)
+    killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+    killed["spec"]["restartPolicy"] = policy
+    found = _pod_facts.blame({"worker-0": killed}, EPOCH)
+    assert [each.cause for each in (found,) if each] == causes
+
+
+@pytest.mark.parametrize(("least", "failed"), [(1, False), (2, True)])
+def test_elastic_job_does_without_a_node_that_has_no_image(least: int, failed: bool) -> None:
+    """A pod that cannot start ends only a job that needs it."""
+    waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
+    pods: dict[str, dict[str, Any]]
+    pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"containerStatuses": [waiting]}}}
+    assert bool(_pod_status.hopeless(pods, EPOCH, _pod_status.Gang(2, least))) is failed
+
+
+def test_job_whose_nodes_had_joined_has_started() -> None:
+    """A PyTorchJob that makes a pod anew is not taken for one that never started."""
+    seen = FILES["pytorchjob-ok"][1].observed.seen
+    status = read("pytorchjob-ok", Observation(seen, frozenset({"worker-0", "worker-1"}), EPOCH))
+    assert status.state == "running"
