@@ -25,7 +25,7 @@ down: ## stop what `make train` or `make up` started, and only that
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
 
 check: .venv/.locked ## ruff, mypy and the import contracts
-	@$(BIN)/ruff check .
+	@$(BIN)/ruff check --no-cache .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
 	@$(BIN)/lint-imports

@@ -111,10 +111,9 @@ def under_way(observed: Observation, pods: Pods, gang: Gang, started: bool = Fal
 
 
 def hopeless(pods: Pods, at: float, gang: Gang) -> Failure | None:
-    """The cause that ends the job; an elastic one does without pods that cannot start."""
-    idle = [name for name, pod in pods.items() if phase(pod) == "Pending" and blame({name: pod}, at)]
-    spared = idle if len(idle) <= gang.pods - gang.least else []
-    return blame({name: pod for name, pod in pods.items() if name not in spared}, at)
+    """The cause that ends the job; an elastic one goes on without some of its pods."""
+    bad = {name: pod for name, pod in pods.items() if blame({name: pod}, at)}
+    return blame(bad, at) if len(bad) > gang.pods - gang.least else None
 
 
 def waits(observed: Observation, pods: Pods) -> str:

@@ -76,21 +76,21 @@ def volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
             "maxRetry": 1,
             "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
             "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
-            "policies": policies(profile),
+            **policies(profile),
             "tasks": [task],
         },
     }
 
 
-def policies(profile: Profile) -> list[dict[str, str]]:
+def policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
     """A pod that fails or is deleted ends the job: its peers would hold their GPUs for ever. A new try is ours.
 
-    Restarting would delete the failed pod's log and meet under a rendezvous id that is closed. An elastic job goes on
-    without a pod that was deleted, and Volcano makes it anew.
+    Restarting would delete the failed pod's log and meet under a rendezvous id that is closed. An elastic job has no
+    policy, because a deleted pod has failed before it is gone: the others go on, and Volcano makes it anew.
     """
-    failed = {"event": "PodFailed", "action": "TerminateJob"}
     elastic = profile.nodes.min != profile.nodes.max
-    return [failed] if elastic else [failed, {"event": "PodEvicted", "action": "TerminateJob"}]
+    ends = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
+    return {} if elastic else {"policies": ends}
 
 
 def command(profile: Profile, run: Run) -> tuple[str, ...]:

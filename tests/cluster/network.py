@@ -10,9 +10,8 @@ import time
 from collections.abc import Iterable
 from pathlib import Path
 
-from tests.cluster.real_node import DNS, Node
-
 from tests.cluster.plane import PODS_GATEWAY, ClusterError, Plane
+from tests.cluster.real_node import DNS, Node
 
 LINK = "torchyard0"  # the machine's end
 
