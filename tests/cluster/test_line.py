@@ -13,8 +13,8 @@ from prefect.client.schemas.objects import State
 from flows.train import train
 from tasks.cluster import Api
 from tasks.folder import all_runs
+from tasks.launchers import pytorchjob
 from tasks.model import Report
-from tasks.profile import ROOT
 from tasks.spec import Cluster
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
@@ -37,9 +37,9 @@ def carry(namespace: str, fake: dict[str, Any], record_property: Callable[[str, 
 
     def carried(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
         record_property("cell", cell)
-        here = {"cluster.namespace": namespace, "attempts": 1, "pod.annotations": annotations}
+        here = {"cluster.namespace": namespace, "attempts": 1, **fake, "pod.annotations": annotations}
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
-        end = train(dotted.pop("path", cell[0]), {**fake, **here, **dotted}, return_state=True)
+        end = train(cell[0], {**here, **dotted}, return_state=True)
         (folder,) = all_runs()
         report = folder.report()
         assert report
@@ -120,14 +120,18 @@ def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
     assert "was deleted by somebody else" in report.sentence
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_refused_by_the_webhook(carry: Carry, tmp_path: Path, profile: str) -> None:
-    """What a webhook refuses is told in its own words, and nothing was made."""
-    path = tmp_path / "8-gpus.yaml"
-    path.write_text((ROOT / "profiles" / f"{profile}.yaml").read_text())
-    volcano = "volcano" in profile
-    end, report = carry(
-        (profile, "refused"), ENDS, path=str(path), **({"nodes": 1, "options__queue": "root"} if volcano else {})
-    )
+@pytest.mark.parametrize("profile", [name for name in PROFILES if "volcano" in name])
+def test_refused_by_volcano(carry: Carry, profile: str) -> None:
+    """What Volcano's webhook refuses is told in its own words, and nothing was made."""
+    end, report = carry((profile, "refused"), ENDS, nodes=1, options__queue="root")
     assert (end.name, report.left, report.attempts) == ("Failed", (), ())
-    assert ("can not submit job to root queue" if volcano else "DNS-1035") in report.sentence
+    assert "can not submit job to root queue" in report.sentence
+
+
+@pytest.mark.parametrize("profile", [name for name in PROFILES if "pytorchjob" in name])
+def test_refused_by_the_operator(carry: Carry, monkeypatch: pytest.MonkeyPatch, profile: str) -> None:
+    """What the operator's webhook refuses is told in its own words, and nothing was made."""
+    monkeypatch.setattr(pytorchjob, "CONTAINER", "trainer")
+    end, report = carry((profile, "refused"), ENDS)
+    assert (end.name, report.left, report.attempts) == ("Failed", (), ())
+    assert "at least one container with name pytorch" in report.sentence

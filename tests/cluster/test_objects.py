@@ -109,7 +109,8 @@ def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
     plan = jobs.plan()
     refused = copy.deepcopy(plan.main)
     refused["spec"]["queue"] = "no-such-queue"
-    before = config_map(f"{plan.job}-first", labels=plan.labels)
+    about = {"name": f"{plan.job}-first", "labels": plan.labels}
+    before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
         objects.create(plan.model_copy(update={"objects": (before, refused)}))
     assert objects.found(jobs.server, plan, objects.kinds(jobs.server)) == []
