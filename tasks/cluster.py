@@ -231,16 +231,21 @@ def load(context: str | None) -> tuple[Any, Object]:
     """The connection's settings and the context that they came from; in a pod without a kubeconfig, its account."""
     loaded = client.Configuration()
     try:
-        known, active = config.list_kube_config_contexts()
+        known, active = config.list_kube_config_contexts(files())
         wanted = context or current() or active["name"]
         found = next((each for each in known if each["name"] == wanted), None)
         if found is None:
             names = ", ".join(sorted(each["name"] for each in known)) or "none"
             raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
-        config.load_kube_config(context=wanted, client_configuration=loaded)
+        config.load_kube_config(files(), context=wanted, client_configuration=loaded)
         return loaded, found
     except ConfigException as error:
         return load_inside(loaded, str(error))
+
+
+def files() -> str:
+    """KUBECONFIG as it is now; the client library keeps what it was when that was imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
 def current() -> str | None:
@@ -248,7 +253,7 @@ def current() -> str | None:
 
     The client library takes the last one, and would send the job to another cluster than kubectl shows.
     """
-    for path in filter(None, os.environ.get("KUBECONFIG", "").split(os.pathsep)):
+    for path in filter(None, files().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
             document = yaml.safe_load(Path(path).expanduser().read_text())
             if isinstance(document, dict) and document.get("current-context"):

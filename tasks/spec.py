@@ -11,7 +11,7 @@ SECONDS = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
 class Noun(BaseModel):
     """A frozen value; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # most processes use a few of them
 
 
 def read_duration(value: object) -> object:

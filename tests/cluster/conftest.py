@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from kubernetes.config import kube_config
 
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
@@ -75,8 +74,7 @@ def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]
 def wire(plane: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     """A way to the API server that can be broken: context `wire`."""
     made = Wire(tmp_path)
-    both = f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}"
-    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", both)
+    monkeypatch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
     api.cache_clear()
     yield made
     made.close()

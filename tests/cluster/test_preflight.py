@@ -54,11 +54,10 @@ Make = Callable[..., Thing]
 @pytest.fixture(scope="module")
 def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     """The cluster, with two namespaces of ours, and a kubeconfig with users and servers that do not work."""
-    config = os.environ.get("TORCHYARD_TEST_KUBECONFIG") or os.environ.get("KUBECONFIG")
+    config = os.environ.get("KUBECONFIG")
     if not config:
         pytest.skip("no cluster: KUBECONFIG is not set")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", config)
         cluster.api.cache_clear()
         try:
             api = cluster.api(Cluster(namespace=SPACE))
@@ -71,7 +70,7 @@ def plane(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
                 wait(lambda name=name: api.read("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
             more = tmp_path_factory.mktemp("kube") / "more.yaml"
             more.write_text(yaml.safe_dump(contexts(api)))
-            patch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", f"{config}{os.pathsep}{more}")
+            patch.setenv("KUBECONFIG", f"{config}{os.pathsep}{more}")
             yield api
         finally:
             clear(api)
@@ -83,7 +82,8 @@ def contexts(api: Api) -> Thing:
     post(api, "v1", "ServiceAccount", "nobody")
     path = api.path("v1", "ServiceAccount", "nobody") + "/token"
     token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-    here = kube_config.list_kube_config_contexts()[1]["context"]
+    known, _ = kube_config.list_kube_config_contexts(cluster.files())
+    here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
     return {
         "clusters": [

@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from kubernetes import client, config
+
+from tasks.cluster import load
 
 VERBS = (b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 CONTEXT = "wire"
@@ -37,8 +38,7 @@ class Wire:
     def __init__(self, place: Path) -> None:
         self.asked: list[str] = []
         self.away = False
-        self._settings = client.Configuration()
-        config.load_kube_config(client_configuration=self._settings)
+        self._settings, _ = load(None)
         self._links: list[Link] = []
         self._answers: dict[str, list[bytes]] = {}
         self._cuts: dict[str, int] = {}
