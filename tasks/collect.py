@@ -9,21 +9,16 @@ from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
-from tasks.model import Collected, CommandPlan, Failure, LogFile, LogLine, ManifestPlan, Metrics, Outcome, Plan
+from tasks.model import Collected, CommandPlan, Failure, LogFile, LogLine, Metrics, Outcome, Plan
 from tasks.spec import MetricsFormat
 from tasks.step import step
 
-SETTLE = 5.0  # seconds that logs which this process still writes may take
 KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for in
 
 
 @step
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
-    if isinstance(plan, ManifestPlan):
-        from tasks import pump
-
-        pump.settle(plan.folder, plan.nodes, SETTLE)
     logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own

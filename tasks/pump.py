@@ -3,9 +3,8 @@
 import errno
 import os
 import threading
-import time
 from collections import Counter, deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
@@ -111,7 +110,6 @@ class Pump(threading.Thread):
     def __init__(self, server: Api, source: Source, path: Path) -> None:
         super().__init__(daemon=True, name=f"log-{source.pod}")
         self.node, self.path, self.source = path.parent.name, path, source
-        self.folder = str(path.parent.parent)
         self.whole, self.over = threading.Event(), False
         self._api, self._at = server, f"{server.path('v1', 'Pod', source.pod)}/log"
         self._tail: Tail | None = None
@@ -206,25 +204,11 @@ class Pump(threading.Thread):
         return {"container": self.source.container, "timestamps": "true", "follow": str(follow).lower(), **begin}
 
 
-def running() -> list[Pump]:
-    """Every pump of this process that has not come to the end of its log."""
-    return [each for each in threading.enumerate() if isinstance(each, Pump) and not each.whole.is_set()]
-
-
 def follow(server: Api, source: Source, path: Path) -> Pump:
     """The pump of a container's log: the one that an earlier watch of this process has begun, or a new one."""
-    for pump in running():
-        if (pump.source, pump.path) == (source, path):
-            return pump
+    for each in threading.enumerate():
+        if isinstance(each, Pump) and not each.whole.is_set() and (each.source, each.path) == (source, path):
+            return each
     pump = Pump(server, source, path)
     pump.start()
     return pump
-
-
-def settle(folder: str, nodes: Iterable[str], seconds: float) -> None:
-    """Wait until the logs of some nodes that this process still writes are whole, at most so long."""
-    until = time.monotonic() + seconds
-    wanted = set(nodes)
-    for pump in running():
-        if pump.folder == folder and pump.node in wanted:
-            pump.whole.wait(max(until - time.monotonic(), 0.0))

@@ -14,7 +14,7 @@ from tasks.teardown import stop
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
 FIRST_WORD = 20.0  # seconds that a host has to say how its block is
 SAY = 10.0  # seconds between two reasons why a job has not started
-SETTLE = 10.0  # seconds that the logs of stopped processes may take to be whole
+SETTLE = 15.0  # seconds that the logs of stopped processes may take to be whole
 Pulse = Callable[[list[str]], None]
 
 

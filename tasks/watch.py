@@ -110,11 +110,6 @@ class ClusterWatch:
         ends = [_pod_facts.ended(pod) for pod in self._pods().values() if _pod_facts.exit_code(pod) is not None]
         return max((end for end in ends if end < float("inf")), default=None)
 
-    def started_at(self) -> float:
-        """When the job was made, by the API server's clock; 0 where it was not seen."""
-        main = self.seen.get(f"{self._plan.main['kind']}/{self._plan.job}")
-        return _pod_facts.seconds(main["metadata"]["creationTimestamp"]) if main else 0.0
-
     def losing(self) -> dict[str, str]:
         """What could not be written so far, by node."""
         return {pump.node: pump.unwritten for pump in self._pumps.values() if pump.unwritten}

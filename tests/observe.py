@@ -27,7 +27,7 @@ from tasks.model import ManifestPlan, Observation, Run
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tasks.watch import ClusterWatch
-from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, printed, settled, written
+from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, plain, printed, settled, written
 
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
 QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
@@ -132,11 +132,12 @@ def record(server: Api, name: str, case: Case) -> bool:
         if "queue" in case:
             narrow(server, f"{SPACE}-{name}", case["queue"])
         raw = play(Scene(server, plan), case)
-    read = registry.launcher(case["launcher"]).read_status
     names = {plan.job: "job", SPACE: "space"}
+    said = events(server, plan.job, names)
+    read = registry.launcher(case["launcher"]).read_status
     moments = [Moment(at, normal(seen, names), read(Observation(seen, frozenset(), at)).state) for at, seen in raw]
     told = {"about": case["about"], "launcher": case["launcher"], "controllers": versions(server, case["launcher"])}
-    made = {**told, "states": case["states"], "moments": list(written(clocked(settled(moments)), case))}
+    made = {**told, "states": case["states"], "events": said, "moments": list(written(clocked(settled(moments)), case))}
     file = OBSERVED / f"{name}.json"
     file.write_text(printed(newer(json.loads(file.read_text()), made) if file.exists() else made))
     went = [state for state, _ in groupby(moment["expected"] for moment in made["moments"])]
@@ -159,6 +160,17 @@ def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
     kind = scene.plan.main["kind"]
     first = next(at for at, (_, seen) in enumerate(witness.kept) if f"{kind}/{scene.plan.job}" in seen)
     return witness.kept[first:]
+
+
+def events(server: Api, job: str, names: Mapping[str, str]) -> list[str]:
+    """What the controllers said of a job's objects, each thing once: `Pod/job-worker-0 Normal Scheduled: ...`."""
+    found = [each for each in server.items("v1", "Event") if each["involvedObject"]["name"].startswith(job)]
+    return sorted({plain(spoken(each), names) for each in found})
+
+
+def spoken(event: Mapping[str, Any]) -> str:
+    about = event["involvedObject"]
+    return f"{about['kind']}/{about['name']} {event['type']} {event['reason']}: {event.get('message', '')}"
 
 
 class Witness(ClusterWatch):

@@ -36,6 +36,8 @@ NOISE = {
     "observedGeneration",
 }
 POD = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
+# Events that tell who was quicker: one recording of a case has them and the next has not.
+RACES = re.compile(r" (Unschedulable|PodGroupPending|FailedToUpdateEndpoint):")
 CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
 CONTAINER = {"name", "restartCount", "state", "lastState"}
 
@@ -50,12 +52,15 @@ class Moment(NamedTuple):
 
 def normal(seen: Seen, names: Mapping[str, str]) -> Seen:
     """What was seen, without what nobody reads and what differs from run to run; the times stay."""
-    text = json.dumps({name: trimmed(seen[name]) for name in ordered(seen)})
+    found: Seen = json.loads(plain(json.dumps({name: trimmed(seen[name]) for name in ordered(seen)}), names))
+    return found
+
+
+def plain(text: str, names: Mapping[str, str]) -> str:
+    """A text without the names that differ from run to run."""
     for name, instead in names.items():
         text = text.replace(name, instead)
-    text = UIDS.sub("UID", NODES.sub(r"\1-N", text))
-    found: Seen = json.loads(text)
-    return found
+    return UIDS.sub("UID", NODES.sub(r"\1-N", text))
 
 
 def ordered(seen: Seen) -> list[str]:
@@ -171,9 +176,12 @@ def novel(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Ca
 
 def printed(made: Case) -> str:
     """As JSON, with a line for each part of an object: what a difference of two recordings is read by."""
-    head = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items() if key != "moments"]
+    head = [
+        f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items() if key not in ("events", "moments")
+    ]
+    events = ",\n".join(f"  {json.dumps(each)}" for each in made["events"])
     moments = ",\n".join(printed_moment(each) for each in made["moments"])
-    return "{\n" + ",\n".join([*head, f'"moments": [\n{moments}\n]']) + "\n}\n"
+    return "{\n" + ",\n".join([*head, f'"events": [\n{events}]', f'"moments": [\n{moments}\n]']) + "\n}\n"
 
 
 def printed_moment(moment: Case) -> str:
@@ -220,16 +228,17 @@ def newer(old: Case, made: Case) -> Case:
         {**moment, "expected": status.state, "reason": status.reason}
         for moment, status in zip(old["moments"], again, strict=True)
     ]
-    same = {**made, "moments": moments}
+    same = {**made, "moments": moments, "events": old.get("events", [])}
     return same if essence(same) == essence(made) else made
 
 
 def essence(made: Case) -> object:
-    """The states and the job's words in their order, and of the end all words and the place of every value."""
+    """The states and the job's words in their order, of the end all words and the place of every value, the events."""
     found = [Moment(each.observed.at, each.observed.seen, each.expected) for each in recorded("", made)]
     states = [state for state, _ in groupby(each.state for each in found)]
     jobs = [job for job, _ in groupby(aspect(each)[1:] for each in found)]
-    return states, jobs, sorted(words(found[-1]).values()), set(places(found[-1].seen))
+    events = {re.sub(r"-\d+ |:.*", " ", each) for each in made.get("events", ()) if not RACES.search(each)}
+    return states, jobs, sorted(words(found[-1]).values()), set(places(found[-1].seen)), events
 
 
 def places(thing: Any, place: str = "") -> Iterator[str]:

@@ -7,6 +7,7 @@ import signal
 import subprocess
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -153,6 +154,15 @@ def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCapture
     assert not any(record.exc_info for record in caplog.records)
 
 
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """Ctrl-C arrives, also where a shell has started the tests in the background, which ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
 def test_ctrl_c_tears_down(write: Write) -> None:
     """Ctrl-C in the middle ends the job to its last process, and the run is told as stopped."""
     path = write(code="import time; print('up', flush=True); time.sleep(60)")

@@ -145,6 +145,14 @@ def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
     ]
 
 
+def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
+    """Preflight looks at the queue of a PyTorchJob's PodGroup, where the manifest names one."""
+    policy = {"schedulingPolicy": {"queue": "research"}}
+    plans = [launched(changed(PYTORCHJOB, runPolicy=policy)), launched(PYTORCHJOB)]
+    found = [[need.name for need in plan.requires if isinstance(need, OpenQueue)] for plan in plans]
+    assert found == [["research"], []]
+
+
 def test_operators_container_counts(launched: Launched) -> None:
     """In a pod of the Training Operator the log and exit code are those of `pytorch`, wherever it stands."""
     assert launched(PYTORCHJOB).container == "pytorch"

@@ -118,6 +118,13 @@ def test_elastic_success_of_one_worker_is_none_of_the_job() -> None:
     assert any("Succeeded" in true_conditions(moment) for moment in moments("pytorchjob-ok", "running"))
 
 
+@pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
+def test_healthy_job_is_warned_of(case: str) -> None:
+    """A job that succeeds has a warning that its gang cannot be scheduled: a warning alone proves nothing."""
+    said = json.loads((OBSERVED / f"{case}.json").read_text())["events"]
+    assert any("Warning Unschedulable:" in each for each in said)
+
+
 def test_worker_may_fail_after_success() -> None:
     """The operator goes on saying Succeeded when the other worker fails."""
     last = moments("pytorchjob-ok-then-fails", "failed")[-1]

@@ -34,7 +34,9 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from tasks.launchers import _manifest
 
-        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), requires(None)))
+        return _manifest.plan(
+            profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), requires(queue_of(profile)))
+        )
     job = pytorch_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -121,6 +123,13 @@ def watch() -> tuple[Watched, ...]:
         Watched(api="v1", kind="Pod"),
         Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
     )
+
+
+def queue_of(profile: Profile) -> str | None:
+    """The queue that a manifest's PyTorchJob names for its PodGroup."""
+    job = next((each for each in profile.manifest if each["kind"] == KIND), {})
+    queue = _pod_facts.part(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
+    return str(queue) if queue else None
 
 
 def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
