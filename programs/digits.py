@@ -56,6 +56,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the sample order")
     parser.add_argument("--checkpoint-dir", type=Path, default=os.environ.get("TORCHYARD_CHECKPOINTS") or None)
     parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="wait after each epoch")
+    meeting = "where the processes meet: env://, tcp://HOST:PORT or file:///PATH"
+    parser.add_argument("--init-method", default="env://", metavar="URL", help=meeting)
+    parser.add_argument("--local-rank", help="of torch.distributed.launch, which says it in LOCAL_RANK too")
     options = parser.parse_args()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         parser.exit(2, "digits.py: RANK and WORLD_SIZE are not set; start it with torchrun.\n")
@@ -208,7 +211,8 @@ def main() -> None:
     device, backend = choose_device()
     # Had torch.distributed.nn not been imported yet, DistributedDataParallel would do it now, and the defaults of its
     # functions would hold this group for ever: gloo's threads then outlive the group and abort an exit now and then.
-    distributed.init_process_group(backend)
+    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    distributed.init_process_group(backend, options.init_method, rank=rank, world_size=world_size)
     try:
         where = f"on {socket.gethostname()} (local rank {os.environ.get('LOCAL_RANK', '0')})"
         say(f"rank {distributed.get_rank()} of {distributed.get_world_size()} {where}, backend {backend}")

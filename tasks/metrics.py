@@ -1,125 +1,32 @@
-"""Pure readers of what rank 0 printed. A profile's `metrics` names one of READERS."""
+"""What rank 0 printed, by format. A profile's `metrics` names one of READERS."""
 
-import json
-import math
-import re
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterable
+from contextlib import suppress
 
 from tasks.model import Metrics, Row
+from tasks.readers._text import ROW_KEYS
+from tasks.readers.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from tasks.readers.json_lines import read_json_lines, read_object
+from tasks.readers.mnist import read_mnist, read_mnist_line
+from tasks.readers.nccl_tests import read_nccl_tests, read_nccl_tests_line
+from tasks.readers.yolov5 import read_yolov5, read_yolov5_line
 from tasks.spec import MetricsFormat
 
-ROW_KEYS = ("epoch", "step", "trial", "size")
+__all__ = [
+    "LINE_READERS",
+    "READERS",
+    "ROW_KEYS",
+    "LineReader",
+    "Reader",
+    "describe",
+    "number",
+    "read_json_lines",
+    "read_object",
+    "read_progress",
+]
+
 Reader = Callable[[Iterable[str]], Metrics]
 LineReader = Callable[[str], Row]
-
-ESCAPE = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
-# ultralytics/yolov5 train.py: the bar of an epoch, the means over all classes after it, and the last words.
-VALUE = r"\s+(-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
-EPOCH = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})\s+(\d{1,9}(?:\.\d{1,9})?)G" + VALUE * 5 + ":")
-ALL = re.compile(r"(?<!\S)all" + VALUE * 6 + r"\s*$")
-ENDED = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
-SAVED = re.compile(r"(?<!\S)Results saved to (\S+)")
-LOSSES = ("box_loss", "obj_loss", "cls_loss")
-SCORES = ("P", "R", "mAP50", "mAP50_95")
-
-
-def read_json_lines(lines: Iterable[str]) -> Metrics:
-    """One JSON object a line. With an epoch, step, trial or size it is a row; else it is about the whole run.
-
-    A resumed program says its last row again: the later one of the same epoch, step or trial counts.
-    """
-    rows: dict[Any, Row] = {}
-    summary: Row = {}
-    for line in lines:
-        row = read_object(line)
-        key = next((name for name in ROW_KEYS if name in row), None)
-        if key:
-            rows[key, row[key]] = row
-        else:
-            summary |= row
-    return Metrics(rows=tuple(rows.values()), summary=summary)
-
-
-def read_object(line: str) -> Row:
-    """The plain values of a JSON object; nothing where the line is something else."""
-    start = line.find("{")
-    if start < 0 or line[:start].strip():
-        return {}
-    try:
-        value = json.loads(line)
-    except (ValueError, RecursionError):
-        return {}
-    return {str(key): each for key, each in value.items() if isinstance(each, float | int | str | bool)}
-
-
-def read_yolov5(lines: Iterable[str]) -> Metrics:
-    """What YOLOv5's train.py logs: one row per epoch, the last state of its bar and the validation that follows.
-
-    `GPU_mem` is in GB. The scores that come after the last epoch are those of the best weights (`final_...`).
-    """
-    rows: dict[Any, Row] = {}
-    summary: Row = {}
-    row: Row = {}
-    for part in parts(lines):
-        epoch, scores = read_epoch(part), read_scores(part)
-        if epoch:
-            row = {key: value for key, value in epoch.items() if key != "last_epoch"}
-            rows[row["epoch"]] = row
-        elif scores and row and "hours" not in summary:
-            row |= scores
-        elif scores:
-            summary |= {f"final_{key}": value for key, value in scores.items() if f"final_{key}" not in summary}
-        summary |= read_last_words(part)
-    return Metrics(rows=tuple(rows.values()), summary={**summary, **best(rows.values())})
-
-
-def parts(lines: Iterable[str]) -> Iterator[str]:
-    """What a terminal shows one after the other, without colours: a bar is drawn again after each carriage return."""
-    return (part for line in lines for part in re.split(r"[\r\n]+", ESCAPE.sub("", line)))
-
-
-def read_epoch(part: str) -> Row:
-    """A state of the bar; `last_epoch` is the number of the last one, as YOLOv5 counts from 0."""
-    match = EPOCH.search(part)
-    if match is None:
-        return {}
-    losses, sizes = match.groups()[3:6], [float(each) for each in match.groups()[6:]]
-    counts = {key: int(size) for key, size in zip(("instances", "size"), sizes, strict=True) if math.isfinite(size)}
-    values = dict(zip(LOSSES, map(float, losses), strict=True))
-    return {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3]), **values, **counts}
-
-
-def read_scores(part: str) -> Row:
-    """Precision, recall and mean average precision over all classes."""
-    match = ALL.search(part)
-    return dict(zip(SCORES, map(float, match.groups()[2:]), strict=True)) if match else {}
-
-
-def read_last_words(part: str) -> Row:
-    ended, saved = ENDED.search(part), SAVED.search(part)
-    words: Row = {"epochs": int(ended[1]), "hours": float(ended[2])} if ended else {}
-    return {**words, "results": saved[1]} if saved else words
-
-
-def best(rows: Iterable[Row]) -> Row:
-    """The epoch whose weights YOLOv5 keeps as best.pt: the first of the highest fitness."""
-    fit = [(fitness(row), row) for row in rows]
-    most, row = max((it for it in fit if math.isfinite(it[0])), key=lambda it: it[0], default=(math.nan, Row()))
-    kept = {f"best_{key}": row[key] for key in ("epoch", "mAP50", "mAP50_95") if row}
-    return {**kept, "best_fitness": round(most, 6)} if row else {}
-
-
-def fitness(row: Row) -> float:
-    """How YOLOv5 weighs an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan without them."""
-    rough, strict = row.get("mAP50"), row.get("mAP50_95")
-    return 0.1 * rough + 0.9 * strict if isinstance(rough, float) and isinstance(strict, float) else math.nan
-
-
-def read_yolov5_line(line: str) -> Row:
-    """The last state of the bar in a line, or the scores in it."""
-    found = [row for part in parts([line]) if (row := read_epoch(part) or read_scores(part))]
-    return found[-1] if found else {}
 
 
 def read_nothing(lines: Iterable[str]) -> Metrics:
@@ -127,12 +34,22 @@ def read_nothing(lines: Iterable[str]) -> Metrics:
     return Metrics()
 
 
-READERS: dict[MetricsFormat, Reader] = {"none": read_nothing, "json-lines": read_json_lines, "yolov5": read_yolov5}
+READERS: dict[MetricsFormat, Reader] = {
+    "none": read_nothing,
+    "json-lines": read_json_lines,
+    "yolov5": read_yolov5,
+    "mnist": read_mnist,
+    "allreduce-bench": read_allreduce_bench,
+    "nccl-tests": read_nccl_tests,
+}
 # What one line says while the job runs.
 LINE_READERS: dict[MetricsFormat, LineReader] = {
     "none": lambda line: {},
     "json-lines": read_object,
     "yolov5": read_yolov5_line,
+    "mnist": read_mnist_line,
+    "allreduce-bench": read_allreduce_bench_line,
+    "nccl-tests": read_nccl_tests_line,
 }
 
 
@@ -143,8 +60,9 @@ def read_progress(row: Row) -> float | None:
     """
     for key in ROW_KEYS:
         done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
-        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0:
-            return min(done / total, 1.0)
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0 <= done:
+            with suppress(OverflowError):  # JSON's integers may be longer than any float
+                return min(done / total, 1.0)
     return None
 
 
@@ -158,4 +76,7 @@ def describe(row: Row) -> str:
 
 
 def number(value: float | int | str | bool | None, digits: int = 4) -> str:
+    """A value in words; None is what the program said to be no number, and what JSON makes of it."""
+    if value is None:
+        return "nan"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)
