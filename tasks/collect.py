@@ -1,7 +1,7 @@
 """What the logs of an ended job hold: whether they are whole, the metrics, and why it failed."""
 
 from collections import deque
-from itertools import chain
+from collections.abc import Set
 from pathlib import Path
 
 from tasks import shell
@@ -9,9 +9,11 @@ from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import read_failure
 from tasks.logs import rank_zero, read_log
 from tasks.metrics import READERS
-from tasks.model import Collected, CommandPlan, Failure, LogFile, LogLine, Metrics, Outcome, Plan
+from tasks.model import Collected, Failure, LogFile, LogLine, Metrics, Outcome
+from tasks.plan import CommandPlan, Plan
 from tasks.spec import MetricsFormat
 from tasks.step import step
+from tasks.streams import TORN
 
 KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for in
 
@@ -22,13 +24,12 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
-        failure = blame_disk(failure, logs)
+        failure = blame_disk(failure, logs, {block.name for block in plan.on if block.site})
     return Collected(logs=logs, metrics=read_metrics(plan, metrics), failure=failure)
 
 
 def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    lines = chain.from_iterable(rank_zero(read_log(name, path), plan.teed) for name, path in plan.nodes.items())
-    return READERS[format](line.text for line in lines)
+    return READERS[format](line.text for line in rank_zero(plan))
 
 
 def log_file(node: str, path: str, lost: str) -> LogFile:
@@ -55,13 +56,14 @@ def find_failure(plan: Plan, outcome: Outcome) -> Failure:
     return found
 
 
-def blame_disk(failure: Failure, logs: tuple[LogFile, ...]) -> Failure:
+def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
     """A program whose last words found no room on the disk cannot say why it failed, and its peers only lose it.
 
     What a process clearly says of itself still counts.
     """
-    cut = next((each for each in logs if each.lost), None)
+    cut = next((each for each in logs if each.lost and not each.lost.startswith(TORN)), None)
     if cut is None or any(cause.slug == failure.cause and cause.echo == OWN for cause in CAUSES):
         return failure
-    sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move TORCHYARD_RUNS"
+    folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"
+    sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move {folder}"
     return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})

@@ -4,6 +4,7 @@ TorchyardError
     ProfileError       the profile cannot be read or does not hold together
     PreflightError     something that must be true is not; carries all findings
     HostError          a command on a host failed
+      UnreachedError     ssh did not bring us there
     ClusterError       the API server refused a request, or cannot be reached
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
@@ -54,6 +55,10 @@ class HostError(TorchyardError):
 
     def __str__(self) -> str:
         return f"{self.host}: {self.what}: {self.said}"
+
+
+class UnreachedError(HostError):
+    """ssh itself failed: a host that is down, a connection that was cut, a key that is not accepted."""
 
 
 class ClusterError(TorchyardError):

@@ -4,7 +4,8 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from tasks.spec import Noun, Resources
+from tasks.noun import Noun
+from tasks.pod import Resources
 
 # --- on a host
 
@@ -53,7 +54,35 @@ class Processors(Noun):
     count: int
 
 
-HostNeed = Annotated[WritableFolder | ProgramFile | Package | FreePort | Processors, Field(discriminator="kind")]
+class RunaiCli(Noun):
+    """Run:ai's CLI of one generation, with somebody logged in who has the project."""
+
+    kind: Literal["runai"] = "runai"
+    host: str
+    cli: str
+    generation: Literal["cli-v1", "cli-v2"]
+    project: str
+
+
+class Reaches(Noun):
+    """A name or an address of another host, with a way to it."""
+
+    kind: Literal["reaches"] = "reaches"
+    host: str
+    address: str
+
+
+class Clock(Noun):
+    """A clock that agrees with the launcher's; else deadlines and times are wrong."""
+
+    kind: Literal["clock"] = "clock"
+    host: str
+
+
+HostNeed = Annotated[
+    WritableFolder | ProgramFile | Package | FreePort | Processors | Reaches | Clock | RunaiCli,
+    Field(discriminator="kind"),
+]
 
 
 # --- in a cluster
@@ -77,10 +106,11 @@ class Served(Noun):
 
 
 class Controller(Noun):
-    """A controller that must be running: a Deployment with this label, in any namespace."""
+    """A controller that must be running: a Deployment with this label, or else of this name, in any namespace."""
 
     kind: Literal["controller"] = "controller"
     label: str
+    deployment: str | None = Field(None, description="its name, where not every way to install it sets the label")
     gang: str | None = Field(None, description="a flag that it must have been started with")
 
 
@@ -99,7 +129,9 @@ class Room(Noun):
     labels: dict[str, str]
     tolerations: tuple[str, ...]
     resources: Resources = Field(description="per pod, by the names of Kubernetes")
-    alone: bool = Field(description="one pod a node: its port is a port of the node")
+    avoid: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values that keep pods off a node")
+    alone: bool = Field(description="one pod a node")
+    port: bool = Field(False, description="only because its port is a port of the node, under the host's network")
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
 
 
@@ -107,10 +139,20 @@ class Object(Noun):
     """Something of the namespace that the pods name."""
 
     kind: Literal["object"] = "object"
-    what: Literal["ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount", "NetworkAttachmentDefinition"]
+    what: Literal[
+        "ConfigMap",
+        "Secret",
+        "PersistentVolumeClaim",
+        "ServiceAccount",
+        "NetworkAttachmentDefinition",
+        "LocalQueue",
+        "ComputeDomain",
+        "PriorityClass",
+        "StorageClass",
+    ]
     name: str
     namespace: str | None = Field(None, description="else the job's")
-    keys: tuple[str, ...] = ()
+    holds: tuple[str, ...] = Field((), description="keys that it must have")
 
 
 class Admitted(Noun):

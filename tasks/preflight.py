@@ -1,20 +1,18 @@
 """Is everything there that the plan needs? One report of all findings; hosts are asked here, one question each."""
 
-import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
-from pathlib import Path
-from typing import Any, assert_never
+from typing import assert_never
 
 from tasks import shell
-from tasks.errors import HostError, PreflightError
-from tasks.model import Command, CommandPlan, ManifestPlan, Plan
-from tasks.needs import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
+from tasks.errors import HostError, PreflightError, UnreachedError
+from tasks.judge import judge
+from tasks.needs import Check, HostNeed, Package, WritableFolder
+from tasks.plan import THIS_MACHINE, CommandPlan, ManifestPlan, Plan, Site
+from tasks.sites import script
 from tasks.step import log, step
-
-PROBE = str(Path(__file__).resolve().parent / "host" / "probe.py")
-LEAST_ROOM = 100 * 2**20
 
 
 @step
@@ -33,7 +31,7 @@ def findings(plan: Plan) -> tuple[Check, ...]:
     """Every check of the plan, asked of its hosts or of its cluster."""
     match plan:
         case CommandPlan():
-            return check(plan.requires)
+            return check(plan.requires, plan.sites)
         case ManifestPlan():
             from tasks.preflight_cluster import check_cluster
 
@@ -43,80 +41,33 @@ def findings(plan: Plan) -> tuple[Check, ...]:
             assert_never(plan)
 
 
-def check(requires: Iterable[HostNeed]) -> tuple[Check, ...]:
-    """One check a requirement, by asking each host (and each interpreter) once."""
-    ordered = sorted(requires, key=where)
-    return tuple(found for at, needs in groupby(ordered, key=where) for found in ask(*at, tuple(needs)))
+def check(requires: Iterable[HostNeed], sites: Sequence[Site] = ()) -> tuple[Check, ...]:
+    """One check a requirement, by asking each host (and each interpreter) once, all at the same time."""
+    keepers = {site.host: site.python for site in sites}
+
+    def where(need: HostNeed) -> tuple[str, str]:
+        """The host that knows, and the interpreter that packages are asked of."""
+        return need.host, need.python if isinstance(need, Package) else keepers.get(need.host, sys.executable)
+
+    asked = [(at, tuple(needs)) for at, needs in groupby(sorted(requires, key=where), key=where)]
+    with ThreadPoolExecutor(max(len(asked), 1)) as pool:
+        found = [each for checks in pool.map(lambda each: ask(each[0], each[1]), asked) for each in checks]
+    return tuple(dict.fromkeys(found))  # a host that is down is said once
 
 
-def where(need: HostNeed) -> tuple[str, str]:
-    """The host that knows, and the interpreter that packages are asked of."""
-    return need.host, need.python if isinstance(need, Package) else sys.executable
-
-
-def ask(host: str, python: str, needs: tuple[HostNeed, ...]) -> list[Check]:
+def ask(at: tuple[str, str], needs: tuple[HostNeed, ...]) -> list[Check]:
     """The checks of one host and interpreter."""
-    questions = Command(argv=(python, PROBE), input={"needs": [need.model_dump() for need in needs]})
+    host, python = at
+    questions = script(host, python, "probe.py").model_copy(
+        update={"input": {"needs": [need.model_dump() for need in needs]}}
+    )
     try:
-        facts = shell.call(host, questions)
+        facts = shell.call(host, questions, patience=0)
+    except UnreachedError as error:
+        return [Check(need=host, verdict="failed", detail=f"{error.what}: {error.said}")]
     except HostError as error:
-        remedy = "choose another interpreter with options.python" if python != sys.executable else ""
-        return [Check(need=f"{python} on {host}", verdict="failed", detail=str(error), remedy=remedy)]
+        others = "options.python" if host in THIS_MACHINE else "options.python, or options.keeper_python"
+        remedy = f"choose another interpreter with {others}" if python != sys.executable else ""
+        said = f"{error.what}: {error.said}"
+        return [Check(need=f"{python} on {host}", verdict="failed", detail=said, remedy=remedy)]
     return [judge(need, fact) for need, fact in zip(needs, facts, strict=True)]
-
-
-def judge(need: HostNeed, fact: dict[str, Any]) -> Check:
-    """What a fact means for a requirement."""
-    match need:
-        case WritableFolder():
-            return judge_folder(need, fact)
-        case ProgramFile():
-            good = fact["readable"]
-            remedy = "correct the profile's `program` (relative to the profile's folder or the project)"
-            return made(f"program {need.path}", good, "is there" if good else "there is no such file", remedy)
-        case Package():
-            return judge_package(need, fact)
-        case FreePort():
-            held = f"is held by {fact.get('holder') or 'a process of another user'}"
-            remedy = f"stop that, or choose another port with {need.option}; a new run takes another by itself"
-            return made(f"port {need.port} on {need.host}", fact["free"], "is free" if fact["free"] else held, remedy)
-        case Processors():
-            return judge_processors(need, fact)
-        case _:
-            assert_never(need)
-
-
-def made(need: str, good: bool, detail: str, remedy: str) -> Check:
-    return Check(need=need, verdict="ok" if good else "failed", detail=detail, remedy="" if good else remedy)
-
-
-def judge_folder(need: WritableFolder, fact: dict[str, Any]) -> Check:
-    name, remedy = f"run folder {need.path}", "choose another place with TORCHYARD_RUNS"
-    if "error" in fact:
-        return made(name, False, fact["error"], remedy)
-    room = f"{fact['free'] / 2**30:.1f} GiB free"
-    if fact["free"] < LEAST_ROOM:
-        return Check(need=name, verdict="warning", detail=f"only {room}: a full disk costs log lines", remedy=remedy)
-    return made(name, True, room, remedy)
-
-
-def judge_package(need: Package, fact: dict[str, Any]) -> Check:
-    name = f"{need.name} for {need.python} on {need.host}"
-    version, remedy = fact["version"], f"{need.python} -m pip install '{need.name}>={need.at_least}'"
-    if version is None:
-        return made(name, False, f"is not installed ({need.why})", remedy)
-    good = numbers(version) >= numbers(need.at_least)
-    return made(name, good, version if good else f"is {version}, {need.at_least} is needed", remedy)
-
-
-def numbers(version: str) -> list[int]:
-    """`2.13.0+cu128` as `[2, 13, 0]`: enough to compare releases."""
-    return [int(digits) for digits in re.findall(r"\d+", version.partition("+")[0])]
-
-
-def judge_processors(need: Processors, fact: dict[str, Any]) -> Check:
-    name = f"processors of {need.host}"
-    if fact["count"] >= need.count:
-        return made(name, True, f"{fact['count']} for {need.count} processes", "")
-    detail = f"{fact['count']} for {need.count} processes: they will wait for each other"
-    return Check(need=name, verdict="warning", detail=detail, remedy="fewer nodes or processes run faster here")

@@ -1,21 +1,19 @@
 """The rendezvous store, where the run brings its own or names one: started if needed, and proven to serve."""
 
 import time
-import urllib.error
-import urllib.request
 from pathlib import Path
-from typing import assert_never
+from typing import Any, assert_never
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from tasks import shell
 from tasks.errors import RendezvousError
-from tasks.model import Block, CommandPlan, ManifestPlan, Plan
+from tasks.host.probe import FACTS
+from tasks.plan import Block, CommandPlan, ManifestPlan, Plan, Site
+from tasks.sites import place, script
 from tasks.step import log, step
 
 NO_V2 = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
-# A store on loopback must not be asked for through a proxy that the environment names.
-OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 PATIENCE = 30.0
 
 
@@ -47,27 +45,36 @@ def ensure_rendezvous(plan: Plan) -> str | None:
 
 def start(plan: CommandPlan, probe: str) -> None:
     """Start the store, if it is the run's own, and wait until it serves."""
-    if plan.store:
+    if plan.store and plan.store.submit:
+        place([plan.store.site] if plan.store.site else [])
         shell.call(plan.store.host, plan.store.submit)
     try:
-        prove(probe, plan.store)
+        prove(probe, plan.store, plan.on[0].site)
     except NotYetError as error:
         raise RendezvousError(probe, f"no answer within {PATIENCE:.0f} s: {error}", "is it running there?") from error
 
 
 @retry(retry=retry_if_exception_type(NotYetError), wait=wait_fixed(0.05), stop=stop_after_delay(PATIENCE), reraise=True)
-def prove(url: str, store: Block | None) -> None:
+def prove(url: str, store: Block | None, site: Site | None) -> None:
     """One GET: /health says true even where the v2 API is off, so only /v2/keys counts."""
-    try:
-        with OPENER.open(url, timeout=5):
-            return
-    except urllib.error.HTTPError as error:
-        remedy = NO_V2 if error.code == 404 else "look at the store's own log"
-        raise RendezvousError(url, f"answers {error.code} to GET /v2/keys", remedy) from error
-    except OSError as error:
+    found = ask(url, site)
+    if "error" in found:
         if store:
             refuse_dead(url, store)
-        raise NotYetError(str(error)) from error
+        raise NotYetError(found["error"])
+    if found["code"] != 200:
+        remedy = NO_V2 if found["code"] == 404 else "look at the store's own log"
+        raise RendezvousError(url, f"answers {found['code']} to GET /v2/keys", remedy)
+
+
+def ask(url: str, site: Site | None) -> dict[str, Any]:
+    """What the store answers, asked where the first agent is: this machine may have no way to it."""
+    need = {"kind": "store", "url": url}
+    if site is None:
+        return dict(FACTS["store"](need))
+    question = script(site.host, site.python, "probe.py").model_copy(update={"input": {"needs": [need]}})
+    (found,) = shell.call(site.host, question)
+    return dict(found)
 
 
 def refuse_dead(url: str, store: Block) -> None:

@@ -1,30 +1,50 @@
-"""The only door to processes: on this machine now; a host reached by ssh is the same commands behind `ssh HOST`."""
+"""The only door to processes: on this machine, or the same command behind the user's own `ssh HOST`."""
 
 import contextlib
 import json
-import math
 import os
-import selectors
+import shlex
 import subprocess
 import sys
-import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, Self
+from typing import IO, Any, TypeVar
 
-from tasks.errors import HostError
-from tasks.model import THIS_MACHINE, Block, Command
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from tasks.errors import HostError, UnreachedError
+from tasks.plan import THIS_MACHINE, Command
+
+T = TypeVar("T")
+Process = subprocess.Popen[bytes]
+# The user's configuration counts, but for what cannot work without a person or outlives the command.
+SSH = (
+    *("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"),
+    *("-oControlMaster=no", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oPermitLocalCommand=no"),
+)
+SSH_FAILED = 255
+FINAL = ("Permission denied", "verification failed", "Could not resolve", "Bad configuration", "Bad owner")
+PATIENCE = 10.0  # seconds in which a connection that failed is tried again: every verb can be called again
+LONG = 200
+HANGS = 3600.0  # seconds for what is sent or brought
 
 
-def start(host: str, command: Command) -> subprocess.Popen[bytes]:
+def words(host: str, command: Command) -> tuple[str, ...]:
+    """What is started here; TORCHYARD_SSH may name another ssh, or give it options."""
+    if host in THIS_MACHINE:
+        return command.argv
+    return (*shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh"), *SSH, host, shlex.join(command.argv))
+
+
+def start(host: str, command: Command) -> Process:
     """Start a command on a host; its stdin stays open until it is closed here."""
-    if host not in THIS_MACHINE:
-        raise HostError(host, "reach it", "is not this machine, and only this machine can be reached")
+    argv = words(host, command)
     try:
-        process = subprocess.Popen(command.argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
-        raise HostError(host, f"start {command.argv[0]}", error.strerror or str(error)) from error
+        raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
     if command.input is not None and process.stdin:
         with contextlib.suppress(BrokenPipeError):  # it died at once; what it said is told by `finish`
             process.stdin.write(json.dumps(command.input).encode())
@@ -33,122 +53,110 @@ def start(host: str, command: Command) -> subprocess.Popen[bytes]:
     return process
 
 
-def call(host: str, command: Command, timeout: float = 60.0) -> Any:
-    """Run a command to its end: the JSON that it printed. HostError where it failed, and what it said."""
-    return finish(host, command, start(host, command), timeout)
+def call(host: str, command: Command, timeout: float = 60.0, patience: float = PATIENCE) -> Any:
+    """Run a command to its end: the JSON that it printed. HostError where it failed, and what it said.
+
+    Where ssh itself failed it is called again for `patience` seconds.
+    """
+    return patiently(lambda: finish(host, command, start(host, command), timeout), patience)
 
 
-def call_each(commands: Sequence[tuple[str, Command]], timeout: float = 60.0) -> list[Any]:
+def patiently(work: Callable[[], T], patience: float = PATIENCE) -> T:
+    """What `work` returns, tried again where ssh itself failed for a reason that may pass."""
+
+    def passing(error: BaseException) -> bool:
+        return isinstance(error, UnreachedError) and not any(word in error.said for word in FINAL)
+
+    return Retrying(
+        retry=retry_if_exception(passing), wait=wait_fixed(1), stop=stop_after_delay(patience), reraise=True
+    )(work)
+
+
+def call_each(commands: Sequence[tuple[str, Command]], timeout: float = 60.0, patience: float = PATIENCE) -> list[Any]:
     """Run one command a host, all at once: the answers in the same order, a HostError in place of a missing one."""
     with ThreadPoolExecutor(max(len(commands), 1)) as pool:
-        return list(pool.map(lambda pair: attempt(pair[0], pair[1], timeout), commands))
+        return list(pool.map(lambda pair: attempt(pair[0], pair[1], timeout, patience), commands))
 
 
-def attempt(host: str, command: Command, timeout: float) -> Any:
+def attempt(host: str, command: Command, timeout: float, patience: float) -> Any:
     try:
-        return call(host, command, timeout)
+        return call(host, command, timeout, patience)
     except HostError as error:
         return error
 
 
-def finish(host: str, command: Command, process: subprocess.Popen[bytes], timeout: float) -> Any:
-    what = " ".join(Path(word).name for word in command.argv[-3:])
+def finish(host: str, command: Command, process: Process, timeout: float) -> Any:
     try:
         printed, said = process.communicate(timeout=timeout)
     except subprocess.TimeoutExpired as error:
         process.kill()
         process.communicate()
-        raise HostError(host, what, f"no answer within {timeout:.0f} s") from error
+        raise HostError(host, title(command), f"no answer within {timeout:.0f} s") from error
     try:
         return json.loads(printed)
     except ValueError as error:
-        why = said.decode(errors="replace").strip().splitlines() or [f"exit code {process.returncode}, no answer"]
-        raise HostError(host, what, why[-1]) from error
+        noise = b"answers `%s`: what its shell prints by itself must go away" % last_line(printed)[:60].encode()
+        raise fault(host, command, process.returncode, said or noise if printed else said) from error
 
 
-class Watch:
-    """The status commands of many blocks at once; each prints a JSON line at every change."""
-
-    def __init__(self, blocks: Sequence[Block]) -> None:
-        # A block that has not spoken yet is there with nothing known of it, or the others would pass for the whole job.
-        self.seen: dict[str, Mapping[str, Any]] = {block.name: {} for block in blocks}
-        self._selector = selectors.DefaultSelector()
-        self._watched: dict[str, Watched] = {}
-        for block in blocks:
-            self._open(block)
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for watched in self._watched.values():
-            watched.process.kill()
-            watched.process.communicate()
-        self._selector.close()
-
-    def changes(self, timeout: float) -> bool:
-        """Wait for news, at most `timeout` seconds; True where `seen` has changed."""
-        for watched in [each for each in self._watched.values() if each.broken_at < time.monotonic() - 1]:
-            self._open(watched.block)
-        if not self._selector.get_map():
-            time.sleep(timeout)
-            return False
-        return any([self._take(key.data) for key, _ in self._selector.select(timeout)])
-
-    def exits(self) -> dict[str, int | None]:
-        """Exit code by block; negative is a signal, None is unknown."""
-        return {name: seen.get("exit") for name, seen in self.seen.items()}
-
-    def ended_at(self) -> float | None:
-        """When the last process exited, by its host's clock."""
-        return max((seen["ended"] for seen in self.seen.values() if seen.get("ended")), default=None)
-
-    def running_at(self) -> float:
-        """Not known of processes: their logs say when they joined."""
-        return 0.0
-
-    def lost(self) -> dict[str, str]:
-        """What a log lacks for good, by block."""
-        return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
-
-    def losing(self) -> dict[str, str]:
-        """What running processes' logs lack already, by block."""
-        return {name: lost for name, lost in self.lost().items() if self.seen[name].get("phase") == "running"}
-
-    def hints(self) -> str:
-        """Nobody else knows more about a process."""
-        return ""
-
-    def settle(self, seconds: float) -> None:
-        """Take in what the keepers say last: they write every line before they tell the end."""
-        until = time.monotonic() + seconds
-        while any(seen.get("phase") == "running" for seen in self.seen.values() if seen) and time.monotonic() < until:
-            self.changes(0.1)
-
-    def _open(self, block: Block) -> None:
-        watched = self._watched[block.name] = Watched(block, start(block.host, block.status))
-        self._selector.register(watched.stdout, selectors.EVENT_READ, block.name)
-
-    def _take(self, name: str) -> bool:
-        watched = self._watched[name]
-        data = os.read(watched.stdout.fileno(), 1 << 16)
-        *lines, watched.partial = (watched.partial + data).split(b"\n")
-        for line in lines:
-            self.seen[name] = json.loads(line)
-        if not data:
-            self._selector.unregister(watched.stdout)
-            if watched.process.wait() != 0:
-                watched.broken_at = time.monotonic()
-        return bool(lines)
+def fault(host: str, command: Command, code: int, said: bytes) -> HostError:
+    """Why a command did not do its work, in one sentence."""
+    why = last_line(said)
+    if code == SSH_FAILED and host not in THIS_MACHINE:
+        advice = f"`ssh {host} true` must work without a question"
+        return UnreachedError(host, "reach it by ssh", f"{why or 'ssh failed'}; {advice}")
+    return HostError(host, title(command), why or f"exit code {code}, no answer")
 
 
-class Watched:
-    """One status command; a broken one (a dropped connection, a kill) is started again a second later."""
+def title(command: Command) -> str:
+    """A command in few words: a script that is sent as text has none."""
+    said = [Path(word).name for word in command.argv[-3:] if len(word) < LONG and " " not in word and word != "-c"]
+    return " ".join(said) or command.argv[0]
 
-    def __init__(self, block: Block, process: subprocess.Popen[bytes]) -> None:
-        assert process.stdout is not None
-        self.block, self.process, self.stdout = block, process, process.stdout
-        self.partial, self.broken_at = b"", math.inf
+
+def last_line(said: bytes) -> str:
+    return (said.decode(errors="replace").strip().splitlines() or [""])[-1].strip()
+
+
+def pipe(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T]) -> T:
+    """What `work` makes of a command's stdin and stdout. HostError where it or the command fails."""
+    process = start(host, command)
+    assert process.stdin
+    assert process.stdout
+    assert process.stderr
+    end = threading.Timer(HANGS, process.kill)
+    end.start()
+    try:
+        made, broken = work(process.stdin, process.stdout), None
+    except (OSError, ValueError) as error:
+        made, broken = None, error
+    finally:
+        end.cancel()
+        for end_of in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                end_of.close()
+        said, code = process.stderr.read(), process.wait()
+    if code or broken or made is None:
+        raise fault(host, command, code, said or str(broken or "").encode()) from broken
+    return made
+
+
+def close(process: Process, patience: float) -> bytes:
+    """End a process, which may do so by itself for a moment; what it said last, as far as it is there.
+
+    Its pipes are not read to their end: others may hold them open.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    process.kill()
+    process.wait()
+    assert process.stderr
+    os.set_blocking(process.stderr.fileno(), False)
+    said = process.stderr.read() or b""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+    return said
 
 
 class Guard:

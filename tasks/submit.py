@@ -5,7 +5,9 @@ from typing import assert_never
 
 from tasks import shell
 from tasks.errors import HostError
-from tasks.model import CommandPlan, Handle, ManifestPlan, Plan
+from tasks.model import Handle
+from tasks.plan import CommandPlan, ManifestPlan, Plan
+from tasks.sites import place
 from tasks.spec import Deadlines
 from tasks.step import log, step
 
@@ -23,15 +25,17 @@ def submit(plan: Plan, deadlines: Deadlines) -> Handle:
 
 
 def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
-    answers = shell.call_each([(block.host, block.submit) for block in plan.on])
-    for block, said in zip(plan.on, answers, strict=True):
+    place(plan.sites)
+    begun = [(block, block.submit) for block in plan.on if block.submit]
+    answers = shell.call_each([(block.host, command) for block, command in begun])
+    for (block, _), said in zip(begun, answers, strict=True):
         if isinstance(said, HostError):
             raise said
         if said["phase"] in ("failed", "starting"):
             raise HostError(block.host, f"start {block.name}", said.get("error") or "the keeper does not answer")
     created = all(said["created"] for said in answers)
     submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
-    log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(answers))
+    log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.on))
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at)
 
 

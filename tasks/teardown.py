@@ -1,10 +1,11 @@
 """Stop what the plan started and prove that nothing is left. Tearing down nothing is a success."""
 
-from typing import assert_never
+from typing import Any, assert_never
 
 from tasks import shell
 from tasks.errors import HostError
-from tasks.model import Block, CommandPlan, ManifestPlan, Plan
+from tasks.plan import Block, CommandPlan, ManifestPlan, Plan
+from tasks.sites import vacate
 from tasks.step import log, step
 
 
@@ -21,7 +22,12 @@ def remove(plan: Plan) -> list[str]:
     """Everything of the plan, the store last."""
     match plan:
         case CommandPlan():
-            return [*stop_blocks(plan.on), *stop_blocks((plan.store,) if plan.store else ())]
+            said = {**stop_blocks(plan.on), **stop_blocks((plan.store,) if plan.store else ())}
+            left = {block.name: left_by(block, said[block.name]) for block in plan.blocks if block.name in said}
+            # What cannot be stopped keeps its folder; what never had one needs no more asking.
+            sites = {block.host for block in plan.blocks if block.site and not left[block.name]}
+            held = {block.host for block in plan.blocks if left.get(block.name) or unplaced(said.get(block.name))}
+            return [*(thing for things in left.values() for thing in things), *vacate(plan, sites - held)]
         case ManifestPlan():
             from tasks import objects
 
@@ -43,12 +49,18 @@ def stop(plan: Plan) -> None:
             assert_never(plan)
 
 
-def stop_blocks(blocks: tuple[Block, ...]) -> list[str]:
-    """Stop blocks, all at once. A host that cannot be asked counts as left behind."""
-    answers = shell.call_each([(block.host, block.cancel) for block in blocks], timeout=120)
-    said = zip(blocks, answers, strict=True)
-    return [
-        f"{block.host}: {thing}"
-        for block, answer in said
-        for thing in ([answer] if isinstance(answer, HostError) else answer["left"])
-    ]
+def stop_blocks(blocks: tuple[Block, ...]) -> dict[str, Any]:
+    """Stop blocks, all at once: what each of them answers, or the HostError in its place."""
+    told = [(block, block.cancel) for block in blocks if block.cancel]
+    answers = shell.call_each([(block.host, command) for block, command in told], timeout=120)
+    return {block.name: answer for (block, _), answer in zip(told, answers, strict=True)}
+
+
+def left_by(block: Block, answer: Any) -> list[str]:
+    """What a block leaves behind. A host that cannot be asked counts as that."""
+    return [str(answer)] if isinstance(answer, HostError) else [f"{block.host}: {thing}" for thing in answer["left"]]
+
+
+def unplaced(answer: Any) -> bool:
+    """Whether a host says that nothing of the run is there."""
+    return isinstance(answer, dict) and answer.get("site") is False

@@ -4,10 +4,11 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any, Protocol, Self, assert_never
 
-from tasks import shell
+from tasks import streams
 from tasks.launchers import registry
 from tasks.logs import Follower
-from tasks.model import ENDED, CommandPlan, Handle, ManifestPlan, Observation, Outcome, Plan, Status
+from tasks.model import ENDED, Handle, Observation, Outcome, Status
+from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.step import log, step
 from tasks.teardown import stop
 
@@ -32,6 +33,7 @@ class Watch(Protocol):
     def losing(self) -> dict[str, str]: ...
     def lost(self) -> dict[str, str]: ...
     def hints(self) -> str: ...
+    def deaf(self) -> bool: ...
     def settle(self, seconds: float) -> None: ...
 
 
@@ -39,7 +41,7 @@ def open_watch(plan: Plan) -> Watch:
     """The watch of a plan; it is current once it is entered."""
     match plan:
         case CommandPlan():
-            return shell.Watch(plan.blocks)
+            return streams.Watch(plan.on, plan.store)
         case ManifestPlan():
             from tasks.watch import ClusterWatch
 
@@ -62,6 +64,8 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
             watch.changes(SLICE)
             losses.tell(watch.losing())
             pulse(logs.read())
+            if watch.deaf():  # nobody is silent who is not heard
+                logs.last_at = time.time()
             status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined), time.time()))
             if status.state in ENDED:
                 return conclude(handle, logs, watch, Outcome(status=status, exits=watch.exits()))
@@ -71,8 +75,8 @@ def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
                 return conclude(handle, logs, watch, late.model_copy(update={"exits": watch.exits()}))
             waits.tell(status)
             if status.state == "running" and not told:
-                told = status.reason
-                log().info("%s after %.1f s", told, started_at(logs, watch) - handle.submitted_at)
+                told, at = status.reason, started_at(logs, watch)
+                log().info("%s%s", told, f" after {at - handle.submitted_at:.1f} s" if at else "")
 
 
 class Waits:

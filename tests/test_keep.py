@@ -185,3 +185,32 @@ def test_status_ends_when_nobody_listens(folder: Path) -> None:
     assert watcher.stdin
     watcher.stdin.close()
     assert watcher.wait(timeout=5) == 0
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0, b"one\ntwo\n"), (2, b"e\ntwo\n"), (8, b""), (99, b"")])
+def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expected: bytes) -> None:
+    """Follow prints what comes after a byte, and ends well once nothing more can come."""
+    start(folder, "exit 3")
+    ended(folder)
+    (folder / "log").write_text("one\ntwo\n")
+    argv = [sys.executable, "-I", "-S", KEEP, "follow", str(folder), str(offset)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (0, expected)
+
+
+def test_folder_of_a_site_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder that begins at the home of a host is absolute for the process, wherever it stands in its words."""
+    monkeypatch.chdir(tmp_path)
+    spec = {"argv": ["sh", "-c", "echo $SAVED; echo $0", "--log-dir=.yard/run/ranks"], "env": {"SAVED": ".yard/run/a"}}
+    start(Path(".yard/run/node-0"), "", site=".yard/run", **spec)
+    assert ended(Path(".yard/run/node-0"))["exit"] == 0
+    assert texts(Path(".yard/run/node-0")) == [f"{tmp_path}/.yard/run/a", f"--log-dir={tmp_path}/.yard/run/ranks"]
+
+
+def test_meeting_file_goes_with_its_process(folder: Path, tmp_path: Path) -> None:
+    """The file in which processes have met is removed when they are: another attempt would wait in it for ever."""
+    start(folder, f"touch {tmp_path}/meet; echo ready; sleep 60", meeting=str(tmp_path / "meet"))
+    while not (folder / "log").exists() or "ready" not in texts(folder):
+        time.sleep(0.01)
+    assert keep("cancel", folder, "1")["left"] == []
+    assert not (tmp_path / "meet").exists()

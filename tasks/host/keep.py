@@ -5,7 +5,11 @@ It is started by the shell door, here or through ssh, as `python3 -I -S keep.py 
 
     submit   starts what stdin says (JSON: name, argv, env, cwd, label, ports) or adopts what is there; prints its state
     status   prints the state at every change, until the process has ended or stdin is closed
+    follow   prints the log from a byte on (third argument), until all of it is printed or stdin is closed
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
+
+A host that ssh reaches is told more: `site`, the run's folder there as the plan writes it, made absolute wherever it
+stands; `toward`, another host of the job; `meeting`, a file that goes with the process.
 
 The keeper is a daemon of its own session. It outlives whoever asked for it and leaves all it knows in FOLDER:
 
@@ -29,7 +33,8 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tasks.host.log import Log, recover
+from tasks.host.log import ENDED, Log, follow, recover, unheard
+from tasks.host.network import choose
 from tasks.host.state import (
     Json,
     children,
@@ -51,7 +56,7 @@ FOREIGN = ("PREFECT_", "PET_", "TORCHELASTIC_")
 
 
 def submit(folder: str) -> None:
-    spec = json.load(sys.stdin)
+    spec = absolute(json.load(sys.stdin))
     os.makedirs(folder, exist_ok=True)
     lock = hold(folder)
     for _ in range(50):  # held without a state: a keeper that starts, or an onlooker's glance
@@ -72,6 +77,14 @@ def submit(folder: str) -> None:
     with os.fdopen(ours) as answer:
         said = json.loads(answer.read() or '{"phase": "failed", "error": "the keeper died at its start"}')
     print(json.dumps(dict(said, created=True)))
+
+
+def absolute(spec: Json) -> Json:
+    """The same, with the run's folder written out: ssh begins in the home, the process somewhere else."""
+    if "site" not in spec:
+        return spec
+    text = json.dumps(spec).replace(json.dumps(spec["site"])[1:-1], json.dumps(os.path.abspath(spec["site"]))[1:-1])
+    return json.loads(text)
 
 
 def daemon(folder: str, spec: Json, answer: int) -> None:
@@ -135,6 +148,7 @@ def start(spec: Json) -> tuple[int, int, bytes]:
 def execute(spec: Json, failed: int) -> None:
     try:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
+        kept = dict(choose(spec["toward"]) if "toward" in spec else {}, **kept)
         os.chdir(spec["cwd"])
         os.execvpe(spec["argv"][0], spec["argv"], dict(kept, **spec["env"], TORCHYARD_JOB=spec["label"]))
     except OSError as error:
@@ -194,7 +208,7 @@ def drain(log: Log, output: int) -> None:
         log.feed(data)
 
 
-# --- status and cancel ---------------------------------------------------------------------------------------------
+# --- status, follow and cancel -------------------------------------------------------------------------------------
 
 
 def status(folder: str) -> None:
@@ -203,11 +217,9 @@ def status(folder: str) -> None:
         now = view(folder)
         if now != last:
             print(json.dumps(now), flush=True)
-        if now["phase"] in ("exited", "unkept", "absent"):
+        if now["phase"] in ENDED or unheard():
             return
         last = now
-        if select.select([0], [], [], 0.05)[0] and not os.read(0, 512):
-            return
 
 
 def cancel(folder: str, grace: str) -> None:
@@ -224,6 +236,8 @@ def cancel(folder: str, grace: str) -> None:
     send(labelled(spec["label"]), signal.SIGKILL)
     if settle(folder, spec["label"], 5.0):
         kill_keeper(folder)
+    if os.path.exists(spec.get("meeting", "")):
+        os.unlink(spec["meeting"])
     print(json.dumps(dict(view(folder), left=left(spec))))
 
 
@@ -254,5 +268,7 @@ if __name__ == "__main__":
         submit(sys.argv[2])
     elif sys.argv[1] == "status":
         status(sys.argv[2])
+    elif sys.argv[1] == "follow":
+        follow(sys.argv[2], int(sys.argv[3]))
     else:
         cancel(sys.argv[2], sys.argv[3])

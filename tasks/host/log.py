@@ -6,12 +6,15 @@ import collections
 import errno
 import glob
 import os
+import select
 import shutil
+import sys
 import time
 from typing import BinaryIO
 
-from tasks.host.state import path, write_state
+from tasks.host.state import path, view, write_state
 
+ENDED = ("exited", "unkept", "absent")  # nothing is written any more
 LONGEST = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 
 
@@ -80,3 +83,29 @@ def tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
     if end > size:
         file.readline()
     return file.read().splitlines()
+
+
+# --- the log, read
+
+
+def follow(folder: str, offset: int) -> None:
+    """Print the log from a byte on, until all of it is printed; exit 1 where the caller goes before."""
+    while True:
+        ended = view(folder)["phase"] in ENDED  # before the last read: nothing is written after it
+        try:
+            with open(path(folder, "log"), "rb") as file:
+                file.seek(offset)
+                shutil.copyfileobj(file, sys.stdout.buffer)
+                offset = file.tell()
+        except FileNotFoundError:
+            pass
+        sys.stdout.flush()
+        if ended:
+            return
+        if unheard():
+            sys.exit(1)
+
+
+def unheard() -> bool:
+    """Wait a moment; True where the caller is gone."""
+    return bool(select.select([0], [], [], 0.05)[0]) and not os.read(0, 512)

@@ -1,8 +1,9 @@
 #!/usr/bin/env python3
 """Tell the facts that preflight needs of a host. Standard library only, Python 3.8 or newer.
 
-Started by the shell door as `PYTHON probe.py` with {"needs": [requirement, ...]} on stdin; prints one fact a
-requirement, as a JSON list in the same order. It is started by the job's own interpreter where packages are asked for.
+Started by the shell door as `PYTHON probe.py`, or as text where ssh leads, with {"needs": [requirement, ...]} on stdin;
+prints one fact a requirement, as a JSON list in the same order. It is started by the job's own interpreter where
+packages are asked for.
 """
 
 from __future__ import annotations
@@ -12,6 +13,9 @@ import json
 import os
 import socket
 import sys
+import time
+import urllib.error
+import urllib.request
 from typing import Any
 
 Json = Any
@@ -105,7 +109,51 @@ def processors(need: Json) -> Json:
     return {"count": len(os.sched_getaffinity(0))}
 
 
-FACTS = {"folder": folder, "file": file, "package": package, "port": port, "processors": processors}
+def reaches(need: Json) -> Json:
+    """Whether the name is known, and its address routed: no packet is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.connect((need["address"], 9))
+            return {"through": end.getsockname()[0], "to": end.getpeername()[0]}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
+def clock(need: Json) -> Json:
+    return {"now": time.time()}
+
+
+def store(need: Json) -> Json:
+    """What a rendezvous store answers, and no proxy in its place."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(need["url"], timeout=5):
+            return {"code": 200}
+    except urllib.error.HTTPError as error:
+        return {"code": error.code}
+    except OSError as error:
+        return {"error": str(error)}
+
+
+def runai(need: Json) -> Json:
+    """Only on the launcher's machine, where its file is."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from tasks.host.runai_cli import check
+
+    return check(need)
+
+
+FACTS = {
+    "folder": folder,
+    "file": file,
+    "package": package,
+    "port": port,
+    "processors": processors,
+    "reaches": reaches,
+    "clock": clock,
+    "store": store,
+    "runai": runai,
+}
 
 if __name__ == "__main__":
     print(json.dumps([FACTS[need["kind"]](need) for need in json.load(sys.stdin)["needs"]]))

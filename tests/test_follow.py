@@ -1,0 +1,118 @@
+"""A log that is written elsewhere, and copied here while it grows."""
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tasks.plan import Block, Command
+from tasks.streams import TORN, Watch
+
+Make = Callable[..., Block]
+RUNS = """echo '{"phase": "running", "started": 1}'; %s"""
+ENDED = """echo '{"phase": "exited", "exit": 0, "started": 1}'"""
+
+
+def sh(script: str) -> Command:
+    return Command(argv=("sh", "-c", script, "sh"))
+
+
+@pytest.fixture
+def block(tmp_path: Path) -> Make:
+    """A block whose log is `there`, copied by a script to `here`."""
+
+    def make(follow: str, status: str = ENDED) -> Block:
+        script = f"cd {tmp_path}; {follow}"
+        log = str(tmp_path / "kept" / "here")
+        return Block(
+            name="a", host="localhost", log=log, submit=None, status=sh(status), follow=sh(script), cancel=None
+        )
+
+    (tmp_path / "there").write_text("one\ntwo\nthree\n")
+    return make
+
+
+FROM = "tail -c +$(($1 + 1)) there"
+
+
+def copied(block: Block, seconds: float = 5.0) -> tuple[str, dict[str, str]]:
+    """The copy once it has settled, and what it lacks."""
+    with Watch([block]) as watch:
+        watch.settle(seconds)
+        return Path(block.log).read_text(), watch.lost()
+
+
+def test_log_is_copied(block: Make) -> None:
+    """Every byte of the log is here when the watch has settled."""
+    assert copied(block(FROM)) == ("one\ntwo\nthree\n", {})
+
+
+def test_torn_line_is_completed(block: Make) -> None:
+    """A copy that broke off in the middle of a line goes on at that byte."""
+    made = block(FROM)
+    Path(made.log).parent.mkdir()
+    Path(made.log).write_text("one\ntw")
+    assert copied(made) == ("one\ntwo\nthree\n", {})
+
+
+def test_broken_copy_goes_on(block: Make) -> None:
+    """A connection that breaks in the middle is opened again, and no byte comes twice."""
+    assert copied(block(f"{FROM} | head -c 6; test $1 -ge 8")) == ("one\ntwo\nthree\n", {})
+
+
+def test_copy_that_does_not_end_is_told(block: Make) -> None:
+    """What a copy lacks for good is told with the last words of the command."""
+    text, lost = copied(block("echo no route >&2; exit 255"), seconds=0.2)
+    assert (text, lost) == ("", {"a": f"{TORN}: no route"})
+
+
+def test_store_is_not_waited_for(block: Make) -> None:
+    """A store that still runs when its job has ended keeps nobody waiting, and its log lacks nothing so far."""
+    store = block("exec sleep 60", RUNS % "exec sleep 60").model_copy(update={"name": "etcd"})
+    with Watch([block(FROM)], store) as watch:
+        began = time.monotonic()
+        watch.settle(30.0)
+        assert (watch.lost(), time.monotonic() - began < 20) == ({}, True)
+
+
+def test_running_block_has_a_log(block: Make) -> None:
+    """The log of a process that says nothing is there as soon as the process is."""
+    made = block("exec sleep 60", RUNS % "exec sleep 60")
+    with Watch([made]) as watch:
+        while not watch.changes(1.0):
+            pass
+        assert Path(made.log).read_bytes() == b""
+
+
+def test_full_disk_here_is_caught_up_with(block: Make, tmp_path: Path) -> None:
+    """A copy that cannot be written goes on from what is there once it can."""
+    made = block(FROM, RUNS % "exec sleep 60")
+    Path(made.log).parent.mkdir()
+    os.symlink("/dev/full", made.log)
+    with Watch([made]) as watch:
+        watch.settle(0.3)
+        assert watch.lost() == {"a": f"{TORN}: [Errno 28] No space left on device"}
+        os.unlink(made.log)
+        time.sleep(1)
+        watch.settle(0.3)
+        assert (Path(made.log).read_text(), watch.lost()) == ("one\ntwo\nthree\n", {})
+
+
+@pytest.mark.parametrize(
+    ("status", "follow", "deaf"),
+    [
+        (RUNS % "sleep 60", f"{FROM}; sleep 60", False),
+        (RUNS % "exit 255", f"{FROM}; sleep 60", True),
+        (RUNS % "sleep 60", f"{FROM}; exit 255", True),
+        ("""echo '{"phase": "running", "detail": "the login has expired"}'; sleep 60""", f"{FROM}; sleep 60", True),
+    ],
+)
+def test_who_cannot_be_heard_is_not_silent(block: Make, status: str, follow: str, deaf: bool) -> None:
+    """A connection that broke, or a CLI that is not answered, hides what a log may have gained."""
+    with Watch([block(follow, status)]) as watch:
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            watch.changes(0.1)
+        assert watch.deaf() is deaf
