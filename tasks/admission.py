@@ -5,8 +5,8 @@ from typing import Any
 
 from tasks.cluster import Api
 from tasks.errors import ClusterError
-from tasks.model import ManifestPlan
 from tasks.needs import Admitted, Check, Verdict, failed, ok, warning
+from tasks.plan import ManifestPlan
 
 WORST: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
@@ -15,7 +15,7 @@ def check_admission(api: Api, need: Admitted, name: str, plan: ManifestPlan) -> 
     """A dry run of the job's objects, or of a pod as the job will make it."""
     if need.what == "pod":
         return try_pod(api, name, plan.pod)
-    found = [try_object(api, thing, plan.labels) for thing in (*plan.store, *plan.objects)]
+    found = [try_object(api, thing, plan.labels) for thing in plan.parts]
     worst = next((each for each in WORST if any(check.verdict == each for check in found)), "ok")
     told = [check for check in found if check.verdict == worst]
     detail = "; ".join(f"{check.need} {check.detail}" for check in told)

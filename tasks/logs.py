@@ -6,7 +6,8 @@ from pathlib import Path
 
 from tasks import shell
 from tasks.launchers import _torchrun
-from tasks.model import LogLine, Plan
+from tasks.model import LogLine
+from tasks.plan import Plan, Ranks
 
 
 def read_line(text: str, node: str) -> LogLine:
@@ -28,13 +29,13 @@ def read_log(node: str, path: str) -> Iterator[LogLine]:
 class Node:
     """Reads one node's log for what global rank 0 prints: local rank 0 of the node that got group rank 0.
 
-    A torchrun without --tee does not say who printed a line: then all of that node's lines count.
+    Where nobody says which rank printed a line, all of that node's lines count.
     """
 
-    def __init__(self, teed: bool) -> None:
+    def __init__(self, ranks: Ranks, first: bool) -> None:
         self.joined_at = 0.0
-        self._rank: int | None = None
-        self._teed = teed
+        self._rank = (0 if first else 1) if ranks == "placed" else None
+        self._teed = ranks == "teed"
 
     def take(self, line: LogLine) -> str | None:
         """The text, if rank 0 printed it."""
@@ -49,13 +50,18 @@ class Node:
         return line.text if self._rank == 0 and not self._teed else None
 
 
-def rank_zero(lines: Iterator[LogLine], teed: bool = True) -> Iterator[LogLine]:
-    """What global rank 0 printed, if it is on this node."""
-    node = Node(teed)
-    for line in lines:
-        text = node.take(line)
-        if text is not None:
-            yield line._replace(text=text)
+def readers(plan: Plan) -> dict[str, Node]:
+    """A reader for each node."""
+    return {name: Node(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
+
+
+def rank_zero(plan: Plan) -> Iterator[LogLine]:
+    """What global rank 0 printed."""
+    for name, node in readers(plan).items():
+        for line in read_log(name, plan.nodes[name]):
+            text = node.take(line)
+            if text is not None:
+                yield line._replace(text=text)
 
 
 class Follower:
@@ -64,12 +70,15 @@ class Follower:
     def __init__(self, plan: Plan, submitted_at: float) -> None:
         self.last_at = submitted_at
         self._paths = plan.nodes
-        self._nodes = {name: Node(plan.teed) for name in self._paths}
+        self._placed = plan.ranks == "placed"
+        self._nodes = readers(plan)
         self._offsets = dict.fromkeys(self._paths, 0)
 
     @property
     def joined(self) -> set[str]:
-        """The nodes that say that they joined."""
+        """The nodes that say that they joined; where no agent says it, those whose processes have begun."""
+        if self._placed:
+            return {name for name, path in self._paths.items() if Path(path).exists()}
         return {name for name, node in self._nodes.items() if node.joined_at}
 
     @property

@@ -1,15 +1,16 @@
 """The nouns of a run, in the order a run makes them: start reading here.
 
-What the user wrote is in tasks/spec.py, what must be true before submitting in tasks/needs.py.
+What the user wrote is in tasks/spec.py, what would run in tasks/plan.py, what must be true before in tasks/needs.py.
 """
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from tasks.needs import ClusterNeed, HostNeed
-from tasks.spec import Cluster, Deadlines, Noun, Profile
+from tasks.noun import Noun
+from tasks.plan import Plan
+from tasks.spec import Deadlines, Profile
 
 # --- who we are ----------------------------------------------------------------------------------------------------
 
@@ -35,123 +36,6 @@ class Run(Noun):
 
     def log(self, node: str) -> str:
         return f"{self.folder}/attempt-{self.attempt}/{node}/log"
-
-
-# --- what would run: pure, printable -------------------------------------------------------------------------------
-
-
-THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
-
-
-class Command(Noun):
-    """A program to start on a host; `input` goes to its stdin as JSON."""
-
-    argv: tuple[str, ...]
-    input: dict[str, Any] | None = None
-
-
-class Block(Noun):
-    """One kept process on one host. Submit and cancel print one JSON object; status prints one at every change."""
-
-    name: str
-    host: str
-    log: str = Field(description="the log's path on the launcher's machine")
-    submit: Command
-    status: Command
-    cancel: Command
-
-
-class CommandPlan(Noun):
-    """A job made of processes: one block per host, and the rendezvous store where the run brings its own."""
-
-    kind: Literal["commands"] = "commands"
-    launcher: str
-    job: str
-    label: str = Field(description="what every process of the job carries in its environment")
-    on: tuple[Block, ...]
-    store: Block | None = None
-    probe: str | None = Field(None, description="the URL that answers 200 once the rendezvous store serves the v2 API")
-    requires: tuple[HostNeed, ...]
-
-    @property
-    def teed(self) -> bool:
-        """torchrun says which rank printed a line."""
-        return True
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """The path of each node's log."""
-        return {block.name: block.log for block in self.on}
-
-    @property
-    def logs(self) -> dict[str, str]:
-        """The path of each log: every node's, and the store's."""
-        return {block.name: block.log for block in self.blocks}
-
-    @property
-    def blocks(self) -> tuple[Block, ...]:
-        """Every block, the store first: the order of starting. Stopping goes backwards."""
-        return (self.store, *self.on) if self.store else self.on
-
-
-class Watched(Noun):
-    """A kind of object whose changes tell how the job is."""
-
-    api: str = Field(description="batch.volcano.sh/v1alpha1")
-    kind: str
-    by_name: bool = Field(False, description="the one that is called like the job; else all with the run's labels")
-
-
-class ManifestPlan(Noun):
-    """A job made of Kubernetes objects, created in order: the rendezvous store where the run brings one, the job."""
-
-    kind: Literal["manifests"] = "manifests"
-    launcher: str
-    job: str
-    labels: dict[str, str] = Field(description="what every object carries, and nothing else in the cluster")
-    cluster: Cluster = Field(description="None in it until the run is prepared: then from the kubeconfig")
-    store: tuple[dict[str, Any], ...] = ()
-    objects: tuple[dict[str, Any], ...] = Field(description="the job is the last one")
-    tasks: dict[str, int] = Field(description="pods by task: they are named <job>-<task>-<i>")
-    container: str = Field(description="the one in each pod whose log and exit code count")
-    template: tuple[str | int, ...] = Field(description="where the job has the template of its first pod")
-    watch: tuple[Watched, ...]
-    teed: bool = Field(True, description="torchrun says which rank printed a line")
-    folder: str = Field(description="of this attempt, on the launcher's machine")
-    requires: tuple[ClusterNeed, ...]
-
-    @property
-    def main(self) -> dict[str, Any]:
-        """The job itself."""
-        return self.objects[-1]
-
-    @property
-    def pod(self) -> dict[str, Any]:
-        """The first pod, as a controller will make it of its template."""
-        template: Any = self.main
-        for key in self.template:
-            template = template[key]
-        name = f"{self.job}-{next(iter(self.tasks))}-0"
-        return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": name}}
-
-    @property
-    def probe(self) -> str | None:
-        """Where the rendezvous store is asked, if the run brings one."""
-        return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys" if self.store else None
-
-    @property
-    def nodes(self) -> dict[str, str]:
-        """The path of each node's log."""
-        names = (f"{task}-{index}" for task, count in self.tasks.items() for index in range(count))
-        return {name: f"{self.folder}/{name}/log" for name in names}
-
-    @property
-    def logs(self) -> dict[str, str]:
-        """The path of each log: every node's, and the store's."""
-        return {**self.nodes, **({"etcd": f"{self.folder}/etcd/log"} if self.store else {})}
-
-
-Plan = Annotated[CommandPlan | ManifestPlan, Field(discriminator="kind")]
 
 
 # --- what was started, and how it goes -----------------------------------------------------------------------------

@@ -7,32 +7,45 @@ from tasks.cluster import Api
 from tasks.errors import ClusterError
 from tasks.needs import Check, Object, failed, ok, warning
 
-VERSIONS = {"NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1"}
+VERSIONS = {
+    "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
+    "ComputeDomain": "resource.nvidia.com/v1beta1",
+    "LocalQueue": "kueue.x-k8s.io/v1beta1",
+    "PriorityClass": "scheduling.k8s.io/v1",
+    "StorageClass": "storage.k8s.io/v1",
+}
+CLUSTER_WIDE = frozenset({"PriorityClass", "StorageClass"})
 CREATE = {
     "ConfigMap": "`kubectl create configmap {name} -n {place} --from-file=FILE`",
     "Secret": "`kubectl create secret generic {name} -n {place} --from-literal=KEY=VALUE`",
     "ServiceAccount": "`kubectl create serviceaccount {name} -n {place}`",
     "PersistentVolumeClaim": "create the claim, or name another in `mounts`",
     "NetworkAttachmentDefinition": "create it, or name another in `pod.networks`",
+    "ComputeDomain": "create it, as docs/hardware.md shows, in namespace {place}",
+    "LocalQueue": "ask who runs Kueue here, or name another in options.queue (null for none)",
+    "PriorityClass": "ask who runs the cluster, or name another in `pod.priority_class` (null for none)",
+    "StorageClass": "ask who runs the cluster, or name another in `mounts`",
 }
 
 
 def check_object(api: Api, need: Object, name: str, pods: int) -> Check:
-    place, version = need.namespace or api.namespace, VERSIONS.get(need.what, "v1")
+    place = None if need.what in CLUSTER_WIDE else need.namespace or api.namespace
+    version = VERSIONS.get(need.what, "v1")
     found = api.read(version, need.what, need.name, namespace=place)
     remedy = CREATE[need.what].format(name=need.name, place=place)
     if found is None:
-        return failed(name, f"is not in namespace {place}; {neighbours(api, need, version, place)}", remedy)
+        where = f"in namespace {place}" if place else "in this cluster"
+        return failed(name, f"is not {where}; {neighbours(api, need, version, place)}", remedy)
     if need.what == "PersistentVolumeClaim":
         return check_claim(api, name, found, pods)
     present = sorted({**found.get("data", {}), **found.get("binaryData", {})})
-    if missing := [key for key in need.keys if key not in present]:
+    if missing := [key for key in need.holds if key not in present]:
         detail = f"has no key {', '.join(missing)}; there are: {', '.join(present) or 'none'}"
         return failed(name, detail, f"`kubectl edit {need.what.lower()} {need.name} -n {place}`")
-    return ok(name, f"has {', '.join(need.keys)}" if need.keys else "is there")
+    return ok(name, f"has {', '.join(need.holds)}" if need.holds else "is there")
 
 
-def neighbours(api: Api, need: Object, version: str, place: str) -> str:
+def neighbours(api: Api, need: Object, version: str, place: str | None) -> str:
     """The names that are there, the nearest ones first."""
     try:
         found = api.ask("GET", api.path(version, need.what, namespace=place))["items"]

@@ -9,7 +9,7 @@ from typing import Any
 from tasks.cluster import Api, Object, api
 from tasks.errors import ClusterError, RendezvousError
 from tasks.launchers import _pod_facts
-from tasks.model import ManifestPlan
+from tasks.plan import ManifestPlan
 from tasks.step import log
 from tasks.watch import ClusterWatch
 
@@ -88,7 +88,7 @@ def serve(plan: ManifestPlan) -> None:
 
 def is_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     """Whether a pod of the store is ready; RendezvousError where it has ended or cannot start."""
-    node = name.removeprefix(f"{plan.job}-")
+    node = plan.node(name)
     pod = watch.seen.get(f"Pod/{node}")
     if pod is None:
         return False

@@ -7,7 +7,6 @@ from tasks import cluster
 from tasks.admission import check_admission
 from tasks.cluster import Api
 from tasks.errors import ClusterError
-from tasks.model import ManifestPlan
 from tasks.named import check_object
 from tasks.needs import (
     Admitted,
@@ -24,6 +23,7 @@ from tasks.needs import (
     ok,
     warning,
 )
+from tasks.plan import ManifestPlan
 from tasks.room import check_room
 
 AT_ONCE = 8
@@ -221,6 +221,10 @@ def discover(api: Api, path: str) -> dict[str, Any]:
 
 def check_controller(api: Api, need: Controller, name: str) -> Check:
     found = api.items("apps/v1", "Deployment", {"labelSelector": need.label}, everywhere=True)
+    if not found and need.deployment:
+        found = api.items(
+            "apps/v1", "Deployment", {"fieldSelector": f"metadata.name={need.deployment}"}, everywhere=True
+        )
     if not found:
         return failed(
             name, "no namespace has a Deployment with this label", "install it, or see `kubectl get deploy -A`"

@@ -29,10 +29,18 @@ def check_room(api: Api, need: Room, name: str) -> Check:
         return ok(name, f"{pods} fit on {len(fitting)} of {plural(len(nodes), 'node')}")
     lacks = {node["metadata"]["name"]: lack for node in nodes if (lack := lacking(node, need))}
     plugin = check_plugin(api, need, nodes)
-    one = ", one a node" if need.alone else ""
+    one = (
+        ", one a node (its port is the node's, under the host's network)" if need.port else ", one a node" * need.alone
+    )
     head = f"{need.pods} needed{one}, {pods} {'fits' if pods == 1 else 'fit'}"
     detail = "; ".join((head, *grouped(lacks), *plugin)) if nodes else "the cluster has no node"
-    return failed(name, detail, "; or ".join((*remedies(lacks), "ask for fewer `nodes`")))
+    return failed(name, detail, "; or ".join((*remedies(lacks), *ways_out(need))))
+
+
+def ways_out(need: Room) -> list[str]:
+    """What to ask for instead."""
+    share = ["leave the host's network (`pod.host_network: false`): then pods can share a node"] if need.port else []
+    return [*share, "ask for fewer `nodes`"]
 
 
 def plural(count: int, noun: str) -> str:
@@ -58,6 +66,9 @@ def lacking(node: Node, need: Room) -> Lack | None:
     for key, value in need.labels.items():
         if labels.get(key) != value:
             return Lack(f"no label {key}={value}", f"`kubectl get nodes -L {key}` shows what there is", elsewhere=True)
+    for key, values in need.avoid.items():
+        if labels.get(key) in values:
+            return Lack(f"label {key}={labels[key]}, which is to be avoided", f"`kubectl describe node {NODES}`")
     if spec.get("unschedulable"):
         return Lack("cordoned", f"`kubectl uncordon {NODES}`")
     if not ready(node):

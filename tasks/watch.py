@@ -13,7 +13,7 @@ from tasks import shell
 from tasks.cluster import Api, BusyError, api
 from tasks.errors import ClusterError
 from tasks.launchers import _pod_facts
-from tasks.model import ManifestPlan, Watched
+from tasks.plan import ManifestPlan, Watched
 from tasks.pump import Pump, Source, follow
 
 QUIET = 150.0  # a watch without a bookmark for so long is taken for dead: the server sends one a minute
@@ -35,8 +35,10 @@ class ClusterWatch:
         self._over = threading.Event()
         self._pumps: dict[str, Pump] = {}
         self._ready = threading.Semaphore(0)
-        for watched in plan.watch:
-            Watcher(self._api, plan, watched, self._news, self._over, self._ready).start()
+        shared = (self._news, self._over, self._ready)
+        self._watchers = [Watcher(self._api, plan, watched, *shared) for watched in plan.watch]
+        for watcher in self._watchers:
+            watcher.start()
 
     def __enter__(self) -> Self:
         """Everything is listed once before anything is said: an object that is not seen is not there."""
@@ -67,7 +69,9 @@ class ClusterWatch:
         return news
 
     def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
-        key = f"{kind}/{name.removeprefix(self._plan.job + '-')}" if kind == "Pod" else f"{kind}/{name}"
+        key = f"{kind}/{self._plan.node(name)}" if kind == "Pod" else f"{kind}/{name}"
+        if thing is None and self.seen.get(key, {}).get("metadata", {}).get("name") != name:
+            return  # another pod is that node by now
         before = self.seen.pop(key, None) if thing is None else thing
         if thing is not None:
             self.seen[key] = thing
@@ -97,6 +101,10 @@ class ClusterWatch:
         """The one whose log counts: the plan's, or where a pod has none of that name, its first."""
         names = [str(each["name"]) for each in pod["spec"]["containers"]]
         return self._plan.container if self._plan.container in names else names[0]
+
+    def deaf(self) -> bool:
+        """Whether the API server does not answer: logs may grow unseen."""
+        return any(watcher.deaf for watcher in self._watchers)
 
     # --- how it ended
 
@@ -192,20 +200,24 @@ class Watcher(threading.Thread):
         self._which = {"fieldSelector": f"metadata.name={plan.job}"} if watched.by_name else {"labelSelector": labels}
         self._known: set[str] = set()
         self._listed, self._version = False, ""
+        self.deaf = False
 
     def run(self) -> None:
         while not self._over.is_set():
             try:
                 if not self._version:
                     self._list()
+                self.deaf = False
                 self._watch()
             except ClusterError as error:
                 self._version = ""
                 absent = error.status in (403, 404)  # no such kind here, or not for us: preflight has said so
                 if absent:
                     self._said()
+                self.deaf = not absent
                 self._over.wait(REFUSED if absent else PAUSE)
             except (BusyError, ValueError, KeyError):  # broken off, or not what the API server says
+                self.deaf = True
                 self._over.wait(PAUSE)
 
     def _said(self) -> None:

@@ -23,7 +23,8 @@ from tasks import objects
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
 from tasks.launchers import registry
-from tasks.model import ManifestPlan, Observation, Run
+from tasks.model import Observation, Run
+from tasks.plan import ManifestPlan, at
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tasks.watch import ClusterWatch
@@ -35,6 +36,15 @@ AT_ONCE = 3  # cases side by side: more would only make the cluster slow
 CONTROLLERS = {
     "volcano": ("vc-controller-manager", "vc-scheduler"),
     "pytorchjob": ("training-operator", "vc-scheduler"),
+    "appwrapper": ("appwrapper", "training-operator", "vc-scheduler"),
+    "jobset": ("jobset",),
+}
+# The profile of a launcher's cases, and what makes it one of its own.
+BASE: dict[str, tuple[str, Case]] = {
+    "volcano": ("yolov5-volcano", {}),
+    "pytorchjob": ("yolov5-pytorchjob", {}),
+    "appwrapper": ("yolov5-pytorchjob", {"launcher": "appwrapper"}),
+    "jobset": ("yolov5-jobset", {}),
 }
 FAKE = {
     "pod.node_selector": {"type": "kwok"},
@@ -50,10 +60,17 @@ class Scene(NamedTuple):
     plan: ManifestPlan
 
     def path(self, node: str) -> str:
-        """A pod's path, or the job's."""
-        if node == "job":
-            return self.server.path(self.plan.main["apiVersion"], self.plan.main["kind"], self.plan.job)
-        return self.server.path("v1", "Pod", f"{self.plan.job}-{node}")
+        """A pod's path, or the job's, or that of the one inside it."""
+        if node in ("job", "inner"):
+            job = at(self.plan.main, self.plan.inside if node == "inner" else ())
+            return self.server.path(job["apiVersion"], job["kind"], self.plan.job)
+        return self.server.path("v1", "Pod", self.name(node))
+
+    def name(self, node: str) -> str:
+        """A pod's name, which may end in a random word."""
+        which = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
+        pods = (str(each["metadata"]["name"]) for each in self.server.items("v1", "Pod", {"labelSelector": which}))
+        return next(name for name in pods if self.plan.node(name) == node)
 
 
 def main(names: Sequence[str]) -> int:
@@ -187,7 +204,8 @@ class Witness(ClusterWatch):
 
 def planned(name: str, case: Case, folder: str) -> ManifestPlan:
     """The shipped profile's plan, small, on fake nodes, and with what the case changes in its job."""
-    asked = load_profile(f"yolov5-{case['launcher']}", {**FAKE, **case.get("profile", {})})
+    shipped, own = BASE[case["launcher"]]
+    asked = load_profile(shipped, {**FAKE, **own, **case.get("profile", {})})
     pods = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
     pod = asked.pod.model_copy(update={"annotations": {**asked.pod.annotations, **pods}})
     options = {"queue": f"{SPACE}-{name}"} if "queue" in case else asked.options
@@ -197,7 +215,7 @@ def planned(name: str, case: Case, folder: str) -> ManifestPlan:
     assert isinstance(plan, ManifestPlan)
     job = copy.deepcopy(plan.main)
     for path, value in case.get("job", {}).items():
-        change(job, path.split("."), value)
+        change(job, [step.replace("!", ".") for step in path.split(".")], value)
     return plan.model_copy(update={"objects": (job,)})
 
 
@@ -256,7 +274,7 @@ def delete(scene: Scene, node: str, act: Case) -> None:
 
 def evict(scene: Scene, node: str, _: Case) -> None:
     """A pod is evicted as `kubectl drain` does it."""
-    named = {"metadata": {"name": f"{scene.plan.job}-{node}"}}
+    named = {"metadata": {"name": scene.name(node)}}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", **named}
     scene.server.ask("POST", scene.path(node) + "/eviction", body=eviction)
 

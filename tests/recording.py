@@ -16,10 +16,12 @@ BRIEF = 0.4  # seconds that two pods may be apart in what they do together
 EPOCH = 1_700_000_000  # when every recorded job was made
 Seen = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
-NODES = re.compile(r"\b(oke-bm-gpu-b4-8|cpu)-\d+\b")
+NODES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")  # the fake ones: cpu, or a hardware file's
+RANDOM = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the end of a JobSet's pod
 UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
 META = {"name", "creationTimestamp", "deletionTimestamp"}
+TRIES = {"workload.codeflare.dev.appwrapper/retryLimit"}
 NOISE = {
     "template",
     "minResources",
@@ -60,7 +62,7 @@ def plain(text: str, names: Mapping[str, str]) -> str:
     """A text without the names that differ from run to run."""
     for name, instead in names.items():
         text = text.replace(name, instead)
-    return UIDS.sub("UID", NODES.sub(r"\1-N", text))
+    return UIDS.sub("UID", NODES.sub(r"\1-N", RANDOM.sub(r"\1-xxxxx", text)))
 
 
 def ordered(seen: Seen) -> list[str]:
@@ -78,7 +80,18 @@ def trimmed(thing: Mapping[str, Any]) -> Case:
         lists = {key: [only(each, CONTAINER) for each in status[key]] for key in status if key.endswith("Statuses")}
         status |= lists
     metadata = only(thing["metadata"], META)
-    return {"metadata": metadata, "spec": quiet(spec), "status": quiet(status)}
+    if tries := only(thing["metadata"].get("annotations", {}), TRIES):
+        metadata["annotations"] = tries
+    return {"metadata": metadata, "spec": quiet(spec) | sizes(spec), "status": quiet(status)}
+
+
+def sizes(spec: Mapping[str, Any]) -> Case:
+    """The Jobs of a JobSet by their numbers."""
+    jobs = [
+        only(each, {"name", "replicas"}) | {"template": {"spec": only(each["template"]["spec"], {"parallelism"})}}
+        for each in spec.get("replicatedJobs", ())
+    ]
+    return {"replicatedJobs": jobs} if jobs else {}
 
 
 def only(thing: Mapping[str, Any], keys: set[str]) -> Case:

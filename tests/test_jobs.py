@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from tasks.launchers import _store
-from tasks.model import ManifestPlan
 from tasks.needs import Controller, OpenQueue, Right, Room
+from tasks.plan import ManifestPlan
 from tests.conftest import Planned
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
@@ -47,7 +47,7 @@ def test_every_object_carries_the_run_and_the_attempt(planned: Planned, launcher
 def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
     """A second attempt shares no name, rendezvous id or endpoint with the first."""
     first, second = (planned(launcher=launcher, attempt=attempt) for attempt in (1, 2))
-    for option in ("rdzv-id", "rdzv-endpoint", "local-addr"):
+    for option in ("rdzv_id", "rdzv_endpoint", "local_addr"):
         assert said(first, option) != said(second, option)
     assert first.job != second.job
 
@@ -56,8 +56,8 @@ def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
 def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
     """With c10d the endpoint is the address of pod 0, on the run's own port."""
     plan = planned(launcher=launcher, nodes=2)
-    address, _, port = said(plan, "rdzv-endpoint").partition(":")
-    assert said(plan, "local-addr").replace("$(TORCHYARD_NODE)", "0") == address
+    address, _, port = said(plan, "rdzv_endpoint").partition(":")
+    assert said(plan, "local_addr").replace("$(TORCHYARD_NODE)", "0") == address
     assert 20000 <= int(port) < 30000
 
 
@@ -65,17 +65,20 @@ def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
 def test_nodes_meet_in_the_store(planned: Planned, launcher: str) -> None:
     """With etcd-v2 the endpoint is the Service of the run's own store."""
     plan = planned(launcher=launcher, rendezvous="etcd-v2")
-    assert said(plan, "rdzv-endpoint") == f"{plan.store[0]['metadata']['name']}:2379"
-    assert plan.probe == f"http://{said(plan, 'rdzv-endpoint')}/v2/keys"
+    assert said(plan, "rdzv_endpoint") == f"{plan.store[0]['metadata']['name']}:2379"
+    assert plan.probe == f"http://{said(plan, 'rdzv_endpoint')}/v2/keys"
 
 
-@BOTH
-def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str) -> None:
-    """With static the node rank is the pod's index, and the master is pod 0."""
+@pytest.mark.parametrize(
+    ("launcher", "rank", "first"),
+    [("volcano", "$(TORCHYARD_NODE)", "worker-0.sample-a1b2c3d4-1"), ("pytorchjob", "$(RANK)", "master-0")],
+)
+def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str, rank: str, first: str) -> None:
+    """With static the node rank is the pod's own, and the master is the first pod."""
     plan = planned(launcher=launcher, nodes=2, rendezvous="static")
-    assert said(plan, "node-rank") == "$(TORCHYARD_NODE)"
-    assert said(plan, "master-addr") == said(plan, "local-addr").replace("$(TORCHYARD_NODE)", "0")
-    assert (said(plan, "rdzv-id"), plan.probe) == ("", None)
+    assert said(plan, "node_rank") == rank
+    assert said(plan, "master_addr") == f"sample-a1b2c3d4-1-{first}"
+    assert (said(plan, "rdzv_id"), plan.probe) == ("", None)
 
 
 @BOTH
@@ -125,7 +128,7 @@ def test_volcano_gives_pods_an_index_and_a_name(planned: Planned) -> None:
 def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
     """A pod of Volcano is <job>-<task>-<i>.<job>."""
     plan = planned(nodes=2)
-    assert said(plan, "local-addr") == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
+    assert said(plan, "local_addr") == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
     assert (plan.tasks, plan.container) == ({"worker": 2}, volcano(plan)["tasks"][0]["name"])
 
 
@@ -160,15 +163,15 @@ def test_job_has_a_port_of_its_own(planned: Planned) -> None:
     plan = planned(launcher="pytorchjob", nodes=2, **HOST)
     (port,) = plan.pod["spec"]["containers"][0]["ports"]
     assert port == {"name": "pytorchjob-port", "containerPort": elastic(plan)["rdzvPort"]}
-    assert said(plan, "rdzv-endpoint").endswith(f":{port['containerPort']}")
+    assert said(plan, "rdzv_endpoint").endswith(f":{port['containerPort']}")
 
 
 def test_operator_knows_the_same_rendezvous_as_torchrun(planned: Planned) -> None:
     """What stands in the elasticPolicy is what the command says."""
     plan = planned(launcher="pytorchjob", nodes=2, rendezvous="etcd-v2")
     policy = elastic(plan)
-    assert (policy["rdzvBackend"], policy["rdzvId"]) == ("etcd-v2", said(plan, "rdzv-id"))
-    assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == said(plan, "rdzv-endpoint")
+    assert (policy["rdzvBackend"], policy["rdzvId"]) == ("etcd-v2", said(plan, "rdzv_id"))
+    assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == said(plan, "rdzv_endpoint")
 
 
 def test_operator_id_is_new_for_each_attempt(planned: Planned) -> None:
@@ -201,7 +204,7 @@ def test_operator_keeps_failed_pods(planned: Planned) -> None:
 def test_names_are_those_of_the_operator(planned: Planned) -> None:
     """The operator's Service of a pod is called <job>-worker-<i>."""
     plan = planned(launcher="pytorchjob")
-    assert said(plan, "local-addr") == f"{plan.job}-worker-$(TORCHYARD_NODE)"
+    assert said(plan, "local_addr") == f"{plan.job}-worker-$(TORCHYARD_NODE)"
 
 
 def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:

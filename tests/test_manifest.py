@@ -10,8 +10,8 @@ import yaml
 
 from tasks.errors import ProfileError
 from tasks.launchers._traps import traps
-from tasks.model import ManifestPlan
 from tasks.needs import Advice, OpenQueue, Right, Room
+from tasks.plan import ManifestPlan
 from tests.conftest import Planned, Write, load, manifest_plan_of
 
 MANIFESTS = Path(__file__).parent / "manifests"
@@ -49,6 +49,30 @@ PYTORCHJOB = {
     },
 }
 
+POD = {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
+JOBSET = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"name": "train"},
+    "spec": {
+        "replicatedJobs": [
+            {"name": "lead", "template": {"spec": {"template": POD}}},
+            {"name": "rest", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": POD}}},
+        ],
+    },
+}
+COMPONENTS: dict[str, Any] = {"spec": {"components": [{"template": PYTORCHJOB}]}}
+GENERIC: dict[str, Any] = {"spec": {"resources": {"GenericItems": [{"generictemplate": PYTORCHJOB}]}}}
+WRAPPERS = [
+    {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, **spec}
+    for api, spec in {
+        "workload.codeflare.dev/v1beta2": COMPONENTS,
+        "workload.codeflare.dev/v1beta1": GENERIC,
+        "mcad.ibm.com/v1beta1": GENERIC,
+    }.items()
+]
+KINDS = {"PyTorchJob": "pytorchjob", "JobSet": "jobset", "AppWrapper": "appwrapper"}
+
 
 def read(row: str) -> list[dict[str, Any]]:
     return list(yaml.safe_load_all((MANIFESTS / f"{row}.yaml").read_text()))
@@ -77,8 +101,8 @@ def launched(planned: Planned, tmp_path: Path) -> Launched:
         path = MANIFESTS / f"{documents[0]}.yaml" if row else tmp_path / "job.yaml"
         if not row:
             path.write_text(yaml.safe_dump_all(documents))
-        kinds = {document["kind"] for document in (read(documents[0]) if row else documents)}
-        launcher = "pytorchjob" if "PyTorchJob" in kinds else "volcano"
+        kinds = [document["kind"] for document in (read(documents[0]) if row else documents)]
+        launcher = next((KINDS[kind] for kind in kinds if kind in KINDS), "volcano")
         return planned(**{"launcher": launcher, "image": None, "program": None, "manifest": str(path), **keys})
 
     return launch
@@ -262,3 +286,24 @@ def test_manifest_is_looked_for_beside_the_profile(planned: Planned, tmp_path: P
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "job.yaml").write_text(yaml.safe_dump(JOB))
     assert planned(image=None, program=None, manifest="sub/job.yaml").tasks == {"lead": 1, "rest": 3}
+
+
+# --- jobs around and beside the two
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: str(each["apiVersion"]))
+def test_wrapper_of_the_users_own_is_taken(launched: Launched, wrapper: dict[str, Any]) -> None:
+    """An AppWrapper and the PyTorchJob in it are called like the run, and the pods carry its labels."""
+    plan = launched(wrapper)
+    inner = plan.main["spec"].get("components", plan.main["spec"].get("resources", {}).get("GenericItems"))[0]
+    (job,) = (value for key, value in inner.items() if key.endswith("template"))
+    assert job["metadata"]["name"] == plan.main["metadata"]["name"] == plan.job
+    assert plan.pod["metadata"]["labels"].items() >= plan.labels.items()
+    assert plan.main["apiVersion"] == wrapper["apiVersion"] == plan.watch[0].api
+
+
+def test_set_of_the_users_own_is_taken(launched: Launched) -> None:
+    """Every Job of a JobSet counts, by its name and number; its pods are known without their random end."""
+    plan = launched(JOBSET)
+    assert plan.tasks == {"lead-0": 1, "rest-0": 3, "rest-1": 3}
+    assert plan.node(f"{plan.job}-rest-1-2-abcde") == "rest-1-2"

@@ -5,11 +5,12 @@ from typing import Any
 import pytest
 
 from tasks.errors import ProfileError
+from tasks.hardware import Hardware
 from tasks.launchers import _pod
-from tasks.model import ManifestPlan
 from tasks.needs import Advice, Object, Room
+from tasks.plan import ManifestPlan
+from tasks.pod import Pod
 from tasks.profile import load_profile
-from tasks.spec import Hardware, Pod
 from tests.conftest import Planned, Write, load
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
@@ -179,7 +180,7 @@ def test_secret_stays_a_reference(planned: Planned) -> None:
     plan = planned(env={"TOKEN": {"secret": "hub", "key": "token"}, "MODE": {"config_map": "site", "key": "mode"}})
     assert env(plan)["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert env(plan)["MODE"] == {"configMapKeyRef": {"name": "site", "key": "mode"}}
-    found = {(each.what, each.name, each.keys) for each in needs(plan, Object)}
+    found = {(each.what, each.name, each.holds) for each in needs(plan, Object)}
     assert found == {("Secret", "hub", ("token",)), ("ConfigMap", "site", ("mode",))}
 
 
@@ -206,6 +207,12 @@ def test_processors_have_no_limit(planned: Planned) -> None:
         "requests": {"nvidia.com/gpu": "8", "cpu": "64", "memory": "512Gi", "ephemeral-storage": "32Gi"},
         "limits": {"nvidia.com/gpu": "8", "ephemeral-storage": "32Gi"},
     }
+
+
+def test_limits_are_those_that_are_said(planned: Planned) -> None:
+    """Processors and memory are limited where the profile says so, and devices as they are asked for."""
+    plan = planned(resources={"gpus": 8, "cpu": 4}, pod={"limits": {"cpu": 8, "memory": "1Gi"}})
+    assert container(plan)["resources"]["limits"] == {"nvidia.com/gpu": "8", "cpu": "8", "memory": "1Gi"}
 
 
 def test_no_gpus_are_none(planned: Planned) -> None:
@@ -252,6 +259,20 @@ def test_single_pod_keeps_apart_from_nobody(planned: Planned) -> None:
     assert "affinity" not in spec(planned(nodes=1))
 
 
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_pods_keep_away_from_labels(planned: Planned, nodes: int) -> None:
+    """Nodes with one of the values are left out, beside the rule that keeps pods of one job apart."""
+    affinity = spec(planned(nodes=nodes, pod={"avoid": {"health": ["bad", "worse"], "none": []}}))["affinity"]
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "health", "operator": "NotIn", "values": ["bad", "worse"]}]}
+    assert ("podAntiAffinity" in affinity) == (nodes > 1)
+
+
+def test_scheduler_is_said_of_the_pod(planned: Planned) -> None:
+    """Another scheduler than the cluster's own places the pods."""
+    assert spec(planned(pod={"scheduler": "sakkara"}))["schedulerName"] == "sakkara"
+
+
 def test_taints_are_tolerated_by_key(planned: Planned) -> None:
     """A toleration without a key would keep pods on dead nodes for ever."""
     plan = planned(resources={"gpus": 1}, pod={"tolerations": ["spot", "nvidia.com/gpu"]})
@@ -282,14 +303,45 @@ def test_mounts_become_volumes(planned: Planned) -> None:
         "/etc/keys": {"secret": "keys"},
         "/models": {"host": "/nvme/models"},
         "/scratch": {"scratch": "1Ti"},
+        "/nvme": {"ephemeral": "800Gi", "storage_class": "local"},
     }
+    storage = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "800Gi"}}}
     assert mounted(planned(mounts=mounts)) == {
         "/data": {"persistentVolumeClaim": {"claimName": "coco"}},
         "/etc/site": {"configMap": {"name": "site"}},
         "/etc/keys": {"secret": {"secretName": "keys"}},
         "/models": {"hostPath": {"path": "/nvme/models"}},
         "/scratch": {"emptyDir": {"sizeLimit": "1Ti"}},
+        "/nvme": {"ephemeral": {"volumeClaimTemplate": {"spec": {**storage, "storageClassName": "local"}}}},
     }
+
+
+def test_keys_of_a_bundle_are_variables(planned: Planned) -> None:
+    """ConfigMaps and Secrets whose keys become variables must be there, whatever keys they have."""
+    plan = planned(pod={"env_from": [{"config_map": "nccl"}, {"secret": "keys"}]})
+    assert container(plan)["envFrom"] == [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}}]
+    assert needs(plan, Object) == [Object(what="ConfigMap", name="nccl"), Object(what="Secret", name="keys")]
+
+
+def test_containers_before_the_job(planned: Planned) -> None:
+    """Init containers run before the job's, with the command as it is written."""
+    plan = planned(
+        pod={"init": [{"name": "a", "image": "b:1", "command": ["echo", "$(X)"]}, {"name": "c", "image": "d"}]}
+    )
+    made = [{"name": "a", "image": "b:1", "command": ["echo", "$$(X)"]}, {"name": "c", "image": "d"}]
+    assert spec(plan)["initContainers"] == made
+
+
+def empty(value: Any) -> bool:
+    """Whether something in it is null, or an empty list or mapping."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or value in ([], {}) or any(map(empty, inner))
+
+
+@pytest.mark.parametrize("keys", [{}, HOST, {"nodes": 2}, {"pod": {"avoid": {"health": []}, "limits": {"cpu": 0}}}])
+def test_manifest_has_nothing_empty(planned: Planned, keys: dict[str, Any]) -> None:
+    """What a profile does not say does not stand in the manifest."""
+    assert not empty(planned(**keys).pod["spec"])
 
 
 def test_read_only_is_said_of_the_mount(planned: Planned) -> None:
@@ -310,7 +362,8 @@ def test_what_is_named_must_be_there(planned: Planned) -> None:
     pod = {"pull_secrets": ["registry"], "service_account": "trainer", "priority_class": "high"}
     plan = planned(pod=pod, mounts={"/data": {"claim": "coco"}, "/more": {"claim": "coco"}})
     found = [(each.what, each.name) for each in needs(plan, Object)]
-    assert found == [("PersistentVolumeClaim", "coco"), ("Secret", "registry"), ("ServiceAccount", "trainer")]
+    others = [("PriorityClass", "high"), ("ServiceAccount", "trainer")]
+    assert found == [("PersistentVolumeClaim", "coco"), ("Secret", "registry"), *others]
     assert spec(plan)["imagePullSecrets"] == [{"name": "registry"}]
     assert (spec(plan)["serviceAccountName"], spec(plan)["priorityClassName"]) == ("trainer", "high")
 

@@ -11,8 +11,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
-from tasks.launchers._torchrun import literal
+from tasks.launchers._told import literal
 from tests.conftest import Planned
 
 TORCHRUN = f"""#!{sys.executable} -IS
@@ -37,10 +39,15 @@ def kubelet(text: str, env: dict[str, str]) -> str:
     return re.sub(r"\$(?:\$|\(([^)]*)\))", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
 
 
-@pytest.fixture(params=["dash", "bash"])
+SHELLS = ["dash", "bash", "bash --posix", "busybox sh", "dash -eu", "busybox sh -eu"]
+
+
+@pytest.fixture(params=SHELLS)
 def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> Start:
     """Start a pod's command as the kubelet would, with a torchrun that tells what it sees."""
-    shell = shutil.which(request.param) or pytest.skip(f"there is no {request.param}")
+    shell = request.param.split()
+    if not shutil.which(shell[0]):
+        pytest.skip(f"there is no {shell[0]}: apt-get install {shell[0]}")
     (tmp_path / "torchrun").write_text(TORCHRUN)
     (tmp_path / "torchrun").chmod(0o755)
 
@@ -50,7 +57,7 @@ def start(request: pytest.FixtureRequest, planned: Planned, tmp_path: Path) -> S
         for each in container["env"]:
             env.setdefault(each["name"], kubelet(each.get("value", ""), env))
         argv = [kubelet(word, env) for word in container["command"]]
-        argv = [shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
+        argv = [*shell, *argv[1:]] if argv[0] == "/bin/sh" else argv
         path = f"{tmp_path}:{os.environ['PATH']}"
         made = subprocess.Popen(argv, stdout=subprocess.PIPE, env={**env, "PATH": path}, cwd=tmp_path, text=True)
         said, _ = made.communicate()
@@ -99,6 +106,31 @@ def test_arguments_reach_the_program_unchanged(start: Start) -> None:
     assert start(args=ODD, env={"A": "1"}).saw["argv"][-len(ODD) - 1 :] == ["sample.py", *ODD]
 
 
+# Without the two characters that no word of a command can have.
+WORDS = st.lists(st.text(st.characters(codec="utf-8", exclude_characters="\0")), max_size=5)
+LINES = st.sampled_from(
+    [
+        "set -eu",
+        "set -f",
+        "IFS=:",
+        "A='a b'",
+        "f() { return 0; }",
+        "cd / # it's home",
+        "false || :",
+        ": \\\n  more",
+        "export B=$$",
+    ]
+)
+
+
+@settings(max_examples=25, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(args=WORDS, setup=st.lists(LINES, max_size=3), name=st.text(st.sampled_from("a'\" $(;\\"), min_size=1))
+def test_program_gets_exactly_its_words(start: Start, args: list[str], setup: list[str], name: str) -> None:
+    """Whatever the words hold, and whatever the setup did before them to its shell."""
+    saw = start(args=args, setup=setup, program=f"{name}.py").saw
+    assert saw["argv"][-len(args) - 1 :] == [f"{name}.py", *args]
+
+
 def test_arguments_reach_the_program_without_a_shell_too(start: Start) -> None:
     """A pod that needs no prelude has no shell, and the same arguments."""
     assert start(args=ODD, env={"A": "1"}, rendezvous="etcd-v2").saw["argv"][-len(ODD) :] == ODD
@@ -112,7 +144,7 @@ def test_variables_are_as_they_are_written(start: Start) -> None:
 
 def test_address_is_the_pods_own(start: Start) -> None:
     """What stands for the pod's index in the command is expanded."""
-    assert "--local-addr=sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1" in start(3, nodes=4).saw["argv"]
+    assert "--local_addr=sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1" in start(3, nodes=4).saw["argv"]
 
 
 def test_setup_runs_first_and_in_one_shell(start: Start) -> None:

@@ -1,13 +1,16 @@
 """A job that the user wrote himself: launched as it is, with a name, labels and a run id of the run's own."""
 
 import copy
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
 from tasks.launchers import _pod
+from tasks.launchers._pod import Part, Way
 from tasks.launchers._traps import traps
-from tasks.model import ManifestPlan, Run, Watched
+from tasks.model import Run
 from tasks.needs import Admitted, Advice, ClusterNeed, Right, Room, WritableFolder
+from tasks.plan import ManifestPlan, Watched, at
 from tasks.spec import Profile
 
 # What the manifest says itself; a profile that says it too would be believed and not obeyed.
@@ -26,6 +29,18 @@ class Frame(NamedTuple):
     launcher: str
     watch: tuple[Watched, ...]
     requires: tuple[ClusterNeed, ...]
+    parts: Callable[[Mapping[str, Any]], Iterable[Part]]  # of the object that makes the pods
+    inside: Callable[[Mapping[str, Any]], Way] = lambda _: ()  # where the main object has that one, if it is another
+    ports: bool = False  # the controller gives each pod a port
+    suffixed: bool = False  # pods' names end in a random word
+
+
+class Task(NamedTuple):
+    """A part, its template, and the container in it that counts."""
+
+    part: Part
+    template: dict[str, Any]
+    container: str
 
 
 def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
@@ -36,15 +51,8 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     companions = [each for each in documents if each is not main]
     for each in companions:
         mark(each, {**_pod.labels(profile, run), _pod.ROLE: "companion"})
-    mark(main, _pod.labels(profile, run))
-    main["metadata"]["name"] = run.job(profile)
-    tasks = tasks_of(main)
-    for task in tasks.values():
-        mark(task.template, _pod.labels(profile, run))
-    elastic = main["spec"].get("elasticPolicy")
-    if isinstance(elastic, dict) and not elastic.get("rdzvId"):
-        elastic["rdzvId"] = run.job(profile)
-    first = next(iter(tasks.values()))
+    tasks = make_ours(main, profile, run, frame)
+    first = tasks[0]
     return ManifestPlan(
         launcher=frame.launcher,
         job=run.job(profile),
@@ -52,21 +60,42 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
         cluster=profile.cluster.model_copy(update={"namespace": next(iter(namespaces(profile)), None)}),
         store=tuple(companions),
         objects=(main,),
-        tasks={name: task.pods for name, task in tasks.items()},
+        tasks={task.part.name: task.part.pods for task in tasks},
+        suffixed=frame.suffixed,
         container=first.container,
-        template=template_at(main),
+        template=(*frame.inside(main), *first.part.template),
+        inside=frame.inside(main),
         watch=frame.watch,
-        teed="--tee" in str(first.template),
+        ranks="teed" if "--tee" in str(first.template) else "logged",
         folder=f"{run.folder}/attempt-{run.attempt}",
-        requires=(
-            *frame.requires,
-            *rights(companions),
-            WritableFolder(host="localhost", path=run.folder),
-            room(main, first.template),
-            Admitted(what="objects"),
-            Admitted(what="pod"),
-            *(Advice(about="manifest", detail=trap) for trap in traps(profile.manifest)),
-        ),
+        requires=(*frame.requires, *rights(companions), *requires(profile, run, main, frame)),
+    )
+
+
+def make_ours(main: dict[str, Any], profile: Profile, run: Run, frame: Frame) -> list[Task]:
+    """Give the job, what is inside it and its pods the run's name, labels and rendezvous id; the job's parts."""
+    job = at(main, frame.inside(main))
+    for each in (main, job):
+        mark(each, _pod.labels(profile, run))
+        each["metadata"]["name"] = run.job(profile)
+    tasks = tasks_of(job, frame)
+    for task in tasks:
+        mark(task.template, _pod.labels(profile, run))
+    elastic = job["spec"].get("elasticPolicy")
+    if isinstance(elastic, dict) and not elastic.get("rdzvId"):
+        elastic["rdzvId"] = run.job(profile)
+    return tasks
+
+
+def requires(profile: Profile, run: Run, main: dict[str, Any], frame: Frame) -> tuple[ClusterNeed, ...]:
+    """What any job needs, and what this one will do that its author does not expect."""
+    job = at(main, frame.inside(main))
+    return (
+        WritableFolder(host="localhost", path=run.folder),
+        room(job, tasks_of(job, frame), frame),
+        Admitted(what="objects"),
+        Admitted(what="pod"),
+        *(Advice(about="manifest", detail=trap) for trap in traps(profile.manifest)),
     )
 
 
@@ -79,7 +108,7 @@ def refuse(profile: Profile, run: Run, frame: Frame) -> None:
         kinds = ", ".join(str(each.get("kind")) for each in profile.manifest)
         found.append(f"manifest: holds {jobs} of kind {frame.kind} ({frame.api}), one is needed; it has: {kinds}")
     else:
-        found += unfit(next(each for each in profile.manifest if is_main(each, frame)), run.job(profile))
+        found += unfit(next(each for each in profile.manifest if is_main(each, frame)), run.job(profile), frame)
     places = namespaces(profile)
     if len(places) > 1:
         found.append(f"manifest: one namespace is needed for all of it; named are {', '.join(places)}")
@@ -87,18 +116,20 @@ def refuse(profile: Profile, run: Run, frame: Frame) -> None:
         raise ProfileError(profile.name, tuple(found))
 
 
-def unfit(job: dict[str, Any], name: str) -> list[str]:
+def unfit(main: dict[str, Any], name: str, frame: Frame) -> list[str]:
     """Why the job cannot be launched as it is."""
     try:
-        tasks = tasks_of(job)
-        for task in tasks.values():
-            room(job, task.template)
+        job = at(main, frame.inside(main))
+        tasks = tasks_of(job, frame)
+        room(job, tasks, frame)
+        for thing in (job, *(task.template for task in tasks)):
+            mark(dict(thing), {})
+        pods = ["-".join((name, task.part.name, str(max(task.part.pods - 1, 0)))) for task in tasks]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError):
-        tasks = {}
-    if not any(task.pods for task in tasks.values()):
-        return [f"manifest: the {job['kind']} has no task with replicas and a pod template with a named container"]
-    containers = dict.fromkeys(task.container for task in tasks.values())
-    pods = [f"{name}-{each}-{max(task.pods - 1, 0)}" for each, task in tasks.items()]
+        tasks, pods = [], []
+    if not any(task.part.pods for task in tasks):
+        return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
+    containers = dict.fromkeys(task.container for task in tasks)
     found = [f"manifest: the pod {pod} has a name of over {LONGEST} characters" for pod in pods if len(pod) > LONGEST]
     if len(containers) > 1:
         found.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
@@ -115,33 +146,14 @@ def namespaces(profile: Profile) -> list[str]:
     return list(dict.fromkeys(each for each in said if each))
 
 
-class Task(NamedTuple):
-    """Pods of one template."""
-
-    pods: int
-    template: dict[str, Any]
-    container: str
-
-
-def tasks_of(job: dict[str, Any]) -> dict[str, Task]:
-    """The parts of a job that have a pod template, by the name that their pods carry."""
-    spec = job["spec"]
-    if "pytorchReplicaSpecs" in spec:
-        return {name.lower(): read_task(part, 1) for name, part in spec["pytorchReplicaSpecs"].items()}
-    return {part.get("name") or f"default{index}": read_task(part, 0) for index, part in enumerate(spec["tasks"])}
-
-
-def read_task(part: dict[str, Any], default: int) -> Task:
-    """Its pods, and the container that counts: the operator's own, `pytorch`, else the first."""
-    names = [str(each["name"]) for each in part["template"]["spec"]["containers"]]
-    pods = default if part.get("replicas") is None else int(part["replicas"])
-    return Task(pods, part["template"], "pytorch" if "pytorch" in names else names[0])
-
-
-def template_at(job: dict[str, Any]) -> tuple[str | int, ...]:
-    """Where the template of the first pod stands."""
-    specs = job["spec"].get("pytorchReplicaSpecs")
-    return ("spec", "pytorchReplicaSpecs", next(iter(specs)), "template") if specs else ("spec", "tasks", 0, "template")
+def tasks_of(job: dict[str, Any], frame: Frame) -> list[Task]:
+    """The parts of a job that have a pod template; the container that counts is the operator's own, else the first."""
+    tasks = []
+    for part in frame.parts(job):
+        template = at(job, part.template)
+        names = [str(each["name"]) for each in template["spec"]["containers"]]
+        tasks.append(Task(part, template, "pytorch" if "pytorch" in names else names[0]))
+    return tasks
 
 
 def mark(thing: dict[str, Any], labels: dict[str, str]) -> None:
@@ -156,24 +168,19 @@ def rights(companions: list[dict[str, Any]]) -> list[Right]:
     return [Right(verbs=("create", "delete", "patch"), resource=kind) for kind in kinds]
 
 
-def gang(job: dict[str, Any]) -> int:
-    """The pods without which nothing starts: as many as Volcano is told, else all."""
-    return int(job["spec"].get("minAvailable") or 0) or sum(task.pods for task in tasks_of(job).values())
+def room(job: dict[str, Any], tasks: list[Task], frame: Frame) -> Room:
+    """What the first part's pods need of the nodes. Under the host's network a port is the node's: one pod has it.
 
-
-def room(job: dict[str, Any], template: dict[str, Any]) -> Room:
-    """What the manifest's pods need of the nodes. Under the host's network a port is the node's: one pod has it.
-
-    The operator gives a port to every pod of a PyTorchJob.
+    As many pods as Volcano is told are waited for, else all.
     """
-    spec = template["spec"]
+    spec = tasks[0].template["spec"]
     container = spec["containers"][0]
     asked = container.get("resources") or {}
     resources = {**(asked.get("limits") or {}), **(asked.get("requests") or {})}
     return Room(
-        pods=gang(job),
+        pods=int(job["spec"].get("minAvailable") or 0) or sum(task.part.pods for task in tasks),
         labels=spec.get("nodeSelector") or {},
         tolerations=tuple(each.get("key") or "" for each in spec.get("tolerations") or ()),
         resources={name: str(amount) for name, amount in resources.items()},
-        alone=bool(spec.get("hostNetwork") and (container.get("ports") or "pytorchReplicaSpecs" in job["spec"])),
+        alone=bool(spec.get("hostNetwork") and (frame.ports or container.get("ports"))),
     )

@@ -1,21 +1,31 @@
 """A pod that runs torchrun, built from named pieces: what every launcher on Kubernetes puts into its job."""
 
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
-from tasks.launchers._torchrun import literal
+from tasks.launchers._pod_volumes import volumes
+from tasks.launchers._told import NODE, literal
 from tasks.model import Run
-from tasks.needs import Admitted, Advice, ClusterNeed, Object, Right, Room, WritableFolder
-from tasks.spec import Mount, Pod, Profile, Source
+from tasks.pod import Bundle, Pod, Source
+from tasks.spec import Profile
 
 Manifest = dict[str, Any]
+Way = tuple[str | int, ...]  # keys, one inside the other
 RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 GPU = "nvidia.com/gpu"
 MOST = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
 # Read by whoever judges the log: without NET, NCCL does not say whether GPUDirect is in use.
 NCCL_SAYS = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
+
+
+class Part(NamedTuple):
+    """Pods of one template in a job that somebody else wrote: they are named <job>-<name>-<i>."""
+
+    name: str
+    pods: int
+    template: Way
 
 
 def labels(profile: Profile, run: Run) -> dict[str, str]:
@@ -31,6 +41,11 @@ def pod_needs(profile: Profile) -> Pod:
 def template(profile: Profile, run: Run, container: Manifest) -> Manifest:
     """A pod template around the one container of the job."""
     needs = pod_needs(profile)
+    names = [container["name"], *(each.name for each in needs.init)]
+    if twice := [name for at, name in enumerate(names) if name in names[:at]]:
+        said = f"pod.init: a second container cannot be called {twice[0]}; the job's own is {names[0]}"
+        raise ProfileError(profile.name, (said,))
+    mounted = [volume for volume, _ in volumes(profile, needs)]
     networks = [name for name, count in needs.networks.items() for _ in range(count)]
     annotations = {**needs.annotations, **({NETWORKS: ",".join(networks)} if networks else {})}
     return {
@@ -46,7 +61,9 @@ def template(profile: Profile, run: Run, container: Manifest) -> Manifest:
             **network(needs),
             **placement(profile, run, needs),
             **identity(needs),
-            "volumes": [volume for volume, _ in volumes(profile, needs)],
+            **before(needs),
+            **({"resourceClaims": claims(profile)} if claims(profile) else {}),
+            **({"volumes": mounted} if mounted else {}),
         },
     }
 
@@ -59,6 +76,7 @@ def container(profile: Profile, name: str, command: tuple[str, ...], env: list[M
         "image": profile.image,
         "command": list(command),
         "env": env,
+        "envFrom": [bundle(each) for each in needs.env_from],
         "resources": resources(profile),
         "volumeMounts": [mount for _, mount in volumes(profile, needs)],
         "securityContext": security(needs),
@@ -68,8 +86,8 @@ def container(profile: Profile, name: str, command: tuple[str, ...], env: list[M
     return {key: value for key, value in made.items() if value}
 
 
-def environment(profile: Profile, run: Run, node_field: str) -> list[Manifest]:
-    """The environment of every process; the profile has the last word. `node_field` holds the pod's index."""
+def environment(profile: Profile, run: Run, first: list[Manifest]) -> list[Manifest]:
+    """The environment of every process, `first` that of its place in the job; the profile has the last word."""
     gpus = NCCL_SAYS if GPU in requests(profile) or profile.hardware else {}
     fabric = profile.network.env if profile.network else {}
     plain = {
@@ -81,8 +99,8 @@ def environment(profile: Profile, run: Run, node_field: str) -> list[Manifest]:
         **fabric,
         **profile.env,
     }
-    node = {"name": "TORCHYARD_NODE", "valueFrom": {"fieldRef": {"fieldPath": node_field}}}
-    return [node, *(variable(name, value) for name, value in plain.items())]
+    own = [each for each in first if each["name"] not in plain]
+    return [*own, *(variable(name, value) for name, value in plain.items())]
 
 
 def variable(name: str, value: str | Source) -> Manifest:
@@ -93,10 +111,32 @@ def variable(name: str, value: str | Source) -> Manifest:
     return {"name": name, "valueFrom": {ref: {"name": of, "key": value.key} for ref, of in kind.items()}}
 
 
+def bundle(source: Bundle) -> Manifest:
+    """Variables, one for each key; `env` has the last word over them."""
+    return {"secretRef": {"name": source.secret}} if source.secret else {"configMapRef": {"name": source.config_map}}
+
+
+def before(needs: Pod) -> Manifest:
+    """The containers before the job's."""
+    made = [
+        {
+            "name": each.name,
+            "image": each.image,
+            **({"command": [literal(word) for word in each.command]} if each.command else {}),
+        }
+        for each in needs.init
+    ]
+    return {"initContainers": made} if made else {}
+
+
 def requests(profile: Profile) -> dict[str, str]:
     """What a pod asks for, by the names of Kubernetes."""
-    asked = {**pod_needs(profile).resources, **profile.resources}
-    return {gpu(profile) if name == "gpus" else name: amount for name, amount in asked.items() if amount != "0"}
+    return named(profile, {**pod_needs(profile).resources, **profile.resources})
+
+
+def named(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:
+    """Amounts by the names of Kubernetes; none is left out."""
+    return {gpu(profile) if name == "gpus" else name: amount for name, amount in amounts.items() if amount != "0"}
 
 
 def gpu(profile: Profile) -> str:
@@ -105,10 +145,18 @@ def gpu(profile: Profile) -> str:
 
 
 def resources(profile: Profile) -> Manifest:
-    """Requests; limits for what has no meaning without one. A CPU limit would only throttle."""
+    """Requests; limits for what has no meaning without one, and where they are said. One of CPU would only throttle."""
     asked = requests(profile)
     limits = {name: amount for name, amount in asked.items() if name not in ("cpu", "memory")}
-    return {key: value for key, value in {"requests": asked, "limits": limits}.items() if value}
+    limits |= named(profile, pod_needs(profile).limits)
+    claimed = [{"name": each["name"]} for each in claims(profile)]
+    return {key: value for key, value in {"requests": asked, "limits": limits, "claims": claimed}.items() if value}
+
+
+def claims(profile: Profile) -> list[Manifest]:
+    """The channel of the fabric's ComputeDomain; that its template has the domain's name is our convention."""
+    name = profile.network.compute_domain if profile.network else None
+    return [{"name": name, "resourceClaimTemplateName": name}] if name else []
 
 
 def network(needs: Pod) -> Manifest:
@@ -123,13 +171,22 @@ def placement(profile: Profile, run: Run, needs: Pod) -> Manifest:
     workers = {"matchExpressions": [{"key": ROLE, "operator": "DoesNotExist"}], "matchLabels": labels(profile, run)}
     apart = {"labelSelector": workers, "topologyKey": "kubernetes.io/hostname"}
     alone = {"podAntiAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": [apart]}}
+    affinity = {**away(needs), **(alone if profile.nodes.max > 1 and needs.spread else {})}
     tolerated = [{"key": key, "operator": "Exists"} for key in tolerations(profile)]
     made = {
         "nodeSelector": selector,
-        "affinity": alone if profile.nodes.max > 1 else None,
+        "affinity": affinity,
         "tolerations": tolerated,
+        "schedulerName": needs.scheduler,
     }
     return {key: value for key, value in made.items() if value}
+
+
+def away(needs: Pod) -> Manifest:
+    """Nodes to keep away from: those whose label has one of the values. A node without the label is no such node."""
+    rules = [{"key": key, "operator": "NotIn", "values": list(values)} for key, values in needs.avoid.items() if values]
+    terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
+    return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} if rules else {}
 
 
 def tolerations(profile: Profile) -> tuple[str, ...]:
@@ -153,90 +210,6 @@ def security(needs: Pod) -> Manifest:
     return {**({"privileged": True} if needs.privileged else {}), **capabilities}
 
 
-def volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
-    """Each volume with its mount."""
-    devices = {path: {"hostPath": {"path": path}} for path in needs.devices}
-    memory = {"medium": "Memory", "sizeLimit": needs.shm}
-    shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if needs.shm else {}
-    named = {path: volume_of(mount) for path, mount in profile.mounts.items()}
-    read_only = {path for path, mount in profile.mounts.items() if mount.read_only}
-    found = enumerate({**devices, **shm, **named}.items())
-    return [
-        (
-            {"name": f"volume-{index}", **source},
-            {"name": f"volume-{index}", "mountPath": path, **({"readOnly": True} if path in read_only else {})},
-        )
-        for index, (path, source) in found
-    ]
-
-
-def volume_of(mount: Mount) -> Manifest:
-    """A volume's source."""
-    sources: dict[str, Manifest] = {
-        "persistentVolumeClaim": {"claimName": mount.claim},
-        "configMap": {"name": mount.config_map},
-        "secret": {"secretName": mount.secret},
-        "hostPath": {"path": mount.host},
-        "emptyDir": {"sizeLimit": mount.scratch},
-    }
-    return {kind: source for kind, source in sources.items() if next(iter(source.values()))}
-
-
-# --- what must be true
-
-
-def requires(profile: Profile, run: Run) -> tuple[ClusterNeed, ...]:
-    """What a pod of the job needs, whoever makes it."""
-    network = profile.network
-    room = Room(
-        pods=profile.nodes.min,
-        labels={**(profile.hardware.match if profile.hardware else {}), **pod_needs(profile).node_selector},
-        tolerations=tolerations(profile),
-        resources=requests(profile),
-        alone=profile.nodes.max > 1,
-        device_plugin=network.device_plugin if network else None,
-    )
-    return (
-        WritableFolder(host="localhost", path=run.folder),
-        Right(verbs=("get", "list", "watch"), resource="pods"),
-        Right(verbs=("get",), resource="pods/log"),
-        room,
-        Admitted(what="objects"),
-        Admitted(what="pod"),
-        *named_objects(profile),
-        *advice(profile),
-    )
-
-
-def named_objects(profile: Profile) -> list[Object]:
-    """Everything that the pods name and that must be there before them."""
-    needs = pod_needs(profile)
-    found = [
-        Object(what="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
-        for namespace, _, name in (each.rpartition("/") for each, count in needs.networks.items() if count)
-    ]
-    for source in profile.env.values():
-        if isinstance(source, Source):
-            what, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
-            found.append(Object(what=what, name=str(name), keys=(source.key,)))
-    for mount in profile.mounts.values():
-        kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
-        found += [Object.model_validate({"what": what, "name": name}) for what, name in kinds.items() if name]
-    found += [Object(what="Secret", name=name) for name in needs.pull_secrets]
-    if needs.service_account:
-        found.append(Object(what="ServiceAccount", name=needs.service_account))
-    return list(dict.fromkeys(found))
-
-
-def advice(profile: Profile) -> list[Advice]:
-    """What can be told of the profile alone."""
-    tag = (profile.image or "").rpartition("/")[2].partition("@")[0].partition(":")[2]
-    if tag in ("", "latest") and "@" not in (profile.image or ""):
-        detail = "has no fixed tag: the next run may be another program; name a version or a digest"
-        return [Advice(about=f"image {profile.image}", detail=detail)]
-    return []
-
-
 def refuse(profile: Profile) -> None:
     """What only the profile as a whole can get wrong, for a job in pods."""
     findings = []
@@ -244,8 +217,8 @@ def refuse(profile: Profile) -> None:
         findings.append("image: the pods need one, with torch and the program in it")
     if profile.name[0].isdigit():
         findings.append(f"name: {profile.name} must begin with a letter, as names of Services do")
-    if profile.rendezvous == "static" and profile.nodes.min != profile.nodes.max:
-        findings.append(f"nodes: static has a place for each node: one number, not {profile.nodes}")
+    if NODE in profile.env:
+        findings.append(f"env.{NODE}: each pod has another one, which torchyard writes; choose another name")
     if profile.nodes.max > MOST:
         findings.append(f"nodes: at most {MOST}, with more the last pods' names could be too long")
     if findings:

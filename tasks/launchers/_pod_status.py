@@ -69,6 +69,24 @@ def succeeded(observed: Observation) -> Status:
     return Status(state="succeeded", reason=told if pods else "so its controller says; its pods are gone")
 
 
+def told(observed: Observation, kind: str, done: str, suspend: str) -> Status | None:
+    """What the conditions of a job say of its end, or of a pause; None while it goes on.
+
+    `done` is the condition of its success, `suspend` the key that holds it back.
+    """
+    job = main(observed, kind)
+    if job is None or leaving(job):
+        return deleted(kind)
+    true = {each.get("type"): each for each in rows(job, "status", "conditions") if each.get("status") == "True"}
+    if "Failed" in true:
+        return failed(observed, f"the {kind} failed: {true['Failed'].get('message', '')}")
+    if done in true:
+        return succeeded(observed)
+    if "Suspended" in true:
+        return Status(state="pending", reason=f"the {kind} is suspended ({suspend})")
+    return None
+
+
 def survived(pods: Pods) -> str:
     """A killed child may leave its container with 0: told, because the training may have lost it."""
     killed = [name for name, pod in pods.items() if any(word.reason == "OOMKilled" for word in words(pod))]

@@ -1,23 +1,17 @@
-"""torchrun's command line, and what its agents' logs say; shared by every launcher whose job is torchrun."""
+"""torchrun: its agents' command line, and what their logs say."""
 
 import re
 import zlib
+from typing import NamedTuple
 
 from tasks.model import Run
-from tasks.spec import Noun, Profile
+from tasks.noun import Noun
+from tasks.spec import Profile
 
 JOINED = "Rendezvous complete for workers"
 GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
 WORKER = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
-
-
-NODE = "$(TORCHYARD_NODE)"
-# The first pod, and no other, serves the c10d store. Without is_host torchrun compares the endpoint with the host's
-# name, which under the host's network is the node's and not the pod's.
-HOST = """\
-if [ "$TORCHYARD_NODE" = 0 ]; then host=1; else host=0; fi
-export PET_RDZV_CONF="join_timeout={patience},is_host=$host"
-"""
+MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
 
 class Endpoint(Noun):
@@ -30,64 +24,51 @@ class Endpoint(Noun):
         return f"{self.address}:{self.port}"
 
 
+class Place(NamedTuple):
+    """A node in its job: `node` is its rank or, in pods that are all alike, the variable that holds it."""
+
+    endpoint: Endpoint
+    node: int | str
+    address: str = ""  # a name or an address of its own that the others can reach
+
+    @property
+    def rank(self) -> str:
+        """The node's rank in a command: the kubelet puts a variable's value in the place of `$(NAME)`."""
+        return f"$({self.node})" if isinstance(self.node, str) else str(self.node)
+
+
 def first_port(run: Run) -> int:
     """The first of three ports of a run, below Kubernetes' node ports and the ephemeral range."""
     return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
 
 
-def command(profile: Profile, run: Run, node: int, endpoint: Endpoint) -> tuple[str, ...]:
-    """`-m torch.distributed.run …` for one node, without the interpreter, its address and its log folder."""
-    return ("-m", "torch.distributed.run", *flags(profile), *meeting(profile, run, node, endpoint))
-
-
-def pod_command(profile: Profile, run: Run, endpoint: Endpoint, address: str) -> tuple[str, ...]:
-    """torchrun in a pod, alike for every pod of the job: what only the pod knows is its TORCHYARD_NODE.
-
-    The kubelet puts it in the place of `$(TORCHYARD_NODE)`; `address` is a name that the other pods can resolve.
-    """
-    agent = ("torchrun", *flags(profile), *meeting(profile, run, None, endpoint), f"--local-addr={address}")
-    whole = (*agent, *map(literal, (str(profile.program), *profile.args)))
-    begin = prelude(profile)
-    return ("/bin/sh", "-c", f'set -e\n{begin}exec "$@"\n', "torchyard", *whole) if begin else whole
-
-
-def literal(text: str) -> str:
-    """The text as the kubelet makes it the same again: it takes `$(NAME)` for a variable, and `$$` for one `$`."""
-    return re.sub(r"\$(?=[$(])", "$$", text)
-
-
-def prelude(profile: Profile) -> str:
-    """What a pod's shell does before torchrun: the profile's setup, and what only the pod can know.
-
-    `(exit $?)` is for `a && b`, which `set -e` lets pass where a fails.
-    """
-    setup = "".join(f"{literal(line)}\n(exit $?)\n" for line in profile.setup)
-    return setup + (HOST.format(patience=patience(profile)) if profile.rendezvous == "c10d" else "")
-
-
-def flags(profile: Profile) -> tuple[str, ...]:
-    """What is the same for every rendezvous."""
-    return (f"--nnodes={profile.nodes}", f"--nproc-per-node={profile.processes}", "--max-restarts=0", "--tee=3")
-
-
-def meeting(profile: Profile, run: Run, node: int | None, endpoint: Endpoint) -> tuple[str, ...]:
-    """How a node finds the others. Only static looks at the node rank; the others rank by arrival.
-
-    `node` is None in a pod, which finds its own: then the prelude gives c10d's conf.
-    """
-    if profile.rendezvous == "static":
-        rank = NODE if node is None else node
-        fixed = (f"--node-rank={rank}", f"--master-addr={endpoint.address}", f"--master-port={endpoint.port}")
-        return ("--rdzv-backend=static", *fixed, f"--rdzv-conf=timeout={patience(profile)}")
-    common = (
-        f"--rdzv-backend={profile.rendezvous}",
-        f"--rdzv-endpoint={endpoint}",
-        f"--rdzv-id={rendezvous_id(profile, run)}",
+def options(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
+    """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling."""
+    return (
+        f"--nnodes={profile.nodes}",
+        f"--nproc_per_node={profile.processes}",
+        "--max_restarts=0",
+        "--tee=3",
+        *meeting(profile, run, place),
+        *((f"--local_addr={place.address}",) if place.address else ()),
     )
-    if profile.rendezvous == "c10d" and node is None:
-        return common
-    host = f",is_host={int(node == 0)}" if profile.rendezvous == "c10d" else ""
-    return (*common, f"--rdzv-conf=join_timeout={patience(profile)}{host}")
+
+
+def meeting(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
+    """How a node finds the others. Only static looks at the node rank; the others rank by arrival."""
+    endpoint = place.endpoint
+    if profile.rendezvous == "static":
+        fixed = (f"--node_rank={place.rank}", f"--master_addr={endpoint.address}", f"--master_port={endpoint.port}")
+        return ("--rdzv_backend=static", *fixed, f"--rdzv_conf=timeout={patience(profile)}")
+    common = (
+        f"--rdzv_backend={profile.rendezvous}",
+        f"--rdzv_endpoint={endpoint}",
+        f"--rdzv_id={rendezvous_id(profile, run)}",
+    )
+    if profile.rendezvous == "c10d" and isinstance(place.node, str):
+        return common  # the pod's prelude says which one is the host
+    host = f",is_host={int(place.node == 0)}" if profile.rendezvous == "c10d" else ""
+    return (*common, f"--rdzv_conf=join_timeout={patience(profile)}{host}")
 
 
 def rendezvous_id(profile: Profile, run: Run) -> str:

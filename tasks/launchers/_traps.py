@@ -5,8 +5,8 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from tasks.launchers import _traps_pod, _traps_torchrun
-from tasks.launchers._workload import Found, Group, Node, Workload, get, listed, number, read_workload, text
+from tasks.launchers import _traps_pod, _traps_torchrun, _traps_wrapper
+from tasks.launchers._workload import Found, Group, Node, Workload, get, listed, number, read_workloads, text
 
 Trap = Callable[[Workload], Iterator[Found]]
 
@@ -22,11 +22,12 @@ MANY = 10
 def traps(objects: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
     """One sentence a trap: the object and the key, what happens, what to write instead. Never raises.
 
-    Known are Volcano Jobs, PyTorchJobs and the Pods beside them; other objects are passed over.
+    Known are Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; other objects are
+    passed over.
     """
-    jobs = [job for each in objects if (job := read_workload(each))]
+    jobs = [job for each in objects for job in read_workloads(each)]
     found = [(job.where, each) for trap in TRAPS for job in jobs for each in trap(job)]
-    found += [*_traps_torchrun.without_v2(jobs), *same_pods(jobs)]
+    found += [*_traps_torchrun.without_v2(jobs), *same_pods(jobs), *_traps_wrapper.traps(objects)]
     return tuple(dict.fromkeys(f"{where}, {at}: {happens}; {instead}." for where, (at, happens, instead) in found))
 
 

@@ -113,12 +113,6 @@ def code_of(script: str) -> str:
 
 
 TRAPS = (
-    floating_images,
-    broad_tolerations,
-    unbounded_memory,
-    prefixed_capabilities,
-    host_ports,
-    host_names,
-    nccl_file,
-    bash_in_sh,
+    *(floating_images, broad_tolerations, unbounded_memory, prefixed_capabilities),
+    *(host_ports, host_names, nccl_file, bash_in_sh),
 )

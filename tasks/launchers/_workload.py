@@ -6,12 +6,14 @@ from typing import Any, Literal, NamedTuple
 
 Node = Mapping[str, Any]
 Found = tuple[str, str, str]  # a trap: the path of the key, what happens, what to write instead
-Kind = Literal["volcano", "pytorchjob", "pod"]
+Kind = Literal["volcano", "pytorchjob", "jobset", "pod"]
 KINDS: tuple[tuple[str, str, Kind], ...] = (
     ("batch.volcano.sh/", "Job", "volcano"),
     ("kubeflow.org/", "PyTorchJob", "pytorchjob"),
+    ("jobset.x-k8s.io/", "JobSet", "jobset"),
     ("v1", "Pod", "pod"),
 )
+WRAPPER = "AppWrapper"
 ETCD = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
 SHELLS = frozenset({"sh", "dash", "ash", "bash", "ksh", "zsh"})
 HIDDEN = "\0"  # stands for what a shell substitutes: nobody knows it before
@@ -203,16 +205,26 @@ class Workload(NamedTuple):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{place}"
 
 
-def read_workload(item: object) -> Workload | None:
-    """The pods that an object makes; None for one that makes none, and for kinds that nobody reads here."""
+def read_workloads(item: object, where: str = "") -> Iterator[Workload]:
+    """The pods that an object makes, or the objects wrapped in it; none of kinds that nobody reads here."""
     api, said = text(get(item, "apiVersion")), text(get(item, "kind"))
-    kind = next((kind for start, name, kind in KINDS if api.startswith(start) and said == name), None)
-    if kind is None:
-        return None
     name, namespace = text(get(item, "metadata", "name")), text(get(item, "metadata", "namespace"))
-    spec = get(item, "spec")
-    spec = spec if isinstance(spec, Mapping) else {}
-    return Workload(kind, f"{said} {name}".strip(), name, namespace, spec, tuple(read_groups(kind, spec)))
+    where = f"{where}{said} {name}".strip()
+    if said == WRAPPER:
+        for each in wrapped(item):
+            yield from read_workloads(each, f"{where}, ")
+    kind = next((kind for start, known, kind in KINDS if api.startswith(start) and said == known), None)
+    if kind:
+        spec = get(item, "spec")
+        spec = spec if isinstance(spec, Mapping) else {}
+        yield Workload(kind, where, name, namespace, spec, tuple(read_groups(kind, spec)))
+
+
+def wrapped(wrapper: object) -> Iterator[Node]:
+    """What an AppWrapper holds, of either kind; not another AppWrapper, which no controller takes."""
+    items = [*listed(get(wrapper, "spec", "components")), *listed(get(wrapper, "spec", "resources", "GenericItems"))]
+    found = (get(each, key) for each in items for key in ("template", "generictemplate"))
+    return (each for each in found if isinstance(each, Mapping) and get(each, "kind") != WRAPPER)
 
 
 def read_groups(kind: Kind, spec: Node) -> Iterator[Group]:
@@ -221,6 +233,12 @@ def read_groups(kind: Kind, spec: Node) -> Iterator[Group]:
     elif kind == "volcano":
         for at, task in entries("spec.tasks", spec.get("tasks")):
             yield read_group(text(task.get("name")), at, task, 0)
+    elif kind == "jobset":
+        for at, job in entries("spec.replicatedJobs", spec.get("replicatedJobs")):
+            inner = get(job, "template", "spec")
+            pods = {"replicas": (number(get(job, "replicas")) or 1) * (number(get(inner, "parallelism")) or 1)}
+            each = {**inner, **pods} if isinstance(inner, Mapping) else {}
+            yield read_group(text(job.get("name")), f"{at}.template.spec", each, 1)
     else:
         types = spec.get("pytorchReplicaSpecs")
         for name, each in types.items() if isinstance(types, Mapping) else ():

@@ -1,15 +1,19 @@
-"""Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, of workers only."""
+"""Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or of a master and workers."""
 
-from collections.abc import Mapping
+import copy
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _pod, _pod_facts, _pod_status, _store, _torchrun
-from tasks.launchers._torchrun import Endpoint
-from tasks.model import ManifestPlan, Observation, Run, Status, Watched
+from tasks.launchers import _command, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
+from tasks.launchers._pod import Part
+from tasks.launchers._torchrun import Endpoint, Place
+from tasks.model import Observation, Run, Status
 from tasks.needs import ClusterNeed, Controller, OpenQueue, Right, Served
-from tasks.spec import Noun, Profile
+from tasks.noun import Noun
+from tasks.plan import ManifestPlan, Watched
+from tasks.spec import WITH_AGENT, Profile
 
 API, KIND = "kubeflow.org/v1", "PyTorchJob"
 INSTALL = (
@@ -25,18 +29,18 @@ class Options(Noun):
 
     queue: str | None = Field(None, description="of the gang scheduler, where the operator has one")
     etcd_image: str = Field(_store.IMAGE, description="of the run's own store: one that serves the v2 API")
+    suspend: bool = Field(False, description="the job waits until somebody, such as Kueue, resumes it")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
-    """One PyTorchJob of workers; with etcd-v2 a store of the run's own before it."""
+    """One PyTorchJob; with etcd-v2 a store of the run's own before it."""
     options = Options.model_validate(profile.options)
     _pod.refuse(profile)
     if profile.manifest:
         from tasks.launchers import _manifest
 
-        return _manifest.plan(
-            profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), requires(queue_of(profile)))
-        )
+        needs = requires(queue_of(profile))
+        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "pytorchjob", watch(), needs, parts, ports=True))
     job = pytorch_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -46,52 +50,60 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         cluster=profile.cluster,
         store=etcd,
         objects=(job,),
-        tasks={"worker": profile.nodes.max},
+        tasks={role.lower(): pods for role, pods in roles(profile).items()},
         container=CONTAINER,
-        template=("spec", "pytorchReplicaSpecs", "Worker", "template"),
+        template=("spec", "pytorchReplicaSpecs", next(iter(roles(profile))), "template"),
         watch=watch(),
+        ranks=_command.ranks(profile),
         folder=f"{run.folder}/attempt-{run.attempt}",
-        requires=(*requires(options.queue), *_store.requires(profile), *_pod.requires(profile, run)),
+        requires=(*requires(options.queue), *_store.requires(profile), *_pod_needs.requires(profile, run, ports=True)),
     )
+
+
+def roles(profile: Profile) -> dict[str, int]:
+    """Pods by role. Only a master makes the operator tell the pods their ranks and where it is."""
+    if profile.rendezvous in WITH_AGENT:
+        return {"Worker": profile.nodes.max}
+    return {"Master": 1, **({"Worker": profile.nodes.max - 1} if profile.nodes.max > 1 else {})}
 
 
 def pytorch_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod stays, with its log; a new try is ours."""
-    env = _pod.environment(profile, run, INDEX)
-    container = _pod.container(profile, CONTAINER, command(profile, run), env)
+    place = placed(profile, run)
+    told = _told.pod_environment(profile, place, INDEX) if profile.rendezvous in WITH_AGENT else []
+    env = _pod.environment(profile, run, told)
+    container = _pod.container(profile, CONTAINER, _command.pod_command(profile, run, place), env)
     # The operator adds 23456 where no port has this name: under the host's network, one such job a node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": _torchrun.first_port(run)}]
+    pod = {"restartPolicy": "Never", "template": _pod.template(profile, run, container)}
     policy = {"minAvailable": profile.nodes.min, "queue": options.queue}
-    worker = {
-        "replicas": profile.nodes.max,
-        "restartPolicy": "Never",
-        "template": _pod.template(profile, run, container),
-    }
     return {
         "apiVersion": API,
         "kind": KIND,
         "metadata": {"name": run.job(profile), "labels": _pod.labels(profile, run)},
         "spec": {
-            **elastic(profile, run),
+            **elastic(profile, run, place.endpoint),
             "nprocPerNode": str(profile.processes),
             "runPolicy": {
                 "cleanPodPolicy": "None",
                 "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
                 "schedulingPolicy": {key: value for key, value in policy.items() if value},
+                **({"suspend": True} if options.suspend else {}),
             },
-            "pytorchReplicaSpecs": {"Worker": worker},
+            "pytorchReplicaSpecs": {
+                role: {"replicas": pods, **copy.deepcopy(pod)} for role, pods in roles(profile).items()
+            },
         },
     }
 
 
-def elastic(profile: Profile, run: Run) -> dict[str, Any]:
-    """The rendezvous as the operator knows it; it has no word for static.
+def elastic(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
+    """The rendezvous as the operator knows it, where the agents meet in a store.
 
     Without an id every job would be called `none`, and a store refuses an id that another job has closed.
     """
-    if profile.rendezvous == "static":
+    if profile.rendezvous not in WITH_AGENT:
         return {}
-    meets = endpoint(profile, run)
     return {
         "elasticPolicy": {
             "rdzvBackend": profile.rendezvous,
@@ -105,16 +117,15 @@ def elastic(profile: Profile, run: Run) -> dict[str, Any]:
     }
 
 
-def endpoint(profile: Profile, run: Run) -> Endpoint:
-    """The store's Service, or the first worker's: the operator makes one for each pod."""
+def placed(profile: Profile, run: Run) -> Place:
+    """The operator makes a Service for each pod, and gives the pods of a job with a master their RANK."""
+    job, port = run.job(profile), _torchrun.first_port(run)
+    if profile.rendezvous not in WITH_AGENT:
+        return Place(Endpoint(address=f"{job}-master-0", port=port), "RANK")
+    own = f"{job}-worker-$({_told.NODE})"
     if profile.rendezvous == "etcd-v2":
-        return Endpoint(address=_store.name(profile, run), port=_store.PORT)
-    return Endpoint(address=f"{run.job(profile)}-worker-0", port=_torchrun.first_port(run))
-
-
-def command(profile: Profile, run: Run) -> tuple[str, ...]:
-    address = f"{run.job(profile)}-worker-{_torchrun.NODE}"
-    return _torchrun.pod_command(profile, run, endpoint(profile, run), address)
+        return Place(Endpoint(address=_store.name(profile, run), port=_store.PORT), _told.NODE, own)
+    return Place(Endpoint(address=f"{job}-worker-0", port=port), _told.NODE, own)
 
 
 def watch() -> tuple[Watched, ...]:
@@ -132,6 +143,13 @@ def queue_of(profile: Profile) -> str | None:
     return str(queue) if queue else None
 
 
+def parts(job: Mapping[str, Any]) -> Iterator[Part]:
+    """The replicas of a PyTorchJob; one where their number is not written."""
+    for role, part in job["spec"]["pytorchReplicaSpecs"].items():
+        pods = 1 if part.get("replicas") is None else int(part["replicas"])
+        yield Part(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
+
+
 def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
     """A closed queue leaves a PyTorchJob Created for ever: no object says why, so it is asked before."""
     return (
@@ -147,23 +165,13 @@ def read_status(observed: Observation) -> Status:
 
     An elastic job is Succeeded to the operator as soon as one worker is, and Running while a worker never fits.
     """
-    job = _pod_status.main(observed, KIND)
-    if job is None or _pod_facts.leaving(job):
-        return _pod_status.deleted(KIND)
-    conditions = _pod_facts.rows(job, "status", "conditions")
-    true = {each.get("type"): each for each in conditions if each.get("status") == "True"}
-    pods = _pod_status.job_pods(observed)
-    if "Failed" in true:
-        return _pod_status.failed(observed, f"the PyTorchJob failed: {true['Failed'].get('message', '')}")
-    if "Succeeded" in true:
-        return _pod_status.succeeded(observed)
-    if "Suspended" in true:
-        return Status(state="pending", reason="the PyTorchJob is suspended (runPolicy.suspend)")
-    return _pod_status.under_way(observed, pods, gang_of(job))
+    told = _pod_status.told(observed, KIND, "Succeeded", "runPolicy.suspend")
+    return told or _pod_status.under_way(observed, _pod_status.job_pods(observed), gang_of(observed))
 
 
-def gang_of(job: Mapping[str, Any]) -> _pod_status.Gang:
+def gang_of(observed: Observation) -> _pod_status.Gang:
     """An elastic job goes on with minReplicas workers."""
+    job = _pod_status.main(observed, KIND) or {}
     specs = _pod_facts.part(job, "spec", "pytorchReplicaSpecs").values()
     total = sum(_pod_facts.part(spec).get("replicas") or 1 for spec in specs)
     least = _pod_facts.part(job, "spec", "elasticPolicy").get("minReplicas") or total

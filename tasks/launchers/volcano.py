@@ -1,15 +1,18 @@
 """Volcano: a Job of batch.volcano.sh, whose pods start together or not at all."""
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _pod, _pod_facts, _pod_status, _store, _torchrun
-from tasks.launchers._torchrun import Endpoint
-from tasks.model import ManifestPlan, Observation, Run, Status, Watched
+from tasks.launchers import _command, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
+from tasks.launchers._pod import Part
+from tasks.launchers._torchrun import Endpoint, Place
+from tasks.model import Observation, Run, Status
 from tasks.needs import ClusterNeed, Controller, OpenQueue, Right, Served
-from tasks.spec import Noun, Profile
+from tasks.noun import Noun
+from tasks.plan import ManifestPlan, Watched
+from tasks.spec import Profile
 
 API, KIND, TASK = "batch.volcano.sh/v1alpha1", "Job", "worker"
 INSTALL = (
@@ -36,7 +39,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from tasks.launchers import _manifest
 
-        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), requires(queue_of(profile))))
+        needs = requires(queue_of(profile))
+        return _manifest.plan(profile, run, _manifest.Frame(API, KIND, "volcano", watch(), needs, parts))
     job = volcano_job(profile, run, options)
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -50,15 +54,17 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         container=TASK,
         template=("spec", "tasks", 0, "template"),
         watch=watch(),
+        ranks=_command.ranks(profile),
         folder=f"{run.folder}/attempt-{run.attempt}",
-        requires=(*requires(options.queue), *_store.requires(profile), *_pod.requires(profile, run)),
+        requires=(*requires(options.queue), *_store.requires(profile), *_pod_needs.requires(profile, run)),
     )
 
 
 def volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The Job. Every default that a webhook would fill in is written: an installation may lack the webhook."""
-    env = _pod.environment(profile, run, INDEX)
-    worker = _pod.container(profile, TASK, command(profile, run), env)
+    place = placed(profile, run)
+    env = _pod.environment(profile, run, _told.pod_environment(profile, place, INDEX))
+    worker = _pod.container(profile, TASK, _command.pod_command(profile, run, place), env)
     task = {
         "name": TASK,
         "replicas": profile.nodes.max,
@@ -93,14 +99,14 @@ def policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
     return {} if elastic else {"policies": ends}
 
 
-def command(profile: Profile, run: Run) -> tuple[str, ...]:
-    """torchrun; the svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
+def placed(profile: Profile, run: Run) -> Place:
+    """The svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
     job = run.job(profile)
     if profile.rendezvous == "etcd-v2":
         endpoint = Endpoint(address=_store.name(profile, run), port=_store.PORT)
     else:
         endpoint = Endpoint(address=f"{job}-{TASK}-0.{job}", port=_torchrun.first_port(run))
-    return _torchrun.pod_command(profile, run, endpoint, f"{job}-{TASK}-{_torchrun.NODE}.{job}")
+    return Place(endpoint, _told.NODE, f"{job}-{TASK}-$({_told.NODE}).{job}")
 
 
 def watch() -> tuple[Watched, ...]:
@@ -115,6 +121,13 @@ def queue_of(profile: Profile) -> str:
     """The queue that a manifest's Job names; Volcano's webhook makes it `default` where it names none."""
     specs = [each.get("spec") for each in profile.manifest if each["kind"] == KIND]
     return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
+
+
+def parts(job: Mapping[str, Any]) -> Iterator[Part]:
+    """The tasks of a Job. Replicas that are not written are none."""
+    for place, task in enumerate(job["spec"]["tasks"]):
+        pods = int(task.get("replicas") or 0)
+        yield Part(task.get("name") or f"default{place}", pods, ("spec", "tasks", place, "template"))
 
 
 def requires(queue: str) -> tuple[ClusterNeed, ...]:

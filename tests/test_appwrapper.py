@@ -1,0 +1,175 @@
+"""AppWrappers: a PyTorchJob inside another object, of either controller."""
+
+from typing import Any
+
+import pytest
+
+from tasks.errors import ProfileError
+from tasks.launchers import appwrapper, registry
+from tasks.model import Observation
+from tasks.needs import Controller, Object, Right, Served
+from tasks.plan import ManifestPlan
+from tests.conftest import Planned
+
+MCAD = ["mcad.ibm.com/v1beta1", "workload.codeflare.dev/v1beta1"]
+PREFIX = "workload.codeflare.dev.appwrapper/"
+
+
+@pytest.fixture
+def wrapped(planned: Planned) -> Planned:
+    """Plan the AppWrapper of two nodes."""
+
+    def plan(**keys: Any) -> ManifestPlan:
+        return planned(**{"launcher": "appwrapper", "rendezvous": "static", "nodes": 2, **keys})
+
+    return plan
+
+
+def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
+    return [each for each in plan.requires if isinstance(each, kind)]
+
+
+def inner(plan: ManifestPlan) -> dict[str, Any]:
+    found: Any = plan.main
+    for key in appwrapper.inside(plan.main):
+        found = found[key]
+    job: dict[str, Any] = found
+    return job
+
+
+def seen(**status: Any) -> Observation:
+    """An AppWrapper of this status, and nothing in it so far."""
+    return Observation({"AppWrapper/a": {"metadata": {}, "status": status}}, frozenset())
+
+
+# --- the plan
+
+
+@pytest.mark.parametrize("api", [appwrapper.V1BETA2, *MCAD])
+def test_wrapper_holds_the_job_that_pytorchjob_plans(wrapped: Planned, api: str) -> None:
+    """Inside is the PyTorchJob's own plan, but for what only the wrapper may do."""
+    plan, plain = wrapped(options={"api": api}), wrapped(launcher="pytorchjob")
+    assert plan.tasks == plain.tasks == {"master": 1, "worker": 1}
+    assert plan.pod["spec"] == plain.pod["spec"]
+    assert inner(plan)["metadata"] == plain.main["metadata"]
+
+
+def test_inner_job_does_not_go_by_itself(wrapped: Planned) -> None:
+    """A component that its own ttl removes is taken for deleted: only the wrapper has one."""
+    plan = wrapped(deadlines={"lease": "10m"})
+    assert "ttlSecondsAfterFinished" not in inner(plan)["spec"]["runPolicy"]
+    assert plan.main["metadata"]["annotations"][f"{PREFIX}successTTLDuration"] == "600s"
+
+
+def test_pods_of_a_failed_job_stay_until_they_are_read(wrapped: Planned) -> None:
+    """Without this annotation the controller deletes them, and their logs, at once."""
+    said = wrapped(deadlines={"lease": "1h"}).main["metadata"]["annotations"]
+    assert said[f"{PREFIX}deletionOnFailureGracePeriodDuration"] == "3600s"
+
+
+def test_controller_is_more_patient_than_the_run(wrapped: Planned) -> None:
+    """Who is late is told by the run; the controller would throw the try away."""
+    said = wrapped(deadlines={"start": "30m"}).main["metadata"]["annotations"]
+    assert {said[f"{PREFIX}{name}GracePeriodDuration"] for name in ("admission", "warmup")} == {"1860s"}
+
+
+def test_tries_are_the_runs_own(wrapped: Planned) -> None:
+    """The controller's own tries would delete pods and logs of the one before."""
+    assert wrapped().main["metadata"]["annotations"][f"{PREFIX}retryLimit"] == "0"
+
+
+def test_durations_have_no_days(wrapped: Planned) -> None:
+    """Go's durations end with hours: the controller would ignore a day."""
+    said = wrapped(options={"failure": "2d", "retry_pause": "90s"}).main["metadata"]["annotations"]
+    assert said[f"{PREFIX}failureGracePeriodDuration"] == "172800s"
+    assert said[f"{PREFIX}retryPausePeriodDuration"] == "90s"
+
+
+def test_queue_is_a_label_and_is_asked_for(wrapped: Planned) -> None:
+    """Kueue reads the queue from a label of the wrapper, and preflight looks for it."""
+    plan = wrapped(options={"queue": "team"})
+    assert plan.main["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
+    assert Object(what="LocalQueue", name="team") in plan.requires
+
+
+@pytest.mark.parametrize("api", MCAD)
+def test_dispatcher_learns_of_the_end(wrapped: Planned, api: str) -> None:
+    """Without completionstatus an AppWrapper of the dispatcher is Running for ever."""
+    item = wrapped(options={"api": api}).main["spec"]["resources"]["GenericItems"][0]
+    assert item["completionstatus"] == "Succeeded,Failed"
+
+
+@pytest.mark.parametrize("api", MCAD)
+def test_dispatcher_counts_the_pods(wrapped: Planned, api: str) -> None:
+    """It finds them by a label, and needs their number and resources."""
+    plan = wrapped(options={"api": api}, resources={"gpus": 8, "cpu": 4})
+    assert plan.pod["metadata"]["labels"]["appwrapper.mcad.ibm.com"] == plan.job
+    assert plan.main["spec"]["schedulingSpec"]["minAvailable"] == 2
+    pods = plan.main["spec"]["resources"]["GenericItems"][0]["custompodresources"][0]
+    assert (pods["replicas"], pods["requests"]["nvidia.com/gpu"]) == (2, "8")
+
+
+@pytest.mark.parametrize(("api", "group"), [(appwrapper.V1BETA2, "workload.codeflare.dev"), (MCAD[0], "mcad.ibm.com")])
+def test_full_names_tell_the_two_kinds_apart(wrapped: Planned, api: str, group: str) -> None:
+    """Both controllers call their kind AppWrapper: requirements name the group."""
+    plan = wrapped(options={"api": api})
+    assert f"appwrappers.{group}" in {each.crd for each in of(plan, Served)}
+    assert f"appwrappers.{group}" in {each.resource for each in of(plan, Right)}
+    labels = {each.label for each in of(plan, Controller)}
+    assert ("app.kubernetes.io/name=appwrapper" in labels) == (group != "mcad.ibm.com")
+
+
+# --- how it is: what was recorded is in test_observed.py
+
+
+@pytest.mark.parametrize("phase", ["", "Suspended", "Resuming", "Resetting", "Suspending", "Running", "Pending", "Odd"])
+def test_wrapper_without_a_job_waits(phase: str) -> None:
+    """Before there is a PyTorchJob the wrapper is pending, whatever its word is."""
+    assert appwrapper.read_status(seen(phase=phase)).state == "pending"
+
+
+def test_why_it_waits_is_told() -> None:
+    """Kueue's condition says what is missing."""
+    lacks = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
+    status = appwrapper.read_status(seen(phase="Suspended", conditions=[lacks]))
+    assert status.reason == "the AppWrapper waits for its queue: insufficient quota for nvidia.com/gpu"
+
+
+def test_job_that_was_taken_out_of_it_is_gone() -> None:
+    """Somebody deleted the PyTorchJob: the controller calls it a missing component."""
+    lost = {"type": "Unhealthy", "status": "True", "reason": "MissingComponent", "message": "found only 0"}
+    assert appwrapper.read_status(seen(phase="Failed", conditions=[lost])).state == "gone"
+
+
+@pytest.mark.parametrize("word", [{"phase": "Succeeded"}, {"state": "Completed"}])
+def test_success_is_believed_once_the_pods_are_gone(word: dict[str, str]) -> None:
+    """Each controller has its own word for it."""
+    assert appwrapper.read_status(seen(**word)).state == "succeeded"
+
+
+@pytest.mark.parametrize("state", ["Completed", "RunningHoldCompletion"])
+def test_dispatchers_end_with_failed_pods_is_a_failure(state: str) -> None:
+    """A job whose every pod failed is Completed to the dispatcher, also when its PyTorchJob is gone."""
+    assert appwrapper.read_status(seen(state=state, failed=2)).state == "failed"
+
+
+@pytest.mark.parametrize("word", [{"phase": "Failed"}, {"state": "Failed"}, {"state": "Deleted"}])
+def test_failure_is_the_wrappers_word(word: dict[str, str]) -> None:
+    """It has given up, whatever is in it."""
+    assert appwrapper.read_status(seen(**word)).state == "failed"
+
+
+def test_wrapper_that_is_not_there_is_gone() -> None:
+    """Deleting the wrapper deletes all in it."""
+    assert appwrapper.read_status(Observation({}, frozenset())).state == "gone"
+
+
+def test_unknown_api_lists_the_known(wrapped: Planned) -> None:
+    """There are three, and no more."""
+    with pytest.raises(ProfileError, match=r"options\.api: .*v1beta2.*mcad"):
+        wrapped(options={"api": "workload.codeflare.dev/v1"})
+
+
+def test_launcher_is_found_by_its_file() -> None:
+    """The registry knows it by its name."""
+    assert registry.launcher("appwrapper") is appwrapper
