@@ -8,14 +8,17 @@ from typing import Any
 
 import yaml
 
+from tasks import catalog
 from tasks.errors import ProfileError, TorchyardError
 from tasks.folder import runs
 from tasks.launchers import registry
-from tasks.model import Plan, Run
+from tasks.model import Run
+from tasks.plan import Plan
 from tasks.profile import load_profile, profiles
 from tasks.spec import Profile
 
 TRIAL = "00000000-0000-0000-0000-000000000000"
+FORMS = {"table": catalog.table, "deployments": catalog.deployments}
 SIGN = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
@@ -41,6 +44,7 @@ def parser() -> argparse.ArgumentParser:
     for name in ("plan", "check"):
         made[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         add_overrides(made[name])
+    made["profiles"].add_argument("--as", dest="form", choices=FORMS, help="README's table; prefect.yaml's entries")
     made["logs"].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
     return top
 
@@ -95,8 +99,11 @@ def show_checks(asked: argparse.Namespace) -> int:
     return 1 if failed else 0
 
 
-def show_profiles(_: argparse.Namespace) -> int:
+def show_profiles(asked: argparse.Namespace) -> int:
     """every profile that can be named"""
+    if asked.form:
+        print("\n".join(FORMS[asked.form](catalog.catalog())))
+        return 0
     found = profiles()
     width = max(map(len, found), default=0)
     for name, path in found.items():
@@ -111,14 +118,15 @@ def show_schema(_: argparse.Namespace) -> int:
     """JSON Schema of a profile, for editors"""
     schema = Profile.model_json_schema()
     schema["properties"].pop("name")
-    schema["required"].remove("name")
+    schema["required"] = [key for key in schema["required"] if key not in ("name", "launcher")]
+    schema["anyOf"] = [{"required": ["launcher"]}, {"required": ["values"]}]
     schema["properties"]["launcher"]["enum"] = registry.launchers()
+    options = {name: registry.launcher(name).Options.model_json_schema() for name in registry.launchers()}
+    for each in options.values():
+        schema["$defs"] |= each.pop("$defs", {})  # a reference begins at the root
     schema["allOf"] = [
-        {
-            "if": {"properties": {"launcher": {"const": name}}},
-            "then": {"properties": {"options": registry.launcher(name).Options.model_json_schema()}},
-        }
-        for name in registry.launchers()
+        {"if": {"properties": {"launcher": {"const": name}}}, "then": {"properties": {"options": each}}}
+        for name, each in options.items()
     ]
     print(json.dumps(schema, indent=1))
     return 0
@@ -127,7 +135,7 @@ def show_schema(_: argparse.Namespace) -> int:
 def show_logs(asked: argparse.Namespace) -> int:
     """what global rank 0 of a run printed, without the other ranks and the agents"""
     from tasks.folder import RunFolder
-    from tasks.logs import rank_zero, read_log
+    from tasks.logs import rank_zero
 
     path = runs() / asked.run_name
     folder = RunFolder(path)
@@ -135,9 +143,8 @@ def show_logs(asked: argparse.Namespace) -> int:
         known = ", ".join(sorted(each.name for each in runs().glob("*") if each.is_dir())) or "none"
         raise ProfileError(asked.run_name, (f"there is no such run in {runs()}; there are: {known}",))
     plan = folder.plans()[-1]
-    for node, log in plan.nodes.items():
-        for line in rank_zero(read_log(node, log), plan.teed):
-            print(line.text)
+    for line in rank_zero(plan):
+        print(line.text)
     return 0
 
 

@@ -9,7 +9,8 @@ import pytest
 import yaml
 
 from tasks.cli import main
-from tasks.model import CommandPlan
+from tasks.launchers import registry
+from tasks.plan import CommandPlan
 from tasks.profile import ROOT, profiles
 from tests.conftest import Write
 
@@ -77,12 +78,9 @@ def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]
     schema = json.loads(capsys.readouterr().out)
     for path in profiles().values():
         assert yaml.safe_load(path.read_text()).keys() <= schema["properties"].keys()
-    assert schema["allOf"][0]["then"]["properties"]["options"]["properties"].keys() == {
-        "hosts",
-        "python",
-        "port",
-        "etcd",
-    }
+    options = {each["if"]["properties"]["launcher"]["const"]: each["then"]["properties"] for each in schema["allOf"]}
+    for name, each in options.items():
+        assert each["options"]["properties"].keys() == registry.launcher(name).Options.model_fields.keys()
 
 
 def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -47,12 +47,6 @@ def asked(environment: dict[str, str], path: str, body: dict[str, Any]) -> Any:
     return httpx.post(f"{environment['PREFECT_API_URL']}{path}", json=body, timeout=30).raise_for_status().json()
 
 
-def test_every_profile_is_a_deployment() -> None:
-    """prefect.yaml deploys `train` for each profile under its name, and nothing else."""
-    train = {each["name"]: each["parameters"] for each in DEPLOYMENTS if each["entrypoint"] == "flows/train.py:train"}
-    assert train == {path.stem: {"profile": path.stem} for path in (ROOT / "profiles").glob("*.yaml")}
-
-
 @pytest.mark.parametrize("entrypoint", sorted({each["entrypoint"] for each in DEPLOYMENTS}))
 def test_entrypoints_import(entrypoint: str) -> None:
     """Prefect deploys a flow that cannot be imported without a word, so we import each."""

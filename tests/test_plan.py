@@ -11,9 +11,10 @@ import pytest
 from pydantic import TypeAdapter
 
 from tasks.errors import ProfileError
-from tasks.launchers import baremetal, pytorchjob, registry, volcano
-from tasks.model import Observation, Plan, Run
+from tasks.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
+from tasks.model import Observation, Run
 from tasks.needs import FreePort
+from tasks.plan import Plan
 from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import Write, command_plan_of, load, plan_of
 
@@ -39,14 +40,14 @@ def test_plan_is_as_recorded(name: str) -> None:
 
 def test_launchers_keep_the_protocol() -> None:
     """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
-    modules: list[registry.Launcher] = [baremetal, pytorchjob, volcano]
+    modules: list[registry.Launcher] = [appwrapper, baremetal, jobset, pytorchjob, runai, volcano]
     assert [registry.launcher(name) for name in registry.launchers()] == modules
 
 
 def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None:
     """A second attempt shares no rendezvous id, port or folder with the first."""
     first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
-    for pattern in (r"--rdzv-id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
+    for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
         found = [re.findall(pattern, str(plan.on[0].submit)) for plan in (first, second)]
         assert found[0] != found[1]
 
@@ -60,7 +61,7 @@ def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
     """With static the node rank is fixed, and there is no rendezvous id."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
-    assert ["--node-rank=1" in str(block.submit) for block in plan.on] == [False, True]
+    assert ["--node_rank=1" in str(block.submit) for block in plan.on] == [False, True]
     assert "rdzv-id" not in str(plan)
 
 
@@ -104,7 +105,7 @@ def test_plan_survives_json(name: str) -> None:
         ({"image": "train:v1"}, "image: is for launchers on Kubernetes, and this one is baremetal"),
         ({"cluster": {"namespace": "ml"}}, "cluster: is for launchers on Kubernetes"),
         ({"pod": {"privileged": True}}, "pod: is for launchers on Kubernetes"),
-        ({"resources": {"gpus": 1}}, "resources: is for launchers on Kubernetes"),
+        ({"resources": {"cpu": 1}}, "resources.cpu: is for launchers on Kubernetes; baremetal takes gpus"),
         ({"setup": ["true"]}, "setup: is for launchers on Kubernetes"),
         ({"mounts": {"/data": {"claim": "data"}}}, "mounts: is for launchers on Kubernetes"),
         ({"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}, "fabric: is for .*\n.*hardware: is for"),

@@ -1,0 +1,64 @@
+"""What shows every profile: README's table, the deployments, the page of the guides."""
+
+import re
+
+import pytest
+import yaml
+
+from tasks import catalog
+from tasks.cli import read_overrides
+from tasks.profile import ROOT, load_profile, profiles
+from tests.conftest import plan_of
+
+GUIDES = (ROOT / "docs" / "guides.md").read_text()
+COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$", GUIDES, re.MULTILINE)
+
+
+def test_table_of_the_readme_is_true() -> None:
+    """README shows every profile as its file says it."""
+    wanted = "\n".join(catalog.table(catalog.catalog()))
+    told = "README's table should be (torchyard profiles --as table):\n"
+    assert f"\n{wanted}\n\n" in (ROOT / "README.md").read_text(), told + wanted
+
+
+def test_every_profile_is_a_deployment() -> None:
+    """prefect.yaml deploys `train` for each profile, with its words, and nothing else but the sweep."""
+    wanted = "\n".join(catalog.deployments(catalog.catalog()))
+    told = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
+    assert f"deployments:\n{wanted}\n  - name: local\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
+
+
+def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
+    """The entries are YAML, whatever stands in `about`, and their tags are what one looks for."""
+    found = catalog.catalog()
+    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.deployments(found)))["list"]
+    assert [each["description"] for each in entries] == [profile.about for profile, _ in found]
+    tags = {each["name"]: each["tags"] for each in entries}
+    assert tags["digits-local-etcd"] == ["digits", "baremetal", "etcd-v2"]
+
+
+def test_guides_know_every_profile() -> None:
+    """docs/guides.md places each shipped profile that is of a guide, and names none that is not there."""
+    named = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
+    assert named == {name for name in profiles() if "guide 00" in load_profile(name).about} | named & set(profiles())
+
+
+@pytest.mark.parametrize(("name", "changes"), COMMANDS)
+def test_other_rows_of_a_guide_can_be_planned(name: str, changes: str) -> None:
+    """A row that has no profile of its own is one with changes, and the page's command plans it."""
+    profile = load_profile(name, read_overrides(re.findall(r"--set '([^']+)'", changes)))
+    assert plan_of(profile, ROOT / "runs")
+
+
+@pytest.mark.parametrize(("ours", "guides"), [("user-file", "user_file"), ("user-file-vela", "user_file_vela")])
+def test_user_files_are_the_guides(ours: str, guides: str) -> None:
+    """What the shipped user files say is what the guide's say."""
+    shipped = yaml.safe_load((ROOT / "profiles" / "values" / f"{ours}.yaml").read_text())
+    assert shipped == yaml.safe_load((ROOT / "tests" / "values" / f"{guides}.yaml").read_text())
+
+
+def test_values_of_roce_leave_nothing_that_ends_rdma() -> None:
+    """A variable of the user file would win over the ConfigMap's, and NCCL_IB_DISABLE is one of them."""
+    profile = load_profile("fms-vela-gdr")
+    assert profile.network
+    assert (profile.env.keys() | profile.network.env.keys()) == {"NCCL_TOPO_FILE"}
