@@ -23,6 +23,7 @@ from tasks.wait import wait
 from tests import bench_cluster
 
 PAIRS = 9
+PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
 NOTHING = "about: nothing\nlauncher: baremetal\nprogram: nothing.py\nnodes: 2\n"
 DIES = "about: rank 1 exits with 7\nlauncher: baremetal\nprogram: dies.py\nnodes: 2\n"
 DYING = """
@@ -82,8 +83,9 @@ def agents(folder: Path, name: str) -> None:
     plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
     started = []
     for block in plan.on:
+        assert block.submit
         assert block.submit.input
-        argv = [word for word in block.submit.input["argv"] if not word.startswith(("--tee", "--log-dir"))]
+        argv = [word for word in block.submit.input["argv"] if not word.startswith(("--tee", "--log_dir"))]
         quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         started.append(subprocess.Popen(argv, env={**os.environ, **block.submit.input["env"]}, **quiet))  # type: ignore[call-overload]
     for process in started:
@@ -105,11 +107,11 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
 
 def plan() -> None:
     """`torchyard plan`, as a process and inside one, for jobs of any size."""
-    for name in ("digits-local", "yolov5-volcano"):
+    for name in PLANNED:
         print(f"torchyard plan {name}", flush=True)
         command = [str(Path(sys.executable).parent / "torchyard"), "plan", name]
         show("as a process, median of 15", statistics.median(seconds(lambda: run(command)) for _ in range(15)), 0.2)  # noqa: B023
-        for nodes in (2, 64, 256) if name == "yolov5-volcano" else (2,):
+        for nodes in (2, 64, 256) if name.startswith("yolov5") else (2,):
             took = [seconds(partial(planned_once, name, nodes)) for _ in range(200)]
             show(f"in process, profile read and planned, {nodes} nodes", 1000 * statistics.median(took), 1.5, "ms")
 

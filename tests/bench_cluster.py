@@ -15,7 +15,8 @@ from typing import Any
 from tasks import objects
 from tasks.cluster import Api
 from tasks.launchers import registry
-from tasks.model import Handle, ManifestPlan, Run
+from tasks.model import Handle, Run
+from tasks.plan import ManifestPlan
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tasks.submit import submit
@@ -23,8 +24,9 @@ from tasks.teardown import teardown
 from tasks.wait import wait
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
+from tests.cluster.provide import at_home
 
-JOBS, RUNS, QUIET = ("yolov5-volcano", "yolov5-pytorchjob"), 9, 60.0
+JOBS, RUNS, QUIET = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9, 60.0
 COUNTERS = (  # the API server counts everything that this user asks but logs, and those of everybody
     (b"apiserver_flowcontrol_dispatched_requests_total", b'flow_schema="torchyard-user"'),
     (b"apiserver_request_total", b'subresource="log"'),
@@ -35,7 +37,7 @@ def main(show: Any) -> None:
     """Measure on the cluster of KUBECONFIG, or on one made for it."""
     with cluster():
         admin = Api(Cluster())
-        namespace = f"torchyard-bench-{uuid.uuid4().hex[:6]}"
+        namespace = f"runai-bench-{uuid.uuid4().hex[:6]}"
         admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
         while not Api(Cluster(namespace=namespace)).read("v1", "ServiceAccount", "default"):
             time.sleep(0.05)
@@ -53,7 +55,8 @@ def main(show: Any) -> None:
 
 def started(name: str, namespace: str, seconds: float) -> Handle:
     """A job of fake pods that end by themselves."""
-    where = {**as_user(), "cluster.namespace": namespace, "pod.node_selector": {"type": "kwok"}}
+    where = {**as_user(), **at_home(name, namespace), "nodes": 2, "pod.node_selector": {"type": "kwok"}}
+    where["pod.priority_class"] = None  # none of the guide's are on the test cluster
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
     plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
@@ -84,7 +87,8 @@ def last_status(plan: Any) -> float:
     for line in admin.stream(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
         status = json.loads(line)["object"].get("status", {})
         true = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
-        if status.get("state", {}).get("phase") == "Completed" or "Succeeded" in true:
+        phase = status.get("phase") or status.get("state", {}).get("phase")
+        if {"Completed", "Succeeded"} & {phase, *true}:
             return time.time()
     raise AssertionError("the watch ended before the job did")
 

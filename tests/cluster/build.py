@@ -3,7 +3,8 @@
 `python tests/cluster/build.py` builds what is missing; `programs()` and `crds()` say where everything lies. Each
 component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
 table: a changed pin builds anew, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
-cluster needs neither Go nor its caches.
+cluster needs neither Go nor its caches. Two components are controllers of AppWrappers; as both define the same CRD, a
+cluster has one of them, and the other is not built.
 """
 
 import hashlib
@@ -57,25 +58,23 @@ class Component:
 KUBERNETES = "v1.34.4"
 STAMP = "k8s.io/component-base/version"
 STAMPS = f" -X {STAMP}.gitVersion={KUBERNETES} -X {STAMP}.gitMajor=1 -X {STAMP}.gitMinor=34"
+KUBERNETES_PROGRAMS = (
+    *("kube-apiserver", "kube-controller-manager", "kube-scheduler"),
+    *("kubectl", "kubelet", "kube-proxy"),
+)
 VOLCANO = "volcano.sh/volcano"
 TRAINING_OPERATOR = "github.com/kubeflow/training-operator"
 APPWRAPPER = "github.com/project-codeflare/appwrapper"
+JOBSET = "sigs.k8s.io/jobset"
+MCAD = "github.com/project-codeflare/multi-cluster-app-dispatcher"
+BASES = "config/crd/bases/*.yaml"
+DISPATCHERS = ("appwrapper", "mcad")
 
 COMPONENTS = (
     Component("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
     Component(
         "kubernetes",
-        {
-            name: f"k8s.io/kubernetes/cmd/{name}"
-            for name in (
-                "kube-apiserver",
-                "kube-controller-manager",
-                "kube-scheduler",
-                "kubectl",
-                "kubelet",
-                "kube-proxy",
-            )
-        },
+        {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES_PROGRAMS},
         ldflags=STAMPS,
     ),
     Component(
@@ -93,13 +92,13 @@ COMPONENTS = (
         "training-operator",
         {"training-operator": f"{TRAINING_OPERATOR}/cmd/training-operator.v1"},
         module=TRAINING_OPERATOR,
-        crds=("manifests/base/crds/kubeflow.org_*.yaml",),
+        # Each of the operator's other kinds costs the API server half a second.
+        crds=("manifests/base/crds/kubeflow.org_pytorchjobs.yaml",),
     ),
-    Component(
-        "kwok",
-        {"kwok": "sigs.k8s.io/kwok/cmd/kwok"},
-    ),
-    Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=("config/crd/bases/*.yaml",)),
+    Component("kwok", {"kwok": "sigs.k8s.io/kwok/cmd/kwok"}),
+    Component("appwrapper", {"appwrapper": f"{APPWRAPPER}/cmd"}, module=APPWRAPPER, crds=(BASES,)),
+    Component("mcad", {"mcad": f"{MCAD}/cmd/kar-controllers"}, module=MCAD, crds=(BASES,)),
+    Component("jobset", {"jobset": JOBSET}, module=JOBSET, crds=("config/components/crd/bases/*.yaml",)),
     Component("coredns", {"coredns": "github.com/coredns/coredns"}),
     Component("etcd-v2", {"etcd-v2": "go.etcd.io/etcd/server/v3"}),  # the runs' own store: 3.6 serves no v2 API
 )
@@ -114,25 +113,27 @@ def programs() -> dict[str, Path]:
     return {name: component.home / name for component in COMPONENTS for name in component.programs}
 
 
-def crds() -> list[Path]:
+def parts(dispatcher: str) -> dict[str, Component]:
+    """What a cluster with this controller of AppWrappers is made of, by name."""
+    return {one.pin: one for one in COMPONENTS if one.pin not in DISPATCHERS or one.pin == dispatcher}
+
+
+def crds(dispatcher: str) -> list[Path]:
     """The CRD files that were kept when the programs were built."""
-    return sorted(file for component in COMPONENTS for file in (component.home / "crds").glob("*.json"))
+    return sorted(file for component in parts(dispatcher).values() for file in (component.home / "crds").glob("*.json"))
 
 
-def module_version(component: str, module: str) -> str:
-    """The pinned version of a module, as "v1.14.1"."""
-    found = re.search(rf"^\s*{re.escape(module)} (v\S+)", (PINS / component / "go.mod").read_text(), re.MULTILINE)
-    assert found, f"pins/{component}/go.mod does not name {module}"
+def module_version(component: Component) -> str:
+    """The pinned version of its module, as "v1.14.1"."""
+    pins = (PINS / component.pin / "go.mod").read_text()
+    found = re.search(rf"^\s*{re.escape(component.module)} (v\S+)", pins, re.MULTILINE)
+    assert found, f"pins/{component.pin}/go.mod does not name {component.module}"
     return found[1]
 
 
-def missing() -> list[Component]:
-    return [component for component in COMPONENTS if not component.home.is_dir()]
-
-
-def build(say: Say = print) -> dict[str, Path]:
+def build(say: Say = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
     """Build what is missing and return every program's path; BuildError says what went wrong."""
-    wanted = missing()
+    wanted = [component for component in parts(dispatcher).values() if not component.home.is_dir()]
     if wanted:
         sweep()
         go = find_go(say)

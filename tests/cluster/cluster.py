@@ -1,8 +1,8 @@
 """`make cluster-up`, `make cluster-down` and `make cluster-status`: a real control plane on this machine.
 
-etcd, API server, controller manager, scheduler, Volcano, training operator and AppWrapper are the real programs (see
-build.py); nodes and pods are fake (see fake.py), but for two real nodes where the machine allows them (see nodes.py).
-What other modules can do with it is in plane.py.
+etcd, API server, controller manager, scheduler, Volcano, training operator, JobSet and AppWrapper (or, with --mcad, the
+dispatcher that came before it) are the real programs (see build.py); nodes and pods are fake (see fake.py), but for two
+real nodes where the machine allows them (see nodes.py). What other modules can do with it is in plane.py.
 """
 
 import argparse
@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 from tests.cluster import build, components, fake, nodes, objects
 from tests.cluster.api import Api, ApiError
 from tests.cluster.plane import ClusterError, Plane
-from tests.cluster.ready import answers, established, has_condition, is_available, queue_state, signs
+from tests.cluster.ready import answers, has_condition, is_available, queue_state, served, signs
 from tests.cluster.webhooks import webhooks
 
 PATIENCE = 90.0  # seconds that a step may take; on two cores none takes ten
@@ -31,22 +31,22 @@ PATIENCE = 90.0  # seconds that a step may take; on two cores none takes ten
 # --- up --------------------------------------------------------------------------------------------------------------
 
 
-def up() -> Plane:
+def up(dispatcher: str) -> Plane:
     """Build what is missing and start the cluster; whatever goes wrong, nothing of it stays."""
     plane = Plane()
     refuse_second(plane)
     plane.claim()
     refuse_taken_port()
     with plane.labelling("build"):
-        build.build(say=tell)
+        build.build(tell, dispatcher)
     for ending in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(ending, interrupt)
     try:
-        start(plane)
+        start(plane, dispatcher)
     except BaseException as error:
         words = last_words(plane)
-        tell("taking down what was started")
         plane.down()
+        tell("took down what was started")
         if isinstance(error, OSError | ApiError):
             raise ClusterError(f"{error}\n{words}".strip()) from error
         raise
@@ -73,11 +73,11 @@ def refuse_taken_port() -> None:
             ) from error
 
 
-def start(plane: Plane) -> None:
+def start(plane: Plane, dispatcher: str) -> None:
     """Everything in its order: what a controller looks for when it starts must be there before it."""
     began = time.monotonic()
     with step("certificates and addresses"):
-        prepare(plane)
+        prepare(plane, dispatcher)
     with step("etcd and API server"):
         launch(plane, components.etcd(plane))
         launch(plane, components.kube_apiserver(plane))
@@ -92,20 +92,21 @@ def start(plane: Plane) -> None:
         started = components.controllers(plane)
         for one in started:
             launch(plane, one)
-        api.create_all([objects.network(), *objects.deployments(), *fake.device_plugins()])
+        lacking = nodes.begin(plane)
+        api.create_all([*objects.networks(), *objects.deployments(dispatcher), *fake.device_plugins()])
         for one in started:
             wait(one.name, partial(answers, one.ready), plane)
     with step("nodes, queue, webhooks"):
-        for what, found in signs(api):
+        for what, found in signs(api, dispatcher):
             wait(what, found, plane)
     with step("real nodes"):
-        tell(f"  {nodes.up(plane)}")
+        tell(f"  {lacking or nodes.wait_ready(plane)}")
     print(f"ready after {time.monotonic() - began:.1f} s, {memory(plane) / 2**30:.2f} GiB\n", flush=True)
 
 
-def prepare(plane: Plane) -> None:
+def prepare(plane: Plane, dispatcher: str) -> None:
     plane.state.mkdir(parents=True, mode=0o700)
-    facts = {"began": time.time(), "ports": components.free_ports()}
+    facts = {"began": time.time(), "dispatcher": dispatcher, "ports": components.free_ports()}
     (plane.state / "cluster.json").write_text(json.dumps(facts))
     components.make_certificates(plane)
     plane.kubeconfig(plane.admin, "admin", ["system:masters"])
@@ -124,10 +125,10 @@ def launch(plane: Plane, component: components.Component) -> None:
 
 def define(api: Api, plane: Plane) -> None:
     """Register every CRD before any controller starts: some look only once, the garbage collector every 30 s."""
-    wanted = objects.definitions()
+    wanted = objects.definitions(plane.dispatcher)
     api.create_all(wanted)
-    names = {one["metadata"]["name"] for one in wanted}
-    wait("every custom resource", lambda: names <= set(established(api)), plane)
+    for one in wanted:
+        wait(one["metadata"]["name"], partial(served, api, one), plane)
 
 
 def wait(what: str, found: Callable[[], bool], plane: Plane) -> None:
@@ -188,7 +189,7 @@ def status() -> None:
     ready = [one for one in nodes if has_condition(one, "Ready")]
     real = [one for one in nodes if one["metadata"]["labels"].get("type") != "kwok"]
     print(f"{len(ready)} of {len(nodes)} nodes ready, {len(real)} of them real")
-    for one in objects.deployments():
+    for one in objects.deployments(plane.dispatcher):
         image = one["spec"]["template"]["spec"]["containers"][0]["image"]
         state = "available" if is_available(api, one) else "not available"
         print(f"  {one['metadata']['name']:32} {state:14} {image}")
@@ -207,10 +208,12 @@ def show_way_in(plane: Plane) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["up", "down", "status"])
+    parser.add_argument("--mcad", action="store_true", help="the archived dispatcher (v1beta1) in AppWrapper's place")
+    told = parser.parse_args()
     try:
-        match parser.parse_args().what:
+        match told.what:
             case "up":
-                show_way_in(up())
+                show_way_in(up(build.DISPATCHERS[told.mcad]))
             case "down":
                 down()
             case _:

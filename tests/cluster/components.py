@@ -5,6 +5,8 @@ import sys
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+import yaml
+
 from tests.cluster.certificates import Pair, issue, key_pem, make_authority, new_key, public_pem
 from tests.cluster.plane import API_SERVICE, PODS_GATEWAY, SERVICES, Plane
 
@@ -13,7 +15,7 @@ PORTS = (
     "etcd", "etcd-peer", "kube-apiserver", "kube-controller-manager", "kube-scheduler", "kwok", "fake-logs",
     "vc-scheduler", "vc-scheduler-health", "vc-controller-manager", "vc-controller-manager-health",
     "vc-webhook-manager", "vc-webhook-manager-health", "training-operator", "training-operator-health",
-    "appwrapper-health",
+    "appwrapper-health", "mcad-health", "jobset", "jobset-health",
 )  # fmt: skip
 APPWRAPPER_PORT = 9443  # compiled in
 POD_NETWORK = "10.40.0.0/16"  # of fake pods
@@ -73,6 +75,7 @@ def make_certificates(plane: Plane) -> None:
     plane.mint("admin", groups=["system:masters"]).write(pki / "admin")
     tokens = new_key()
     Pair(public_pem(tokens), key_pem(tokens)).write(pki / "tokens")
+    serve_from(plane.state / "tmp" / "jobset", plane.pair("webhook"))
     for operator, (namespace, service, authority) in OPERATORS.items():
         issuer = make_authority(authority, "rsa").write(pki / f"{operator}-ca")
         hosts = [f"{service}.{namespace}.svc", "127.0.0.1"]
@@ -122,7 +125,8 @@ def kube_apiserver(plane: Plane) -> Component:
         f"--service-account-key-file={pki}/tokens.crt",
         f"--service-account-signing-key-file={pki}/tokens.key",
     ]
-    return Component("kube-apiserver", ["kube-apiserver", *options], "")
+    # With less room half of its work at the start is collecting garbage: 70 MiB are 3 s.
+    return Component("kube-apiserver", ["kube-apiserver", *options], "", {"GOGC": "100"})
 
 
 def kube_controller_manager(plane: Plane) -> Component:
@@ -213,6 +217,7 @@ def training_operator(plane: Plane) -> Component:
     ports = plane.facts["ports"]
     health = f"127.0.0.1:{ports['training-operator-health']}"
     options = [
+        "--enable-scheme=pytorchjob",
         "--gang-scheduler-name=volcano",
         "--metrics-bind-address=0",
         f"--health-probe-bind-address={health}",
@@ -228,6 +233,30 @@ def appwrapper(plane: Plane) -> Component:
     return replace(client_of(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"})
 
 
+def mcad(plane: Plane) -> Component:
+    """The dispatcher that came before AppWrapper; it has no webhooks."""
+    health = f"127.0.0.1:{plane.facts['ports']['mcad-health']}"
+    return client_of(plane, "mcad", [f"--healthProbeListenAddr={health}"], f"http://{health}/healthz")
+
+
+def jobset(plane: Plane) -> Component:
+    """Its settings are in a file: where its webhooks listen, with a certificate that it need not renew."""
+    ports = plane.facts["ports"]
+    health = f"127.0.0.1:{ports['jobset-health']}"
+    settings = {
+        "apiVersion": "config.jobset.x-k8s.io/v1alpha1",
+        "kind": "Configuration",
+        "health": {"healthProbeBindAddress": health},
+        "metrics": {"bindAddress": "0"},
+        "webhook": {"host": "127.0.0.1", "port": ports["jobset"]},
+        "leaderElection": {"leaderElect": False},
+        "internalCertManagement": {"enable": False},
+    }
+    (plane.state / "jobset.yaml").write_text(yaml.safe_dump(settings))
+    options = [f"--config={plane.state}/jobset.yaml", "--zap-log-level=info"]
+    return client_of(plane, "jobset", options, f"http://{health}/readyz")
+
+
 def client_of(plane: Plane, name: str, options: list[str], ready: str) -> Component:
     """A client of the API server, as an administrator of its own name."""
     config = plane.kubeconfig(plane.state / f"{name}.kubeconfig", name, ["system:masters"])
@@ -237,4 +266,5 @@ def client_of(plane: Plane, name: str, options: list[str], ready: str) -> Compon
 def controllers(plane: Plane) -> list[Component]:
     """Everything that needs the API server."""
     kubernetes = [kube_controller_manager(plane), kube_scheduler(plane), kwok(plane), fake_logs(plane)]
-    return [*volcano(plane), training_operator(plane), appwrapper(plane), *kubernetes]
+    dispatcher = {"appwrapper": appwrapper, "mcad": mcad}[plane.dispatcher](plane)
+    return [*volcano(plane), training_operator(plane), dispatcher, jobset(plane), *kubernetes]

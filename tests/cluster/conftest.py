@@ -39,8 +39,8 @@ def plane() -> Api:
 
 @pytest.fixture(scope="module")
 def namespace(plane: Api) -> Iterator[str]:
-    """A namespace for one module."""
-    name = f"torchyard-test-{uuid.uuid4().hex[:8]}"
+    """A namespace for one module; called as Run:ai calls that of a project."""
+    name = f"runai-torchyard-{uuid.uuid4().hex[:8]}"
     plane.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
     here = Api(Cluster(namespace=name))
     while not here.read("v1", "ServiceAccount", "default"):

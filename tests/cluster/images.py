@@ -23,6 +23,7 @@ from tasks.launchers._store import IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local
+ALPINE = "docker.io/library/alpine:3.10"  # compiled into the operator
 PAUSE = "docker.io/torchyard/node-pause:local"
 PROGRAMS = "/opt/torchyard/programs"
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders of their own
@@ -57,13 +58,23 @@ def userland() -> list[tuple[Path, str]]:
 
 def python() -> Image:
     """The image of everything that pods run in Python; its shell and Python come when a container starts."""
+    return machine(PYTHON, {})
+
+
+def alpine() -> Image:
+    """What the operator lets the workers of a job with a master wait in, until the master's name is known."""
+    return machine(ALPINE, {"opt/bin/nslookup": b'#!/bin/sh\nexec getent hosts "$1"\n'})
+
+
+def machine(name: str, more: dict[str, bytes]) -> Image:
+    """An image whose containers get the machine's userland, and some files beside it."""
     search = [f"{sys.prefix}/bin", f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
-    environment = {"PATH": ":".join(dict.fromkeys(search)), "PYTHONDONTWRITEBYTECODE": "1"}
+    environment = {"PATH": ":".join(dict.fromkeys(["/opt/bin", *search])), "PYTHONDONTWRITEBYTECODE": "1"}
     links = {name: os.readlink(f"/{name}") for name in SYSTEM if Path("/", name).is_symlink()}
     texts = {name: content.encode() for name, content in TEXTS.items()}
     if (cache := Path("/etc/ld.so.cache")).exists():
         texts["etc/ld.so.cache"] = cache.read_bytes()
-    return Image(PYTHON, layer(EMPTY, links, texts), ("python",), environment)
+    return Image(name, layer(EMPTY, links, {**texts, **more}), ("python",), environment)
 
 
 def pause() -> Image:

@@ -10,13 +10,20 @@ from tasks import objects
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
 from tasks.launchers import registry
-from tasks.model import ManifestPlan, Run
+from tasks.model import Run
+from tasks.plan import ManifestPlan
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tests.cluster.wire import CONTEXT, Wire
 
 ANNOTATION = "torchyard.test/"
 USER = "torchyard@torchyard"
+JOBS = (
+    ("batch.volcano.sh/v1alpha1", "Job"),
+    ("kubeflow.org/v1", "PyTorchJob"),
+    ("workload.codeflare.dev/v1beta2", "AppWrapper"),
+    ("jobset.x-k8s.io/v1alpha2", "JobSet"),
+)
 
 
 def as_user() -> dict[str, Any]:
@@ -87,6 +94,6 @@ class Jobs:
 
     def clear(self) -> None:
         """Nothing of a test stays."""
-        for version, kind in (("batch.volcano.sh/v1alpha1", "Job"), ("kubeflow.org/v1", "PyTorchJob")):
+        for version, kind in JOBS:
             for job in self.server.items(version, kind):
                 self.server.delete(version, kind, job["metadata"]["name"])

@@ -44,27 +44,21 @@ def why_not() -> str:
     return ""
 
 
-def up(plane: Plane) -> str:
-    """Start the real nodes beside a running control plane and say how many are ready, or why there are none."""
+def begin(plane: Plane) -> str:
+    """Start every node; they register themselves at the API server, which must be there. Says why there are none."""
     if reason := why_not():
         return reason
-    begin(plane)
-    wait_ready(plane)
-    return f"{len(NODES)} real nodes: {', '.join(node.name for node in NODES)}"
-
-
-def begin(plane: Plane) -> None:
-    """Start every node; they register themselves at the API server, which must be there."""
     reserve(plane)
     folder = plane.state / "nodes"
     folder.mkdir()
-    made = [images.pause(), images.python(), images.etcd(plane.program("etcd-v2"))]
+    made = [images.pause(), images.python(), images.alpine(), images.etcd(plane.program("etcd-v2"))]
     images.pack(made, folder / "images.tar")
     table = "".join(f"{here}\t{there}\n" for here, there in images.userland())
     (folder / "userland").write_text(table)
     switch = network.lay(plane, NODES)
     for node in NODES:
         boot(plane, node, switch)
+    return ""
 
 
 def reserve(plane: Plane) -> None:
@@ -85,8 +79,8 @@ def boot(plane: Plane, node: Node, switch: int) -> None:
     network.plug(node, process, switch, [other for other in NODES if other != node])
 
 
-def wait_ready(plane: Plane) -> None:
-    """Wait until every node is Ready, and give it its GPUs: the kubelet keeps a resource that it does not know."""
+def wait_ready(plane: Plane) -> str:
+    """Wait until every node is Ready, give it its GPUs (a kubelet keeps what it does not know), and say so."""
     api = plane.api()
     deadline = time.monotonic() + PATIENCE
     for node in NODES:
@@ -96,6 +90,7 @@ def wait_ready(plane: Plane) -> None:
             time.sleep(0.05)
         status = {"status": {"capacity": GPUS, "allocatable": GPUS}}
         api.call("PATCH", f"/api/v1/nodes/{node.name}/status", status, patch="merge")
+    return f"{len(NODES)} real nodes: {', '.join(node.name for node in NODES)}"
 
 
 def ready(api: Api, node: Node) -> bool:

@@ -1,4 +1,4 @@
-"""The objects of a cluster on which Volcano, the training operator, AppWrapper and a network operator are installed."""
+"""The objects of a cluster on which the controllers of jobs and a network operator are installed."""
 
 import json
 from typing import Any
@@ -11,7 +11,9 @@ from tests.cluster.certificates import text
 from tests.cluster.components import OPERATORS
 from tests.cluster.plane import Plane
 
-NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", fake.PLUGINS)
+NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "jobset-system", fake.PLUGINS)
+# Nobody makes them, but Volcano's informers want them defined.
+UNUSED = ("cronjobs.batch.volcano.sh", "jobflows.flow.volcano.sh", "jobtemplates.flow.volcano.sh")
 USER = "torchyard"
 FLOW_SCHEMA = "torchyard-user"
 RIGHTS = fake.ROOT / "docs" / "rbac.yaml"  # what a user of torchyard needs
@@ -21,9 +23,17 @@ def namespaces() -> list[Object]:
     return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES]
 
 
-def definitions() -> list[Object]:
+def definitions(dispatcher: str) -> list[Object]:
     """Every CRD: those kept at the build, and the one of secondary networks."""
-    return [*(json.loads(path.read_text()) for path in build.crds()), network_definition()]
+    kept = [json.loads(path.read_text()) for path in build.crds(dispatcher)]
+    return [*(opened(one) if one["metadata"]["name"] in UNUSED else one for one in kept), network_definition()]
+
+
+def opened(definition: Object) -> Object:
+    """A CRD that takes anything: each schema with a pod in it costs the API server half a second."""
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    versions = [one | {"schema": schema} for one in definition["spec"]["versions"]]
+    return definition | {"spec": definition["spec"] | {"versions": versions}}
 
 
 def network_definition() -> Object:
@@ -41,15 +51,19 @@ def network_definition() -> Object:
     }
 
 
-def network() -> Object:
-    """The network of RDMA virtual functions that the OCI guide's pods name."""
-    config = {"cniVersion": "0.3.1", "name": "rdma-vf", "type": "sriov"}
-    resource = {"k8s.v1.cni.cncf.io/resourceName": "nvidia.com/rdma-vf"}
+def networks() -> list[Object]:
+    """The secondary networks that the hardware files' pods name; those without a namespace are in `default`."""
+    fabrics = [fabric for _, hardware in fake.hardware_files() for fabric in hardware["fabrics"].values()]
+    named = sorted({name for fabric in fabrics for name in fabric.get("pod", {}).get("networks", {})})
+    return [network(namespace or "default", name) for namespace, _, name in (each.rpartition("/") for each in named)]
+
+
+def network(namespace: str, name: str) -> Object:
     return {
         "apiVersion": "k8s.cni.cncf.io/v1",
         "kind": "NetworkAttachmentDefinition",
-        "metadata": {"name": "rdma-vf", "namespace": "default", "annotations": resource},
-        "spec": {"config": json.dumps(config)},
+        "metadata": {"name": name, "namespace": namespace},
+        "spec": {"config": json.dumps({"cniVersion": "0.3.1", "name": name, "type": "sriov"})},
     }
 
 
@@ -109,31 +123,46 @@ def appwrapper_settings(plane: Plane) -> Object:
 # --- what shows that the controllers are installed ------------------------------------------------------------------
 
 
-def deployments() -> list[Object]:
+# The pin, the Deployment, the label that finds it, and its image.
+CONTROLLERS = (
+    ("volcano", "volcano-system/volcano-scheduler", "app=volcano-scheduler", "volcanosh/vc-scheduler"),
+    ("volcano", "volcano-system/volcano-controllers", "app=volcano-controller", "volcanosh/vc-controller-manager"),
+    ("volcano", "volcano-system/volcano-admission", "app=volcano-admission", "volcanosh/vc-webhook-manager"),
+    (
+        "training-operator",
+        "kubeflow/training-operator",
+        "control-plane=kubeflow-training-operator",
+        "kubeflow/training-operator",
+    ),
+    (
+        "appwrapper",
+        "appwrapper-system/appwrapper-controller-manager",
+        "app.kubernetes.io/name=appwrapper",
+        "quay.io/ibm/appwrapper",
+    ),
+    (
+        "mcad",
+        "kube-system/mcad-controller",
+        "app=custom-metrics-apiserver",
+        "quay.io/project-codeflare/mcad-controller",
+    ),
+    (
+        "jobset",
+        "jobset-system/jobset-controller-manager",
+        "app.kubernetes.io/name=jobset",
+        "registry.k8s.io/jobset/jobset",
+    ),
+)
+ARGS = {"training-operator": ["--gang-scheduler-name=volcano"]}
+
+
+def deployments(dispatcher: str) -> list[Object]:
     """The controllers as a cluster shows them; their pods are fake, what they stand for runs as processes."""
-    volcano = build.module_version("volcano", build.VOLCANO)
-    training = build.module_version("training-operator", build.TRAINING_OPERATOR)
-    appwrapper = build.module_version("appwrapper", build.APPWRAPPER)
-    gang = ["--gang-scheduler-name=volcano"]
+    there = build.parts(dispatcher)
     return [
-        deployment("volcano-system/volcano-scheduler", "app=volcano-scheduler", f"volcanosh/vc-scheduler:{volcano}"),
-        deployment(
-            "volcano-system/volcano-controllers", "app=volcano-controller", f"volcanosh/vc-controller-manager:{volcano}"
-        ),
-        deployment(
-            "volcano-system/volcano-admission", "app=volcano-admission", f"volcanosh/vc-webhook-manager:{volcano}"
-        ),
-        deployment(
-            "kubeflow/training-operator",
-            "control-plane=kubeflow-training-operator",
-            f"kubeflow/training-operator:{training}",
-            gang,
-        ),
-        deployment(
-            "appwrapper-system/appwrapper-controller-manager",
-            "app.kubernetes.io/name=appwrapper",
-            f"quay.io/ibm/appwrapper:{appwrapper}",
-        ),
+        deployment(where, label, f"{image}:{build.module_version(there[pin])}", ARGS.get(pin))
+        for pin, where, label, image in CONTROLLERS
+        if pin in there
     ]
 
 

@@ -83,8 +83,14 @@ class Plane:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was written down when the cluster began: `began` (seconds since the epoch) and `ports` by name."""
+        """What was written down at the start: `began` (seconds since the epoch), `dispatcher`, `ports` by name."""
         found: dict[str, Any] = json.loads((self.state / "cluster.json").read_text())
+        return found
+
+    @property
+    def dispatcher(self) -> str:
+        """Which controller of AppWrappers it has: one of build.DISPATCHERS."""
+        found: str = self.facts["dispatcher"]
         return found
 
     @property

@@ -12,13 +12,19 @@ from tests.cluster.api import Api, ApiError, Object
 from tests.cluster.plane import ClusterError
 
 
-def established(api: Api) -> Iterator[str]:
-    for one in api.call("GET", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions")["items"]:
-        if has_condition(one, "Established"):
-            yield one["metadata"]["name"]
+def served(api: Api, definition: Object) -> bool:
+    """Whether discovery has a CRD; to read CRDs, or what they define, costs the API server a tenth of a second each."""
+    spec = definition["spec"]
+    try:
+        found = api.call("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
+    except ApiError as error:
+        if error.status != 404:
+            raise
+        return False
+    return any(one["name"] == spec["names"]["plural"] for one in found["resources"])
 
 
-def signs(api: Api) -> Iterator[tuple[str, Callable[[], bool]]]:
+def signs(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]:
     """What must be seen before the cluster is handed over."""
     yield (
         "nodes that are Ready",
@@ -26,22 +32,25 @@ def signs(api: Api) -> Iterator[tuple[str, Callable[[], bool]]]:
     )
     yield "an open queue", lambda: queue_state(api) == "Open"
     yield "a ServiceAccount in namespace default", partial(exists, api, sample("v1", "ServiceAccount", name="default"))
-    for one in objects.deployments():
+    for one in objects.deployments(dispatcher):
         yield f"Deployment {one['metadata']['name']}", partial(is_available, api, one)
-    for one in samples():
+    for one in samples(dispatcher):
         yield f"the webhook of {one['kind']}", partial(admitted, api, one)
 
 
-def samples() -> list[Object]:
+def samples(dispatcher: str) -> list[Object]:
     """One object of each kind that a webhook guards, to be admitted and not kept."""
     pod = {"spec": {"containers": [{"name": "pytorch", "image": "busybox:1"}], "restartPolicy": "Never"}}
     replicas = {"Master": {"replicas": 1, "template": pod}}
     job = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
+    inner = {"spec": {"template": pod}}
     wrapped = sample("kubeflow.org/v1", "PyTorchJob", {"pytorchReplicaSpecs": replicas})
+    wrapper = sample("workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": wrapped}]})
     return [
         sample("batch.volcano.sh/v1alpha1", "Job", job),
         wrapped,
-        sample("workload.codeflare.dev/v1beta2", "AppWrapper", {"components": [{"template": wrapped}]}),
+        *([wrapper] if dispatcher == "appwrapper" else []),
+        sample("jobset.x-k8s.io/v1alpha2", "JobSet", {"replicatedJobs": [{"name": "node", "template": inner}]}),
     ]
 
 

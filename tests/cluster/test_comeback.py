@@ -12,7 +12,8 @@ import yaml
 
 from flows.sweep import sweep
 from tasks.logs import read_log
-from tasks.model import ManifestPlan, Report
+from tasks.model import Report
+from tasks.plan import ManifestPlan
 from tasks.profile import ROOT
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said

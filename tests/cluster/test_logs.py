@@ -12,7 +12,7 @@ import pytest
 from tasks import pump as module
 from tasks.cluster import Api
 from tasks.logs import read_line
-from tasks.model import ManifestPlan
+from tasks.plan import ManifestPlan
 from tasks.pump import Pump, Source
 from tasks.spec import Cluster
 from tasks.watch import ClusterWatch
@@ -23,7 +23,7 @@ MANY = [f"step {index}" for index in range(20_000)]
 WATCH = """
 import sys
 from pathlib import Path
-from tasks.model import ManifestPlan
+from tasks.plan import ManifestPlan
 from tasks.watch import ClusterWatch
 with ClusterWatch(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text())) as watch:
     while True:

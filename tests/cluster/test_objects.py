@@ -15,7 +15,8 @@ from tasks import objects
 from tasks.cluster import Api
 from tasks.errors import ClusterError
 from tasks.launchers import _pod_facts
-from tasks.model import Handle, ManifestPlan
+from tasks.model import Handle
+from tasks.plan import ManifestPlan
 from tasks.spec import Deadlines
 from tasks.submit import submit
 from tasks.teardown import stop, teardown
@@ -26,7 +27,7 @@ ETCD = "yolov5-volcano-etcd"
 SUBMIT = """
 import sys
 from pathlib import Path
-from tasks.model import ManifestPlan
+from tasks.plan import ManifestPlan
 from tasks.objects import create
 print(create(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """

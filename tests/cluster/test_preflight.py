@@ -19,7 +19,6 @@ from kubernetes.config import kube_config
 from tasks import cluster
 from tasks.cluster import Api
 from tasks.errors import ClusterError, PreflightError
-from tasks.model import ManifestPlan
 from tasks.needs import (
     Admitted,
     Advice,
@@ -33,6 +32,7 @@ from tasks.needs import (
     Served,
     WritableFolder,
 )
+from tasks.plan import ManifestPlan
 from tasks.preflight import preflight
 from tasks.preflight_cluster import check_cluster
 from tasks.spec import Cluster
@@ -445,10 +445,10 @@ def test_missing_key_is_told_without_any_value(plane: Api, make: Make) -> None:
     """A key that a Secret lacks is told with the keys that it has."""
     hidden = base64.b64encode(b"not-to-be-shown").decode()
     make("v1", "Secret", "keys", data={"user": hidden})
-    found = only(Object(what="Secret", name="keys", keys=("user", "token")))
+    found = only(Object(what="Secret", name="keys", holds=("user", "token")))
     assert found.detail == "has no key token; there are: user"
     assert hidden not in str(found)
-    assert only(Object(what="Secret", name="keys", keys=("user",))).detail == "has user"
+    assert only(Object(what="Secret", name="keys", holds=("user",))).detail == "has user"
 
 
 def claim(storage_class: str, mode: str) -> Thing:

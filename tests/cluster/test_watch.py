@@ -10,7 +10,7 @@ import pytest
 from tasks import watch as module
 from tasks.cluster import Api
 from tasks.errors import ClusterError
-from tasks.model import Watched
+from tasks.plan import Watched
 from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import Wire

@@ -1,4 +1,4 @@
-"""The webhook configurations of Volcano, the training operator and AppWrapper, pointed at processes on loopback."""
+"""The webhook configurations of the controllers, pointed at processes on loopback."""
 
 from tests.cluster.api import Object
 from tests.cluster.certificates import text
@@ -12,11 +12,12 @@ RESOURCES = {  # of Volcano's webhooks: group and version, and the operations th
     "podgroups": ("scheduling.volcano.sh/v1beta1", ["CREATE"]),
     "hypernodes": ("topology.volcano.sh/v1alpha1", ["CREATE", "UPDATE"]),
 }
-TRAINING_KINDS = ("mxjob", "paddlejob", "pytorchjob", "tfjob", "xgboostjob")
+KUBEBUILDER = (("Mutating", "mutate", ["CREATE"]), ("Validating", "validate", ["CREATE", "UPDATE"]))
 
 
 def webhooks(plane: Plane) -> list[Object]:
-    return [*volcano(plane), training_operator(plane), *appwrapper(plane)]
+    dispatcher = appwrapper(plane) if plane.dispatcher == "appwrapper" else []
+    return [*volcano(plane), training_operator(plane), *dispatcher, *jobset(plane)]
 
 
 def volcano(plane: Plane) -> list[Object]:
@@ -44,28 +45,37 @@ def volcano(plane: Plane) -> list[Object]:
 def training_operator(plane: Plane) -> Object:
     base = f"https://127.0.0.1:{plane.facts['ports']['training-operator']}"
     authority = plane.pair("training-operator-ca").certificate
-    hooks = [
-        webhook(
-            f"validator.{kind}.training-operator.kubeflow.org",
-            f"{base}/validate-kubeflow-org-v1-{kind}",
-            authority,
-            rule_for("kubeflow.org/v1", f"{kind}s", ["CREATE", "UPDATE"]),
-        )
-        for kind in TRAINING_KINDS
-    ]
-    return configuration("Validating", "validator.training-operator.kubeflow.org", hooks)
+    hook = webhook(
+        "validator.pytorchjob.training-operator.kubeflow.org",
+        f"{base}/validate-kubeflow-org-v1-pytorchjob",
+        authority,
+        rule_for("kubeflow.org/v1", "pytorchjobs", ["CREATE", "UPDATE"]),
+    )
+    return configuration("Validating", "validator.training-operator.kubeflow.org", [hook])
 
 
 def appwrapper(plane: Plane) -> list[Object]:
     found = []
-    for kind, verb, operations in (
-        ("Mutating", "mutate", ["CREATE"]),
-        ("Validating", "validate", ["CREATE", "UPDATE"]),
-    ):
+    for kind, verb, operations in KUBEBUILDER:
         rule = rule_for("workload.codeflare.dev/v1beta2", "appwrappers", operations)
         url = f"https://127.0.0.1:{APPWRAPPER_PORT}/{verb}-workload-codeflare-dev-v1beta2-appwrapper"
         hook = webhook(f"{verb[0]}appwrapper.kb.io", url, plane.pair("appwrapper-ca").certificate, rule)
         found.append(configuration(kind, f"appwrapper-{kind.lower()}-webhook-configuration", [hook]))
+    return found
+
+
+def jobset(plane: Plane) -> list[Object]:
+    """Those of JobSets, and of the pods that belong to one."""
+    base, authority = f"https://127.0.0.1:{plane.facts['ports']['jobset']}", plane.pair("ca").certificate
+    pods = rule_for("v1", "pods", ["CREATE"])
+    member = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}
+    found = []
+    for kind, verb, operations in KUBEBUILDER:
+        rule = rule_for("jobset.x-k8s.io/v1alpha2", "jobsets", operations)
+        job = webhook(f"{verb[0]}jobset.kb.io", f"{base}/{verb}-jobset-x-k8s-io-v1alpha2-jobset", authority, rule)
+        pod = webhook(f"{verb[0]}pod.kb.io", f"{base}/{verb}--v1-pod", authority, pods)
+        hooks = [job, pod | {"objectSelector": member}]
+        found.append(configuration(kind, f"jobset-{kind.lower()}-webhook-configuration", hooks))
     return found
 
 
@@ -91,5 +101,5 @@ def webhook(name: str, url: str, authority: bytes, rule: Object) -> Object:
 
 
 def rule_for(version: str, resource: str, operations: list[str]) -> Object:
-    group, _, number = version.partition("/")
+    group, _, number = version.rpartition("/")
     return {"apiGroups": [group], "apiVersions": [number], "resources": [resource], "operations": operations}

@@ -1,0 +1,110 @@
+"""What a profile's own cluster has and the test cluster has not: made from the plan's own requirements."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from tasks.cluster import Api
+from tasks.errors import ClusterError
+from tasks.needs import Object
+from tasks.plan import ManifestPlan
+from tasks.profile import load_profile
+from tasks.spec import Cluster
+from tests.cluster.jobs import until
+from tests.cluster.objects import network
+
+SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
+Thing = dict[str, Any]
+
+
+def at_home(profile: str, namespace: str) -> Thing:
+    """Overrides for a profile as it is, in a namespace of the test cluster, which has no Kueue and no Run:ai."""
+    match load_profile(profile).launcher:
+        case "appwrapper":
+            more: Thing = {"options.queue": None}
+            if load_profile(profile).options.get("api"):  # the group of the dispatcher that can be built
+                more["options.api"] = "workload.codeflare.dev/v1beta1"
+        case "runai":
+            project = namespace.removeprefix("runai-")
+            more = {"options.through": "kubernetes", "options.project": project, "pod.scheduler": "volcano"}
+        case _:
+            more = {}
+    return {"cluster.namespace": namespace, **more}
+
+
+class Home:
+    """Every object that pods name, in one namespace: claims are one folder of this machine, the rest is empty."""
+
+    def __init__(self, namespace: str, folder: Path) -> None:
+        self._server, self._folder = Api(Cluster(namespace=namespace)), folder
+        self._made: list[Thing] = []
+
+    def provide(self, plan: ManifestPlan) -> None:
+        """What a plan needs is there from now on."""
+        for need in plan.requires:
+            for thing in make(self._server, need, self._folder) if isinstance(need, Object) else ():
+                self._create(thing)
+        claims = [thing["metadata"]["name"] for thing in self._made if thing["kind"] == "PersistentVolumeClaim"]
+        until(lambda: all(is_bound(self._server, name) for name in claims))
+
+    def _create(self, thing: Thing) -> None:
+        try:
+            self._server.ask("POST", path(self._server, thing), body=thing)
+            self._made.append(thing)
+        except ClusterError as error:
+            if error.status != 409:
+                raise
+
+    def clear(self) -> None:
+        for thing in reversed(self._made):
+            self._server.ask("DELETE", path(self._server, thing, thing["metadata"]["name"]))
+
+
+def is_bound(server: Api, claim: str) -> bool:
+    found = server.read("v1", "PersistentVolumeClaim", claim)
+    return found is not None and found["status"].get("phase") == "Bound"
+
+
+def path(server: Api, thing: Thing, name: str = "") -> str:
+    return server.path(thing["apiVersion"], thing["kind"], name, thing["metadata"].get("namespace"))
+
+
+def make(server: Api, need: Object, folder: Path) -> list[Thing]:
+    place = need.namespace or server.namespace
+    about: Thing = {"metadata": {"name": need.name, "namespace": place}}
+    data = dict.fromkeys(need.holds, "torchyard")
+    makers: dict[str, Callable[[], list[Thing]]] = {
+        "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, **about}],
+        "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data, **about}],
+        "ServiceAccount": lambda: [{"apiVersion": "v1", "kind": "ServiceAccount", **about}],
+        "NetworkAttachmentDefinition": lambda: [network(place, need.name)],
+        "PersistentVolumeClaim": lambda: volume(need.name, place, folder),
+        "PriorityClass": lambda: [priority(need.name)],
+    }
+    return makers[need.what]()
+
+
+def volume(name: str, place: str, folder: Path) -> list[Thing]:
+    """A claim, and the volume that is bound to it."""
+    room = {"storage": "1Gi"}
+    spec = {**SHARED, "capacity": room, "hostPath": {"path": str(folder), "type": "DirectoryOrCreate"}}
+    own = f"{place}-{name}"
+    claim = {**SHARED, "volumeName": own, "resources": {"requests": room}}
+    return [
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolume",
+            "metadata": {"name": own},
+            "spec": {**spec, "claimRef": {"namespace": place, "name": name}},
+        },
+        {
+            "apiVersion": "v1",
+            "kind": "PersistentVolumeClaim",
+            "metadata": {"name": name, "namespace": place},
+            "spec": claim,
+        },
+    ]
+
+
+def priority(name: str) -> Thing:
+    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1}

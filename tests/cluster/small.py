@@ -1,0 +1,100 @@
+"""Any profile, small: overrides that put our own programs in the place of a guide's, on the CPU.
+
+They keep what a profile is about (launcher, rendezvous, agent, how the nodes are named and told their ranks), and leave
+out what only its own cluster has. As JSON, for `-p overrides=…`: `python -m tests.cluster.small mnist-2x4`.
+"""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tasks.document import merge
+from tasks.errors import ProfileError
+from tasks.launchers import registry
+from tasks.launchers._pod import pod_needs
+from tasks.model import Run
+from tasks.plan import ManifestPlan
+from tasks.pod import PLAIN_RESOURCES
+from tasks.profile import ROOT, load_profile, profiles
+from tasks.spec import Profile
+
+Overrides = dict[str, Any]
+ALIKE: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())
+REAL = {"torchyard/node": "real"}
+DIGITS = ("digits.py", ["--epochs=6"])
+TWINS = {
+    "my_first_distributed_app.py": ("pi.py", ["--trials=2"]),
+    "helloworld.py": ("pi.py", ["--trials=2"]),
+    "all_reduce_bench.py": ("allreduce.py", ["--max-size=1M", "--trials=5"]),
+}
+NOWHERE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
+OPTIONS: dict[str, Overrides] = {"appwrapper": {"queue": None}, "runai": {"through": "kubernetes"}}
+ELSEWHERE = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
+
+
+def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
+    """Overrides for a profile in pods, on nodes with these labels: the real ones, unless others are named."""
+    profile = load_profile(name)
+    changes = {
+        **started(profile),
+        **smaller(profile),
+        "mounts": {path: {**NOWHERE, "host": "/tmp"} for path in profile.mounts},
+        "resources": {each: "0" for each in profile.resources if each not in PLAIN_RESOURCES},
+        "options": OPTIONS.get(profile.launcher, {}),
+        "cluster": {"namespace": None},
+        "pod": {
+            "networks": dict.fromkeys(profile.pod.networks, 0),
+            **{key: [] for key in ("env_from", "capabilities", "pull_secrets")},
+            **dict.fromkeys(("priority_class", "service_account", "scheduler")),
+        },
+    }
+    alike = {**ALIKE, "pod": {**ALIKE["pod"], "node_selector": nodes or REAL}}
+    return merge(alike, {**changes, **({"hardware": None, "fabric": None} if special(profile) else {})})
+
+
+def started(profile: Profile) -> Overrides:
+    """Our program; it meets where the guide's does, and a program that is none stays."""
+    if not str(profile.program).endswith(".py"):
+        return {"program": profile.program, "args": ["20"], "metrics": "none"}
+    twin, args = TWINS.get(Path(str(profile.program)).name, DIGITS)
+    meets = ["--init-method={rendezvous}"] if any("{rendezvous}" in each for each in profile.args) else []
+    return {"program": f"/opt/torchyard/programs/{twin}", "args": [*args, *meets]}
+
+
+def smaller(profile: Profile) -> Overrides:
+    """At most two pods a node and two processes a pod. Without an agent one: ours starts none itself."""
+    pods = min(profile.nodes.max, 2 if pod_needs(profile).spread else 4)
+    return {"nodes": pods, "processes": 1 if profile.starter == "none" else min(profile.processes, 2)}
+
+
+def special(profile: Profile) -> bool:
+    """Whether the fabric needs what only clusters with such a network have."""
+    fabric = profile.network
+    return bool(fabric and (fabric.pod.networks or fabric.pod.resources or fabric.pod.env_from or fabric.mounts))
+
+
+def in_pods() -> Iterator[str]:
+    """Every shipped profile that the test cluster can run, small."""
+    for name in sorted(profiles().keys() - set(ELSEWHERE)):
+        try:
+            chosen = load_profile(name, small(name))
+            plan = registry.launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+        except ProfileError:  # baremetal has no pods
+            continue
+        if isinstance(plan, ManifestPlan):
+            yield name
+
+
+def one_a_way(names: Iterable[str]) -> list[str]:
+    """The first of those that start and meet alike: by launcher, rendezvous and agent."""
+    ways: dict[tuple[str, str, str], str] = {}
+    for name in names:
+        profile = load_profile(name)
+        ways.setdefault((profile.launcher, profile.rendezvous, profile.starter), name)
+    return list(ways.values())
+
+
+if __name__ == "__main__":
+    print(json.dumps(small(sys.argv[1])))
