@@ -23,7 +23,8 @@ from tasks.comeback import LOSSES, Entry, entry
 from tasks.errors import FolderError, OwnedError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
-from tasks.model import Attempt, CommandPlan, End, Outcome, Plan, Report, Run, Status, Step
+from tasks.model import Attempt, End, Outcome, Report, Run, Status, Step
+from tasks.plan import CommandPlan, Plan
 from tasks.preflight import preflight
 from tasks.profile import load_profile
 from tasks.progress import Progress

@@ -1,62 +1,147 @@
 """A YAML file of the user's, read strictly: every finding stands with its file, its line and its key."""
 
-import difflib
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any, ClassVar
 
 import yaml
-from pydantic import BaseModel
-from pydantic_core import ErrorDetails
 
 from tasks.errors import ProfileError
+from tasks.explain import short
 
-TAGS = ("text", "source")  # of a union's members, which pydantic puts into the place of an error
-Loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+DEEPEST, MOST = 100, 100_000  # levels and values of a document, an alias counted as what it stands for
+DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
+# What PyYAML's constructors let through for a value that its tag does not fit.
+INDENT = re.compile(rb"^[ ?:-]+", re.MULTILINE)
+INT = "tag:yaml.org,2002:int"
+SINGLE = ("bool", "float", "int", "timestamp")
+UNFIT = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """`did you mean x? There are: …`, for a name that is not among the known ones."""
-    names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
+class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """Safe YAML in which a date is a text, as it is to kubectl and helm: no noun has one."""
+
+    yaml_implicit_resolvers: ClassVar = {
+        first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
+        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
 
 
-def read(path: Path, name: str) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The document, and its nodes, which know their lines."""
+def read(
+    path: Path, name: str, what: str = "a profile", empty: bool = False
+) -> tuple[dict[str, Any], yaml.MappingNode]:
+    """The document, and its nodes, which know their lines. `empty`: it may say nothing at all."""
+    found = read_all(path, name)
+    if len(found) > 1:
+        raise ProfileError(name, (f"{path}:{found[1][1].start_mark.line + 1}: {what} is one document, not more",))
+    if empty and all(document is None for document, _ in found):
+        start = yaml.Mark(str(path), 0, 0, 0, None, 0)
+        return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
+    document, root = found[0] if found else (None, None)
+    if not isinstance(root, yaml.MappingNode) or not isinstance(document, dict):
+        raise ProfileError(name, (f"{path}:1: {what} is a mapping of keys to values",))
+    return document, root
+
+
+def read_all(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
+    """Every document of a file, with its nodes. ProfileError where it cannot be read, or has a key twice."""
     try:
-        loader = Loader(path.read_text())
-        root = loader.get_single_node()
-        twice = repeated(root)
-        document = loader.construct_document(root) if root else {}
-    except (OSError, UnicodeDecodeError) as error:
+        text = path.read_bytes()
+        for event, level in nesting(text) if may_be_deep(text) else ():
+            held(level <= DEEPEST, f"more than {DEEPEST} levels", event.start_mark)
+        loader, found, twice = Loader(text), [], []
+        while loader.check_node():
+            root = loader.get_node()
+            nodes = list(unfold(root))
+            twice += repeated(nodes)
+            found.append((construct(loader, root, nodes), root))
+    except OSError as error:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     except yaml.YAMLError as error:
         raise ProfileError(name, (syntax(path, error),)) from error
-    if not isinstance(root, yaml.MappingNode):
-        raise ProfileError(name, (f"{path}:1: a profile is a mapping of keys to values",))
     if twice:
-        raise ProfileError(
-            name, tuple(f"{path}:{line}: the key {key} stands here a second time" for key, line in twice)
-        )
-    return document, root
+        said = (f"{path}:{line}: the key {short(key)} stands here a second time" for key, line in twice)
+        raise ProfileError(name, tuple(said))
+    return found
+
+
+def held(true: bool, problem: str, mark: Any) -> None:
+    """YAMLError where it is not true."""
+    if not true:
+        raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
+
+
+def may_be_deep(text: bytes) -> bool:
+    """Whether there are more brackets and more indentation than levels are allowed; most files have fewer."""
+    indented = max((len(found) for found in INDENT.findall(text)), default=0)
+    return text.count(b"[") + text.count(b"{") + indented > DEEPEST or b"\0" in text
+
+
+def nesting(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
+    """Every event with its level: PyYAML makes nodes by recursion, in which libyaml's end is that of the process."""
+    level = 0
+    for event in yaml.parse(text, Loader):
+        level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        yield event, level
+
+
+def unfold(root: yaml.Node) -> Iterator[yaml.Node]:
+    """Every node, an alias as what it stands for. YAMLError where that has no end, or one that is too far away."""
+    waiting, count = [(root, 1)], 0
+    while waiting:
+        (node, level), count = waiting.pop(), count + 1
+        if level > DEEPEST or count > MOST:
+            held(level <= DEEPEST, f"more than {DEEPEST} levels: an alias may stand inside itself", node.start_mark)
+            held(False, f"more than {MOST} values", node.start_mark)
+        yield node
+        if isinstance(node, yaml.ScalarNode):
+            continue
+        mapping = isinstance(node, yaml.MappingNode)
+        inner = [each for pair in node.value for each in pair] if mapping else node.value
+        waiting += [(each, level + 1) for each in reversed(inner)]
+
+
+def construct(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
+    """The values of a document. YAMLError where one is not what its tag says."""
+    for node in nodes:
+        if node.tag == INT and len(node.value) > DIGITS:
+            said = f"a number of {len(node.value)} digits; at most {DIGITS} are read"
+            held(False, said, node.start_mark)
+    try:
+        return loader.construct_document(root)
+    except UNFIT:
+        blame(nodes)
+        raise
+
+
+def blame(nodes: list[yaml.Node]) -> None:
+    """YAMLError for the first value that is not what its tag says."""
+    for node in nodes:
+        kind = node.tag.rpartition(":")[2]
+        try:
+            if kind in SINGLE:
+                Loader("").construct_object(node)
+        except UNFIT:
+            held(False, f"{short(repr(node.value))} cannot be read as {kind}", node.start_mark)
 
 
 def syntax(path: Path, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
-    problem = getattr(error, "problem", None) or "it is not YAML"
+    problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
-def repeated(node: yaml.Node | None) -> list[tuple[str, int]]:
+def repeated(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
     """Keys that stand twice in one mapping: YAML readers take the last one without a word."""
-    if isinstance(node, yaml.SequenceNode):
-        return [each for child in node.value for each in repeated(child)]
-    if not isinstance(node, yaml.MappingNode):
-        return []
-    keys = [key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode)]
-    here = [(key.value, key.start_mark.line + 1) for at, (key, _) in enumerate(node.value) if key.value in keys[:at]]
-    return here + [each for _, child in node.value for each in repeated(child)]
+    found = []
+    for node in nodes:
+        keys: set[str] = set()
+        for key in (each for each, _ in node.value) if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key, yaml.ScalarNode) and key.value in keys:
+                found.append((key.value, key.start_mark.line + 1))
+            keys |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
+    return list(dict.fromkeys(found))
 
 
 def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -79,54 +164,3 @@ def join(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
         old = joined.get(key)
         joined[key] = join(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return joined
-
-
-def explain(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> tuple[tuple[str | int, ...], str]:
-    """Where a value is wrong, and one sentence about it."""
-    loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in TAGS))
-    key = ".".join(str(part) for part in loc)
-    if error["type"] == "extra_forbidden":
-        return loc, f"unknown key {key}: " + nearest(str(loc[-1]), keys(model, error["loc"][:-1]))
-    if error["type"] == "missing":
-        return loc[:-1], f"the key {key} is missing"
-    text = error["msg"].removeprefix("Value error, ")
-    said = text[:1].lower() + text[1:]
-    if not loc:  # of the profile as a whole: it may begin with the key that it is about
-        head = said.partition(":")[0]
-        return (head,) if head in model.model_fields else (), said
-    return loc, f"{key}: {said}, not {error['input']!r}"
-
-
-def keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed at a place of a profile."""
-    for part in loc:
-        field = model.model_fields.get(str(part))
-        inner = models(field.annotation) if field else []
-        model = inner[0] if inner else model
-    return [name for name in model.model_fields if (model.__name__, name) != ("Profile", "name")]
-
-
-def models(annotation: Any) -> list[type[BaseModel]]:
-    """The models inside an annotation, such as Mount of dict[str, Mount]."""
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return [annotation]
-    return [each for part in get_args(annotation) for each in models(part)]
-
-
-def place(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line: ` of a key, or `override: ` where the value came from there."""
-    here = [str(part) for part in loc]
-    changed = (dotted.split(".") for dotted in overrides or {})
-    if loc and any(all(map(str.__eq__, parts, here)) for parts in changed):
-        return "override: "
-    line = root.start_mark.line
-    for part in loc:
-        children: list[tuple[Any, yaml.Node]] = []
-        if isinstance(root, yaml.MappingNode):
-            children = [(key.value, value) for key, value in root.value]
-            line = next((key.start_mark.line for key, _ in root.value if key.value == part), line)
-        elif isinstance(root, yaml.SequenceNode):
-            children = list(enumerate(root.value))
-        root = dict(children).get(part, root)
-        line = root.start_mark.line if isinstance(part, int) else line
-    return f"{path}:{line + 1}: "

@@ -20,8 +20,10 @@ from typing import Any, TypeVar
 from pydantic import BaseModel
 
 from tasks.errors import FolderError, OwnedError
-from tasks.model import Attempt, Outcome, Plan, Report, Run
-from tasks.spec import Deadlines, Noun, Profile
+from tasks.model import Attempt, Outcome, Report, Run
+from tasks.noun import Noun
+from tasks.plan import Plan
+from tasks.spec import Deadlines, Profile
 
 ROOT = Path(__file__).resolve().parent.parent
 N = TypeVar("N", bound=BaseModel)

@@ -1,17 +1,20 @@
 """YAML -> Profile. Every mistake is told with its file, line and key, and all of them at once."""
 
+import json
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import yaml
 from pydantic import ValidationError
 
-from tasks.document import Loader, explain, merge, nearest, place, read, syntax
+from tasks.document import join, merge, read, read_all
 from tasks.errors import ProfileError
+from tasks.explain import explain, nearest, place, short
+from tasks.hardware import Hardware
 from tasks.launchers import registry
-from tasks.spec import Hardware, Profile
+from tasks.spec import Profile
+from tasks.values_files import read_values
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -52,6 +55,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     document, root = read(path, name)
     raw = merge(document, overrides or {})
     try:
+        raw = over_values(raw, path)
         profile = Profile.model_validate({**raw, **named_files(raw, path), "name": name})
         launcher = registry.launcher(profile.launcher)
         launcher.Options.model_validate(profile.options)
@@ -72,14 +76,45 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
 def find(name: str) -> Path:
     """The file of a profile: a path where it looks like one, else a name in `folders()`."""
     if "/" in name or name.endswith((".yaml", ".yml")):
-        path = Path(name).expanduser().absolute()
-        if not path.is_file():
+        path = Path(os.path.expanduser(name)).absolute()
+        if not is_file(path):
             raise ProfileError(name, (f"there is no file {path}",))
         return path
-    known = profiles()
-    if name not in known:
-        raise ProfileError(name, ("there is no such profile; " + nearest(name, known),))
-    return known[name]
+    found = known("", name)
+    if found is None:
+        raise ProfileError(name, ("there is no such profile; " + nearest(name, profiles()),))
+    return found
+
+
+def known(below: str, name: str) -> Path | None:
+    """The file of a name in `folders()`, the user's before the project's: all are listed only where it is in none."""
+    paths = (folder / below / f"{name}.yaml" for folder in folders())
+    return None if ".." in name else next((path for path in paths if is_file(path)), None)
+
+
+def over_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the profile says, over what its `values` say. NamedFileError where one of those is not there."""
+    names = raw.get("values")
+    if not names:
+        return dict(raw)
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise NamedFileError("values", f"it is a list of files, not {short(repr(names))}")
+    if raw.get("manifest"):
+        raise NamedFileError("values", "a manifest is a whole job, in which they change nothing: name one of the two")
+    paths = [beside(path, name) for name in names]
+    for missing in (each for each in paths if not is_file(each)):
+        raise NamedFileError("values", f"there is no file {missing}")
+    return join(read_values(paths, path.stem, raw), raw)
+
+
+def beside(profile: Path, name: str) -> Path:
+    """A file that a profile names: in the profile's folder, unless the name says where."""
+    return Path(os.path.expanduser(name)) if name.startswith(("/", "~")) else profile.parent / name
+
+
+def is_file(path: Path) -> bool:
+    """Whether a file is there; False also for a name that no file can have."""
+    return os.path.isfile(path)
 
 
 def named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
@@ -87,7 +122,7 @@ def named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
     for key, value in found.items():
         if not isinstance(value, str):
-            raise NamedFileError(key, f"it is the name of a file, not {value!r}")
+            raise NamedFileError(key, f"it is the name of a file, not {short(repr(value))}")
         found[key] = load_hardware(value) if key == "hardware" else load_manifest(value, path)
     return found
 
@@ -103,44 +138,48 @@ def hardware() -> dict[str, Path]:
 
 def load_hardware(name: str) -> Hardware:
     """The shape of a name. ProfileError where its file is wrong, NamedFileError where there is none."""
-    known = hardware()
-    if name not in known:
-        raise NamedFileError("hardware", f"there is no {name}; {nearest(name, known)}")
-    document, root = read(known[name], f"hardware/{name}")
+    path = known("hardware", name)
+    if path is None:
+        raise NamedFileError("hardware", f"there is no {short(name)}; {nearest(name, hardware())}")
+    document, root = read(path, f"hardware/{name}", "a hardware file")
     try:
         return Hardware.model_validate(document)
     except ValidationError as error:
         findings = [explain(each, (), Hardware) for each in error.errors()]
-        told = tuple(place(known[name], root, loc, {}) + text for loc, text in findings)
+        told = tuple(place(path, root, loc, {}) + text for loc, text in findings)
         raise ProfileError(f"hardware/{name}", told) from error
 
 
-def load_manifest(name: str, beside: Path) -> tuple[dict[str, Any], ...]:
+def load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
     """The documents of a manifest beside the profile, or at a path. ProfileError where it is not one."""
-    path = Path(name).expanduser() if name.startswith(("/", "~")) else beside.parent / name
-    if not path.is_file():
+    path = beside(profile, name)
+    if not is_file(path):
         raise NamedFileError("manifest", f"there is no file {path}")
-    try:
-        documents = tuple(each for each in yaml.load_all(path.read_text(), Loader=Loader) if each is not None)
-    except (OSError, UnicodeDecodeError) as error:
-        raise ProfileError(beside.stem, (f"{path} cannot be read: {error}",)) from error
-    except yaml.YAMLError as error:
-        raise ProfileError(beside.stem, (syntax(path, error),)) from error
+    try:  # as JSON, which is what an API server reads: there a key is always a text
+        found = [json.loads(json.dumps(each, allow_nan=False)) for each, _ in read_all(path, profile.stem)]
+    except (TypeError, ValueError) as error:
+        raise ProfileError(profile.stem, (f"{path}: only what JSON can say is an object: {error}",)) from error
+    documents = tuple(each for each in found if each is not None)
     bad = [number for number, each in enumerate(documents, 1) if not is_object(each)]
     if bad or not documents:
         which = ", ".join(map(str, bad)) or "there is none"
         raise ProfileError(
-            beside.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {which}",)
+            profile.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {which}",)
         )
     return documents
 
 
 def is_object(document: object) -> bool:
-    if not isinstance(document, dict) or not isinstance(document.get("metadata"), dict):
+    """Whether it has what each object has, and nothing else in its place."""
+    about = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not about or not isinstance(about, dict):
         return False
-    return all(document.get(key) for key in ("apiVersion", "kind", "metadata"))
+    texts = [document.get("apiVersion"), document.get("kind")]
+    texts += [about[key] for key in ("name", "namespace") if about.get(key) is not None]
+    maps = [about[key] for key in ("labels", "annotations") if about.get(key) is not None]
+    return all(each and isinstance(each, str) for each in texts) and all(isinstance(each, dict) for each in maps)
 
 
 def locate(program: str, folder: Path) -> Path:
     """A program beside its profile, else in the project; preflight tells when it is in neither."""
-    return next((each for each in (folder / program, ROOT / program) if each.is_file()), folder / program)
+    return next((each for each in (folder / program, ROOT / program) if is_file(each)), folder / program)

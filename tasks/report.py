@@ -6,8 +6,9 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 
 from tasks.metrics import ROW_KEYS, describe, number
-from tasks.model import Attempt, CommandPlan, Handle, LogFile, Metrics, Outcome, Report, Row
+from tasks.model import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
 from tasks.needs import Check
+from tasks.plan import CommandPlan
 
 TOTALS = frozenset(f"{key}s" for key in ROW_KEYS)
 SHOWN = 30  # rows of a table; a long run shows its first and last ones

@@ -10,7 +10,8 @@ import yaml
 from hypothesis import settings
 
 from tasks.launchers import registry
-from tasks.model import CommandPlan, ManifestPlan, Plan, Run
+from tasks.model import Run
+from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.profile import load_profile
 from tasks.spec import Profile
 

@@ -10,7 +10,7 @@ from tenacity import stop_after_delay
 from tasks import rendezvous
 from tasks.errors import RendezvousError
 from tasks.host.state import labelled
-from tasks.model import CommandPlan
+from tasks.plan import CommandPlan
 from tasks.rendezvous import ensure_rendezvous
 from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load, plan_of
@@ -27,6 +27,7 @@ def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
 def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
     """The plan with another command line for its store."""
     assert plan.store
+    assert plan.store.submit
     assert plan.store.submit.input
     submit = plan.store.submit.model_copy(update={"input": {**plan.store.submit.input, "argv": argv}})
     return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
@@ -34,6 +35,7 @@ def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
 
 def etcd_argv(plan: CommandPlan) -> list[str]:
     assert plan.store
+    assert plan.store.submit
     assert plan.store.submit.input
     return list(plan.store.submit.input["argv"])
 
@@ -76,7 +78,7 @@ def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) 
     prove = rendezvous.prove.retry_with(stop=stop_after_delay(0.1))
     assert absent.probe
     with pytest.raises(rendezvous.NotYetError, match="refused"):
-        prove(absent.probe, None)
+        prove(absent.probe, None, None)
 
 
 def test_other_backends_need_no_store(write: Write, tmp_path: Path) -> None:

@@ -1,0 +1,158 @@
+"""Profiles and runs of every kind, drawn by hypothesis: what is drawn is valid, and no launcher refuses it."""
+
+from typing import Any
+from uuid import UUID
+
+from hypothesis import strategies as st
+
+from tasks.hardware import Hardware
+from tasks.launchers import registry
+from tasks.model import Run
+from tasks.plan import Plan
+from tasks.pod import PLAIN_RESOURCES
+from tasks.profile import hardware, load_hardware
+from tasks.spec import WITH_AGENT, WITHOUT_AGENT, Profile
+
+PODS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")  # a launcher joins the properties here
+SHIPPED = {name: load_hardware(name) for name in sorted(hardware())}
+Keys = st.SearchStrategy[dict[str, Any]]
+TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
+NAMES = st.sampled_from(["a", "data", "hub-token", "x1", "n" * 63])
+KEYS = st.sampled_from(["app", "example.com/kind", "a_b.c", "k" * 63])
+VALUES = st.sampled_from(["", "v1", "A_b.c-9", "v" * 63])
+VARIABLES = st.sampled_from(
+    ["A", "B_2", "NCCL_DEBUG", "NCCL_IB_HCA", "LOGLEVEL", "RANK", "MASTER_ADDR", "TORCHYARD_RUN"]
+)
+AMOUNTS = st.sampled_from(["0", "1", "500m", "64Gi"])
+PATHS = st.sampled_from(["/data", "/scratch", "/dev/shm", "/dev/infiniband", "/a b"])
+DURATIONS = st.one_of(st.floats(0.001, 3e8), st.sampled_from(["1ms", "90s", "1.5h", "2d"]))
+RESOURCES = st.dictionaries(st.sampled_from([*PLAIN_RESOURCES, "rdma/rdma", "nvidia.com/gpu"]), AMOUNTS)
+
+
+def some(**keys: st.SearchStrategy[Any]) -> Keys:
+    """Any of these keys, or none."""
+    return st.fixed_dictionaries({}, optional=keys)
+
+
+def one(**kinds: st.SearchStrategy[Any]) -> Keys:
+    """Exactly one of these keys."""
+    return st.one_of(*(st.fixed_dictionaries({kind: value}) for kind, value in kinds.items()))
+
+
+def tuples(each: st.SearchStrategy[Any]) -> st.SearchStrategy[list[Any]]:
+    return st.lists(each, max_size=2, unique_by=str)
+
+
+BUNDLE = one(secret=NAMES, config_map=NAMES)
+SOURCE = st.builds(lambda bundle, key: {**bundle, "key": key}, BUNDLE, NAMES)
+ENV = st.dictionaries(VARIABLES, TEXTS | SOURCE, max_size=3)
+PLACES = one(claim=NAMES, config_map=NAMES, secret=NAMES, host=PATHS, scratch=AMOUNTS, ephemeral=AMOUNTS)
+MOUNTS = st.dictionaries(PATHS, PLACES, max_size=3)
+POD_KEYS: dict[str, st.SearchStrategy[Any]] = dict(
+    host_network=st.booleans(),
+    host_ipc=st.booleans(),
+    spread=st.booleans(),
+    privileged=st.booleans(),
+    capabilities=tuples(st.sampled_from(["IPC_LOCK", "SYS_RESOURCE"])),
+    devices=tuples(PATHS),
+    shm=AMOUNTS,
+    resources=RESOURCES,
+    limits=RESOURCES,
+    networks=st.dictionaries(st.sampled_from(["sriov", "kube-system/vf"]), st.integers(0, 3)),
+    node_selector=st.dictionaries(KEYS, VALUES, max_size=2),
+    avoid=st.dictionaries(KEYS, tuples(VALUES), max_size=2),
+    tolerations=tuples(KEYS),
+    scheduler=NAMES,
+    env_from=tuples(BUNDLE),
+    annotations=st.dictionaries(KEYS, TEXTS, max_size=2),
+    labels=st.dictionaries(KEYS, VALUES, max_size=2),
+    workdir=PATHS,
+    pull_policy=st.sampled_from(["Always", "Never"]),
+    pull_secrets=tuples(NAMES),
+    service_account=NAMES,
+    priority_class=NAMES,
+)
+INIT = st.lists(
+    st.fixed_dictionaries({"name": NAMES, "image": st.just("i:1")}, optional={"command": tuples(TEXTS)}),
+    max_size=2,
+    unique_by=lambda each: str(each["name"]),
+)
+POD = some(init=INIT, **POD_KEYS)
+DEADLINES = some(**dict.fromkeys(("start", "run", "silence", "lease", "grace"), DURATIONS))
+PLAIN = some(args=st.lists(TEXTS, max_size=3), processes=st.integers(1, 16), deadlines=DEADLINES)
+IN_PODS = some(env=ENV, resources=RESOURCES, setup=tuples(TEXTS), mounts=MOUNTS, pod=POD)
+FABRIC = st.builds(
+    lambda said, more: {"about": "drawn", "expect": {"transport": "roce"}, **said, **more},
+    some(pod=some(**POD_KEYS), mounts=MOUNTS, compute_domain=NAMES, device_plugin=st.just("app=plugin")),
+    st.sampled_from([{}, {"env": {"NCCL_IB_HCA": "=mlx5_0:1"}, "find_gid": True}, {"env": {"NCCL_IB_HCA": "mlx5"}}]),
+)
+DRAWN = st.builds(
+    lambda match, gpus, fabric: Hardware.model_validate(
+        {
+            **{"about": "drawn", "source": "here", "line_rate": None, "fabrics": {"one": fabric}},
+            **{"match": match, "gpus": {"resource": gpus, "per_node": 8}},
+        }
+    ),
+    *(st.dictionaries(KEYS, VALUES, max_size=2), st.sampled_from(["nvidia.com/gpu", "amd.com/gpu"]), FABRIC),
+)
+OPTIONS: dict[str, Keys] = {
+    "volcano": some(queue=NAMES),
+    "pytorchjob": some(queue=NAMES, suspend=st.booleans()),
+    "appwrapper": some(
+        api=st.sampled_from(["workload.codeflare.dev/v1beta2", "mcad.ibm.com/v1beta1"]),
+        queue=NAMES,
+        retries=st.integers(0, 100),
+        priority=st.integers(-10, 10),
+        admission=DURATIONS,
+        success_ttl=DURATIONS,
+    ),
+    "runai": st.fixed_dictionaries(
+        {"project": st.just("vision"), "through": st.just("kubernetes")}, optional={"interactive": st.booleans()}
+    ),
+    "jobset": some(queue=NAMES, suspend=st.booleans()),
+    "baremetal": some(port=st.integers(1024, 65533)),
+}
+
+
+@st.composite
+def meetings(draw: st.DrawFn, most: int, elastic: bool) -> dict[str, Any]:
+    """A rendezvous with what fits it: an agent, a number of nodes or a range."""
+    way = draw(st.sampled_from(["c10d", "etcd-v2", "static", "env", "file"]))
+    agents = ["torchrun", "launch"] if way in WITH_AGENT else ["none"] if way in WITHOUT_AGENT else ["launch", "none"]
+    nodes: Any = draw(st.integers(1, most))
+    if way in WITH_AGENT and elastic and draw(st.booleans()):
+        nodes = {"min": draw(st.integers(1, nodes)), "max": nodes}
+    file = {"shared_file": draw(st.sampled_from(["/shared/meet", "/it's here/a b"]))} if way == "file" else {}
+    return {"rendezvous": way, "nodes": nodes, **draw(some(agent=st.sampled_from(agents))), **file}
+
+
+@st.composite
+def profiles(draw: st.DrawFn, launcher: str) -> Profile:
+    """A valid profile of a launcher."""
+    in_pods = launcher in PODS
+    long = 32 if launcher == "jobset" else 40
+    name = st.sampled_from(["a", "n" * long]) | st.from_regex(
+        rf"[a-z]([a-z0-9-]{{0,{long - 2}}}[a-z0-9])?", fullmatch=True
+    )
+    keys: dict[str, Any] = {"name": draw(name), "about": "drawn", "launcher": launcher, "program": "train.py"}
+    keys |= (
+        draw(meetings(1000 if in_pods else 4, launcher not in ("jobset", "baremetal")))
+        | draw(PLAIN)
+        | {"options": draw(OPTIONS[launcher])}
+    )
+    if in_pods:
+        keys |= {"image": draw(st.sampled_from(["i:1", "r:5/i", "i@sha256:0"]))} | draw(IN_PODS)
+    if in_pods and draw(st.booleans()):
+        shape = draw(st.sampled_from([*SHIPPED.values()]) | DRAWN)
+        keys |= {"hardware": shape, "fabric": draw(st.sampled_from(sorted(shape.fabrics)))}
+    return Profile.model_validate(keys)
+
+
+RUNS = st.builds(
+    lambda number, attempt: Run(id=str(UUID(int=number)), attempt=attempt, folder="/runs/here"),
+    *(st.integers(0, 2**128 - 1), st.integers(1, 20)),
+)
+
+
+def plan(profile: Profile, run: Run) -> Plan:
+    return registry.launcher(profile.launcher).plan(profile, run)
