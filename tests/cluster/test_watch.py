@@ -84,6 +84,19 @@ def test_what_is_deleted_during_an_outage_is_noticed(jobs: Jobs, wire: Wire) -> 
         until(lambda: there(watch) == set())
 
 
+def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
+    """While the API server is away logs may grow unseen, which the watch says, and only then."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        assert not watch.deaf()
+        wire.leave(3)
+        until(watch.deaf)
+        jobs.end(plan)
+        until(lambda: ended(watch))
+        until(lambda: not watch.deaf())
+
+
 def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that carries nothing any more, and is not closed, is given up after a while."""
     monkeypatch.setattr(module, "QUIET", 2.0)
