@@ -14,7 +14,7 @@ DEEPEST, MOST = 100, 100_000  # levels and values of a document, an alias counte
 DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
 # What PyYAML's constructors let through for a value that its tag does not fit.
 INDENT = re.compile(rb"^[ ?:-]+", re.MULTILINE)
-INT = "tag:yaml.org,2002:int"
+INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 SINGLE = ("bool", "float", "int", "timestamp")
 UNFIT = (ValueError, LookupError, AttributeError, ArithmeticError)
 
@@ -26,6 +26,33 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
+
+
+class WrittenInt(int):
+    """A number that is not written as Python prints it, and how it is."""
+
+    written = ""
+
+
+class WrittenFloat(float):
+    """The same: 1.10."""
+
+    written = ""
+
+
+def number(loader: Any, node: yaml.ScalarNode) -> int | float:
+    """A number that knows its digits: as a text, 1.10 is not 1.1, and 010 not 8."""
+    whole = node.tag == INT
+    value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+    if str(value) == node.value:
+        return value  # type: ignore[no-any-return]
+    known = WrittenInt(value) if whole else WrittenFloat(value)
+    known.written = node.value
+    return known
+
+
+for tag in (INT, FLOAT):
+    Loader.add_constructor(tag, number)
 
 
 def read(

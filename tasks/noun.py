@@ -32,10 +32,10 @@ Duration = Annotated[
 
 
 def read_text(value: object) -> object:
-    """A number in YAML stands for its digits; a bare yes, no, on or off does not say which text it means."""
+    """A number in YAML stands for its digits as written; a bare yes, no, on or off does not say which text it means."""
     if isinstance(value, bool):
         raise ValueError(f'{str(value).lower()} is a boolean in YAML: put the text in quotes, such as "1" or "yes"')
-    return str(value) if isinstance(value, int | float) else value
+    return getattr(value, "written", str(value)) if isinstance(value, int | float) else value
 
 
 Text = Annotated[str, BeforeValidator(read_text), WithJsonSchema({"type": ["string", "number"]})]

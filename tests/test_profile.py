@@ -36,6 +36,15 @@ def test_durations_are_read_with_their_units(write: Write) -> None:
     assert (deadlines.start, deadlines.run) == (1800.0, 5400.0)
 
 
+@pytest.mark.parametrize("number", ["1.10", "010", "12:30:00", "1_000", "0x1F", "3.0", "-5", "1e3", ".5"])
+def test_number_keeps_its_digits_as_a_text(tmp_path: Path, number: str) -> None:
+    """CUDA 12.10 is not 12.1: what YAML takes for a number is the text that was written, where a text is wanted."""
+    path = tmp_path / "sample.yaml"
+    path.write_text(f"about: a\nlauncher: baremetal\nprogram: x.py\nenv: {{A: {number}}}\nargs: [{number}]\n")
+    profile = load_profile(str(path))
+    assert (profile.env["A"], profile.args) == (number, (number,))
+
+
 def test_numbers_become_text_in_env_and_args(write: Write) -> None:
     """A number in env or args stands for its digits."""
     profile = load(write(env={"NCCL_IB_TC": 41}, args=["--lr", 0.1]))
