@@ -28,6 +28,7 @@ def test_shipped_profiles_load(name: str) -> None:
     profile = load_profile(name)
     there = profile.image or profile.options.get("program_there")
     assert there or Path(str(profile.program)).is_file()
+    assert profile.deadlines.start <= profile.deadlines.run  # both count from the submit
 
 
 def test_durations_are_read_with_their_units(write: Write) -> None:
