@@ -14,7 +14,6 @@ from tasks.explain import explain, nearest, place, short
 from tasks.hardware import Hardware
 from tasks.launchers import registry
 from tasks.spec import Profile
-from tasks.values_files import read_values
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -97,6 +96,8 @@ def over_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     names = raw.get("values")
     if not names:
         return dict(raw)
+    from tasks.values_files import read_values  # a twentieth of `torchyard plan`, and few profiles have any
+
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise NamedFileError("values", f"it is a list of files, not {short(repr(names))}")
     if raw.get("manifest"):
