@@ -174,7 +174,6 @@ ClusterNeed = Annotated[
     Right | Served | Controller | OpenQueue | Room | Object | Admitted | Advice | WritableFolder,
     Field(discriminator="kind"),
 ]
-Requirement = HostNeed | ClusterNeed
 Verdict = Literal["ok", "warning", "failed"]
 
 

@@ -3,7 +3,7 @@
 import os.path
 import sys
 from collections.abc import Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
@@ -99,7 +99,7 @@ def there(profile: Profile, run: Run, hosts: Sequence[Host], host: Host) -> Seat
         files=f"{run.folder}/attempt-{run.attempt}/node-{names.index(host.host)}/files",
         before=(*before, *([run.folder] if before and len(firsts) < len(set(names)) else [])),
     )
-    program = f"{site.folder}/work/{inside}" if work else str(profile.program)
+    program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
     return Seat(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
 
 

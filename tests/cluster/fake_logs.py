@@ -3,7 +3,7 @@
 Started by cluster.py with the API server's port, the pki folder and the port to serve on. A pod's lines come from the
 file that its annotation `torchyard.test/log` names, where `{pod}` stands for its name, else from default.log. The file
 is plain text, whose lines get the time of the container's start, a millisecond apart; or it is in the form of a
-container runtime (see `cri_line`), whose times are kept. It may come late, and grow while it is followed.
+container runtime (`TIME stdout F text`), whose times are kept. It may come late, and grow while it is followed.
 """
 
 import datetime
@@ -26,11 +26,6 @@ DEFAULT = Path(__file__).resolve().parent / "default.log"
 ANNOTATION = "torchyard.test/log"
 CRI = re.compile(r"(\d{4}-\d\d-\d\dT\S+) (stdout|stderr) [FP] (.*)")
 Line = tuple[str, str]  # time (RFC 3339), text
-
-
-def cri_line(line: str, when: str, stream: str = "stdout") -> str:
-    """A line as a container runtime writes it; `when` as 2026-01-01T00:00:00.000000000Z."""
-    return f"{when} {stream} F {line}\n"
 
 
 # --- pods ------------------------------------------------------------------------------------------------------------

@@ -17,7 +17,7 @@ from pathlib import Path
 
 from tests.cluster import cgroups, images, network
 from tests.cluster.api import Api, ApiError, Object
-from tests.cluster.plane import ClusterError, Plane, signal_process
+from tests.cluster.plane import ClusterError, Plane
 from tests.cluster.real_node import CNI, HERE, NODES, Node, furnish
 
 PACKAGES = "apt-get install containerd runc containernetworking-plugins iptables iproute2"
@@ -102,10 +102,3 @@ def ready(api: Api, node: Node) -> bool:
         return False
     conditions = found["status"].get("conditions") or []
     return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
-
-
-def kill_node(plane: Plane, node: Node) -> None:
-    """Cut a node's power: all its processes are gone at once, and the cluster hears nothing more of it."""
-    for process in plane.processes():
-        if process.component == node.name:
-            signal_process(process.pid)

@@ -19,10 +19,11 @@ Thing = dict[str, Any]
 
 def at_home(profile: str, namespace: str) -> Thing:
     """Overrides for a profile as it is, in a namespace of the test cluster, which has no Kueue and no Run:ai."""
-    match load_profile(profile).launcher:
+    chosen = load_profile(profile)
+    match chosen.launcher:
         case "appwrapper":
             more: Thing = {"options.queue": None}
-            if load_profile(profile).options.get("api"):  # the group of the dispatcher that can be built
+            if chosen.options.get("api"):  # the group of the dispatcher that can be built
                 more["options.api"] = "workload.codeflare.dev/v1beta1"
         case "runai":
             project = namespace.removeprefix("runai-")

@@ -14,13 +14,13 @@ from prefect.client.schemas.objects import State
 from flows.train import train
 from tasks.cluster import Api
 from tasks.errors import ClusterError
-from tasks.folder import all_runs
 from tasks.launchers import jobset, pytorchjob, registry, volcano
 from tasks.model import Report, Run
 from tasks.needs import Room
 from tasks.plan import ManifestPlan
 from tasks.profile import load_profile
 from tasks.spec import Cluster
+from tests.cluster.carried import reported
 from tests.cluster.provide import Home, at_home
 from tests.cluster.small import ELSEWHERE, in_pods, one_a_way
 
@@ -64,9 +64,7 @@ def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Cal
         skip_unserved(Api(Cluster(namespace=namespace)), plan)
         home.provide(plan)
         end = train(cell[0], whole, return_state=True)
-        (folder,) = all_runs()
-        report = folder.report()
-        assert report
+        report = reported()
         assert labelled(namespace, report) == []
         return end, report
 

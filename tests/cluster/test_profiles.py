@@ -6,10 +6,8 @@ from typing import Any
 
 import pytest
 
-from flows.train import train
 from tasks.cluster import Api
-from tasks.folder import all_runs
-from tasks.model import Report
+from tests.cluster.carried import completed
 from tests.cluster.provide import at_home
 from tests.cluster.small import in_pods, one_a_way, small
 
@@ -17,18 +15,6 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 SEEN = {"digits.py": "accuracy", "pi.py": "pi", "allreduce.py": "busbw"}
 Record = Callable[[str, object], None]
 PROFILES = one_a_way(name for name in in_pods() if not name.startswith("yolov5"))
-
-
-def carry(name: str, overrides: dict[str, Any]) -> Report:
-    """The report of a run that was Completed, whose logs are whole, and of which nothing is left."""
-    end = train(name, overrides, return_state=True)
-    (folder,) = all_runs()
-    report = folder.report()
-    assert report
-    assert (end.name, report.left) == ("Completed", ()), report.sentence
-    assert report.collected
-    assert all(not log.lost for log in report.collected.logs)
-    return report
 
 
 @pytest.fixture
@@ -44,7 +30,7 @@ def test_real_pods_carry_every_way(name: str, namespace: str, real: dict[str, An
     """Its pods find each other as the profile says, and rank 0 tells what our program in them tells."""
     record_property("cell", (name, "real"))
     overrides = {**small(name), **real, **at_home(name, namespace)}
-    report = carry(name, overrides)
+    report = completed(name, overrides)
     assert report.collected
     if wanted := SEEN.get(Path(str(overrides["program"])).name):
         assert any(wanted in row for row in report.collected.metrics.rows)

@@ -1,0 +1,25 @@
+"""A run that a test carries along the line, and its report."""
+
+from typing import Any
+
+from flows.train import train
+from tasks.folder import all_runs
+from tasks.model import Report
+
+
+def reported() -> Report:
+    """The report of the one run of this test."""
+    (folder,) = all_runs()
+    report = folder.report()
+    assert report
+    return report
+
+
+def completed(profile: str, overrides: dict[str, Any]) -> Report:
+    """The report of a run that was Completed, whose logs are whole, and of which nothing is left."""
+    end = train(profile, overrides, return_state=True)
+    report = reported()
+    assert (end.name, report.left) == ("Completed", ()), report.sentence
+    assert report.collected
+    assert all(not log.lost for log in report.collected.logs)
+    return report
