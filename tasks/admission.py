@@ -7,6 +7,7 @@ from tasks.cluster import Api
 from tasks.errors import ClusterError
 from tasks.needs import Admitted, Check, Verdict, failed, ok, warning
 from tasks.plan import ManifestPlan
+from tasks.rights import ROLE, is_asked
 
 WORST: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
@@ -15,7 +16,7 @@ def check_admission(api: Api, need: Admitted, name: str, plan: ManifestPlan) -> 
     """A dry run of the job's objects, or of a pod as the job will make it."""
     if need.what == "pod":
         return try_pod(api, name, plan.pod)
-    found = [try_object(api, thing, plan.labels) for thing in plan.parts]
+    found = [try_object(api, thing, plan) for thing in plan.parts]
     worst = next((each for each in WORST if any(check.verdict == each for check in found)), "ok")
     told = [check for check in found if check.verdict == worst]
     detail = "; ".join(f"{check.need} {check.detail}" for check in told)
@@ -26,13 +27,15 @@ def title(thing: dict[str, Any]) -> str:
     return f"{thing['kind']} {thing['metadata']['name']}"
 
 
-def try_object(api: Api, thing: dict[str, Any], labels: dict[str, str]) -> Check:
+def try_object(api: Api, thing: dict[str, Any], plan: ManifestPlan) -> Check:
     """Whether it could be created, or is this run's already."""
     try:
         api.create(thing, dry_run=True)
     except ClusterError as error:
         if error.status == 409:
-            return try_taken(api, thing, labels)
+            return try_taken(api, thing, plan.labels)
+        if is_asked(plan, error.said):
+            return warning(title(thing), "cannot be tried without the right to create it")
         return refusal(api, title(thing), error)
     return ok(title(thing), "is accepted")
 
@@ -95,7 +98,7 @@ def remedy_of(api: Api, error: ClusterError) -> str:
     if "exceeded quota" in said:
         return f"ask for less, or see `kubectl -n {api.namespace} describe quota`"
     if "cannot create resource" in said:
-        return "`kubectl apply -f docs/rbac.yaml`, and bind its role to this user"
+        return f"{ROLE}, and bind its role to this user"
     if error.status == 404:
         return "install what brings this kind, or see `kubectl api-resources`"
     return ""

@@ -2,52 +2,30 @@
 
 import contextlib
 import functools
-import json
 import os
-import socket
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
-import urllib3
 import yaml
 from kubernetes import client, config
 from kubernetes.config.config_exception import ConfigException
 from kubernetes.utils import parse_quantity
-from tenacity import (
-    retry,
-    retry_if_exception_type,
-    stop_after_attempt,
-    stop_after_delay,
-    stop_before_delay,
-    wait_random_exponential,
-)
-from urllib3.connection import HTTPConnection
+from tenacity import stop_before_delay
 
+from tasks.connection import Asked, Connection, alive, lines, parts, read
+from tasks.credentials import Credentials
 from tasks.errors import ClusterError
+from tasks.needs import plural
+from tasks.patience import BRIEFLY, BusyError, patiently
 from tasks.spec import Cluster
 
-PATIENCE = 30.0  # seconds that a request is repeated while the API server is away or busy
-BRIEFLY = 3.0  # the same, for a first knock
-CONNECTIONS = 600  # kept open at most: one a log that is followed
-BUSY = (429, 502, 503, 504)
-JSON = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
-IRREGULAR = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
+CONNECTIONS = 4000  # kept open at most: one a kind that is watched, and one a log that is followed, of hundreds of runs
+FOREGROUND = {"propagationPolicy": "Foreground"}
+AT_ONCE = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
 Object = dict[str, Any]
-
-
-class BusyError(Exception):
-    """The API server did not answer, or asked to come back later."""
-
-
-def plural(kind: str) -> str:
-    """`jobs` of Job, `networkpolicies` of NetworkPolicy: how the API server's paths spell a kind."""
-    name = kind.lower()
-    if kind in IRREGULAR:
-        return IRREGULAR[kind]
-    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 class Api:
@@ -58,11 +36,12 @@ class Api:
         loaded, found = load(cluster.context)
         self.context = cluster.context or found.get("name")
         self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
-        self.host = str(loaded.host)
-        loaded.connection_pool_maxsize = CONNECTIONS
-        loaded.socket_options = [*HTTPConnection.default_socket_options, *alive()]
-        self._settings = loaded
-        self._http = client.ApiClient(loaded).rest_client.pool_manager
+        first = connect(loaded, self.context)
+        self._credentials = Credentials(first, lambda: renewed(first, self.context))
+
+    @property
+    def host(self) -> str:
+        return str(self._credentials.now.settings.host)
 
     @property
     def cluster(self) -> Cluster:
@@ -104,15 +83,15 @@ class Api:
             raise
         return [{"apiVersion": api, "kind": kind, **item} for item in found["items"]]
 
-    def patch(self, thing: Object, change: Object) -> Object:
-        """Merge a change into an object."""
+    def patch(self, thing: Object, change: Object | list[Object]) -> Object:
+        """Merge a change into an object, or carry out a JSON patch: a list, all of it or nothing."""
         path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
         return self.ask("PATCH", path, body=change)
 
-    def delete(self, api: str, kind: str, name: str) -> bool:
-        """Delete an object, what it owns first; False where there was none."""
+    def delete(self, api: str, kind: str, name: str, force: bool = False) -> bool:
+        """Delete an object, what it owns first; False where there was none. By force nobody's word is waited for."""
         try:
-            self.ask("DELETE", self.path(api, kind, name), body={"propagationPolicy": "Foreground"})
+            self.ask("DELETE", self.path(api, kind, name), body=AT_ONCE if force else FOREGROUND)
         except ClusterError as error:
             if error.status == 404:
                 return False
@@ -127,32 +106,36 @@ class Api:
 
     def glance(self, path: str) -> Object:
         """One GET, given up within seconds."""
-        briefly = self._patiently.retry_with(stop=stop_before_delay(BRIEFLY))
+        briefly = self._answer.retry_with(stop=stop_before_delay(BRIEFLY))
         try:
-            found: Object = briefly(self, "GET", path, None)
+            found: Object = briefly(self, Asked("GET", path))
         except BusyError as error:
-            raise ClusterError(self.host, f"GET {path}", str(error), 0) from error
+            raise ClusterError(self.host, f"GET {path}", error.said, error.status) from error
         return found
 
-    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Object | None = None) -> Object:
+    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
         """One request, repeated while the server is away or busy. ClusterError with the server's own words."""
         try:
-            return self._patiently(method, path + (f"?{urlencode(query)}" if query else ""), body)
+            return self._answer(Asked(method, spell(path, query), body))
         except BusyError as error:
-            raise ClusterError(self.host, f"{method} {path}", str(error), 0) from error
+            raise ClusterError(self.host, f"{method} {path}", error.said, error.status) from error
 
-    @retry(
-        retry=retry_if_exception_type(BusyError),
-        wait=wait_random_exponential(0.2, 5),
-        stop=stop_after_delay(PATIENCE) & stop_after_attempt(2),
-        reraise=True,
-    )
-    def _patiently(self, method: str, path: str, body: Object | None) -> Object:
-        with self._open(method, path, body, 30.0) as response:
-            try:
-                answer: Object = json.loads(response.data or b"{}")
-            except (urllib3.exceptions.HTTPError, ValueError) as error:
-                raise BusyError(f"the answer broke off: {error}") from error
+    @patiently
+    def _answer(self, asked: Asked) -> Object:
+        try:
+            return self._once(asked)
+        except ClusterError as error:
+            if error.status != 401:
+                raise
+            raise BusyError(error.said, 401) from error  # a server that lost its memory of us may find it again
+
+    def look(self, path: str, query: Mapping[str, Any] | None = None) -> Object:
+        """One GET, tried once. BusyError where the server is away or busy, ClusterError where it refuses."""
+        return self._once(Asked("GET", spell(path, query)))
+
+    def _once(self, asked: Asked) -> Object:
+        with self._open(asked) as response:
+            answer: Object = read(response)
             return answer
 
     def stream(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
@@ -160,60 +143,48 @@ class Api:
 
         BusyError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
         """
-        with self._open("GET", f"{path}?{urlencode(query)}", None, silence) as response:
-            rest: list[bytes] = []
-            try:
-                for part in response.stream(1 << 16, decode_content=True):
-                    first, *lines = part.split(b"\n")
-                    rest.append(first)
-                    for line in lines:
-                        yield b"".join(rest) + b"\n"
-                        rest = [line]
-            except urllib3.exceptions.HTTPError as error:
-                raise BusyError(reason(error)) from error
-            if last := b"".join(rest):
-                yield last
+        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
+            yield from lines(response)
 
-    def _open(self, method: str, path: str, body: Object | None, silence: float) -> Any:
-        url = f"{self.host}{path}"
-        headers = {**JSON, **({"Content-Type": "application/merge-patch+json"} if method == "PATCH" else {})}
-        if token := self._settings.get_api_key_with_prefix("BearerToken", alias="authorization"):
-            headers["Authorization"] = token
-        data = json.dumps(body) if body is not None else None
-        timeout = urllib3.Timeout(connect=10.0, read=silence)
+    def parts(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
+        """The same in the parts in which it comes: of a log there may be many lines in one."""
+        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
+            yield from parts(response)
+
+    @contextlib.contextmanager
+    def opened(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[Iterator[bytes]]:
+        """The same, once the server has begun to answer: it has no longer for that than for any answer."""
+        with self._open(Asked("GET", spell(path, query))) as response:
+            if sock := getattr(response.connection, "sock", None):
+                sock.settimeout(silence)
+            yield lines(response)
+
+    def _open(self, asked: Asked) -> Any:
+        """The answer. Credentials that are refused are loaded anew, once each time that they expire."""
+        link = self._credentials.now
         try:
-            response = self._http.request(
-                method, url, body=data, headers=headers, timeout=timeout, preload_content=False, retries=False
-            )
-        except urllib3.exceptions.HTTPError as error:
-            raise BusyError(reason(error)) from error
-        if response.status >= 400:
-            self._refuse(f"{method} {path}", response)
-        return response
-
-    def _refuse(self, what: str, response: Any) -> None:
-        """Raise the server's refusal, in its own words."""
-        try:
-            said = response.data.decode(errors="replace")
-        except urllib3.exceptions.HTTPError as error:
-            raise BusyError(f"the refusal broke off: {error}") from error
-        finally:
-            response.release_conn()
-        if response.status in BUSY:
-            raise BusyError(said[:500])
-        try:
-            message = json.loads(said)["message"]
-        except (ValueError, KeyError, TypeError):
-            message = said[:500]
-        raise ClusterError(self.host, what, message, response.status)
+            return link.send(asked)
+        except ClusterError as error:
+            if error.status == 403 and starting(link):
+                raise BusyError(f"the server is not ready: {error.said}", 403) from error
+            if error.status != 401 or not self._credentials.renew(link):
+                raise
+        return self._credentials.now.send(asked)
 
 
-def alive() -> list[tuple[int, int, int]]:
-    """Socket options that keep a silent connection from being forgotten on the way, and tell of a dead one."""
-    timing = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4}  # not every system has them
-    known = {getattr(socket, name): value for name, value in timing.items() if hasattr(socket, name)}
-    on = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    return [on, *((socket.IPPROTO_TCP, option, value) for option, value in known.items())]
+def spell(path: str, query: Mapping[str, Any] | None) -> str:
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
+def starting(link: Connection) -> bool:
+    """Whether the server has only just started: it refuses everything before it has read who may do what."""
+    try:
+        link.send(Asked("GET", "/readyz")).release_conn()
+    except BusyError:
+        return True
+    except ClusterError:
+        pass
+    return False
 
 
 def quantity(text: str) -> Decimal:
@@ -225,6 +196,23 @@ def quantity(text: str) -> Decimal:
 def api(cluster: Cluster) -> Api:
     """The connection of a cluster and namespace: made once a process."""
     return Api(cluster)
+
+
+def connect(loaded: Any, context: str | None) -> Connection:
+    """The connections that settings allow."""
+    loaded.connection_pool_maxsize = CONNECTIONS
+    loaded.socket_options = alive()
+    loaded.refresh_api_key_hook = None  # knows tokens only, and asks for one from each thread
+    http = client.ApiClient(loaded).rest_client.pool_manager
+    return Connection(f"context {context}" if context else "this pod", loaded, http)
+
+
+def renewed(first: Connection, context: str | None) -> Connection:
+    """The connection with the credentials of today. ClusterError where there are none any more."""
+    fresh = connect(load(context)[0], context)
+    if first.known and not fresh.known:
+        raise ClusterError("kubeconfig", f"context {context}", "it gives no credentials any more: log in again", 401)
+    return fresh
 
 
 def load(context: str | None) -> tuple[Any, Object]:
@@ -239,6 +227,8 @@ def load(context: str | None) -> tuple[Any, Object]:
             raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
         config.load_kube_config(files(), context=wanted, client_configuration=loaded)
         return loaded, found
+    except yaml.YAMLError as error:
+        raise ClusterError("kubeconfig", "read it", str(error), 0) from error
     except ConfigException as error:
         return load_inside(loaded, str(error))
 
@@ -270,9 +260,3 @@ def load_inside(loaded: Any, why: str) -> tuple[Any, Object]:
     except (ConfigException, OSError):
         remedy = "set KUBECONFIG to the file of your cluster; `make cluster-up` makes a cluster to try"
         raise ClusterError("kubeconfig", "read it", f"{why}; {remedy}", 0) from None
-
-
-def reason(error: Exception) -> str:
-    """The short cause inside urllib3's long sentence."""
-    inner = getattr(error, "reason", None) or error
-    return str(inner).rpartition(": ")[2] or type(error).__name__

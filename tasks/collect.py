@@ -38,15 +38,15 @@ def log_file(node: str, path: str, lost: str) -> LogFile:
 
 
 def find_failure(plan: Plan, outcome: Outcome) -> Failure:
-    """The root cause; where the launcher itself ended the job, that is the cause."""
+    """The root cause; where the launcher itself ended the job, what the cluster says of it, or else the deadline."""
     logs: dict[str, deque[LogLine]] = {name: deque(read_log(name, path), KEPT) for name, path in plan.logs.items()}
+    known = outcome.status.failure
+    if known:
+        return known.model_copy(update={"tail": tuple(line.text for line in logs.get(known.node or "", ()))[-50:]})
     if outcome.cause:
         node = max(logs, key=lambda name: logs[name][-1].at if logs[name] else 0.0)
         tail = tuple(line.text for line in logs[node])[-50:]
         return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=tail)
-    known = outcome.status.failure
-    if known:
-        return known.model_copy(update={"tail": tuple(line.text for line in logs.get(known.node or "", ()))[-50:]})
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
     found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)

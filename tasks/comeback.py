@@ -33,11 +33,11 @@ def entry(events: Sequence[dict[str, Any]], now: float) -> Entry:
 
 
 def read_ended(lives: list[list[dict[str, Any]]], end: dict[str, Any], now: float) -> Entry:
-    """A run that succeeded is done for good. One that gave up may still have a job to come back to."""
+    """A run that succeeded is done for good. One that gave up, or went on elsewhere, may have a job to come back to."""
     came_back = len(lives) > 1 and lives[-2][-1]["event"] != "end"
     if end["end"] == "succeeded" or end["by"] != "flow" or (came_back and now - end["at"] < ECHO):
         return "echo"
-    return "attach" if end["end"] == "gave-up" else "fresh"
+    return "attach" if end["end"] in ("gave-up", "moved") else "fresh"
 
 
 def split(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:

@@ -73,11 +73,11 @@ class ClusterError(TorchyardError):
 
 
 class RendezvousError(TorchyardError):
-    """The store was asked and did not serve."""
+    """The store was asked and did not serve; `retry`: another attempt may have more luck."""
 
-    def __init__(self, url: str, found: str, remedy: str) -> None:
-        super().__init__(url, found, remedy)
-        self.url, self.found, self.remedy = url, found, remedy
+    def __init__(self, url: str, found: str, remedy: str, retry: bool = False) -> None:
+        super().__init__(url, found, remedy, retry)
+        self.url, self.found, self.remedy, self.retry = url, found, remedy, retry
 
     def __str__(self) -> str:
         return f"rendezvous store {self.url}: {self.found}; {self.remedy}"

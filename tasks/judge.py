@@ -73,6 +73,8 @@ def judge_program(need: ProgramFile, good: bool) -> Check:
 
 
 def judge_port(need: FreePort, fact: dict[str, Any]) -> Check:
+    if fact.get("ours"):
+        return made(f"port {need.port} on {need.host}", True, "is held by this run", "")
     held = f"is held by {fact.get('holder') or 'a process of another user'}"
     remedy = f"stop that, or choose another port with {need.option}; a new run takes another by itself"
     return made(f"port {need.port} on {need.host}", fact["free"], "is free" if fact["free"] else held, remedy)

@@ -95,6 +95,7 @@ class Outcome(Noun):
     exits: dict[str, int | None] = Field(description="exit code by block; negative is a signal; None is unknown")
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
     lost: dict[str, str] = Field({}, description="what a log lacks for good, by block")
+    machines: dict[str, str] = Field({}, description="where each node ran: a node of the cluster, a host")
 
 
 # --- what is left: logs, metrics, report ---------------------------------------------------------------------------

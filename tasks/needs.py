@@ -7,6 +7,8 @@ from pydantic import Field
 from tasks.noun import Noun
 from tasks.pod import Resources
 
+IRREGULAR = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
+
 # --- on a host
 
 
@@ -38,12 +40,13 @@ class Package(Noun):
 
 
 class FreePort(Noun):
-    """A TCP port that nobody listens on."""
+    """A TCP port that nobody listens on but the attempt itself, which another machine may have begun."""
 
     kind: Literal["port"] = "port"
     host: str
     port: int
     option: str = Field(description="the key that chooses another")
+    label: str = Field("", description="what the processes carry that may hold it: those of the attempt itself")
 
 
 class Processors(Noun):
@@ -86,6 +89,14 @@ HostNeed = Annotated[
 
 
 # --- in a cluster
+
+
+def plural(kind: str) -> str:
+    """`jobs` of Job, `networkpolicies` of NetworkPolicy: how the API server's paths spell a kind."""
+    name = kind.lower()
+    if kind in IRREGULAR:
+        return IRREGULAR[kind]
+    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
 class Right(Noun):

@@ -113,6 +113,7 @@ class ManifestPlan(Noun):
     job: str
     labels: dict[str, str] = Field(description="what every object carries, and nothing else in the cluster")
     cluster: Cluster = Field(description="None in it until the run is prepared: then from the kubeconfig")
+    lease: dict[str, Any] = Field(description="who looks after the run: the owner of the rest, called like the run")
     store: tuple[dict[str, Any], ...] = ()
     objects: tuple[dict[str, Any], ...] = Field(description="the job is the last one")
     tasks: dict[str, int] = Field(description="pods by task: they are named <job>-<task>-<i>")
@@ -122,8 +123,14 @@ class ManifestPlan(Noun):
     inside: tuple[str | int, ...] = Field((), description="where the job has another that makes the pods")
     watch: tuple[Watched, ...]
     ranks: Ranks = "teed"
+    force: bool = Field(False, description="teardown ends a pod by force whose dead node does not confirm its end")
     folder: str = Field(description="of this attempt, on the launcher's machine")
     requires: tuple[ClusterNeed, ...]
+
+    @property
+    def run(self) -> str:
+        """The name of the run, in all its attempts."""
+        return str(self.lease["metadata"]["name"])
 
     @property
     def main(self) -> dict[str, Any]:

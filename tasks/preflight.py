@@ -18,6 +18,10 @@ from tasks.step import log, step
 @step
 def preflight(plan: Plan) -> tuple[Check, ...]:
     """Every check of the plan. PreflightError carries all of them where one failed."""
+    if isinstance(plan, ManifestPlan):
+        from tasks.preflight_cluster import await_door
+
+        await_door(plan)
     checks = findings(plan)
     for found in checks:
         if found.verdict == "warning":

@@ -1,7 +1,10 @@
 """Is everything in the cluster that the plan needs? All requirements are asked at once; each makes one finding."""
 
+import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
+
+from tenacity import stop_after_delay
 
 from tasks import cluster
 from tasks.admission import check_admission
@@ -23,16 +26,17 @@ from tasks.needs import (
     ok,
     warning,
 )
+from tasks.outlasting import BEGIN, outlasting
 from tasks.plan import ManifestPlan
+from tasks.rights import ROLE, check_rights
 from tasks.room import check_room
 
 AT_ONCE = 8
-Asked = Right | Served | Controller | OpenQueue | Room | Object | Admitted | Advice
-ROLE = "`kubectl apply -f docs/rbac.yaml`"
+Asked = Served | Controller | OpenQueue | Room | Object | Admitted | Advice
 
 
 def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
-    """One check a requirement of the cluster; one in all where it cannot be asked, or does not know who asks."""
+    """One check for all rights, and one a requirement; one in all where nothing can be asked, or by nobody known."""
     try:
         api = cluster.api(plan.cluster)
     except ClusterError as error:
@@ -40,11 +44,14 @@ def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
     if closed := check_door(api):
         return (closed,)
     missing = check_namespace(api)
-    needs = [need for need in plan.requires if not isinstance(need, WritableFolder)]
+    rights = [need for need in plan.requires if isinstance(need, Right)]
+    needs = [need for need in plan.requires if not isinstance(need, WritableFolder | Right)]
     asked = [need for need in needs if not (missing and inside(need))]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        found = tuple(pool.map(lambda need: check_need(api, plan, need), asked))
-    return (missing, *found) if missing else found
+        granted = pool.submit(check_rights, api, rights)
+        found = pool.map(lambda need: check_need(api, plan, need), asked)
+        checks = (*granted.result(), *found)
+    return (missing, *checks) if missing else checks
 
 
 def inside(need: Asked) -> bool:
@@ -66,8 +73,6 @@ def look(api: Api, plan: ManifestPlan, need: Asked) -> Check:
     """What the cluster says of one requirement. ClusterError where it does not say it."""
     name = describe(need)
     match need:
-        case Right():
-            found = check_right(api, need, name)
         case Served():
             found = check_served(api, need, name)
         case Controller():
@@ -90,8 +95,6 @@ def look(api: Api, plan: ManifestPlan, need: Asked) -> Check:
 def describe(need: Asked) -> str:
     """What a report calls a requirement."""
     match need:
-        case Right():
-            name = f"right to {', '.join(need.verbs)} {need.resource}"
         case Served():
             name = f"kind {need.crd} {need.version}"
         case Controller():
@@ -114,6 +117,13 @@ def describe(need: Asked) -> str:
 # --- the cluster itself
 
 
+def await_door(plan: ManifestPlan) -> None:
+    """Wait for an API server that is away, as every other step does; what it is in the end, its check tells."""
+    with contextlib.suppress(ClusterError):
+        api = cluster.api(plan.cluster)
+        outlasting(api.knock).retry_with(stop=stop_after_delay(BEGIN))()
+
+
 def check_door(api: Api) -> Check | None:
     """Why nothing can be asked at all, if so."""
     name = f"cluster {api.context or api.host}"
@@ -121,7 +131,7 @@ def check_door(api: Api) -> Check | None:
         api.knock()
     except ClusterError as error:
         flags = f" --context {api.context}" if api.context else ""
-        if error.status == 0:
+        if error.status == 0 or error.status >= 429:  # away, or busy
             return failed(name, f"{api.host} does not answer: {error.said}", f"see `kubectl{flags} cluster-info`")
         if error.status == 401 or "system:anonymous" in error.said:
             detail = f"{api.host} refuses the credentials of the kubeconfig: {error.said}"
@@ -141,41 +151,6 @@ def check_namespace(api: Api) -> Check | None:
     if found.get("status", {}).get("phase") == "Terminating":
         return failed(name, "is being deleted", f"wait until it is gone, then {create}")
     return None
-
-
-# --- rights
-
-
-def check_right(api: Api, need: Right, name: str) -> Check:
-    missing = ", ".join(verb for verb in need.verbs if not allowed(api, verb, need.resource))
-    if not missing:
-        return ok(name, "granted")
-    who = whoami(api)
-    remedy = f"{ROLE} allows to {missing} {need.resource}; bind its role to {who}"
-    return failed(name, f"{who} may not {missing} {need.resource} in namespace {api.namespace}", remedy)
-
-
-def allowed(api: Api, verb: str, resource: str) -> bool:
-    """Whether this user may do it in the namespace. `resource`: jobs.batch.volcano.sh, pods, pods/log."""
-    whole, _, part = resource.partition("/")
-    plural, _, group = whole.partition(".")
-    asked = {"verb": verb, "group": group, "resource": plural, "subresource": part, "namespace": api.namespace}
-    answer = review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", {"resourceAttributes": asked})
-    return bool(answer["status"].get("allowed"))
-
-
-def whoami(api: Api) -> str:
-    """The name that the API server knows this user by."""
-    try:
-        answer = review(api, "authentication.k8s.io/v1", "SelfSubjectReview", {})
-    except ClusterError:  # older than 1.28
-        return "this user"
-    return str(answer["status"]["userInfo"]["username"])
-
-
-def review(api: Api, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
-    body = {"apiVersion": version, "kind": kind, **({"spec": spec} if spec else {})}
-    return api.ask("POST", api.path(version, kind, namespace=None), body=body)
 
 
 # --- kinds and their controllers

@@ -1,99 +1,25 @@
 """One pod's log, from its first line, into a file: stamped as the keepers of plain machines stamp theirs."""
 
-import errno
-import os
 import threading
-from collections import Counter, deque
 from collections.abc import Iterator
-from datetime import UTC, datetime
 from itertools import chain, islice
 from pathlib import Path
 from typing import NamedTuple
 
-from tasks.cluster import Api, BusyError
+from tasks.cluster import Api
 from tasks.errors import ClusterError
+from tasks.patience import BusyError
+from tasks.tail import GapError, Lines, Overlap, Tail
 
 QUIET = 600.0  # a stream without a line for so long is opened anew: its connection may be dead, and nobody says so
+BRIEF = 30.0  # the same for an answer that has an end
 AFTER_END = 0.1  # seconds that the stream of an ended container may stay open
 PAUSE = 0.25  # before a second try; each one after it waits twice as long, at most LONG
 LONG = 5.0
-OVERLAP = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
-
-
-class Tail:
-    """A log's file: takes every line once, also where the last seconds are read again."""
-
-    def __init__(self, path: Path, node: str) -> None:
-        self.lost = 0
-        self.why = ""
-        self._path, self._mark = path, f" {node} | ".encode()
-        self._newest = 0
-        self._recent: deque[tuple[int, int]] = deque()  # second and hash of each line of the last seconds
-        self._again: Counter[int] = Counter()
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            for line in kept(path):
-                stamp, _, text = line.partition(self._mark)
-                self._remember(stamp + b" " + text)
-        except OSError as error:
-            self.why = error.strerror or str(error)
-
-    def since(self) -> str | None:
-        """The second from which the log is asked for; None is the beginning. The API knows whole seconds only."""
-        self._again = Counter(mark for _, mark in self._recent)
-        if not self._newest:
-            return None
-        return datetime.fromtimestamp(self._newest - OVERLAP, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-    def take(self, line: bytes) -> None:
-        """Write a line as the API gave it: `STAMP text`."""
-        if self._again[hash(line)] > 0:
-            self._again[hash(line)] -= 1
-            return
-        self._remember(line)
-        stamp, _, text = line.partition(b" ")
-        try:
-            append(self._path, stamp + self._mark + text + b"\n")
-        except OSError as error:
-            self.lost += 1
-            self.why = error.strerror or str(error)
-
-    def _remember(self, line: bytes) -> None:
-        second = read_second(line) or self._newest
-        self._newest = max(self._newest, second)
-        self._recent.append((second, hash(line)))
-        while self._recent[0][0] < self._newest - OVERLAP:
-            self._recent.popleft()
-
-
-def read_second(line: bytes) -> int | None:
-    """The second of a line's stamp, which may have a node's own time zone; None where it has none."""
-    try:
-        return int(datetime.fromisoformat(line.partition(b" ")[0].decode()).timestamp())
-    except ValueError:
-        return None
-
-
-def kept(path: Path) -> Iterator[bytes]:
-    """The lines of a log that an earlier process wrote; half a line, where it was killed in writing, is taken off."""
-    if not path.exists():
-        return
-    whole = 0
-    with path.open("r+b") as file:
-        for line in file:
-            if line.endswith(b"\n"):
-                whole += len(line)
-                yield line[:-1]
-        file.truncate(whole)
-
-
-def append(path: Path, line: bytes) -> None:
-    """Add a line as a whole, or OSError and nothing of it."""
-    with path.open("ab", buffering=0) as file:
-        end = file.tell()
-        if file.write(line) < len(line):
-            file.truncate(end)
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+TURN = 20.0  # seconds that the log of a pod made anew waits for the end of the one before
+ROTATED = "perhaps some lines: the log was rotated or begun anew while its stream was broken"
+RESTARTED = "perhaps some lines before restart {}: a kubelet keeps the log of one earlier container"
+GONE = b"unable to retrieve container logs for "  # a kubelet's words for a log that it has removed; the status is 200
 
 
 class Source(NamedTuple):
@@ -105,17 +31,22 @@ class Source(NamedTuple):
 
 
 class Pump(threading.Thread):
-    """Follows a container's log to its end. A later process goes on where the file ends."""
+    """Follows a container's log to its end, over its restarts. A later process goes on where the file ends."""
 
-    def __init__(self, server: Api, source: Source, path: Path) -> None:
+    def __init__(self, server: Api, source: Source, path: Path, before: "Pump | None" = None) -> None:
+        """`before`: who writes the log of an earlier pod into the same file."""
         super().__init__(daemon=True, name=f"log-{source.pod}")
         self.node, self.path, self.source = path.parent.name, path, source
         self.whole, self.over = threading.Event(), False
         self._api, self._at = server, f"{server.path('v1', 'Pod', source.pod)}/log"
+        self._before = before
         self._tail: Tail | None = None
         self._news, self._following = threading.Event(), False
         self._reading, self._ending = threading.Lock(), threading.Lock()
         self._reads, self._pause = 0, PAUSE
+        self._restarts, self._ended = 0, False
+        self._bridged, self._torn = 0, False
+        self._complete: tuple[int, int] | None = None  # the container that was read to its end, and the lines by then
         self._missing = "all of it: it was not read"
 
     @property
@@ -126,13 +57,17 @@ class Pump(threading.Thread):
     @property
     def lost(self) -> str:
         """What the file lacks for good, as far as is known."""
-        return self.unwritten or self._missing
+        missed = self._tail.missed if self._tail else []
+        return "; ".join(filter(None, (*missed, self.unwritten or self._missing)))
 
-    def tell(self, over: bool) -> None:
-        """Say that the pod has changed: the container may have ended, or have begun again."""
+    def tell(self, over: bool, restarts: int = 0, ended: bool = False) -> None:
+        """Say how the container is: ended, perhaps for good, and how often it has begun again. This begins it."""
+        self._restarts, self._ended = max(self._restarts, restarts), ended or over
+        ended, self.over = over and not self.over, over or self.over
         self._news.set()
-        if over and not self.over:
-            self.over = True
+        if self.ident is None:
+            self.start()
+        if ended:
             timer = threading.Timer(AFTER_END, self._finish)
             timer.daemon = True
             timer.start()
@@ -163,6 +98,9 @@ class Pump(threading.Thread):
             ended = self._read(follow)
         except BusyError as error:
             self._missing = f"perhaps its end: {error}"
+        except GapError:
+            self._torn = True
+            return False
         except ClusterError as error:
             self._refused(error, follow)
         else:
@@ -182,33 +120,74 @@ class Pump(threading.Thread):
     def _read(self, follow: bool) -> bool:
         """Take lines until the stream ends, or until a later read has begun: only the latest one takes any."""
         with self._reading:
-            tail = self._tail = self._tail or Tail(self.path, self.node)
-            lines = self._api.stream(self._at, self._asked(tail, follow), QUIET if follow else 30.0)
-            head = [] if follow else list(islice(lines, 1))  # refused it is here, and the stream goes on
+            tail = self._tail = self._tail or self._begin()
+            ended = self._restarts if self._ended else None
+            bridging = self._torn or self._restarts > self._bridged
+            overlap = tail.ask(another=bridging and self._bridge(tail))
+            overlap.otherwise = missed(self._restarts) if bridging else ""
+            stream = self._stream(overlap, follow=follow)
+            head = [] if follow else list(islice(stream, 1))  # refused it is here, and the stream goes on
             self._reads += 1
             mine = self._reads
-        for line in chain(head, lines):
+        for lines in chain(head, stream):
             with self._reading:
                 if self._reads != mine:
                     return False
                 self._pause, self._missing = PAUSE, "perhaps its end: it was still being read"
-                if line.endswith(b"\n"):
-                    tail.take(line[:-1])
-                elif not follow:  # the last line of all; in a stream it is half of one
-                    tail.take(line)
+                tail.take(lines, overlap)
+        if not follow:
+            tail.end(overlap)
+        self._complete = (ended, tail.taken) if ended is not None and overlap.owed is None else None
         return self._reads == mine
 
-    def _asked(self, tail: Tail, follow: bool) -> dict[str, str]:
-        since = tail.since()
-        begin = {"sinceTime": since} if since else {}
-        return {"container": self.source.container, "timestamps": "true", "follow": str(follow).lower(), **begin}
+    def _begin(self) -> Tail:
+        if self._before:
+            self._before.whole.wait(TURN)
+        return Tail(self.path, self.node, begun=not self._before)
+
+    def _bridge(self, tail: Tail) -> bool:
+        """Read the rest of the container before this one, if it is kept. Whether the file goes to that one's end."""
+        number, kept, overlap = self._restarts, 1, tail.ask()
+        overlap.otherwise = missed(number - 1)
+        if self._complete in ((number - 1, tail.taken), (number, tail.taken)):  # a kubelet may be ahead of its word
+            self._torn, self._bridged = False, number
+            return True
+        try:
+            for lines in self._stream(overlap, previous=True):
+                tail.take(lines, overlap)
+        except ClusterError as error:
+            if error.status != 400:
+                raise
+            kept = 0
+        if not overlap.since and number > kept:
+            tail.miss(missed(number - kept))
+        self._torn, self._bridged = False, number
+        return overlap.owed is None
+
+    def _stream(self, overlap: Overlap, follow: bool = False, previous: bool = False) -> Iterator[list[bytes]]:
+        """Whole lines as they come; where the log has an end, what stands there is one as well."""
+        begin = {"sinceTime": overlap.since} if overlap.since else {}
+        which = {"follow": "true"} if follow else {"previous": "true"} if previous else {}
+        asked = {"container": self.source.container, "timestamps": "true", **which, **begin}
+        lines = Lines()
+        for part in self._api.parts(self._at, asked, QUIET if follow else BRIEF):
+            if whole := lines.cut(part):
+                yield whole
+        rest = lines.rest
+        if rest.startswith(GONE):
+            raise ClusterError(self._api.host, "read a log", rest.decode(errors="replace"), 400)
+        if rest and not follow:  # in a stream it is half a line
+            yield [rest]
 
 
-def follow(server: Api, source: Source, path: Path) -> Pump:
+def missed(restart: int) -> str:
+    """What is lost where the newest line of the file is not in the logs that there are."""
+    return RESTARTED.format(restart) if restart > 0 else ROTATED
+
+
+def follow(server: Api, source: Source, path: Path, before: Pump | None = None) -> Pump:
     """The pump of a container's log: the one that an earlier watch of this process has begun, or a new one."""
     for each in threading.enumerate():
         if isinstance(each, Pump) and not each.whole.is_set() and (each.source, each.path) == (source, path):
             return each
-    pump = Pump(server, source, path)
-    pump.start()
-    return pump
+    return Pump(server, source, path, before)

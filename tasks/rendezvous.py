@@ -51,7 +51,8 @@ def start(plan: CommandPlan, probe: str) -> None:
     try:
         prove(probe, plan.store, plan.on[0].site)
     except NotYetError as error:
-        raise RendezvousError(probe, f"no answer within {PATIENCE:.0f} s: {error}", "is it running there?") from error
+        said = f"no answer within {PATIENCE:.0f} s: {error}"
+        raise RendezvousError(probe, said, "is it running there?", retry=True) from error
 
 
 @retry(retry=retry_if_exception_type(NotYetError), wait=wait_fixed(0.05), stop=stop_after_delay(PATIENCE), reraise=True)

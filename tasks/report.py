@@ -18,6 +18,7 @@ def as_text(report: Report) -> str:
     """What the terminal shows."""
     head = f"{report.profile}  {report.run}  {report.end} in {span(report.seconds)}"
     lines = [head, *(f"  {each.name:<12} {span(each.seconds):>9}   {each.detail}" for each in report.steps)]
+    lines += [f"  {name:<12} {told}" for name, told in tries(report)]
     lines.append(f"  {report.end:<12} {report.sentence}")
     lines += [f"  {'left':<12} {thing}" for thing in report.left]
     if report.collected:
@@ -31,6 +32,7 @@ def as_markdown(report: Report) -> str:
     """What Prefect's page of the run shows: at most some 100 KB, the plot inside."""
     parts = [f"# {report.profile}: {report.end}", report.sentence, ""]
     parts += grid(["step", "took", ""], [[each.name, span(each.seconds), each.detail] for each in report.steps])
+    parts += ["", *grid(["attempt", ""], tries(report))] if tries(report) else []
     if report.collected:
         picture = plot(report.collected.metrics)
         parts += ["", f"![metrics](data:image/svg+xml;base64,{picture})", ""] if picture else []
@@ -38,6 +40,19 @@ def as_markdown(report: Report) -> str:
         parts += [f"| `{log.path}` | {wholeness(log)} |" for log in report.collected.logs]
         parts += ["", "```", *tail(report), "```"] if tail(report) else []
     return "\n".join(parts)
+
+
+def tries(report: Report) -> list[tuple[str, str]]:
+    """How each attempt ended, and on which machine, where there was more than one."""
+    return [(f"attempt {each.number}", describe_attempt(each)) for each in report.attempts if len(report.attempts) > 1]
+
+
+def describe_attempt(attempt: Attempt) -> str:
+    failure, status = attempt.collected.failure, attempt.outcome.status
+    if failure is None:
+        return f"{status.state}: {status.reason}"
+    machine = attempt.outcome.machines.get(failure.node or "")
+    return f"{failure.cause}: {failure.sentence}" + (f" (on {machine})" if machine else "")
 
 
 def tail(report: Report) -> tuple[str, ...]:

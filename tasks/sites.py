@@ -13,14 +13,15 @@ from pathlib import Path
 from typing import IO, Any
 
 from tasks import shell
-from tasks.errors import HostError
+from tasks.errors import HostError, OwnedError
 from tasks.plan import THIS_MACHINE, Command, CommandPlan, Site
-from tasks.streams import Watch
+from tasks.streams import Watch, carrier
 
 HOST = Path(__file__).resolve().parent / "host"
 WHOLE = "whole"
 MOST = 200 * 2**20  # bytes of a program's folder
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+KEEPER = ("keep.py", "lease.py", "log.py", "network.py", "site.py", "state.py")
 SETTLE = 15.0  # seconds without a byte of a log that is still on its way
 # One line, for every login shell; and only what is compiled later lets an old Python say that it is one.
 TEXT = (
@@ -39,14 +40,28 @@ def script(host: str, python: str, name: str, *more: str) -> Command:
 
 
 def place(sites: Sequence[Site]) -> None:
-    """Fill each site, or find it filled. HostError where a host refused it, or the program cannot be copied."""
+    """Fill each site, or find it filled. HostError where a host refused it, or the program cannot be copied.
+
+    OwnedError where a living process of another place carries the run.
+    """
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
         list(pool.map(place_one, sites))
 
 
 def place_one(site: Site) -> None:
-    command = script(site.host, site.python, "site.py", "place", site.folder)
+    asked = json.dumps({"carrier": carrier(site.files)})
+    command = script(site.host, site.python, "site.py", "place", site.folder, asked)
     shell.patiently(partial(shell.pipe, site.host, command, partial(fill, site)))
+
+
+def latest(plan: CommandPlan) -> int:
+    """The number of the run's last attempt that a host knows, 0 where none does: another machine may have begun it.
+
+    A host that does not answer says nothing here; preflight tells of it.
+    """
+    commands = [(site.host, script(site.host, site.python, "site.py", "begun", site.folder)) for site in plan.sites]
+    said = [answer for answer in shell.call_each(commands) if not isinstance(answer, HostError)]
+    return max((number for answer in said for number in answer["attempts"]), default=0)
 
 
 def program_files(site: Site) -> Iterator[tuple[Path, str]]:
@@ -60,7 +75,7 @@ def program_files(site: Site) -> Iterator[tuple[Path, str]]:
         why = f"it holds {size >> 20} MiB, and {MOST >> 20} MiB can be copied: see options.source and program_there"
         raise HostError(site.host, f"copy {source} there", why)
     yield from ((path, f"work/{name}") for path, name in found)
-    yield from ((HOST / name, f"keeper/tasks/host/{name}") for name in ("keep.py", "state.py", "log.py", "network.py"))
+    yield from ((HOST / name, f"keeper/tasks/host/{name}") for name in KEEPER)
 
 
 def tree(source: Path) -> Iterator[tuple[Path, str]]:
@@ -74,7 +89,10 @@ def tree(source: Path) -> Iterator[tuple[Path, str]]:
 
 def fill(site: Site, there: IO[bytes], answer: IO[bytes]) -> Any:
     """Send the tar that site.py unpacks, where it is wanted: who comes back may not have the program any more."""
-    if json.loads(answer.readline())["wanted"]:
+    found = json.loads(answer.readline())
+    if found["carrier"]:
+        raise OwnedError(f"{site.host}:{site.folder}", found["carrier"])
+    if found["wanted"]:
         with tarfile.open(fileobj=there, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
             for path, name in (*program_files(site), *saved(site)):
                 archive.add(path, name, recursive=False, filter=nobodys)

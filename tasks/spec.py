@@ -68,6 +68,7 @@ WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun wo
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
 OnLauncherLost = Literal["keep", "stop"]
+OnStuckPod = Literal["report", "force"]
 
 
 class Profile(Noun):
@@ -109,7 +110,11 @@ class Profile(Noun):
     )
     deadlines: Deadlines = Field(Deadlines(), description="when a run is given up")
     attempts: int = Field(1, ge=1, le=20, description="at most, and only for causes worth another try")
+    avoid_failed: bool = Field(False, description="a new attempt keeps off the node or host that failed in the last")
     on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job lives on under its lease")
+    on_stuck_pod: OnStuckPod = Field(
+        "report", description="a pod whose dead node does not confirm its end; force deletes it nevertheless"
+    )
     metrics: MetricsFormat = Field("none", description="how rank 0 prints its metrics")
     options: dict[str, Any] = Field({}, description="the launcher's own")
 
@@ -128,6 +133,8 @@ class Profile(Noun):
         if self.hardware and self.fabric not in self.hardware.fabrics:
             known = ", ".join(self.hardware.fabrics)
             raise ValueError(f"fabric: {self.fabric or 'none'} is not one of this hardware: {known}")
+        if self.avoid_failed and self.manifest:
+            raise ValueError("avoid_failed: a manifest says itself where its pods may go")
         if self.fabric and not self.hardware:
             raise ValueError("fabric: is one of a hardware file's, and no hardware is named")
         return self

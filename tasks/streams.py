@@ -1,24 +1,35 @@
 """What many commands say while a job runs: how its processes are, and their logs."""
 
+import contextlib
 import json
 import math
 import os
 import selectors
+import socket
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
 from tasks import shell
+from tasks.errors import OwnedError
+from tasks.model import Failure, Outcome
 from tasks.plan import Block, Command
+from tasks.stuck import Why
 
 TORN = "its end did not come"  # what a log lacks whose copy broke off
+LOOK = 2.0  # seconds between two words to each keeper that somebody looks after its process
+
+
+def carrier(path: str) -> str:
+    """Who carries a run from here, by a path in a node's folder: this machine and the run's folder, which is locked."""
+    return f"{socket.gethostname()}:{Path(path).parents[2]}"
 
 
 class Watch:
     """The status commands of many blocks at once, each a JSON line at every change; logs that are elsewhere are copied.
 
-    `seen` is what each block said last. `logs_only`: nobody is asked how it is.
+    `seen` is what each block said last. `logs_only`: nobody is asked how it is, or looked after.
     """
 
     def __init__(self, blocks: Sequence[Block], store: Block | None = None, logs_only: bool = False) -> None:
@@ -27,8 +38,9 @@ class Watch:
         self.seen: dict[str, Mapping[str, Any]] = {block.name: {} for block in blocks}
         self._selector = selectors.DefaultSelector()
         self._copies = {block.name: Copy(block, block.follow) for block in blocks if block.follow}
-        told = () if logs_only else (Told(block, self.seen) for block in blocks)
-        self._streams: list[Stream] = [*told, *self._copies.values()]
+        self._told = [] if logs_only else [Told(block, self.seen) for block in blocks]
+        self._looked = -math.inf
+        self._streams: list[Stream] = [*self._told, *self._copies.values()]
         for stream in self._streams:
             self._open(stream)
 
@@ -41,13 +53,24 @@ class Watch:
         self._selector.close()
 
     def changes(self, timeout: float) -> bool:
-        """Wait for news, at most `timeout` seconds; True where there was some."""
+        """Wait for news, at most `timeout` seconds; True where there was some.
+
+        OwnedError where another place has taken the run over.
+        """
         for stream in [each for each in self._streams if each.broken_at < time.monotonic() - 1]:
             self._open(stream)
+        self._look()
         if not self._selector.get_map():
             time.sleep(timeout)
             return False
         return any([self._take(key.data) for key, _ in self._selector.select(timeout)])
+
+    def _look(self) -> None:
+        """Tell every keeper, now and then, that somebody looks after its process."""
+        if time.monotonic() - self._looked > LOOK:
+            self._looked = time.monotonic()
+            for told in self._told:
+                told.look()
 
     def exits(self) -> dict[str, int | None]:
         """Exit code by block; negative is a signal, None is unknown."""
@@ -70,15 +93,25 @@ class Watch:
         """What running processes' logs lack already, by block."""
         return {name: lost for name, lost in self._unwritten().items() if self.seen[name].get("phase") == "running"}
 
-    def hints(self) -> str:
+    def why(self, last: bool = False) -> Why | None:
         """Which hosts cannot be asked; nobody knows more about a process."""
-        mute = (stream for stream in self._streams if isinstance(stream, Told) and stream.broken_at < math.inf)
-        return "".join(f"; {stream.block.name} cannot be asked: {stream.said}" for stream in mute)
+        mute = [stream for stream in self._streams if isinstance(stream, Told) and stream.broken_at < math.inf]
+        if not mute:
+            return None
+        said = "; ".join(f"{stream.block.name} cannot be asked: {stream.said}" for stream in mute)
+        return Why(Failure(cause="host-silent", sentence=said, node=mute[0].block.name, retry=True))
+
+    def machines(self) -> dict[str, str]:
+        """The host of each block of the job."""
+        return {stream.block.name: stream.block.host for stream in self._streams if stream.block.name in self._job}
 
     def deaf(self) -> bool:
         """Whether a process cannot be asked: its log may grow unseen."""
         broken = any(stream.broken_at < math.inf for stream in self._streams)
         return broken or any(seen.get("detail") for seen in self.seen.values())
+
+    def note(self, outcome: Outcome) -> None:
+        """The keepers know how their processes ended."""
 
     def settle(self, seconds: float) -> None:
         """Take in what is said last: every line is written before the end is told, and copied while something comes."""
@@ -154,16 +187,26 @@ class Told(Stream):
 
     def __init__(self, block: Block, seen: dict[str, Mapping[str, Any]]) -> None:
         super().__init__(block, block.status)
-        self._seen, self._partial = seen, b""
+        self._seen, self._partial, self._carrier = seen, b"", carrier(block.log)
 
     def open(self) -> IO[bytes]:
-        self._partial = b""
-        return super().open()
+        self._partial, out = b"", super().open()
+        assert self.process.stdin
+        os.set_blocking(self.process.stdin.fileno(), False)
+        return out
+
+    def look(self) -> None:
+        """Say who looks after the block, if it listens: a connection may be on its way, or hang."""
+        with contextlib.suppress(OSError, ValueError):
+            assert self.process.stdin
+            os.write(self.process.stdin.fileno(), f"{self._carrier}\n".encode())
 
     def take(self, data: bytes) -> None:
         *lines, self._partial = (self._partial + data).split(b"\n")
         for line in lines:
             self._seen[self.block.name] = said = json.loads(line)
+            if said.get("carrier"):
+                raise OwnedError(f"{self.block.host}: {self.block.name}", said["carrier"])
             if self.block.follow and said.get("started"):  # where it is silent, its log is there as well
                 append(Path(self.block.log), b"")
 

@@ -46,5 +46,5 @@ def create(plan: ManifestPlan, deadlines: Deadlines) -> Handle:
     job, created = objects.create(plan)
     kind, where = plan.main["kind"], plan.cluster.namespace
     log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, len(plan.nodes))
-    made = seconds(job["metadata"]["creationTimestamp"])
+    made = seconds(job["metadata"].get("creationTimestamp")) or time.time()  # of one that is gone nobody knows it
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made)

@@ -10,9 +10,14 @@ from tasks.step import log, step
 
 
 @step
-def teardown(plan: Plan) -> tuple[str, ...]:
-    """What could not be removed, as `host: process 123` or `Pod namespace/name`; empty is the proof."""
+def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
+    """What could not be removed, as `host: process 123` or `Pod namespace/name`; empty is the proof.
+
+    With `end_run` nobody need look after the run any more: its Lease goes as well.
+    """
     left = remove(plan)
+    if end_run and not left:
+        release(plan)
     for thing in left:
         log().error("left behind: %s", thing)
     return tuple(left)
@@ -29,11 +34,19 @@ def remove(plan: Plan) -> list[str]:
             held = {block.host for block in plan.blocks if left.get(block.name) or unplaced(said.get(block.name))}
             return [*(thing for things in left.values() for thing in things), *vacate(plan, sites - held)]
         case ManifestPlan():
-            from tasks import objects
+            from tasks import removal
 
-            return objects.remove(plan)
+            return removal.remove(plan)
         case _:
             assert_never(plan)
+
+
+def release(plan: Plan) -> None:
+    """Let go of a run of which nothing is left."""
+    if isinstance(plan, ManifestPlan):
+        from tasks import lease
+
+        lease.release(plan)
 
 
 def stop(plan: Plan) -> None:
@@ -42,9 +55,9 @@ def stop(plan: Plan) -> None:
         case CommandPlan():
             stop_blocks(plan.on)
         case ManifestPlan():
-            from tasks import objects
+            from tasks import removal
 
-            objects.delete_job(plan)
+            removal.delete(plan, plan.main)
         case _:
             assert_never(plan)
 

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tasks import objects
+from tasks import objects, removal
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
 from tasks.launchers import registry
@@ -173,7 +173,7 @@ def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
                 witness.changes(0.05)
             for verb in VERBS.keys() & act.keys():
                 VERBS[verb](scene, act[verb], act)
-    objects.delete_job(scene.plan)
+    removal.delete(scene.plan, scene.plan.main)
     kind = scene.plan.main["kind"]
     first = next(at for at, (_, seen) in enumerate(witness.kept) if f"{kind}/{scene.plan.job}" in seen)
     return witness.kept[first:]

@@ -158,6 +158,12 @@ class Hosts:
                 continue
         return [each for each in found if each and not each.startswith("sshd")]
 
+    def forget(self) -> None:
+        """Let it be long ago that anybody looked after a job here."""
+        for name in self.addresses:
+            for path in (self.folder / name).rglob("looked"):
+                os.utime(path, (time.time() - 61,) * 2)
+
     def left(self) -> list[str]:
         """Processes and files that a run has left on either host."""
         processes = [each for name in self.addresses for each in self.processes(name)]

@@ -25,7 +25,7 @@ def test_every_profile_is_a_deployment() -> None:
     """prefect.yaml deploys `train` for each profile, with its words, and nothing else but the sweep."""
     wanted = "\n".join(catalog.deployments(catalog.catalog()))
     told = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
-    assert f"deployments:\n{wanted}\n  - name: local\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
+    assert f"deployments:\n{wanted}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
 
 
 def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:

@@ -207,6 +207,99 @@ def test_folder_of_a_site_is_written_out(tmp_path: Path, monkeypatch: pytest.Mon
     assert texts(Path(".yard/run/node-0")) == [f"{tmp_path}/.yard/run/a", f"--log-dir={tmp_path}/.yard/run/ranks"]
 
 
+# --- the lease
+
+
+class Onlooker:
+    """A status command that is told who looks after the process, and what it said last."""
+
+    def __init__(self, folder: Path) -> None:
+        argv = [sys.executable, "-I", "-S", KEEP, "status", str(folder)]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self.process.stdout
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.state: Any = {}
+
+    def look(self, who: str) -> Any:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{who}\n".encode())
+        time.sleep(0.2)
+        if said := self.process.stdout.read():
+            self.state = json.loads(said.splitlines()[-1])
+        return self.state
+
+    def until(self, who: str, holds: Callable[[Any], bool]) -> bool:
+        return any(holds(self.look(who)) for _ in range(50))
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def watched(folder: Path) -> Iterator[Callable[..., Onlooker]]:
+    """Start a process that sleeps, with a lease, and an onlooker."""
+    made: list[Onlooker] = []
+
+    def make(lease: float) -> Onlooker:
+        start(folder, "sleep 60", lease=lease)
+        made.append(Onlooker(folder))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+
+
+def test_process_ends_with_its_lease(folder: Path) -> None:
+    """What nobody looks after is asked to end, and killed after the grace; its log and its state say why."""
+    start(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=0.3, grace=0.3)
+    state = ended(folder)
+    assert (state["exit"], state["abandoned"]) == (-9, 0.3)
+    assert texts(folder) == ["ended by its keeper: nobody has looked after it for 0.3 s (deadlines.lease)", "bye"]
+    assert labelled(str(folder)) == []
+
+
+def test_process_that_is_looked_after_lives(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """A word through its status command, again and again, keeps a process alive; a glance without one does not."""
+    onlooker = watched(lease=1)
+    for _ in range(12):
+        onlooker.look("here:/runs/a")
+    assert keep("status", folder)["phase"] == "running"
+    assert ended(folder)["abandoned"] == 1
+
+
+@pytest.mark.parametrize("jump", [-1e7, 1e7])
+def test_clock_that_jumps_ends_nothing(folder: Path, jump: float) -> None:
+    """A look counts from when it was seen, whatever the clock says that made it."""
+    start(folder, "sleep 60", lease=1.0)
+    time.sleep(0.6)
+    os.utime(folder.parent / "looked", (time.time() + jump, time.time() + jump))
+    time.sleep(0.6)
+    assert keep("status", folder)["phase"] == "running"
+    assert ended(folder)["abandoned"] == 1.0
+
+
+def test_looking_needs_no_room(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """On a full disk a process that is looked after lives on."""
+    (folder.parent / "looked").symlink_to("/dev/full")
+    onlooker = watched(lease=1)
+    for _ in range(12):
+        onlooker.look("here:/runs/a")
+    assert keep("status", folder)["phase"] == "running"
+
+
+def test_second_carrier_is_told_of_the_first(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """Who looks after a process that another one has just looked after is told who that is, until that one is dead."""
+    onlooker, looked = watched(lease=60), folder.parent / "looked"
+    assert onlooker.until("here:/runs/a", lambda _: "here:/runs/a" in looked.read_text())
+    assert onlooker.until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
+    os.utime(looked, (time.time() - 61,) * 2)
+    assert onlooker.until("there:/runs/a", lambda state: "carrier" not in state)
+    assert looked.read_text().strip() == "there:/runs/a"
+
+
 def test_meeting_file_goes_with_its_process(folder: Path, tmp_path: Path) -> None:
     """The file in which processes have met is removed when they are: another attempt would wait in it for ever."""
     start(folder, f"touch {tmp_path}/meet; echo ready; sleep 60", meeting=str(tmp_path / "meet"))

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from tasks.launchers.registry import launcher, launchers
 from tasks.noun import Noun
 from tasks.profile import ROOT
 from tests.shape import bodies, modules, p90
@@ -26,6 +27,8 @@ def test_no_flow_shadows_a_library(path: Path) -> None:
 
 def test_no_noun_passes_for_a_mapping() -> None:
     """Prefect copies what a step is given by `dict(noun)`, which would call a field named `keys`."""
+    for name in launchers():
+        launcher(name)
     nouns = [Noun]
     for each in nouns:
         nouns += each.__subclasses__()

@@ -19,6 +19,7 @@ from flows.train import train
 from tasks.folder import RunFolder, all_runs
 from tasks.host.state import carries, read_state
 from tasks.profile import ROOT
+from tasks.sweep import revive
 from tests.conftest import Write
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
@@ -195,3 +196,31 @@ def test_sweep_takes_what_nobody_carries(carried: Callable[..., Carried], tmp_pa
     until(lambda: run.folder.lease_left() < 0)
     assert "looked after 1" in str(sweep(return_state=True).message)
     assert (run.living(), run.state().name) == ([], "Swept")
+
+
+def deployed() -> Any:
+    """A flow run of a deployment."""
+    with get_client(sync_client=True) as client:
+        flow_id = client.create_flow(train)
+        deployment = client.create_deployment(flow_id, name="of-a-test")
+        return client.create_flow_run_from_deployment(deployment).id
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "comes_back"),
+    [("CRASHED", "Crashed", True), ("CRASHED", "Stopped", False), ("FAILED", None, False), ("RUNNING", None, False)],
+)
+def test_crashed_run_is_looked_at_twice(kind: str, name: str | None, comes_back: bool) -> None:
+    """Where the automation missed it, a run that is Crashed by that name is scheduled again, and no other one."""
+    run_id = deployed()
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run_id, State(type=StateType(kind), name=name), force=True)
+        assert revive(str(run_id)) is comes_back
+        assert (client.read_flow_run(run_id).state_type == StateType.SCHEDULED) is comes_back
+
+
+def test_run_without_a_worker_is_not_scheduled() -> None:
+    """A run that no deployment started would wait for ever."""
+    with get_client(sync_client=True) as client:
+        run_id = client.create_flow_run(train, state=State(type=StateType.CRASHED, name="Crashed")).id
+        assert not revive(str(run_id))

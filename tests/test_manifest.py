@@ -198,7 +198,7 @@ def test_companions_need_rights(launched: Launched) -> None:
     """What stands beside the job is created too, and preflight asks whether that is allowed."""
     plan = launched("volcano-etcd")
     rights = {need.resource for need in plan.requires if isinstance(need, Right) and "create" in need.verbs}
-    assert rights == {"jobs.batch.volcano.sh", "pods", "services"}
+    assert rights == {"jobs.batch.volcano.sh", "leases.coordination.k8s.io", "pods", "services"}
 
 
 def test_namespace_of_the_manifest_is_the_jobs(launched: Launched) -> None:

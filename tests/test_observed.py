@@ -3,15 +3,18 @@
 import copy
 import json
 from itertools import groupby
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import yaml
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.launchers import _pod_facts, _pod_status, registry
+from tasks.cluster import Api
+from tasks.launchers import _pod_causes, _pod_facts, _pod_status, registry
 from tasks.model import Observation, Status
+from tasks.pumps import Pumps
+from tests.conftest import Planned
 from tests.recording import EPOCH, OBSERVED, Recorded, recorded
 
 FILES = {file.stem: recorded(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
@@ -223,38 +226,140 @@ def test_queue_is_told_before_there_are_pods() -> None:
 # --- what no recording has
 
 
+# JSON that has no place in a status: each of another kind than what stands there, or of the kind and out of its range.
+JUNK: list[Any] = [None, "", "x", "1", "Failed", "Running", "2023-13-45T99:00:00Z", "0001-01-01T00:00:00+14:00", 0, -1]
+JUNK += [
+    10**30,
+    1.5,
+    True,
+    [],
+    [None],
+    ["x", 7],
+    [[]],
+    {},
+    {"x": None},
+    {"status": "x"},
+    [{"status": []}, {"name": {}}],
+]
+# What the launchers on machines read, as their keepers and Run:ai's CLI say it.
+SPOKEN: dict[str, dict[str, Any]] = {
+    "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
+    "runai": {
+        "node-0": {"phase": "exited", "exit": 1, "word": "Failed", "ended": 5.0},
+        "node-1": {"phase": "starting", "word": "ErrImagePull", "since": 3.0, "detail": "no route"},
+    },
+}
+
+
 @st.composite
-def damaged(draw: st.DrawFn) -> tuple[str, Observation]:
-    """A recorded moment of which some keys were taken away or made null."""
+def damaged(draw: st.DrawFn, spoken: bool = True) -> tuple[str, Observation]:
+    """What was seen, with some values taken away, or with any JSON in their place; an object may be no object."""
     moment = draw(st.sampled_from(MOMENTS))
-    seen = copy.deepcopy(dict(moment.observed.seen))
-    for _ in range(draw(st.integers(0, 6))):
-        places = [(thing, key) for name in seen for thing, key in inside(seen[name])]
-        if places:
-            thing, key = draw(st.sampled_from(places))
-            if draw(st.booleans()):
-                del thing[key]
-            else:
-                thing[key] = None
-    return moment.case, Observation(seen, frozenset(), moment.observed.at)
+    case, seen = moment.case, copy.deepcopy(dict(moment.observed.seen))
+    if spoken and draw(st.integers(0, 9)) == 0:
+        case = draw(st.sampled_from(sorted(SPOKEN)))
+        seen = copy.deepcopy(SPOKEN[case])
+    for _ in range(draw(st.integers(0, 6)) if seen else 0):
+        thing, key = draw(places(seen))
+        if draw(st.booleans()):
+            del thing[key]
+        else:
+            thing[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+        if not seen:
+            break
+    return case, Observation(seen, frozenset(), moment.observed.at)
 
 
-def inside(thing: Any) -> list[tuple[Any, Any]]:
-    """Every key of every mapping in a thing, with its mapping."""
-    if isinstance(thing, list):
-        return [place for each in thing for place in inside(each)]
-    if not isinstance(thing, dict):
-        return []
-    return [(thing, key) for key in thing] + [place for each in thing.values() for place in inside(each)]
+@st.composite
+def places(draw: st.DrawFn, thing: Any) -> tuple[Any, Any]:
+    """A place in a thing, with what holds it: near its surface as often as deep inside."""
+    while True:
+        key = draw(st.sampled_from(range(len(thing)) if isinstance(thing, list) else sorted(thing)))
+        if not isinstance(thing[key], dict | list) or not thing[key] or draw(st.integers(0, 3)) == 0:
+            return thing, key
+        thing = thing[key]
 
 
+@settings(max_examples=1000)
 @given(damaged())
 def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
-    """Whatever a status lacks, a state is read from it, and never success where a pod failed."""
+    """Whatever a status holds or lacks, a state is read from it, and never success where a pod failed."""
     status = read(*damage)
     pods = _pod_status.job_pods(damage[1]).values()
     failed = any(_pod_facts.phase(pod) == "Failed" and not _pod_facts.leaving(pod) for pod in pods)
     assert not (failed and status.state == "succeeded")
+
+
+PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapper-ok", "jobset-ok"])
+
+
+@PODS
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
+    """A job that is done has not succeeded with a pod whose phase is anything else."""
+    moment = moments(case, "succeeded")[-1]
+    seen = copy.deepcopy(dict(moment.observed.seen))
+    next(thing for name, thing in seen.items() if name.startswith("Pod/"))["status"]["phase"] = junk
+    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+
+
+@PODS
+@pytest.mark.parametrize("junk", [each for each in JUNK if each is not None and each != 0], ids=repr)
+def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
+    """An exit code that is no number, or not 0, is taken for a failure."""
+    moment = moments(case, "succeeded")[-1]
+    seen = copy.deepcopy(dict(moment.observed.seen))
+    pod = next(thing for name, thing in seen.items() if name.startswith("Pod/"))
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = junk
+    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+
+
+@pytest.mark.parametrize("case", SPOKEN)
+@given(st.sampled_from(JUNK))
+def test_word_that_is_none_is_no_success(case: str, junk: Any) -> None:
+    """A launcher on machines that is told no object at all does not take it for the end."""
+    assert read(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
+
+
+def inside_kinds() -> set[str]:
+    """What `damaged` has put in the place of an object's parts, by kind."""
+    found: set[str] = set()
+
+    @settings(max_examples=1000, database=None, derandomize=True)
+    @given(damaged())
+    def draw(damage: tuple[str, Observation]) -> None:
+        for thing in damage[1].seen.values():
+            parts = {"object": thing} | (thing if isinstance(thing, dict) else {})
+            found.update(f"{key}: {type(value).__name__}" for key, value in parts.items())
+
+    draw()
+    return found
+
+
+def test_damage_is_of_any_kind() -> None:
+    """Objects and their parts really become texts, numbers, lists and nothing: else the properties above are idle."""
+    found = inside_kinds()
+    wanted = {
+        f"{key}: {kind}" for key in ("object", "metadata", "status") for kind in ("str", "int", "list", "NoneType")
+    }
+    assert wanted <= found
+
+
+BARE: list[dict[str, Any]] = [
+    {},
+    {"metadata": {"uid": "u"}},
+    {"metadata": {"uid": "u"}, "spec": "x", "status": {"containerStatuses": "x"}},
+    {"metadata": {"uid": "u"}, "spec": {"containers": []}, "status": {"containerStatuses": [{"state": 7}]}},
+    {"metadata": [], "spec": {"containers": ["x", {}]}, "status": []},
+]
+
+
+@pytest.mark.parametrize("bare", BARE, ids=range(len(BARE)))
+def test_pod_without_containers_has_no_log(planned: Planned, bare: dict[str, Any]) -> None:
+    """A pod of which next to nothing is known is taken, and its log is not begun."""
+    pumps = Pumps(cast(Api, None), planned(nodes=2))
+    pumps.take("worker-0", "sample-worker-0", bare)
+    assert not pumps.settling()
 
 
 def pod(phase: str, exit_code: int, second: int, **metadata: Any) -> dict[str, Any]:
@@ -306,7 +411,7 @@ def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str
     killed = pod("Running", 137, 20)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     killed["spec"]["restartPolicy"] = policy
-    found = _pod_facts.blame({"worker-0": killed}, EPOCH)
+    found = _pod_causes.blame({"worker-0": killed}, EPOCH)
     assert [each.cause for each in (found,) if each] == causes
 
 

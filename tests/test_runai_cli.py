@@ -12,6 +12,7 @@ import pytest
 import yaml
 from prefect.client.schemas.objects import State
 
+from flows.sweep import sweep
 from flows.train import train
 from tasks.errors import HostError
 from tasks.folder import all_runs
@@ -25,6 +26,7 @@ from tasks.submit import start
 from tasks.teardown import remove
 from tasks.wait import open_watch
 from tests.conftest import Write, command_plan_of, load
+from tests.test_lost import Carried
 
 FAKE = ROOT / "tests" / "programs" / "runai.py"
 Cli = Callable[..., Path]
@@ -106,6 +108,19 @@ def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: P
     assert end.is_failed()
     assert "bad learning rate" in report.sentence
     assert not list((tmp_path / "cloud").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_path: Path) -> None:
+    """A job whose launcher was killed runs on in Run:ai until a sweep here deletes it; its log is taken first."""
+    keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", "echo up; sleep 60"]}
+    run = Carried(write(**profile(cli(), **keys)))
+    run.lose(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
+    assert list((tmp_path / "cloud").iterdir())
+    sweep(now=True, return_state=True)
+    assert (run.state().name, list((tmp_path / "cloud").iterdir())) == ("Swept", [])
+    assert (run.folder.attempt(1) / "node-1" / "log").read_text().endswith("| up\n")
 
 
 # --- the verbs

@@ -1,6 +1,7 @@
 """Hosts behind a real OpenSSH: what a run finds there, what it does to them, and what a network does to it."""
 
 import os
+import socket
 import subprocess
 import sys
 import threading
@@ -13,17 +14,21 @@ from typing import Any
 import pytest
 
 from tasks.collect import collect
-from tasks.errors import HostError
+from tasks.errors import HostError, OwnedError
+from tasks.folder import RunFolder
 from tasks.model import Collected, Outcome
+from tasks.moving import adopt
 from tasks.plan import CommandPlan
 from tasks.preflight import findings
 from tasks.rendezvous import ensure_rendezvous
+from tasks.sites import latest
 from tasks.spec import Deadlines
+from tasks.streams import Watch
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests import sshd
-from tests.conftest import Write, command_plan_of, load
+from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.sshd import Hosts, until
 
 WHY = sshd.missing()
@@ -64,11 +69,11 @@ def hosts(both: Hosts) -> Hosts:
 def thought(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
     """A job of two talking nodes, with the given keys changed."""
 
-    def plan(attempt: int = 1, options: dict[str, Any] | None = None, **keys: Any) -> CommandPlan:
+    def plan(attempt: int = 1, options: dict[str, Any] | None = None, run: str = "run", **keys: Any) -> CommandPlan:
         named = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
         chosen = {"hosts": named, "python": sys.executable, **(options or {})}
         document = {"code": TALK, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env", **keys}
-        return command_plan_of(load(write(**document, options=chosen)), tmp_path / "run", attempt)
+        return command_plan_of(load(write(**document, options=chosen)), tmp_path / run, attempt)
 
     return plan
 
@@ -256,6 +261,68 @@ if __name__ == "__main__":
     rank, method = int(os.environ["RANK"]), sys.argv[2] if "spawn" in sys.argv else "env://"
     multiprocessing.spawn(add, (method, rank)) if "spawn" in sys.argv else add(0, method, rank)
 """
+
+
+# --- another machine that carries the run: another folder, as its own disk would have it
+
+
+SERVE = """
+import os, socket, sys, time
+if os.environ["RANK"] == "0":
+    kept = socket.create_server(("", int(os.environ["MASTER_PORT"])))
+print("serves")
+while not os.path.exists(sys.argv[1]):
+    time.sleep(0.1)
+"""
+
+
+def test_run_goes_on_from_another_machine(planned: Planned, thought: Planned, hosts: Hosts, tmp_path: Path) -> None:
+    """Once nobody looks after a job any more, another machine finds it, its port no fault, and its whole log."""
+    keys = {"code": SERVE, "args": [str(tmp_path / "enough")]}
+    first, second = planned(**keys), thought(**keys, run="elsewhere")
+    submit.fn(first, Deadlines())
+    until(lambda: "is held by this run" in told(second), 30)
+    hosts.forget()
+    assert (failures(second), latest(second)) == ("", 1)
+    handle = submit.fn(second, Deadlines())
+    (tmp_path / "enough").touch()
+    assert (handle.created, wait.fn(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
+
+
+def told(plan: CommandPlan) -> str:
+    return "\n".join(each.detail for each in findings(plan))
+
+
+def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: Write, tmp_path: Path) -> None:
+    """A run whose second attempt is on its hosts goes on with that one, its budget of tries with it."""
+    plan = planned(attempt=2, args=["60"])
+    submit.fn(plan, Deadlines())
+    options = {"hosts": [block.host for block in plan.on]}
+    folder = RunFolder(tmp_path / "elsewhere")
+    folder.path.mkdir()
+    adopt(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
+    assert (folder.attempts(), folder.last("start")["first"]) == ([2], 1)
+
+
+@pytest.mark.parametrize("attempt", [1, 2])
+def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Planned, attempt: int) -> None:
+    """While one machine carries a run, another one is refused with its name, for this attempt and for the next."""
+    plan = planned(args=["60"])
+    submit.fn(plan, Deadlines())
+    with Watch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
+        second = pool.submit(submit.fn, thought(attempt, run="elsewhere"), Deadlines())
+        until(lambda: watch.changes(0.1) is None or second.done(), 30)
+        with pytest.raises(OwnedError, match=f"is carried by {socket.gethostname()}:.*/run; this process ends"):
+            second.result()
+
+
+def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planned, hosts: Hosts) -> None:
+    """A machine that comes back after another one has taken its run over is told so, and goes."""
+    first = submit.fn(planned(args=["60"]), Deadlines())
+    hosts.forget()
+    submit.fn(thought(args=["60"], run="elsewhere"), Deadlines())
+    with pytest.raises(OwnedError, match="/elsewhere; this process ends"):
+        wait.fn(first)
 
 
 # --- what can be wrong with a host

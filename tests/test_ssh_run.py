@@ -2,7 +2,7 @@
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,7 +14,7 @@ from tasks.profile import ROOT
 from tests import sshd
 from tests.conftest import Write
 from tests.sshd import Hosts
-from tests.test_lost import TICK, Carried, ticking
+from tests.test_lost import TICK, Carried, ticking, until
 
 WHY = sshd.missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY), pytest.mark.usefixtures("api")]
@@ -52,17 +52,64 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
     assert (report.left, hosts.left()) == ((), [])
 
 
-def test_lost_launcher_finds_its_job_there(hosts: Hosts, write: Write, tmp_path: Path) -> None:
+# --- its launcher lost
+
+
+@pytest.fixture
+def lost(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., Carried]:
+    """A run of two ticking hosts whose process was killed."""
+
+    def lose(ticks: int, **keys: object) -> Carried:
+        (tmp_path / "truth").mkdir()
+        args = [f"--truth={tmp_path}/truth", f"--ticks={ticks}"]
+        alone = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
+        run = Carried(write(program=TICK, args=args, options=options(hosts), **alone, **keys))
+        run.lose(lambda: ticking(tmp_path))
+        return run
+
+    return lose
+
+
+def whole(run: Carried, truth: Path) -> bool:
+    """Whether every line of both hosts is in the logs here, once."""
+    logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
+    truths = [path.read_text().splitlines() for path in truth.glob("*")]
+    return len(truths) == 2 and all(logs.count(line) == 1 for lines in truths for line in lines)
+
+
+def test_lost_launcher_finds_its_job_there(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """After a SIGKILL the same run, carried again, attaches to its hosts and keeps every line, none twice."""
-    (tmp_path / "truth").mkdir()
-    args = [f"--truth={tmp_path}/truth", "--ticks=60"]
-    keys = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
-    run = Carried(write(program=TICK, args=args, options=options(hosts), **keys))
-    run.lose(lambda: ticking(tmp_path))
+    run = lost(ticks=60)
     assert run.process().wait() == 0
     assert run.state().is_completed()
-    logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
-    truths = [path.read_text().splitlines() for path in (tmp_path / "truth").glob("*")]
-    assert len(truths) == 2
-    assert all(logs.count(line) == 1 for truth in truths for line in truth)
+    assert whole(run, tmp_path / "truth")
     assert hosts.left() == []
+
+
+def test_hosts_end_a_job_that_nobody_looks_after(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+    """Without its launcher a job ends with its lease on every host; who comes later has that cause, and its logs."""
+    run = lost(ticks=6000, deadlines={"lease": "6s"})
+    until(lambda: not any(hosts.processes(name) for name in hosts.addresses))
+    assert len([path for path in hosts.left() if path.endswith(".torchyard")]) == 2
+    assert run.process().wait() == 0
+    assert "nobody had looked after it for 6 s (deadlines.lease)" in str(run.state().message)
+    assert (whole(run, tmp_path / "truth"), hosts.left()) == (True, [])
+
+
+def test_sweep_clears_hosts_and_brings_all_home(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+    """A run whose launcher was killed is ended on its hosts by a sweep here, its logs brought home first."""
+    run = lost(ticks=6000)
+    sweep(now=True, return_state=True)
+    assert (run.state().name, hosts.left()) == ("Swept", [])
+    assert whole(run, tmp_path / "truth")
+
+
+def test_run_goes_on_from_another_machine(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+    """Another machine, which has nothing of the run, finds its job on the hosts, and ends it with every line."""
+    run = lost(ticks=300)
+    hosts.forget()
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "elsewhere")
+    assert run.process().wait() == 0
+    assert run.state().is_completed(), run.state().message
+    assert (whole(run, tmp_path / "truth"), hosts.left()) == (True, [])
+    assert run.folder.path.parent.name == "elsewhere"

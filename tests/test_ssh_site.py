@@ -62,7 +62,7 @@ def test_torn_tar_changes_nothing(tmp_path: Path) -> None:
 def test_place_takes_only_what_is_whole(tmp_path: Path) -> None:
     """A site is there as a whole, or not at all."""
     stream = tar(member("work/x.py"), whole=False).read()
-    argv = [sys.executable, SITE, "place", str(tmp_path / "site")]
+    argv = [sys.executable, SITE, "place", str(tmp_path / "site-1"), '{"carrier": "here:/runs/a"}']
     done = subprocess.run(argv, input=stream, capture_output=True, check=False)
     assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
 

@@ -4,10 +4,12 @@
 It is started by the shell door, here or through ssh, as `python3 -I -S keep.py VERB FOLDER`:
 
     submit   starts what stdin says (JSON: name, argv, env, cwd, label, ports) or adopts what is there; prints its state
-    status   prints the state at every change, until the process has ended or stdin is closed
+    status   prints the state at every change, until the process has ended or stdin is closed; a line on stdin says who
+             looks after the process, and the state says who else does (`carrier`)
     follow   prints the log from a byte on (third argument), until all of it is printed or stdin is closed
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
 
+Told `lease` (seconds) and `grace`, the keeper ends a process that nobody has looked after for so long.
 A host that ssh reaches is told more: `site`, the run's folder there as the plan writes it, made absolute wherever it
 stands; `toward`, another host of the job; `meeting`, a file that goes with the process.
 
@@ -33,8 +35,10 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from tasks.host.log import ENDED, Log, follow, recover, unheard
+from tasks.host.lease import Lease, looked
+from tasks.host.log import ENDED, Log, follow, hear, recover
 from tasks.host.network import choose
+from tasks.host.site import look
 from tasks.host.state import (
     Json,
     children,
@@ -58,6 +62,7 @@ FOREIGN = ("PREFECT_", "PET_", "TORCHELASTIC_")
 def submit(folder: str) -> None:
     spec = absolute(json.load(sys.stdin))
     os.makedirs(folder, exist_ok=True)
+    look_after(folder, "")
     lock = hold(folder)
     for _ in range(50):  # held without a state: a keeper that starts, or an onlooker's glance
         if lock is not None or read_state(folder):
@@ -118,7 +123,7 @@ def keep(folder: str, spec: Json, answer: int) -> None:
     os.close(answer)
     if error:
         log.write([error])
-    exit_code = pump(log, agent, output, wake[0])
+    exit_code = pump(log, agent, (output, wake[0]), Lease(folder, spec))
     ended = time.time()
     clear(spec["label"])
     drain(log, output)
@@ -157,11 +162,11 @@ def execute(spec: Json, failed: int) -> None:
         os._exit(127)
 
 
-def pump(log: Log, agent: int, output: int, wake: int) -> int:
-    """Log until the agent has ended: its exit code, negative for a signal."""
-    watched = [output, wake]
+def pump(log: Log, agent: int, ends: tuple[int, int], lease: Lease) -> int:
+    """Log until the agent has ended, by itself or with its lease: its exit code, negative for a signal."""
+    (output, wake), watched = ends, [*ends]
     while True:
-        ready = select.select(watched, [], [], 60)[0]
+        ready = select.select(watched, [], [], lease.pause)[0]
         if wake in ready:
             os.read(wake, 512)
         if output in ready:
@@ -169,6 +174,7 @@ def pump(log: Log, agent: int, output: int, wake: int) -> int:
             log.feed(data)
             if not data:
                 watched.remove(output)
+        lease.enforce(agent, log)
         code = reap(agent)
         if code is not None:
             return code
@@ -190,8 +196,8 @@ def reap(agent: int) -> int | None:
 
 def clear(label: str) -> None:
     """Kill what the agent left behind: workers have sessions of their own, and survive a killed agent."""
-    deadline = time.time() + 5
-    while time.time() < deadline:
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
         rest = children(os.getpid()) + labelled(label)
         if not rest:
             return
@@ -212,14 +218,26 @@ def drain(log: Log, output: int) -> None:
 
 
 def status(folder: str) -> None:
-    last = None
+    last, rest, other = None, b"", ""
     while True:
-        now = view(folder)
+        now = dict(view(folder), **({"carrier": other} if other else {}))
         if now != last:
             print(json.dumps(now), flush=True)
-        if now["phase"] in ENDED or unheard():
+        said = hear()
+        if now["phase"] in ENDED or said is None:
             return
+        *lines, rest = (rest + said).split(b"\n")
+        if lines:
+            other = look_after(folder, lines[-1].decode())
         last = now
+
+
+def look_after(folder: str, who: str) -> str:
+    """Say that somebody looks after the process: who else does."""
+    try:
+        return look(looked(folder), who)
+    except OSError:  # the folder is going away, or the disk cannot be written
+        return ""
 
 
 def cancel(folder: str, grace: str) -> None:
@@ -250,8 +268,8 @@ def kill_keeper(folder: str) -> None:
 
 def settle(folder: str, label: str, seconds: float) -> bool:
     """Wait until the keeper has told the end and no process is left; True where it did not come to that."""
-    deadline = time.time() + seconds
-    while time.time() < deadline:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         if view(folder)["phase"] != "running" and not labelled(label):
             return False
         time.sleep(0.02)

@@ -108,4 +108,9 @@ def follow(folder: str, offset: int) -> None:
 
 def unheard() -> bool:
     """Wait a moment; True where the caller is gone."""
-    return bool(select.select([0], [], [], 0.05)[0]) and not os.read(0, 512)
+    return hear() is None
+
+
+def hear() -> bytes | None:
+    """What the caller has said after a moment; None where it is gone."""
+    return b"" if not select.select([0], [], [], 0.05)[0] else os.read(0, 4096) or None

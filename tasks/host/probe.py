@@ -72,22 +72,24 @@ def port(need: Json) -> Json:
             listener.bind(("", need["port"]))
             listener.listen()
         except OSError as error:
-            return {"free": False, "holder": holder(need["port"]), "error": error.strerror}
+            return dict(holder(need["port"], need["label"]), free=False, error=error.strerror)
     return {"free": True}
 
 
-def holder(number: int) -> str:
-    """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it."""
+def holder(number: int, label: str) -> Json:
+    """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it, and if it has the label."""
     inodes = sockets(number)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
             if inodes.intersection(links):
-                with open("/proc/%s/cmdline" % pid) as words:
-                    return "pid %s (%s)" % (pid, words.read().replace("\0", " ").strip()[:80])
+                with open("/proc/%s/cmdline" % pid) as words, open("/proc/%s/environ" % pid) as names:
+                    said = words.read().replace("\0", " ").strip()[:80]
+                    ours = bool(label) and "\0TORCHYARD_JOB=" + label in "\0" + names.read()
+                    return {"holder": "pid %s (%s)" % (pid, said), "ours": ours}
         except OSError:
             continue
-    return ""
+    return {"holder": "", "ours": False}
 
 
 def sockets(number: int) -> set[str]:

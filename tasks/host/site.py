@@ -3,32 +3,43 @@
 
 Its text goes with each call, as `python3 -I -S -c TEXT VERB FOLDER`, so that a host needs nothing of ours before:
 
-    place   prints whether FOLDER is wanted, or there; then makes it of the tar on stdin, whole or not at all
+    place   prints whether FOLDER is wanted, or there; then makes it of the tar on stdin, whole or not at all;
+            prints instead who else carries the run, where that one lives (the third argument says who asks: JSON)
     bring   prints a tar of what the job left: its checkpoints, and what is new or changed where it ran
     clear   removes FOLDER; prints what is left
+    begun   prints the numbers of the run's attempts that are here
 
 A tar is whole where its last member is called `whole`: a stream that breaks between two files looks like its end.
+`looked` in it says who carries the run, as `host:folder`; its mtime is when that one looked after it last.
 """
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import glob
 import json
 import os
 import shutil
 import sys
 import tarfile
+import time
 from typing import Any, Iterator
 
 Json = Any
 WHOLE = "whole"
+LOOKED = "looked"
+ROOM = 512  # bytes of it, written when it is made: a full disk must not end a run that is looked after
+DEAD = 60.0  # seconds without a look after which whoever carried a run is dead
 
 
-def place(folder: str) -> Json:
-    wanted = not os.path.isdir(folder)
-    print(json.dumps({"wanted": wanted}), flush=True)
+def place(folder: str, asked: str) -> Json:
+    who = json.loads(asked)["carrier"]
+    other = carrier(folder, who)
+    wanted = not other and not os.path.isdir(folder)
+    print(json.dumps({"wanted": wanted, "carrier": other}), flush=True)
     if not wanted:
-        return {"created": False}
+        return {"created": False, "carrier": other or look(os.path.join(folder, LOOKED), who)}
     part = "%s.part-%d" % (folder, os.getpid())
     os.makedirs(part)
     try:
@@ -37,6 +48,7 @@ def place(folder: str) -> Json:
             archive.extractall(part)
         os.unlink(os.path.join(part, WHOLE))
         os.makedirs(os.path.join(part, "checkpoints"), exist_ok=True)
+        look(os.path.join(part, LOOKED), who)
         with open(os.path.join(part, "sent.json"), "w") as file:
             json.dump({name: mark(os.path.join(part, name)) for name in names(part, "work")}, file)
         os.rename(part, folder)
@@ -46,6 +58,55 @@ def place(folder: str) -> Json:
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return {"created": True}
+
+
+# --- who carries the run
+
+
+def look(file: str, who: str) -> str:
+    """Say that `who` looks after what is beside the file. Who else does, where another one has looked a moment ago.
+
+    Nobody (an empty `who`) may look without taking the run over.
+    """
+    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX)
+        before, found = read(fd)
+        if who and before not in ("", who) and abs(time.time() - found) < DEAD:
+            return before
+        if who != before or not os.fstat(fd).st_size:
+            with contextlib.suppress(OSError):
+                os.pwrite(fd, (who or before).ljust(ROOM - 1).encode() + b"\n", 0)
+        os.utime(fd)
+    finally:
+        os.close(fd)
+    return ""
+
+
+def read(fd: int) -> tuple[str, float]:
+    """Who carries the run, and when that one looked last, by this host's clock."""
+    return os.pread(fd, ROOM, 0).decode(errors="replace").strip("\0 \n"), os.fstat(fd).st_mtime
+
+
+def carrier(folder: str, who: str) -> str:
+    """Who else carries any attempt of the run, and looks again. One that does not is waited for until it is dead."""
+    seen: dict[str, float] = {}
+    while True:
+        young = [each for each in looks(folder) if each[1] not in ("", who) and abs(time.time() - each[2]) < DEAD]
+        alive = [other for file, other, at in young if seen.setdefault(file, at) != at]
+        if alive or not young:
+            return alive[0] if alive else ""
+        time.sleep(0.5)
+
+
+def looks(folder: str) -> Iterator[tuple[str, str, float]]:
+    """Each attempt's file here, who looked after it, and when."""
+    for file in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", LOOKED)):
+        with contextlib.suppress(OSError), open(file, "rb") as opened:
+            yield (file, *read(opened.fileno()))
+
+
+# --- what is in it
 
 
 def names(folder: str, below: str) -> Iterator[str]:
@@ -88,12 +149,20 @@ def clear(folder: str) -> Json:
     return {"left": ["folder %s" % os.path.abspath(folder)] if os.path.lexists(folder) else []}
 
 
+def begun(folder: str) -> Json:
+    run = folder.rpartition("-")[0]
+    ends = [each[len(run) + 1 :] for each in glob.glob(glob.escape(run) + "-*")]
+    return {"attempts": [int(end) for end in ends if end.isdigit()]}
+
+
+VERBS: dict[str, Any] = {"place": place, "clear": clear, "begun": begun}
+
 if __name__ == "__main__":
-    verb, at = sys.argv[1:]
+    verb, at = sys.argv[1:3]
     try:
         if verb == "bring":
             bring(at)
         else:
-            print(json.dumps(place(at) if verb == "place" else clear(at)))
+            print(json.dumps(VERBS[verb](*sys.argv[2:])))
     except (OSError, tarfile.TarError) as error:
         sys.exit("%s: %s" % (getattr(error, "strerror", None) or error, getattr(error, "filename", None) or at))

@@ -5,11 +5,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
-from tasks.launchers import _pod
+from tasks.launchers import _lease, _pod, _pod_needs, _store
 from tasks.launchers._pod import Part, Way
 from tasks.launchers._traps import traps
 from tasks.model import Run
-from tasks.needs import Admitted, Advice, ClusterNeed, Right, Room, WritableFolder
+from tasks.needs import Admitted, Advice, ClusterNeed, Right, Room, WritableFolder, plural
 from tasks.plan import ManifestPlan, Watched, at
 from tasks.spec import Profile
 
@@ -58,6 +58,8 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
         job=run.job(profile),
         labels=_pod.labels(profile, run),
         cluster=profile.cluster.model_copy(update={"namespace": next(iter(namespaces(profile)), None)}),
+        lease=_lease.lease(profile, run),
+        force=profile.on_stuck_pod == "force",
         store=tuple(companions),
         objects=(main,),
         tasks={task.part.name: task.part.pods for task in tasks},
@@ -92,6 +94,7 @@ def requires(profile: Profile, run: Run, main: dict[str, Any], frame: Frame) -> 
     job = at(main, frame.inside(main))
     return (
         WritableFolder(host="localhost", path=run.folder),
+        *_pod_needs.rights(profile),
         room(job, tasks_of(job, frame), frame),
         Admitted(what="objects"),
         Admitted(what="pod"),
@@ -164,8 +167,14 @@ def mark(thing: dict[str, Any], labels: dict[str, str]) -> None:
 
 
 def rights(companions: list[dict[str, Any]]) -> list[Right]:
-    kinds = sorted({str(each["kind"]).lower() + "s" for each in companions if "/" not in str(each["apiVersion"])})
-    return [Right(verbs=("create", "delete", "patch"), resource=kind) for kind in kinds]
+    kinds = sorted({resource_of(each) for each in companions})
+    return [Right(verbs=_store.VERBS, resource=kind) for kind in kinds]
+
+
+def resource_of(document: dict[str, Any]) -> str:
+    """The full name of a document's kind: networkpolicies.networking.k8s.io."""
+    group = str(document["apiVersion"]).rpartition("/")[0]
+    return plural(str(document["kind"])) + (f".{group}" if group else "")
 
 
 def room(job: dict[str, Any], tasks: list[Task], frame: Frame) -> Room:

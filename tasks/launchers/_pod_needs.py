@@ -7,13 +7,30 @@ from tasks.needs import Admitted, Advice, ClusterNeed, Object, Right, Room, Writ
 from tasks.pod import Source
 from tasks.spec import Profile
 
+EVERY_RUN = (
+    Right(verbs=("list", "watch"), resource="pods"),
+    Right(verbs=("get",), resource="pods/log"),
+    Right(verbs=("list",), resource="events"),
+    Right(verbs=("create", "get", "patch", "delete"), resource="leases.coordination.k8s.io"),
+)
+
+
+def rights(profile: Profile) -> tuple[Right, ...]:
+    """What the line does with any job's pods, and with its Lease."""
+    force = profile.on_stuck_pod == "force"
+    return (*EVERY_RUN, Right(verbs=("delete",), resource="pods")) if force else EVERY_RUN
+
+
+def job_right(crd: str) -> Right:
+    """What the line does with the job itself."""
+    return Right(verbs=("create", "get", "list", "watch", "delete"), resource=crd)
+
 
 def requires(profile: Profile, run: Run, ports: bool = False) -> tuple[ClusterNeed, ...]:
     """What a pod of the job needs. `ports`: it names some, and under the host's network they are the node's."""
     return (
         WritableFolder(host="localhost", path=run.folder),
-        Right(verbs=("get", "list", "watch"), resource="pods"),
-        Right(verbs=("get",), resource="pods/log"),
+        *rights(profile),
         room(profile, ports),
         Admitted(what="objects"),
         Admitted(what="pod"),

@@ -3,12 +3,11 @@
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from tasks.launchers._pod_causes import blame, meaning, words
 from tasks.launchers._pod_facts import (
     ENDED_POD,
-    REASONS,
     ROLE,
     Pods,
-    blame,
     deleted_at,
     ended,
     exit_code,
@@ -18,8 +17,8 @@ from tasks.launchers._pod_facts import (
     part,
     phase,
     rows,
+    true,
     unscheduled,
-    words,
 )
 from tasks.model import Failure, Observation, State, Status
 
@@ -77,12 +76,11 @@ def told(observed: Observation, kind: str, done: str, suspend: str) -> Status | 
     job = main(observed, kind)
     if job is None or leaving(job):
         return deleted(kind)
-    true = {each.get("type"): each for each in rows(job, "status", "conditions") if each.get("status") == "True"}
-    if "Failed" in true:
-        return failed(observed, f"the {kind} failed: {true['Failed'].get('message', '')}")
-    if done in true:
+    if end := true(job, "Failed"):
+        return failed(observed, f"the {kind} failed: {end.get('message', '')}")
+    if true(job, done):
         return succeeded(observed)
-    if "Suspended" in true:
+    if true(job, "Suspended"):
         return Status(state="pending", reason=f"the {kind} is suspended ({suspend})")
     return None
 
@@ -108,11 +106,16 @@ def failed(observed: Observation, otherwise: str) -> Status:
 
 
 def taken(observed: Observation, before: float) -> Failure | None:
-    """The pod that somebody deleted before any other had failed: its peers lost it, and blame the network."""
+    """The pod that was deleted before any other had failed: its peers lost it, and blame the network.
+
+    Who preempts, drains or gives a node up writes it down in the pod.
+    """
     name, pod = next(((name, pod) for name, pod in observed.seen.items() if name.startswith("Removed/")), ("", {}))
     if not name or deleted_at(pod) > before:
         return None
     node = name.partition("/")[2]
+    if known := blame({node: pod}, float("inf")):
+        return known
     return Failure(cause="pod-deleted", sentence=f"{node}: its pod was deleted by somebody else", node=node, retry=True)
 
 
@@ -137,7 +140,7 @@ def hopeless(pods: Pods, at: float, gang: Gang) -> Failure | None:
 def waits(observed: Observation, pods: Pods) -> str:
     """What is waited for: the image, the scheduler's words, or the queue."""
     for name, pod in pods.items():
-        said = [word for word in words(pod) if word.reason in REASONS]
+        said = [word for word in words(pod) if meaning(word)]
         if said:
             return f"; {name}: {said[-1].reason}: {said[-1].message}"
     unfit = [(name, word) for name, pod in pods.items() if (word := unscheduled(pod))]

@@ -45,8 +45,10 @@ class Options(Noun):
     """What only this launcher knows."""
 
     hosts: tuple[Entry, ...] = Field(
-        (), description="one entry an agent: what ssh calls a host, or {host, address}; else this machine (localhost)"
+        (),
+        description="one entry an agent, then spares: what ssh calls a host, or {host, address}; else this machine",
     )
+    avoid: tuple[str, ...] = Field((), description="hosts of these that are not to be used: a spare takes their place")
     python: str | None = Field(None, description="the job's interpreter, with torch in it; else python3, or here this")
     keeper_python: str = Field("python3", description="3.8 or newer, on the hosts that ssh reaches, for the keeper")
     folder: str = Field(
@@ -72,8 +74,9 @@ class Seat(NamedTuple):
 
 
 def seats(profile: Profile, run: Run, options: Options) -> tuple[Seat, ...]:
-    """A seat a node."""
-    hosts = options.hosts or (Host(host="localhost"),) * profile.nodes.max
+    """A seat a node, or fewer where too few hosts are left."""
+    named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
+    hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
     return tuple(here(profile, run, host) if host.here else there(profile, run, hosts, host) for host in hosts)
 
 
@@ -88,8 +91,8 @@ def there(profile: Profile, run: Run, hosts: Sequence[Host], host: Host) -> Seat
     """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
     options = Options.model_validate(profile.options)
     names = [each.host for each in hosts]
-    firsts = sorted({names.index(each.host) for each in hosts if not each.here})
-    before = [f"{run.folder}/attempt-{run.attempt - 1}/node-{node}/files" for node in firsts] if run.attempt > 1 else []
+    past = f"{run.folder}/attempt-{run.attempt - 1}"  # any node's: a spare may have taken a host's place since
+    before = [*(f"{past}/node-{node}/files" for node in range(len(hosts))), run.folder] if run.attempt > 1 else []
     work, inside = source(profile, options)
     site = Site(
         host=host.host,
@@ -97,7 +100,7 @@ def there(profile: Profile, run: Run, hosts: Sequence[Host], host: Host) -> Seat
         python=options.keeper_python,
         work=work,
         files=f"{run.folder}/attempt-{run.attempt}/node-{names.index(host.host)}/files",
-        before=(*before, *([run.folder] if before and len(firsts) < len(set(names)) else [])),
+        before=tuple(before),
     )
     program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
     return Seat(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)

@@ -10,6 +10,7 @@ from tasks.spec import Profile
 # The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
 IMAGE = "quay.io/coreos/etcd:v3.5.35"
 PORT = 2379
+VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
 
 
 def name(profile: Profile, run: Run) -> str:
@@ -74,4 +75,4 @@ def pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:
 def requires(profile: Profile) -> tuple[ClusterNeed, ...]:
     if profile.rendezvous != "etcd-v2":
         return ()
-    return tuple(Right(verbs=("create", "delete", "patch"), resource=kind) for kind in ("pods", "services"))
+    return tuple(Right(verbs=VERBS, resource=kind) for kind in ("pods", "services"))

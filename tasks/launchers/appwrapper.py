@@ -6,12 +6,12 @@ Two controllers know the kind: project-codeflare/appwrapper (v1beta2), and befor
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Literal
 
 from pydantic import Field
 
-from tasks.launchers import _pod, _pod_facts, _pod_status, _store, pytorchjob
+from tasks.launchers import _pod, _pod_facts, _pod_needs, _pod_status, _store, pytorchjob
 from tasks.model import Observation, Run, Status
 from tasks.needs import ClusterNeed, Controller, Object, Right, Served
 from tasks.noun import Duration, Noun
@@ -19,6 +19,8 @@ from tasks.plan import ManifestPlan, Watched
 from tasks.spec import Profile
 
 KIND = "AppWrapper"
+# Its webhook lets nobody wrap what he may not create himself; the rest is to see how it goes.
+INNER = Right(verbs=("create", "list", "watch"), resource="pytorchjobs.kubeflow.org")
 Api = Literal["workload.codeflare.dev/v1beta2", "workload.codeflare.dev/v1beta1", "mcad.ibm.com/v1beta1"]
 V1BETA2: Api = "workload.codeflare.dev/v1beta2"
 PREFIX = "workload.codeflare.dev.appwrapper/"
@@ -52,7 +54,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
         api = next((each["apiVersion"] for each in profile.manifest if each["kind"] == KIND), V1BETA2)
         options = Options.model_validate({"api": api})
-        needs = (*requires(options), *pytorchjob.requires(None))
+        needs = (*requires(options), *of_inner(pytorchjob.requires(None)))
         about = (api, KIND, "appwrapper", watch(options), needs, pytorchjob.parts)
         return _manifest.plan(profile, run, _manifest.Frame(*about, inside=inside, ports=True))
     inner = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
@@ -64,7 +66,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
             "template": (*at, *inner.template),
             "inside": at,
             "watch": watch(options),
-            "requires": (*requires(options), *inner.requires),
+            "requires": (*requires(options), *of_inner(inner.requires)),
         }
     )
 
@@ -143,8 +145,14 @@ def requires(options: Options) -> tuple[ClusterNeed, ...]:
         Served(crd=f"appwrappers.{group}", version=version, install=INSTALL),
         *((Controller(label="app.kubernetes.io/name=appwrapper"),) if options.api == V1BETA2 else ()),
         *((Object(what="LocalQueue", name=options.queue),) if options.queue else ()),
-        Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource=f"appwrappers.{group}"),
+        _pod_needs.job_right(f"appwrappers.{group}"),
+        INNER,
     )
+
+
+def of_inner(needs: Iterable[ClusterNeed]) -> Iterator[ClusterNeed]:
+    """What the PyTorchJob needs, but that nobody touches it himself."""
+    return (need for need in needs if need != pytorchjob.OWN)
 
 
 # Before and between its tries: there may be no PyTorchJob, or one that is on its way out.

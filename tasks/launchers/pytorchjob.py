@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _command, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
+from tasks.launchers import _command, _lease, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
 from tasks.launchers._pod import Part
 from tasks.launchers._torchrun import Endpoint, Place
 from tasks.model import Observation, Run, Status
@@ -21,6 +21,7 @@ INSTALL = (
     "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'"
 )
 INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
+OWN = _pod_needs.job_right("pytorchjobs.kubeflow.org")
 CONTAINER = "pytorch"  # the operator looks for this name
 
 
@@ -48,6 +49,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         job=run.job(profile),
         labels=_pod.labels(profile, run),
         cluster=profile.cluster,
+        lease=_lease.lease(profile, run),
+        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job,),
         tasks={role.lower(): pods for role, pods in roles(profile).items()},
@@ -155,7 +158,8 @@ def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
     return (
         Served(crd="pytorchjobs.kubeflow.org", version="v1", install=INSTALL),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
-        Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="pytorchjobs.kubeflow.org"),
+        OWN,
+        Right(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
         *((OpenQueue(name=queue),) if queue else ()),
     )
 
@@ -173,6 +177,6 @@ def gang_of(observed: Observation) -> _pod_status.Gang:
     """An elastic job goes on with minReplicas workers."""
     job = _pod_status.main(observed, KIND) or {}
     specs = _pod_facts.part(job, "spec", "pytorchReplicaSpecs").values()
-    total = sum(_pod_facts.part(spec).get("replicas") or 1 for spec in specs)
-    least = _pod_facts.part(job, "spec", "elasticPolicy").get("minReplicas") or total
+    total = sum(_pod_facts.number(_pod_facts.part(spec).get("replicas")) or 1 for spec in specs)
+    least = _pod_facts.number(_pod_facts.part(job, "spec", "elasticPolicy").get("minReplicas")) or total
     return _pod_status.Gang(total, min(least, total))

@@ -8,8 +8,9 @@ from typing import Any, Literal
 from pydantic import Field, model_validator
 
 from tasks.errors import ProfileError
-from tasks.launchers import _command, _pod, _pod_facts, _runai_flags, pytorchjob
-from tasks.launchers._pod_facts import Reason
+from tasks.launchers import _command, _pod, _pod_causes, _runai_flags, pytorchjob
+from tasks.launchers._pod_causes import Reason
+from tasks.launchers._pod_facts import part
 from tasks.launchers._runai_flags import Generation
 from tasks.model import Failure, Observation, Run, Status
 from tasks.needs import RunaiCli, WritableFolder
@@ -22,7 +23,7 @@ DOOR = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
 SUBMIT = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 SCHEDULER = "runai-scheduler"
 # Run:ai's own words beside those of Kubernetes: what no log tells.
-WORDS = {word.lower(): reason for word, reason in _pod_facts.REASONS.items()} | {
+WORDS = {word.lower(): reason for word, reason in _pod_causes.REASONS.items()} | {
     "preempted": Reason("preempted", "Run:ai preempted it", retry=True),
     "timedout": Reason("pod-deadline", "Run:ai ended it at a time limit of its own"),
 }
@@ -146,7 +147,7 @@ def read_status(observed: Observation) -> Status:
 
     As with a PyTorchJob, Succeeded is believed when every pod has succeeded, and one that fails ends the others.
     """
-    pods = {name: seen for name, seen in observed.seen.items() if name.startswith("node-")}
+    pods = {name: part(seen) for name, seen in observed.seen.items() if name.startswith("node-")}
     if not pods:
         return pytorchjob.read_status(observed)
     if ended := next(troubles(pods, observed.at), None):
@@ -163,7 +164,7 @@ def troubles(pods: Mapping[str, Mapping[str, Any]], at: float) -> Iterator[Statu
     """What ends the job: the pod that failed first, then one that never will run, then a deletion."""
     bad = [name for name, seen in pods.items() if seen.get("phase") == "exited" and seen.get("exit") != 0]
     stuck = [name for name, seen in pods.items() if seen.get("phase") == "starting" and hopeless(seen, at)]
-    for name in (*sorted(bad, key=lambda name: pods[name].get("ended") or 0.0), *stuck):
+    for name in (*sorted(bad, key=lambda name: moment(pods[name], "ended")), *stuck):
         word = str(pods[name].get("word"))
         if reason := WORDS.get(word.lower()):
             sentence = f"{name}: {reason.sentence} ({word})"
@@ -177,7 +178,13 @@ def troubles(pods: Mapping[str, Mapping[str, Any]], at: float) -> Iterator[Statu
 def hopeless(seen: Mapping[str, Any], at: float) -> bool:
     """Whether a pod's word has meant for long enough that it will never run."""
     reason = WORDS.get(str(seen.get("word")).lower())
-    return bool(reason and at - (seen.get("since") or at) >= reason.patience)
+    return bool(reason and at - (moment(seen, "since") or at) >= reason.patience)
+
+
+def moment(seen: Mapping[str, Any], key: str) -> float:
+    """A time that a pod's door told; 0 where it told none."""
+    at = seen.get(key)
+    return float(at) if isinstance(at, float | int) else 0.0
 
 
 def waits(pods: Mapping[str, Mapping[str, Any]]) -> str:

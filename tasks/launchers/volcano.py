@@ -5,7 +5,7 @@ from typing import Any
 
 from pydantic import Field
 
-from tasks.launchers import _command, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
+from tasks.launchers import _command, _lease, _pod, _pod_facts, _pod_needs, _pod_status, _store, _told, _torchrun
 from tasks.launchers._pod import Part
 from tasks.launchers._torchrun import Endpoint, Place
 from tasks.model import Observation, Run, Status
@@ -48,6 +48,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         job=run.job(profile),
         labels=_pod.labels(profile, run),
         cluster=profile.cluster,
+        lease=_lease.lease(profile, run),
+        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job,),
         tasks={TASK: profile.nodes.max},
@@ -135,7 +137,7 @@ def requires(queue: str) -> tuple[ClusterNeed, ...]:
         Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install=INSTALL),
         *(Controller(label=f"app=volcano-{name}") for name in ("scheduler", "controller", "admission")),
         OpenQueue(name=queue),
-        Right(verbs=("create", "get", "list", "watch", "delete", "patch"), resource="jobs.batch.volcano.sh"),
+        _pod_needs.job_right("jobs.batch.volcano.sh"),
         Right(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
     )
 
@@ -148,7 +150,7 @@ def read_status(observed: Observation) -> Status:
     job = _pod_status.main(observed, KIND)
     if job is None or _pod_facts.leaving(job):
         return _pod_status.deleted(KIND)
-    phase = str(_pod_facts.part(job, "status", "state").get("phase") or "")
+    phase = _pod_facts.text(_pod_facts.part(job, "status", "state").get("phase"))
     pods, gang = _pod_status.job_pods(observed), gang_of(job)
     if phase == "Completed":
         return _pod_status.succeeded(observed)
@@ -156,19 +158,19 @@ def read_status(observed: Observation) -> Status:
         return _pod_status.failed(observed, f"the Job {({**ENDING, **ABORTED})[phase]} by Volcano")
     if phase in ("", "Pending", "Running") and is_doomed(job, pods, gang):
         return _pod_status.failed(observed, "the Job cannot succeed any more")
-    history = {each.get("status") for each in _pod_facts.rows(job, "status", "conditions")}
+    history = {_pod_facts.text(each.get("status")) for each in _pod_facts.rows(job, "status", "conditions")}
     return _pod_status.under_way(observed, pods, gang, "Running" in history)
 
 
 def gang_of(job: Mapping[str, Any]) -> _pod_status.Gang:
     """Without minAvailable, or with 0, Volcano's webhook takes all."""
-    total = sum(task.get("replicas") or 0 for task in _pod_facts.rows(job, "spec", "tasks"))
-    return _pod_status.Gang(total, _pod_facts.part(job, "spec").get("minAvailable") or total)
+    total = sum(_pod_facts.number(task.get("replicas")) for task in _pod_facts.rows(job, "spec", "tasks"))
+    return _pod_status.Gang(total, _pod_facts.number(_pod_facts.part(job, "spec").get("minAvailable")) or total)
 
 
 def is_doomed(job: Mapping[str, Any], pods: _pod_facts.Pods, gang: _pod_status.Gang) -> bool:
     """Whether too few pods are left to succeed: Volcano says so only when the last one has ended."""
-    written = [job["spec"], *_pod_facts.rows(job, "spec", "tasks")] if job.get("spec") else []
+    written = [_pod_facts.part(job, "spec"), *_pod_facts.rows(job, "spec", "tasks")]
     policies = [policy for each in written for policy in _pod_facts.rows(each, "policies")]
     if any(str(policy.get("action")).startswith("Restart") for policy in policies):
         return False

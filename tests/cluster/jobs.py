@@ -51,11 +51,13 @@ class Jobs:
         self.namespace, self.folder = namespace, folder
         self.server = Api(Cluster(namespace=namespace))
         self._overrides = {**fake, "cluster.namespace": namespace}
+        self.more: dict[str, Any] = {}
 
     def plan(self, wire: Wire | None = None, profile: str = "yolov5-volcano", **annotations: Any) -> ManifestPlan:
         """A plan of a run of its own; `log="/a/file"` and the like steer the fake pods."""
         told = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
         overrides = {**self._overrides, "pod.annotations": told, **({"cluster.context": CONTEXT} if wire else {})}
+        overrides |= self.more
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
         chosen = load_profile(profile, overrides)
         found = registry.launcher(chosen.launcher).plan(chosen, run)

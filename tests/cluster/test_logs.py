@@ -223,7 +223,6 @@ def pump(jobs: Jobs, plan: ManifestPlan, wire: Wire | None = None, over: bool = 
     server = Api(Cluster(namespace=jobs.namespace, context=CONTEXT if wire else None))
     made = Pump(server, Source(f"{plan.job}-worker-0", "", plan.container), Path(plan.nodes["worker-0"]))
     made.tell(over)
-    made.start()
     return made
 
 

@@ -5,13 +5,14 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+import uuid
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from tasks import objects
+from tasks import objects, removal
 from tasks.cluster import Api
 from tasks.errors import ClusterError
 from tasks.launchers import _pod_facts
@@ -114,7 +115,7 @@ def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
     before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
         objects.create(plan.model_copy(update={"objects": (before, refused)}))
-    assert objects.found(jobs.server, plan, objects.kinds(jobs.server)) == []
+    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -150,7 +151,7 @@ def test_store_goes_with_the_job(jobs: Jobs) -> None:
     objects.serve(plan)
     objects.create(plan)
     jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: objects.found(jobs.server, plan, objects.kinds(jobs.server)) == [])
+    until(lambda: removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == [])
 
 
 # --- removing
@@ -164,7 +165,7 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     objects.create(plan)
     until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
     assert teardown.fn(plan) == ()
-    assert objects.found(jobs.server, plan, objects.kinds(jobs.server)) == []
+    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
@@ -219,9 +220,56 @@ def held(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stuck is named, with what holds it, within the grace and a bounded time."""
-    monkeypatch.setattr(objects, "GOING", -12.0)
+    monkeypatch.setattr(removal, "GOING", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(left.startswith(pod) for left in teardown.fn(held))
+
+
+@pytest.fixture
+def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
+    """Start a job of one pod on a node that answers no more."""
+    name = f"dead-{uuid.uuid4().hex[:6]}"
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"dead": name}}}
+    path = jobs.server.path("v1", "Node", name, namespace=None)
+    jobs.server.ask("POST", jobs.server.path("v1", "Node", namespace=None), body=node)
+    room = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
+    report(jobs, path, "True", {"capacity": room, "allocatable": room})
+
+    def start(**keys: Any) -> ManifestPlan:
+        jobs.more = {"nodes": 1, "hardware": None, "fabric": None, **keys}
+        jobs.more["pod.node_selector"] = {"dead": name}
+        made = jobs.plan()
+        objects.create(made)
+        until(lambda: [pod for pod in jobs.labelled(made, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
+        report(jobs, path, "False", {})
+        return made
+
+    yield start
+    jobs.server.ask("DELETE", path)
+
+
+def report(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
+    """Tell of a node what its kubelet would."""
+    condition = {"type": "Ready", "status": ready, "reason": "Test", "lastHeartbeatTime": None}
+    jobs.server.ask("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
+
+
+def test_pod_on_a_dead_node_is_told(
+    jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod whose node does not confirm its end is named with its node, and left as it is."""
+    monkeypatch.setattr(removal, "GOING", -9.0)
+    plan = deserted()
+    (pod, *_) = sorted(teardown.fn(plan), key=lambda each: not each.startswith("Pod"))
+    assert "does not confirm its end" in pod
+    jobs.server.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
+    assert teardown.fn(plan) == ()
+
+
+def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the profile says force, a pod goes whose node is known to be dead."""
+    monkeypatch.setattr(removal, "GOING", -9.0)
+    assert teardown.fn(deserted(on_stuck_pod="force")) == ()
 
 
 def test_what_others_labelled_is_told(jobs: Jobs) -> None:

@@ -43,6 +43,7 @@ STRICT = f"{SPACE}-baseline"
 LABELS = {"torchyard/run": SPACE}
 MARK = "torchyard.test/preflight"
 JOBS = Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install="helm install volcano")
+PODS_LOG = Right(verbs=("get",), resource="pods/log")
 OF_NO_NAMESPACE = ("Namespace", "Node", "Queue", "StorageClass", "ValidatingWebhookConfiguration")
 Thing = dict[str, Any]
 Make = Callable[..., Thing]
@@ -167,7 +168,7 @@ def vcjob(**spec: Any) -> Thing:
 
 def plan(*requires: ClusterNeed, context: str | None = None, space: str = SPACE, **parts: Any) -> ManifestPlan:
     place = Cluster(context=context, namespace=space)
-    names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none"}
+    names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
     parts = {"tasks": {"worker": 2}, "objects": (job_of(pod()),), "template": ("template",), "watch": (), **parts}
     return ManifestPlan(**names, labels=LABELS, cluster=place, requires=requires, **parts)
 
@@ -230,24 +231,27 @@ def test_all_findings_are_one_error(plane: Api, tmp_path: Path) -> None:
 
 
 def test_good_plan_has_one_check_a_requirement(plane: Api) -> None:
-    """What is all there makes as many good findings as there are requirements, in their order."""
-    rights = Right(verbs=("create", "watch"), resource="pods"), Right(verbs=("get",), resource="pods/log")
+    """What is all there makes one good finding for all rights, and one for each other requirement, in their order."""
+    rights = Right(verbs=("create", "watch"), resource="pods"), PODS_LOG
     anywhere = Room(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
     account = Object(what="ServiceAccount", name="default")
     needs = (*rights, anywhere, account, Admitted(what="objects"), Admitted(what="pod"))
     found = check_cluster(plan(*needs))
-    assert [each.verdict for each in found] == ["ok"] * len(needs), found
-    assert [each.need for each in found][2:4] == ["room for 1 pod", "ServiceAccount default"]
+    assert [each.verdict for each in found] == ["ok"] * (len(needs) - 1), found
+    assert [each.need for each in found][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
+    assert found[0].detail == "all 3 are granted"
 
 
 # --- rights
 
 
 def test_missing_rights_name_the_verbs_and_the_user(plane: Api) -> None:
-    """One finding a resource, with the verbs that are missing and the role that has them."""
-    found = only(Right(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), context="nobody")
+    """One finding in all, with the verbs that are missing, by resource, and the role that has them."""
+    jobs, logs = Right(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), PODS_LOG
+    (found,) = check_cluster(plan(jobs, logs, context="nobody"))
     who = f"system:serviceaccount:{SPACE}:nobody"
-    assert found.detail == f"{who} may not create, watch jobs.batch.volcano.sh in namespace {SPACE}"
+    lacks = "create, watch jobs.batch.volcano.sh, nor get pods/log"
+    assert found.detail == f"{who} may not {lacks} in namespace {SPACE}"
     assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
 
 
@@ -260,7 +264,7 @@ def test_only_missing_verbs_are_told(plane: Api, make: Make) -> None:
     make(f"{group}/v1", "RoleBinding", "logs", roleRef=role, subjects=[account])
     need = Right(verbs=("get", "watch"), resource="pods/log")
     wait(lambda: "may not watch pods/log" in only(need, context="nobody").detail)
-    assert only(Right(verbs=("get",), resource="pods/log"), context="nobody").verdict == "ok"
+    assert only(PODS_LOG, context="nobody").verdict == "ok"
 
 
 def test_what_may_not_be_looked_at_is_a_warning(plane: Api) -> None:
@@ -275,6 +279,15 @@ def test_what_may_not_be_looked_at_is_a_warning(plane: Api) -> None:
 def test_job_that_this_user_may_not_create_is_refused(plane: Api) -> None:
     """A missing right to create the job itself is a failure: submit would meet it."""
     assert "cannot create resource" in refused(config_map("job"), context="nobody").detail
+
+
+def test_missing_right_is_not_told_twice(plane: Api) -> None:
+    """What the check of the rights says is no finding of the dry run as well."""
+    right = Right(verbs=("create",), resource="configmaps")
+    job = config_map("job")
+    found = check_cluster(plan(right, Admitted(what="objects"), objects=(job,), context="nobody"))
+    assert [each.verdict for each in found] == ["failed", "warning"]
+    assert "without the right to create it" in found[1].detail
 
 
 # --- kinds, controllers, queues

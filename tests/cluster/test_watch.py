@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from tasks import watch as module
+from tasks import watch, watcher
 from tasks.cluster import Api
 from tasks.errors import ClusterError
 from tasks.plan import Watched
@@ -90,8 +90,12 @@ def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
         assert not watch.deaf()
-        wire.leave(3)
+        wire.away = True
+        wire.cut()
         until(watch.deaf)
+        time.sleep(1)
+        assert watch.deaf()
+        wire.mend()
         jobs.end(plan)
         until(lambda: ended(watch))
         until(lambda: not watch.deaf())
@@ -99,7 +103,7 @@ def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
 
 def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that carries nothing any more, and is not closed, is given up after a while."""
-    monkeypatch.setattr(module, "QUIET", 2.0)
+    monkeypatch.setattr(watcher, "QUIET", 2.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -134,10 +138,10 @@ def test_server_says_that_a_version_is_forgotten(jobs: Jobs) -> None:
 
 
 @pytest.mark.parametrize("status", [403, 404])
-def test_kind_that_cannot_be_watched_holds_nothing_up(jobs: Jobs, wire: Wire, status: int) -> None:
+def test_kind_that_only_tells_more_holds_nothing_up(jobs: Jobs, wire: Wire, status: int) -> None:
     """Without the PodGroups, because they are not served or not for this user, the rest is seen."""
     plan = jobs.start(wire)
-    wire.answer("/podgroups?", status, {"kind": "Status", "message": "no"})
+    wire.answer("/podgroups?", status, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
         assert there(watch) == {"Job", "Pod"}
@@ -176,7 +180,7 @@ def test_first_look_is_not_waited_for_for_ever(
     jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch, plane: Api
 ) -> None:
     """Where the API server does not come back, that is told: nothing is known of the job."""
-    monkeypatch.setattr(module, "FIRST", 1.0)
+    monkeypatch.setattr(watch, "FIRST", 1.0)
     plan = jobs.start(wire)
     wire.away = True
     wire.cut()

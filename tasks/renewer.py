@@ -1,0 +1,76 @@
+"""Renews the Leases of the runs that this process waits for: a few threads, however many they are."""
+
+import functools
+import threading
+import time
+
+from tasks import lease
+from tasks.errors import ClusterError, OwnedError
+from tasks.plan import ManifestPlan
+from tasks.step import log
+
+EVERY = 40.0  # seconds between two renewals
+AT_ONCE = 4  # one after the other, hundreds of renewals would take longer than that where the API server is slow
+MAKING = threading.Lock()
+
+
+class Renewer:
+    """Knows the runs that are waited for, and those that another process has taken over."""
+
+    def __init__(self) -> None:
+        self._lost: dict[str, OwnedError] = {}
+        self._due: dict[str, tuple[float, ManifestPlan]] = {}
+        self._news = threading.Condition()
+
+    def add(self, plan: ManifestPlan) -> None:
+        """Renew a Lease from now on; whoever adds it has just taken it."""
+        with self._news:
+            self._lost.pop(plan.run, None)
+            self._due[plan.run] = time.monotonic() + EVERY, plan
+            self._news.notify()
+
+    def drop(self, plan: ManifestPlan) -> None:
+        with self._news:
+            self._due.pop(plan.run, None)
+
+    def check(self, plan: ManifestPlan) -> None:
+        """OwnedError where another process has taken the run over since."""
+        if lost := self._lost.get(plan.run):
+            raise lost
+
+    def run(self) -> None:
+        """Renew one Lease after the other, for ever."""
+        while True:
+            plan = self._next()
+            try:
+                lease.renew(plan)
+            except OwnedError as error:
+                self._lost[plan.run] = error
+                self.drop(plan)
+            except ClusterError as error:  # away, or not allowed any more: the watches tell it
+                log().debug("the Lease of %s is not renewed: %s", plan.run, error)
+
+    def _next(self) -> ManifestPlan:
+        """Wait for the plan whose turn it is."""
+        with self._news:
+            while True:
+                now = time.monotonic()
+                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + EVERY, None))
+                if plan and due <= now:
+                    self._due[plan.run] = now + EVERY, plan
+                    return plan
+                self._news.wait(due - now)
+
+
+def renewer() -> Renewer:
+    """The one of this process, also where two waits begin at once."""
+    with MAKING:
+        return make()
+
+
+@functools.cache
+def make() -> Renewer:
+    made = Renewer()
+    for _ in range(AT_ONCE):
+        threading.Thread(target=made.run, daemon=True, name="leases").start()
+    return made

@@ -1,0 +1,179 @@
+"""Credentials that the real API server refuses one day: real tokens, bound to a Secret that is taken away."""
+
+import shutil
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tasks.cluster import Api, load
+from tasks.errors import ClusterError
+from tasks.spec import Cluster
+from tasks.watch import ClusterWatch
+from tests.cluster.certificates import make_authority
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.test_watch import ended, run
+from tests.cluster.wire import CONTEXT, Wire
+
+RBAC = "rbac.authorization.k8s.io"
+PLUGIN = """#!/bin/sh
+echo asked >> {count}
+printf '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredential", "status": {{"token": "%s"}}}}' \\
+    "$(cat {token})"
+"""
+
+
+class Account:
+    """A ServiceAccount that may do everything here; its token stands in a file, and ends when we want."""
+
+    def __init__(self, server: Api, place: Path) -> None:
+        self.server, self.name, self.file = server, f"account-{place.name.replace('_', '-').lower()}", place / "token"
+        self.count = place / "count"
+        self.count.touch()
+        self._bound = 0
+        self._make("v1", "ServiceAccount", self.name)
+        subject = {"kind": "ServiceAccount", "name": self.name, "namespace": server.namespace}
+        role = {"apiGroup": RBAC, "kind": "ClusterRole", "name": "cluster-admin"}
+        self._make(f"{RBAC}/v1", "RoleBinding", self.name, roleRef=role, subjects=[subject])
+        self.renew()
+
+    def _make(self, version: str, kind: str, name: str, **more: Any) -> dict[str, Any]:
+        return self.server.create({"apiVersion": version, "kind": kind, "metadata": {"name": name}, **more})
+
+    def renew(self) -> None:
+        """Put a token of ten minutes into the file."""
+        self._bound += 1
+        bound = f"{self.name}-{self._bound}"
+        uid = self._make("v1", "Secret", bound)["metadata"]["uid"]
+        wanted = {"expirationSeconds": 600, "boundObjectRef": {"kind": "Secret", "apiVersion": "v1", "name": bound}}
+        wanted["boundObjectRef"]["uid"] = uid  # type: ignore[index]
+        path = self.server.path("v1", "ServiceAccount", self.name) + "/token"
+        self.file.write_text(self.server.ask("POST", path, body={"spec": wanted})["status"]["token"])
+
+    def expire(self, renew: bool = True) -> None:
+        """Have the token refused that is in use, in ten seconds: so long the API server believes what it knows."""
+        old = f"{self.name}-{self._bound}"
+        if renew:
+            self.renew()
+        self.server.delete("v1", "Secret", old)
+
+    def plugin(self) -> dict[str, Any]:
+        """The user of a kubeconfig that asks a program for the token."""
+        path = self.file.with_name("plugin")
+        path.write_text(PLUGIN.format(count=self.count, token=self.file))
+        path.chmod(0o755)
+        version = "client.authentication.k8s.io/v1"
+        return {"exec": {"apiVersion": version, "command": str(path), "interactiveMode": "Never"}}
+
+    def asked(self) -> int:
+        """How often the program was asked."""
+        return len(self.count.read_text().splitlines())
+
+
+@pytest.fixture
+def account(jobs: Jobs, tmp_path: Path) -> Account:
+    return Account(jobs.server, tmp_path)
+
+
+def server(jobs: Jobs) -> Api:
+    return Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+
+
+@pytest.mark.parametrize("how", ["plugin", "file"])
+def test_token_that_expires_is_loaded_anew(account: Account, jobs: Jobs, wire: Wire, how: str) -> None:
+    """No request fails when a token expires that a program gives, or that stands in a file; one load is enough."""
+    wire.become(account.plugin() if how == "plugin" else {"tokenFile": str(account.file)})
+    asking = server(jobs)
+    old = account.file.read_text()
+    account.expire()
+    until(lambda: is_refused(account, old))
+    asking.items("v1", "Pod")
+    asking.items("v1", "Pod")
+    assert account.asked() == (2 if how == "plugin" else 0)
+
+
+def test_many_threads_load_once(account: Account, jobs: Jobs, wire: Wire) -> None:
+    """Where many requests are refused at once, the program that gives tokens is started once."""
+    wire.become(account.plugin())
+    asking, old, found = server(jobs), account.file.read_text(), list[Any]()
+    account.expire()
+    until(lambda: is_refused(account, old))
+    threads = [threading.Thread(target=lambda: found.append(asking.items("v1", "Pod"))) for _ in range(8)]
+    for each in threads:
+        each.start()
+    for each in threads:
+        each.join()
+    assert (len(found), account.asked()) == (8, 2)
+
+
+def test_watch_outlives_its_token(account: Account, jobs: Jobs, wire: Wire) -> None:
+    """A job is seen to its end over a token that expires meanwhile."""
+    wire.become(account.plugin())
+    plan, old = jobs.start(wire), account.file.read_text()
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        account.expire()
+        until(lambda: is_refused(account, old))
+        wire.cut()
+        jobs.end(plan)
+        until(lambda: ended(watch))
+
+
+def test_refused_for_good_is_told(account: Account, jobs: Jobs, wire: Wire) -> None:
+    """Where the credentials that are loaded anew are refused as well, that and what to do is the error."""
+    wire.become(account.plugin())
+    asking, old = server(jobs), account.file.read_text()
+    account.expire(renew=False)
+    until(lambda: is_refused(account, old))
+    with pytest.raises(ClusterError, match=r"credentials of context wire are refused.*log in again") as caught:
+        asking.items("v1", "Pod")
+    assert (caught.value.status, account.asked()) == (401, 2)
+
+
+def test_program_that_fails_for_a_moment_is_asked_again(account: Account, jobs: Jobs, wire: Wire) -> None:
+    """Where no credentials can be had, the request waits for them as for a busy server; nobody asks without any."""
+    wire.become(account.plugin())
+    asking, old, program = server(jobs), account.file.read_text(), account.file.with_name("plugin")
+    account.expire()
+    until(lambda: is_refused(account, old))
+    program.rename(program.with_name("away"))
+    threading.Timer(3, lambda: program.with_name("away").rename(program)).start()
+    asking.items("v1", "Pod")
+
+
+def test_kubeconfig_that_is_written_anew_is_read(account: Account, jobs: Jobs, wire: Wire) -> None:
+    """A person who logs in again in the middle of a run mends it: the kubeconfig has another token by then."""
+    wire.become({"token": "no-such-token"})
+    asking = server(jobs)
+    wire.become({"token": account.file.read_text()})
+    asking.items("v1", "Pod")
+
+
+def test_certificate_that_is_renewed_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A client certificate that the API server does not accept is read again, for its file may have changed."""
+    settings, _ = load(None)
+    if not settings.cert_file:
+        pytest.skip("this cluster knows its user by something else")
+    make_authority("strange").write(tmp_path / "user")
+    cluster = {"server": settings.host, "certificate-authority": settings.ssl_ca_cert}
+    user = {"client-certificate": str(tmp_path / "user.crt"), "client-key": str(tmp_path / "user.key")}
+    context = {"context": {"cluster": "it", "user": "it"}, "name": "certified"}
+    named = {"clusters": [{"name": "it", "cluster": cluster}], "users": [{"name": "it", "user": user}]}
+    (tmp_path / "kubeconfig").write_text(
+        yaml.safe_dump({**named, "contexts": [context], "current-context": "certified"})
+    )
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
+    asking = Api(Cluster(context="certified", namespace=jobs.namespace))
+    shutil.copy(settings.cert_file, tmp_path / "user.crt")
+    shutil.copy(settings.key_file, tmp_path / "user.key")
+    assert asking.items("v1", "Pod") == []
+
+
+def is_refused(account: Account, token: str) -> bool:
+    """Whether the API server has noticed the end of a token."""
+    spec = {"spec": {"token": token}}
+    body = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenReview", **spec}
+    review = account.server.ask("POST", "/apis/authentication.k8s.io/v1/tokenreviews", body=body)
+    return not review["status"].get("authenticated")

@@ -1,0 +1,251 @@
+"""Every fault of a way to the API server, once while a job is waited for, and once while something is asked."""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from tasks import connection, outage, patience, watcher
+from tasks.cluster import Api
+from tasks.errors import ClusterError
+from tasks.spec import Cluster
+from tasks.watch import ClusterWatch
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.test_watch import ended, run, there
+from tests.cluster.wire import CONTEXT, Wire
+
+GONE = {"kind": "Status", "status": "Failure", "message": "too old resource version", "reason": "Expired", "code": 410}
+Fault = Callable[[Wire], None]
+Told = Callable[[ClusterWatch], list[str]]
+
+
+def answered(status: int, times: int = 1000, **headers: str) -> Fault:
+    """Every request is answered so, until the wire is mended."""
+
+    def begin(wire: Wire) -> None:
+        wire.answer("", status, {"kind": "Status", "message": "told", "code": status}, times, **headers)
+        wire.cut()
+
+    return begin
+
+
+def slow(wire: Wire) -> None:
+    wire.delay = 5.0
+    wire.cut()
+
+
+def nameless(wire: Wire) -> None:
+    """The name server does not know the API server's name, until the wire is mended."""
+    wire.nameless = True
+    wire.cut()
+
+
+def away(wire: Wire) -> None:
+    wire.away = True
+    wire.cut()
+
+
+FAULTS = {
+    "500": answered(500),
+    "502": answered(502),
+    "503": answered(503),
+    "504": answered(504),
+    "429 with Retry-After": answered(429, Retry_After="1"),
+    "401 once": answered(401, times=1),
+    "410": answered(410),
+    "connections reset": Wire.reset,
+    "connections closed": away,
+    "nobody listens": Wire.refuse,
+    "black hole": Wire.swallow,
+    "slow": slow,
+    "no DNS": nameless,
+}
+
+
+@pytest.fixture
+def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
+    """The wire, under a name that the test answers for in the name server's place."""
+    resolve = socket.getaddrinfo
+
+    def answer(host: Any, *more: Any, **named: Any) -> Any:
+        if host != "api.torchyard.test":
+            return resolve(host, *more, **named)
+        if wire.nameless:
+            raise socket.gaierror(socket.EAI_AGAIN, "Temporary failure in name resolution")
+        return resolve("127.0.0.1", *more, **named)
+
+    monkeypatch.setattr(socket, "getaddrinfo", answer)
+    text = wire.kubeconfig.read_text()
+    wire.kubeconfig.write_text(text.replace("127.0.0.1", "api.torchyard.test"))
+    return wire
+
+
+@pytest.fixture(params=FAULTS)
+def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
+    """A fault; what is silent is given up within seconds, and not within minutes."""
+    monkeypatch.setattr(watcher, "QUIET", 8.0)
+    monkeypatch.setattr(connection, "ANSWER", 8.0)
+    return FAULTS[request.param]
+
+
+def test_wait_sees_the_end_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
+    """A job that ends during an outage of any kind is seen to its end after it."""
+    plan = jobs.start(named)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        fault(named)
+        jobs.end(plan)
+        time.sleep(2)
+        named.mend()
+        until(lambda: ended(watch))
+
+
+def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
+    """An object that is asked for during an outage of any kind is there once."""
+    if fault is FAULTS["410"]:
+        pytest.skip("only a watch is answered so")
+    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    assert server.items("v1", "ConfigMap")
+    fault(named)
+    threading.Timer(2, named.mend).start()
+    about = {"generateName": "fault-", "labels": {"torchyard.test/port": str(named.port)}}
+    made = server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": about})
+    found = jobs.server.items("v1", "ConfigMap", {"labelSelector": f"torchyard.test/port={named.port}"})
+    assert [each["metadata"]["uid"] for each in found] == [made["metadata"]["uid"]]
+
+
+# --- what is not waited for
+
+
+def test_patience_ends(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server that is busy for too long is told with its last status and its own words."""
+    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    answered(503)(wire)
+    with pytest.raises(ClusterError, match="told") as caught:
+        Api(Cluster(context=CONTEXT, namespace=jobs.namespace)).items("v1", "Pod")
+    assert caught.value.status == 503
+
+
+def test_server_is_left_alone_for_as_long_as_it_asks(jobs: Jobs, wire: Wire) -> None:
+    """A server that says when to come back is not asked before."""
+    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    wire.answer("/pods", 429, {"message": "too many requests"}, Retry_After="2")
+    began = time.monotonic()
+    server.items("v1", "Pod")
+    assert (time.monotonic() - began >= 2, wire.count("/pods")) == (True, 2)
+
+
+@pytest.mark.parametrize(("what", "status"), [("/jobs?", 403), ("/pods?", 403), ("/batch.volcano.sh/", 404)])
+def test_job_that_may_not_be_seen_is_not_taken_for_deleted(jobs: Jobs, wire: Wire, what: str, status: int) -> None:
+    """Where the job or its pods may not be listed, or are of no known kind, that is told at the first look."""
+    plan = jobs.start(wire)
+    wire.answer(what, status, {"kind": "Status", "message": "told"}, times=1000)
+    with pytest.raises(ClusterError, match="told"), ClusterWatch(plan):
+        pass
+
+
+# --- what a run's log says
+
+
+@pytest.fixture
+def told(caplog: pytest.LogCaptureFixture) -> Told:
+    """What has been logged so far, with a look at a watch."""
+    caplog.set_level(logging.INFO, logger="torchyard")
+
+    def look(watch: ClusterWatch) -> list[str]:
+        watch.changes(0.05)
+        return [record.getMessage() for record in caplog.records if record.name == "torchyard"]
+
+    return look
+
+
+@pytest.mark.parametrize("status", [401, 403, 404])
+def test_refusal_is_told_once_and_waited_out(jobs: Jobs, wire: Wire, told: Told, status: int) -> None:
+    """Rights that are taken away while a job runs are told at once, and so is their return; the job stays seen."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.answer("/jobs?", status, {"kind": "Status", "message": "no such right"}, times=1000)
+        wire.cut("/jobs?")
+        until(lambda: len(told(watch)) == 1, 5)
+        time.sleep(2)
+        assert (there(watch) >= {"Job", "Pod"}, watch.deaf()) == (True, True)
+        wire.mend()
+        until(lambda: len(told(watch)) == 2)
+        assert "refuses to show the job (no such right" in told(watch)[0]
+
+
+def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An outage that lasts is told once, with its reason, and once that it is over."""
+    monkeypatch.setattr(outage, "SAY", 1.0)
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.refuse()
+        until(lambda: len(told(watch)) == 1)
+        time.sleep(1)
+        wire.mend()
+        until(lambda: len(told(watch)) == 2)
+        assert "Connection refused); the job goes on, and so does the wait" in told(watch)[0]
+
+
+def test_short_outage_is_not_told(jobs: Jobs, wire: Wire, told: Told) -> None:
+    """Nobody need know of a connection that broke and was made again."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        away(wire)
+        until(lambda: told(watch) or watch.deaf())
+        wire.mend()
+        until(lambda: not watch.deaf())
+        assert told(watch) == []
+
+
+def test_kind_that_is_served_no_more_has_no_job(jobs: Jobs, wire: Wire) -> None:
+    """Where discovery says that a kind is gone, and a list as well, its objects are gone with it."""
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.answer("/batch.volcano.sh/v1alpha1", 404, {"kind": "Status"}, times=1000)
+        wire.cut("/jobs?")
+        until(lambda: "Job" not in there(watch))
+
+
+def test_server_that_has_just_started_is_not_believed(jobs: Jobs, wire: Wire) -> None:
+    """An API server refuses everything before it has read who may do what: it says itself that it is not ready."""
+    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"}, times=2)
+    wire.answer("/readyz", 500, b"[-]informer-sync failed", times=2)
+    server.items("v1", "Pod")
+    assert wire.count("/pods") == 3
+
+
+# --- what no fault tells
+
+
+def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A job whose deletion no watch tells is missed at the next full list, every few minutes."""
+    monkeypatch.setattr(watcher, "RESYNC", (6.0, 6.0))
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        wire.stall("watch=1")
+        jobs.delete(plan)
+        monkeypatch.setattr(watcher, "QUIET", 2.0)
+        wire.cut("watch=1")
+        until(lambda: there(watch) == set())
+
+
+def test_waiting_costs_few_requests(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A kind costs one list and one watch every few minutes: with RESYNC as it is, fewer than two a minute in all."""
+    monkeypatch.setattr(watcher, "RESYNC", (5.0, 5.0))
+    plan = jobs.start(wire)
+    with ClusterWatch(plan) as watch:
+        until(lambda: run(watch))
+        before = wire.count("/jobs?")
+        time.sleep(11)
+        assert 2 <= wire.count("/jobs?") - before <= 6

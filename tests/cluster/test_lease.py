@@ -1,0 +1,227 @@
+"""Who looks after a run in a cluster: one Lease, by which other machines take it over, and a sweep takes it away."""
+
+import os
+import subprocess
+from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.sweep import sweep
+from tasks import lease, objects, renewer
+from tasks.errors import OwnedError
+from tasks.folder import RunFolder
+from tasks.launchers import _lease
+from tasks.model import Handle, Outcome, Status
+from tasks.plan import ManifestPlan
+from tasks.spec import Deadlines
+from tasks.submit import submit
+from tasks.teardown import teardown
+from tasks.wait import wait
+from tasks.watch import ClusterWatch
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+
+
+def held(jobs: Jobs, plan: ManifestPlan) -> dict[str, Any]:
+    """The Lease of a run, as it is now."""
+    return lease.read(jobs.server, plan) or {}
+
+
+def rewrite(jobs: Jobs, plan: ManifestPlan, ago: float = 0.0, **spec: Any) -> None:
+    """Change a Lease as another machine would; `ago`: seconds since it renewed."""
+    renewed = (datetime.now(UTC) - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    jobs.server.patch(plan.lease, {"spec": {"renewTime": renewed, **spec}})
+
+
+def there(jobs: Jobs, plan: ManifestPlan) -> int:
+    """How many jobs and pods of a run there are."""
+    kinds = ((plan.main["apiVersion"], plan.main["kind"]), ("v1", "Pod"))
+    return sum(len(jobs.labelled(plan, *kind)) for kind in kinds)
+
+
+# --- what it owns
+
+
+def test_one_delete_takes_everything(jobs: Jobs) -> None:
+    """The Lease owns the store and the job: whoever deletes it, deletes the run."""
+    plan = jobs.start(profile="yolov5-volcano-etcd")
+    for thing in plan.store:
+        jobs.server.create(objects.owned(thing, held(jobs, plan)))
+    until(lambda: there(jobs, plan) == 4)
+    jobs.server.delete(_lease.API, _lease.KIND, plan.run)
+    until(lambda: there(jobs, plan) == 0)
+
+
+def test_lease_goes_last(jobs: Jobs) -> None:
+    """A teardown that ends the run removes its Lease, and one that another attempt follows keeps it."""
+    plan = jobs.start()
+    assert teardown.fn(plan, end_run=False) == ()
+    assert _lease.holder(held(jobs, plan)) == lease.place(plan)
+    assert teardown.fn(plan) == ()
+    assert held(jobs, plan) == {}
+
+
+def test_wait_renews(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While a job is watched its Lease is renewed, and not afterwards."""
+    monkeypatch.setattr(renewer, "EVERY", 0.2)
+    plan = jobs.start()
+    first = _lease.renewed(held(jobs, plan))
+    with ClusterWatch(plan):
+        until(lambda: _lease.renewed(held(jobs, plan)) > first)
+    last = until(lambda: (now := _lease.renewed(held(jobs, plan))) == _lease.renewed(held(jobs, plan)) and now)
+    assert last
+
+
+def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A launcher that was cut off, and whose run goes on elsewhere, ends without touching the job."""
+    monkeypatch.setattr(renewer, "EVERY", 0.2)
+    handle = submit.fn(jobs.plan(), Deadlines())
+    assert isinstance(handle.plan, ManifestPlan)
+    plan = handle.plan
+    until(lambda: there(jobs, plan) == 3)
+    rewrite(jobs, handle.plan, holderIdentity="elsewhere:/runs")
+    with pytest.raises(OwnedError, match="taken it over"):
+        wait.fn(handle)
+    assert there(jobs, plan) == 3
+
+
+def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
+    """A run that has submitted its job, and finds it gone, says so: it does not submit a second one."""
+    plan = jobs.start()
+    jobs.delete(plan)
+    until(lambda: there(jobs, plan) == 0)
+    again: Handle = submit.fn(plan, Deadlines())
+    assert (again.created, wait.fn(again).status.state) == (False, "gone")
+    assert there(jobs, plan) == 0
+
+
+# --- another machine
+
+
+@pytest.fixture
+def elsewhere(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
+    """The folder of runs of another machine."""
+    yield tmp_path / "elsewhere"
+    monkeypatch.setenv("TORCHYARD_RUNS", str(tmp_path / "runs"))
+
+
+def carry_there(training: Training, folder: Path) -> "subprocess.Popen[str]":  # noqa: F811
+    """The run's next process, on a machine with runs of its own."""
+    os.environ["TORCHYARD_RUNS"] = str(folder)
+    return training.carried.process()
+
+
+def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """A machine that is lost is replaced: another one attaches to the same job and has every line of it."""
+    training.lose()
+    plan, before = training.plan, training.there()
+    training.said.say("epoch 1")
+    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    second = carry_there(training, elsewhere)
+    until((elsewhere / plan.run / "attempt-1/worker-0/log").exists, 60)
+    assert training.there() == before
+    training.jobs.end(plan)
+    second.communicate(timeout=60)
+    assert (training.carried.state().name, training.report.left) == ("Completed", ())
+    assert [log.lines for log in training.report.attempts[0].collected.logs] == [2, 2]
+    assert held(training.jobs, plan) == {}
+
+
+@pytest.mark.parametrize("stopped", [False, True])
+def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere: Path, stopped: bool) -> None:  # noqa: F811
+    """A machine that is lost after the job's end: another one reads the logs if they are there, and says if not."""
+    training.lose()
+    plan = training.plan
+    lease.tell_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    training.jobs.delete(plan) if stopped else training.jobs.end(plan)
+    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    carry_there(training, elsewhere).communicate(timeout=60)
+    assert (training.carried.state().name, there(training.jobs, plan)) == ("Completed", 0)
+    logs = training.report.attempts[0].collected.logs
+    assert [log.lines for log in logs] == ([0, 0] if stopped else [1, 1])
+    assert ["what there is of it is on" in log.lost for log in logs] == [stopped, stopped]
+
+
+def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """The same id on two machines at once: the second one sees the first one renew, and ends."""
+    first = training.begin()
+    plan = training.plan
+    second = carry_there(training, elsewhere)
+
+    def left() -> bool:
+        rewrite(training.jobs, plan)
+        return second.poll() is not None
+
+    until(left, 60)
+    assert "is carried by" in second.communicate()[1]
+    assert first.poll() is None
+    training.jobs.end(plan)
+    first.communicate(timeout=60)
+    assert training.carried.state().name == "Completed"
+
+
+def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """What comes back in the middle of a cancel brings the cancel to its end, and not the training."""
+    training.lose()
+    plan = training.plan
+    lease.tell_ending(plan, "cancelled", "cancelled through Prefect")
+    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    carry_there(training, elsewhere).communicate(timeout=60)
+    assert (training.carried.state().name, there(training.jobs, plan)) == ("Cancelled", 0)
+
+
+# --- the sweep
+
+
+def swept(**how: Any) -> str:
+    return str(sweep(**how, return_state=True).message)
+
+
+def test_sweep_finds_what_another_machine_has_left(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """A run whose Lease has run out, and that Prefect calls ended, is taken away with its Lease by any machine."""
+    training.lose()
+    plan = training.plan
+    until(lambda: training.carried.state().is_crashed())
+    os.environ["TORCHYARD_RUNS"] = str(elsewhere)
+    assert training.carried.id.hex[-8:] not in swept(dry_run=True)
+    rewrite(training.jobs, plan, ago=1801)
+    assert plan.run in swept(dry_run=True)
+    assert there(training.jobs, plan) == 3
+    swept()
+    assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
+
+
+def test_sweep_leaves_a_run_that_prefect_calls_alive(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """A launcher that is cut off from the cluster lets its Lease run out, and its run is not touched."""
+    process = training.begin()
+    plan = training.plan
+    os.environ["TORCHYARD_RUNS"] = str(elsewhere)
+    rewrite(training.jobs, plan, ago=1801)
+    assert plan.run not in swept(dry_run=True)
+    training.jobs.end(plan)
+    process.communicate(timeout=60)
+
+
+def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
+    """A Lease and a job without our label stay, however old they are."""
+    plan = jobs.plan()
+    strange = {**plan.lease, "metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
+    jobs.server.create(strange)
+    assert "strange" not in swept(dry_run=True, now=True)
+    assert jobs.server.delete(_lease.API, _lease.KIND, "strange")
+
+
+def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training) -> None:  # noqa: F811
+    """A machine that came back does not take away what another one carries by now."""
+    training.lose()
+    plan = training.plan
+    rewrite(training.jobs, plan, holderIdentity="elsewhere:/runs")
+    assert "looked after" in swept(now=True)
+    assert there(training.jobs, plan) == 3
+    assert isinstance(training.carried.folder, RunFolder)
+    rewrite(training.jobs, plan, holderIdentity=lease.place(plan))

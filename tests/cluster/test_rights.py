@@ -1,0 +1,208 @@
+"""Least privilege: a run under an account that has docs/rbac.yaml's role and nothing else, and under less than that."""
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from kubernetes.config import kube_config
+
+from tasks import cluster, objects, orphans
+from tasks.cluster import Api
+from tasks.launchers import registry
+from tasks.model import Run
+from tasks.needs import Check, Right
+from tasks.plan import ManifestPlan
+from tasks.preflight_cluster import check_cluster
+from tasks.profile import ROOT, load_profile
+from tasks.removal import found, kinds
+from tasks.rights import allowed
+from tasks.spec import Cluster
+from tests.cluster.carried import completed
+from tests.cluster.jobs import Jobs, until
+from tests.cluster.provide import Home, at_home
+from tests.cluster.small import ELSEWHERE, in_pods
+
+GROUP, NAME = "rbac.authorization.k8s.io", "least"
+ONE_A_SYSTEM = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "fms-vela", "yolov5-jobset", *ELSEWHERE)
+CARRIED = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "yolov5-volcano", "mnist-2x4", "fms-vela", "yolov5-jobset")
+Before = Callable[[ManifestPlan], list[str]]
+Rights = frozenset[tuple[str, str]]  # resource, as preflight spells it, and verb
+
+
+def role(name: str) -> Rights:
+    """What a role of docs/rbac.yaml grants."""
+    documents = yaml.safe_load_all((ROOT / "docs" / "rbac.yaml").read_text())
+    (rules,) = (each["rules"] for each in documents if each["metadata"]["name"] == name)
+    return frozenset(
+        (f"{resource}.{group}" if group else resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    )
+
+
+ROLE = role("torchyard")
+
+
+@cache
+def planned(profile: str, namespace: str = "runai-any") -> ManifestPlan:
+    """A plan whose names no other namespace has; of MCAD in the group that the profile names."""
+    home = {key: value for key, value in at_home(profile, namespace).items() if key != "options.api"}
+    chosen = load_profile(profile, {**home, "cluster.context": NAME})
+    plan = registry.launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+    assert isinstance(plan, ManifestPlan)
+    return plan
+
+
+@cache
+def needed(profile: str) -> Rights:
+    needs = (need for need in planned(profile).requires if isinstance(need, Right))
+    return frozenset((need.resource, verb) for need in needs for verb in need.verbs)
+
+
+EACH = [
+    pytest.param(name, (resource, verb), id=f"{name}-{verb} {resource}")
+    for name in ONE_A_SYSTEM
+    for resource, verb in sorted(needed(name))
+]
+
+
+class Account:
+    """A ServiceAccount with one Role in one namespace: context `least`."""
+
+    def __init__(self, admin: Api, place: Path) -> None:
+        self.admin, self.granted = admin, Rights()
+        self.name = f"system:serviceaccount:{admin.namespace}:{NAME}"
+        admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}})
+        self.role = self._make("Role", rules=[])
+        ref = {"apiGroup": GROUP, "kind": "Role", "name": NAME}
+        self.subjects = [{"kind": "ServiceAccount", "name": NAME, "namespace": admin.namespace}]
+        self._make("RoleBinding", roleRef=ref, subjects=self.subjects)
+        self.kubeconfig = place / "least.yaml"
+        self.kubeconfig.write_text(yaml.safe_dump(self._document()))
+
+    def _make(self, kind: str, **more: Any) -> dict[str, Any]:
+        return self.admin.create({"apiVersion": f"{GROUP}/v1", "kind": kind, "metadata": {"name": NAME}, **more})
+
+    def _document(self) -> dict[str, Any]:
+        asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+        path = self.admin.path("v1", "ServiceAccount", NAME)
+        token = self.admin.ask("POST", f"{path}/token", body=asked)["status"]["token"]
+        known, active = kube_config.list_kube_config_contexts(cluster.files())
+        here = next(each for each in known if each["name"] == (cluster.current() or active["name"]))
+        context = {"cluster": here["context"]["cluster"], "user": NAME}
+        return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
+
+    def grant(self, rights: Rights) -> None:
+        """Give these and no others, and wait until the API server knows it."""
+        rules = [
+            {"apiGroups": [each.partition(".")[2]], "resources": [each.partition(".")[0]], "verbs": [verb]}
+            for each, verb in rights
+        ]
+        self.admin.patch(self.role, {"rules": rules})
+        mine = cluster.api(Cluster(context=NAME, namespace=self.admin.namespace))
+        for right in rights ^ self.granted:
+            until(partial(self._is_known, mine, right, right in rights))
+        self.granted = rights
+
+    def _is_known(self, mine: Api, right: tuple[str, str], granted: bool) -> bool:
+        resource, verb = right
+        return allowed(mine, verb, resource) == granted
+
+
+@pytest.fixture(scope="module")
+def account(plane: Api, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+    """Its context is there for the whole module: `cluster.context: least`."""
+    with pytest.MonkeyPatch.context() as patch:
+        made = Account(Api(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
+        patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
+        cluster.api.cache_clear()
+        yield made
+    cluster.api.cache_clear()
+
+
+@pytest.fixture(scope="module")
+def before(account: Account) -> Before:
+    """What preflight finds wrong with a plan under the whole role: the test cluster is not the profile's own."""
+    known: dict[str, list[str]] = {}
+
+    def find(plan: ManifestPlan) -> list[str]:
+        if plan.job not in known:
+            account.grant(ROLE)
+            known[plan.job] = failures(check_cluster(plan))
+        return known[plan.job]
+
+    return find
+
+
+@pytest.fixture(scope="module")
+def home(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
+    made = Home(namespace, tmp_path_factory.mktemp("claims"))
+    yield made
+    made.clear()
+
+
+def failures(found: Iterable[Check]) -> list[str]:
+    return [f"{each.need}: {each.detail}" for each in found if each.verdict == "failed"]
+
+
+# --- the role
+
+
+def test_role_is_what_profiles_need() -> None:
+    """The role grants every right that a shipped profile needs, and no other."""
+    assert frozenset().union(*(needed(name) for name in (*in_pods(), *ELSEWHERE))) == ROLE
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("profile", CARRIED)
+def test_role_carries_a_whole_run(account: Account, fake: dict[str, Any], home: Home, profile: str) -> None:
+    """With the role and nothing else a run is Completed, and nothing of it is left; what it may not look at warns."""
+    account.grant(ROLE)
+    namespace = account.admin.namespace
+    plan = planned(profile, namespace)
+    home.provide(plan)
+    ends = {"pod.annotations": {"torchyard.test/end-after": "1"}, "attempts": 1, "deadlines.start": "30s"}
+    report = completed(profile, {**at_home(profile, namespace), **fake, **ends, "cluster.context": NAME})
+    assert found(account.admin, kinds(account.admin), {"torchyard/run": report.run}) == []
+
+
+@pytest.mark.parametrize(("profile", "right"), EACH)
+def test_missing_verb_is_named(account: Account, before: Before, profile: str, right: tuple[str, str]) -> None:
+    """Without any one of the rights that a profile needs preflight fails, and names that one alone."""
+    plan = planned(profile, account.admin.namespace)
+    known = before(plan)
+    account.grant(ROLE - {right})
+    resource, verb = right
+    new = [each for each in failures(check_cluster(plan)) if each not in known]
+    assert new == [f"rights: {account.name} may not {verb} {resource} in namespace {account.admin.namespace}"]
+
+
+@pytest.fixture
+def everywhere(account: Account) -> Iterator[None]:
+    """The account has role torchyard-sweep in every namespace."""
+    version, kind, name = f"{GROUP}/v1", "ClusterRoleBinding", f"sweep-{account.admin.namespace}"
+    path = account.admin.path(version, kind, namespace=None)
+    ref = {"apiGroup": GROUP, "kind": "ClusterRole", "name": "torchyard-sweep"}
+    thing = {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
+    account.admin.ask("POST", path, body={**thing, "roleRef": ref, "subjects": account.subjects})
+    yield
+    account.admin.ask("DELETE", f"{path}/{name}")
+
+
+@pytest.mark.usefixtures("everywhere")
+def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs) -> None:
+    """With torchyard-sweep everywhere and torchyard where runs are, what a dead run left is found and removed."""
+    account.grant(ROLE)
+    plan = jobs.plan()
+    plan.lease["spec"]["leaseDurationSeconds"] = 1
+    objects.create(plan)
+    mine = until(lambda: [each for each in orphans.orphans(NAME, False, lambda _: "") if each.run == plan.run])
+    assert orphans.remove(mine[0]) == []
+    assert jobs.labelled(plan, "v1", "Pod") == []

@@ -1,0 +1,338 @@
+"""Jobs that do not start, or lose a pod, on a real control plane: the cause, its sentence, and its worth of a retry."""
+
+import json
+import threading
+import time
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from tasks import lookout, objects, removal
+from tasks.cluster import Api, Object
+from tasks.collect import find_failure
+from tasks.launchers import registry
+from tasks.model import Failure, Handle, Run
+from tasks.plan import ManifestPlan, at
+from tasks.profile import ROOT, load_profile
+from tasks.spec import Cluster, Deadlines
+from tasks.wait import wait
+from tasks.watch import ClusterWatch
+from tests.cluster.fake import node
+from tests.cluster.jobs import ANNOTATION, Jobs, until
+from tests.cluster.wire import Wire
+from tests.observe import QUEUE, close, state_of
+
+GPU, OWN = "nvidia.com/gpu", "torchyard.test/own"
+SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+ALONE = {"nodes": 1, "resources": {"gpus": 8}}
+Overrides = dict[str, Any]
+Strike = Callable[[ManifestPlan], None]
+
+
+class Yard(NamedTuple):
+    """Jobs in one namespace."""
+
+    server: Api
+    fake: dict[str, Any]
+    folder: Path
+    made: list[ManifestPlan]
+
+    def plan(self, overrides: Overrides, profile: str = "yolov5-volcano") -> ManifestPlan:
+        """A run of its own, on the fake nodes unless `overrides` name others."""
+        changes = {**self.fake, "cluster.namespace": self.server.namespace, **overrides}
+        chosen = load_profile(profile, changes)
+        run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder / uuid.uuid4().hex))
+        found = registry.launcher(chosen.launcher).plan(chosen, run)
+        assert isinstance(found, ManifestPlan)
+        self.made.append(found)
+        return found
+
+    def clear(self) -> None:
+        """Nothing of a test stays."""
+        for plan in self.made:
+            removal.delete(plan, plan.main)
+
+    def real(self, overrides: Overrides) -> ManifestPlan:
+        """The same on the real nodes, small."""
+        nodes = self.server.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+        if len(nodes) < 2:
+            pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+        return self.plan({"pod.node_selector": {}, **SMALL, **overrides})
+
+    def why(self, plan: ManifestPlan, cause: str) -> Failure:
+        """What is told of a job that stands, once it has this cause."""
+        objects.create(plan)
+
+        def explained() -> Failure | None:
+            watch.changes(0.3)
+            found.append(why.failure if (why := watch.why(last=True)) else None)
+            return found[-1] if found[-1] and found[-1].cause == cause else None
+
+        found: list[Failure | None] = []
+        with ClusterWatch(plan) as watch:
+            failure: Failure = until(explained, 60)
+        return failure
+
+    def end(self, plan: ManifestPlan, start: float = 60.0, strike: Strike | None = None) -> Failure:
+        """Why the job failed in the end; it is struck once its pods run."""
+        objects.create(plan)
+        handle = Handle(plan=plan, deadlines=Deadlines(start=start), created=True, submitted_at=time.time())
+
+        def hit(strike: Strike) -> None:
+            until(lambda: self.running(plan))
+            strike(plan)
+
+        if strike:
+            threading.Thread(target=hit, args=(strike,), daemon=True).start()
+        return find_failure(plan, wait.fn(handle))
+
+    def make(self, thing: Object) -> None:
+        self.server.create(thing)
+
+    def running(self, plan: ManifestPlan) -> list[dict[str, Any]]:
+        """The pods, where all of them run."""
+        which = ",".join(f"{key}={value}" for key, value in plan.labels.items())
+        pods = self.server.items("v1", "Pod", {"labelSelector": which})
+        found = [each for each in pods if each["status"].get("phase") == "Running"]
+        return found if len(found) == len(plan.nodes) else []
+
+
+def start(namespace: str, fake: dict[str, Any], folder: Path) -> Yard:
+    return Yard(Api(Cluster(namespace=namespace)), fake, folder, [])
+
+
+@pytest.fixture
+def yard(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Yard]:
+    made = start(namespace, fake, tmp_path)
+    yield made
+    made.clear()
+
+
+def add_node(plane: Api) -> str:
+    """A fake node of a test's own, with eight GPUs and a taint that keeps others away."""
+    name = f"own-{uuid.uuid4().hex[:8]}"
+    labels = {OWN: name, "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
+    made = node(name, labels, {GPU: "8"}, 7000 + int(name[-3:], 16))
+    plane.ask("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [{"key": OWN, "effect": "NoSchedule"}]}})
+    path = f"/api/v1/nodes/{name}"
+    until(lambda: any(each["type"] == "Ready" for each in plane.ask("GET", path)["status"].get("conditions", ())))
+    return name
+
+
+@pytest.fixture
+def own(plane: Api) -> Iterator[str]:
+    """A node of the test's own."""
+    name = add_node(plane)
+    yield name
+    plane.ask("DELETE", f"/api/v1/nodes/{name}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def mute(
+    plane: Api, namespace: str, fake: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Yard, ManifestPlan]]:
+    """A job on a node that falls silent when the module begins: it is most of a minute until that is noticed."""
+    name, yard = add_node(plane), start(namespace, fake, tmp_path_factory.mktemp("mute"))
+    try:
+        plan = yard.plan(on(name))
+        objects.create(plan)
+        until(lambda: yard.running(plan), 60)
+        plane.ask("PATCH", f"/api/v1/nodes/{name}", body={"metadata": {"labels": {"type": None}}})
+        yield yard, plan
+    finally:
+        plane.ask("DELETE", f"/api/v1/nodes/{name}")
+        yard.clear()
+
+
+def on(name: str) -> Overrides:
+    """Overrides that put a job on the test's own node."""
+    return {"pod.node_selector": {OWN: name}, "pod.tolerations": [OWN], **ALONE}
+
+
+def pod(name: str, where: str, container: dict[str, Any], **spec: Any) -> dict[str, Any]:
+    """A pod that is not of the job, on the test's own node."""
+    containers = [{"name": "it", "image": "it:1", **container}]
+    tolerations = [{"key": OWN, "operator": "Exists"}]
+    metadata = {"name": name, "labels": {"torchyard/run": "somebody-else"}}
+    made = {"nodeSelector": {OWN: where}, "containers": containers, "tolerations": tolerations, **spec}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": made}
+
+
+def told(failure: Failure, part: str) -> tuple[str, bool]:
+    """Its cause, and whether it is retried; the sentence has the part."""
+    assert part in failure.sentence
+    return failure.cause, failure.retry
+
+
+# --- jobs that do not start
+
+
+def test_gang_that_never_fits(yard: Yard) -> None:
+    """A start deadline's cause is the explained one: what the gang needs, and what the nodes have."""
+    failure = yard.end(yard.plan({"resources.gpus": 16}), 8.0)
+    assert failure.sentence.startswith("not started within 8 s (deadlines.start): waits for the gang: it needs 2 pods")
+    assert told(failure, f"4 nodes: {GPU} 8 < 16") == ("unschedulable", False)
+
+
+def test_taint(yard: Yard, own: str) -> None:
+    """A taint that keeps every pod off the nodes that are meant is named, with what to do."""
+    plan = yard.plan({**on(own), "pod.tolerations": []})
+    assert told(yard.why(plan, "taint"), f"add {OWN} to `pod.tolerations`") == ("taint", False)
+
+
+def test_host_port(yard: Yard, own: str) -> None:
+    """A port of the node that another run holds is told with that run."""
+    plan = yard.plan({**on(own), "resources.gpus": 1}, "yolov5-pytorchjob")
+    container = at(plan.main, plan.template)["spec"]["containers"][0]
+    port = container["ports"][0]["containerPort"]
+    ports = [{"containerPort": port, "hostPort": port}]
+    yard.server.create(pod("holder", own, {"ports": ports}, nodeName=own, hostNetwork=True))
+    failure = yard.why(plan, "host-port")
+    assert told(failure, f"no node has port {port} free (run somebody-else has it)") == ("host-port", True)
+
+
+def test_quota(yard: Yard) -> None:
+    """A quota of the namespace that no pod gets past is the cause, in the API server's own words."""
+    hard = {"hard": {f"requests.{GPU}": "2"}}
+    quota = {"apiVersion": "v1", "kind": "ResourceQuota", "metadata": {"name": "q"}, "spec": hard}
+    yard.server.create(quota)
+    try:
+        failure = yard.why(yard.plan({"resources.gpus": 4}), "quota")
+    finally:
+        yard.server.delete("v1", "ResourceQuota", "q")
+    assert told(failure, f"exceeded quota: q, requested: requests.{GPU}=4") == ("quota", False)
+
+
+def test_closed_queue(yard: Yard, plane: Api) -> None:
+    """A queue that is closed after the preflight is told: no object of a PyTorchJob says a word."""
+    name = f"torchyard-{uuid.uuid4().hex[:8]}"
+    path = plane.path(QUEUE, "Queue", name, namespace=None)
+    queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": {"weight": 1}}
+    made = plane.ask("POST", plane.path(QUEUE, "Queue", namespace=None), body=queue)
+    until(lambda: state_of(plane, name) == "Open")
+    close(plane, made)
+    try:
+        failure = yard.why(yard.plan({"options": {"queue": name}}, "yolov5-pytorchjob"), "queue-closed")
+    finally:
+        plane.ask("DELETE", path)
+    assert told(failure, f"waits for queue {name}, which is Clos") == ("queue-closed", False)
+
+
+Case = tuple[str, Overrides, str, bool]
+REAL: list[Case] = [
+    ("volume-mount", {"mounts": {"/s": {"secret": "nope"}}}, 'secret "nope" not found', False),
+    ("volume-mount", {"mounts": {"/c": {"config_map": "nope"}}}, 'configmap "nope" not found', False),
+    ("pod-config", {"pod.env_from": [{"config_map": "nope"}]}, 'configmap "nope" not found', False),
+    ("registry", {"image": "registry.invalid/nope:1"}, "registry does not answer (ErrImagePull", True),
+]
+
+
+@pytest.mark.parametrize("case", REAL, ids=str)
+def test_real_kubelet(yard: Yard, case: Case) -> None:
+    """What keeps a real kubelet from starting a pod is told with the name of what is missing."""
+    cause, overrides, part, retry = case
+    assert told(yard.why(yard.real(overrides), cause), part) == (cause, retry)
+
+
+def test_sandbox(yard: Yard, plane: Api) -> None:
+    """A pod whose sandbox a node cannot make is told, which only an event says."""
+    name = f"torchyard-{uuid.uuid4().hex[:8]}"
+    plan = yard.real({})
+    at(plan.main, plan.template)["spec"]["runtimeClassName"] = name
+    runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nope"}
+    plane.ask("POST", "/apis/node.k8s.io/v1/runtimeclasses", body=runtime)
+    try:
+        failure = yard.why(plan, "pod-network")
+    finally:
+        plane.ask("DELETE", f"/apis/node.k8s.io/v1/runtimeclasses/{name}")
+    assert told(failure, "FailedCreatePodSandBox") == ("pod-network", True)
+
+
+# --- jobs that lose a pod
+
+
+def test_crash_loop(yard: Yard) -> None:
+    """A pod that crashes again and again ends the job."""
+    notes = {f"{ANNOTATION}waiting": "CrashLoopBackOff", f"{ANNOTATION}restarts": "3"}
+    failure = yard.end(yard.plan({"pod.annotations": notes}))
+    assert told(failure, "it crashes again and again") == ("crash-loop", False)
+
+
+def test_out_of_memory(yard: Yard) -> None:
+    """A real container that is killed at its limit is told with its exit code."""
+    greedy = {"program": "python3", "agent": "none", "rendezvous": "static", "args": ["-c", "bytearray(10**9)"]}
+    little = {"pod.limits": {"memory": "64Mi"}, "resources.memory": "64Mi", "nodes": 1}
+    failure = yard.end(yard.real({**greedy, **little}))
+    assert told(failure, "it used more memory than its limit (OOMKilled)") == ("oom-pod", False)
+    assert failure.exit_code == 137
+
+
+def test_eviction(yard: Yard, plane: Api) -> None:
+    """A pod that is drained away ends the attempt, and is worth another."""
+
+    def drain(plan: ManifestPlan) -> None:
+        name = yard.running(plan)[0]["metadata"]["name"]
+        body = {"apiVersion": "policy/v1", "kind": "Eviction", "metadata": {"name": name}}
+        plane.ask("POST", f"/api/v1/namespaces/{yard.server.namespace}/pods/{name}/eviction", body=body)
+
+    assert told(yard.end(yard.plan({}), strike=drain), "its node was drained") == ("evicted", True)
+
+
+def test_preemption(yard: Yard, plane: Api, own: str) -> None:
+    """A pod that gives way to one of higher priority ends the attempt, and is worth another."""
+    name, path = f"torchyard-{uuid.uuid4().hex[:8]}", "/apis/scheduling.k8s.io/v1/priorityclasses"
+    high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
+    plane.ask("POST", path, body=high)
+    strong = pod("strong", own, {"resources": {"limits": {GPU: "8"}}}, priorityClassName=name)
+    plan = yard.plan(on(own), "yolov5-jobset")
+    try:
+        failure = yard.end(plan, strike=lambda _: yard.make(strong))
+    finally:
+        plane.ask("DELETE", f"{path}/{name}")
+        yard.server.delete("v1", "Pod", "strong")
+    assert told(failure, "preempted for a pod of higher priority") == ("preempted", True)
+
+
+def test_node_that_does_not_answer(mute: tuple[Yard, ManifestPlan]) -> None:
+    """A pod that seems to run on a node that does not answer is told with the node, minutes before it is given up."""
+    yard, plan = mute
+    own = plan.pod["spec"]["nodeSelector"][OWN]
+    assert told(yard.why(plan, "node-lost"), f"its node {own} does not answer since") == ("node-lost", True)
+
+
+# --- what it costs
+
+
+def stuck(jobs: Jobs, wire: Wire) -> ManifestPlan:
+    """A job that asks for more GPUs than any node has."""
+    plan = jobs.plan(wire)
+    for amounts in at(plan.main, plan.template)["spec"]["containers"][0]["resources"].values():
+        amounts[GPU] = "16"
+    objects.create(plan)
+    return plan
+
+
+def test_a_stuck_job_is_looked_at_rarely(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is asked until the job has stood for a while, then once, and again only much later."""
+    monkeypatch.setattr(lookout, "AFTER", 2.0)
+    looks = "/events?fieldSelector=type%3DWarning"
+    with ClusterWatch(stuck(jobs, wire)) as watch:
+        begin = time.monotonic()
+        until(lambda: not watch.changes(0.1) and watch.why() and wire.count(looks))
+        assert time.monotonic() - begin > lookout.AFTER
+        until(lambda: watch.why() and time.monotonic() - begin > 3 * lookout.AFTER)
+        assert wire.count(looks) == 1
+
+
+def test_what_may_not_be_seen_costs_only_that(jobs: Jobs, wire: Wire) -> None:
+    """Without the rights to look at nodes, queues and events the scheduler's own words explain."""
+    plan = stuck(jobs, wire)
+    for kind in ("/nodes", "/queues/", "/events?"):
+        wire.answer(kind, 403, {"kind": "Status", "message": "no"})
+    with ClusterWatch(plan) as watch:
+        until(lambda: not watch.changes(0.1) and watch.why(), 60)
+        found = until(lambda: watch.why(last=True))
+    assert told(found.failure, f"Insufficient {GPU}") == ("unschedulable", False)
