@@ -20,7 +20,7 @@ from tasks.profile import ROOT, load_profile
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
-from tests import bench_cluster
+from tests import bench_cluster, bench_logs, bench_many
 
 PAIRS = 9
 PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
@@ -48,6 +48,10 @@ def main() -> None:
         fail_fast(folder)
     print("jobs in a cluster, of fake pods", flush=True)
     bench_cluster.main(show)
+    print("many runs in one process", flush=True)
+    bench_many.main(show)
+    print("the logs of many pods", flush=True)
+    bench_logs.main(show)
 
 
 def show(what: str, value: float, target: float | None, unit: str = "s") -> None:

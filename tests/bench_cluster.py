@@ -10,6 +10,8 @@ import tempfile
 import threading
 import time
 import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from tasks import objects
@@ -26,7 +28,8 @@ from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
 from tests.cluster.provide import at_home
 
-JOBS, RUNS, QUIET = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9, 60.0
+JOBS, RUNS = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9
+QUIET, LONG = 60.0, 330.0  # seconds; the long one has all that is asked every five minutes
 COUNTERS = (  # the API server counts everything that this user asks but logs, and those of everybody
     (b"apiserver_flowcontrol_dispatched_requests_total", b'flow_schema="torchyard-user"'),
     (b"apiserver_request_total", b'subresource="log"'),
@@ -35,22 +38,31 @@ COUNTERS = (  # the API server counts everything that this user asks but logs, a
 
 def main(show: Any) -> None:
     """Measure on the cluster of KUBECONFIG, or on one made for it."""
-    with cluster():
-        admin = Api(Cluster())
-        namespace = f"runai-bench-{uuid.uuid4().hex[:6]}"
-        admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": namespace}})
-        while not Api(Cluster(namespace=namespace)).read("v1", "ServiceAccount", "default"):
-            time.sleep(0.05)
-        try:
-            for name in JOBS:
-                ends = [late(name, namespace) for _ in range(RUNS)]
-                show(f"{name}: last status to `wait` returning, median of {RUNS}", statistics.median(ends), 0.2)
-                if as_user():
-                    show(f"{name}: requests a minute while waiting", requests(name, namespace, admin), 4, "")
-                else:
-                    print(f"  {name}: requests are not counted, for KUBECONFIG has no context {USER}")
-        finally:
-            admin.ask("DELETE", f"/api/v1/namespaces/{namespace}")
+    with cluster(), new_namespace() as namespace:
+        for name in JOBS:
+            ends = [late(name, namespace) for _ in range(RUNS)]
+            show(f"{name}: last status to `wait` returning, median of {RUNS}", statistics.median(ends), 0.2)
+            show(f"{name}: last status to `wait` returning, worst", max(ends), 1.0)
+            if not as_user():
+                print(f"  {name}: requests are not counted, for KUBECONFIG has no context {USER}")
+                continue
+            seconds = LONG if name == JOBS[0] else QUIET
+            show(
+                f"{name}: requests a minute, over {seconds:.0f} s of waiting", requests(name, namespace, seconds), 4, ""
+            )
+
+
+@contextmanager
+def new_namespace() -> Iterator[str]:
+    """A namespace that is removed again; called as Run:ai calls that of a project."""
+    admin, name = Api(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
+    admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+    while not Api(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
+        time.sleep(0.05)
+    try:
+        yield name
+    finally:
+        admin.ask("DELETE", f"/api/v1/namespaces/{name}")
 
 
 def started(name: str, namespace: str, seconds: float) -> Handle:
@@ -85,27 +97,31 @@ def last_status(plan: Any) -> float:
     admin = Api(Cluster(namespace=plan.cluster.namespace))
     path = admin.path(plan.main["apiVersion"], plan.main["kind"])
     for line in admin.stream(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
-        status = json.loads(line)["object"].get("status", {})
-        true = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
-        phase = status.get("phase") or status.get("state", {}).get("phase")
-        if {"Completed", "Succeeded"} & {phase, *true}:
+        if has_succeeded(json.loads(line)["object"]):
             return time.time()
     raise AssertionError("the watch ended before the job did")
 
 
-def requests(name: str, namespace: str, admin: Api) -> float:
-    """What `wait` asks in a minute in which nothing happens, logs and PodGroup included."""
-    handle = started(name, namespace, QUIET + 20)
+def has_succeeded(job: dict[str, Any]) -> bool:
+    status = job.get("status", {})
+    true = [each["type"] for each in status.get("conditions", ()) if each["status"] == "True" and "type" in each]
+    phase = status.get("phase") or status.get("state", {}).get("phase")
+    return bool({"Completed", "Succeeded"} & {phase, *true})
+
+
+def requests(name: str, namespace: str, seconds: float) -> float:
+    """What `wait` asks a minute while nothing happens: logs, PodGroup and Lease included."""
+    admin, handle = Api(Cluster()), started(name, namespace, seconds + 20)
     waiting = threading.Thread(target=lambda: wait.fn(handle))
     waiting.start()
     time.sleep(10)
     before = counted(admin)
     assert before > 0, "the API server has counted nothing of what submit has asked"
-    time.sleep(QUIET)
+    time.sleep(seconds)
     made = counted(admin) - before
     waiting.join()
     teardown.fn(handle.plan)
-    return made * 60 / QUIET
+    return made * 60 / seconds
 
 
 def counted(admin: Api) -> float:

@@ -1,0 +1,186 @@
+"""Two hundred runs in one process: what each wait costs in memory, processor and requests, and how late its end is.
+
+`python tests/bench_many.py [WAITS [PODS]]`. The waits are threads of a child process, as the task runs of one Prefect
+flow are, and each one follows a job of its own, of fake pods that say a line and then nothing.
+"""
+
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tasks import objects
+from tasks.cluster import Api, api
+from tasks.launchers import registry
+from tasks.model import Handle, Run
+from tasks.plan import ManifestPlan
+from tasks.profile import ROOT, load_profile
+from tasks.spec import Cluster
+from tasks.submit import submit
+from tasks.teardown import teardown
+from tasks.wait import wait
+from tests.bench_cluster import counted, has_succeeded, new_namespace
+from tests.cluster.e2e import cluster
+from tests.cluster.jobs import as_user, until
+
+WAITS, PODS, AT_ONCE = 200, 2, 8
+RISE, SETTLED, QUIET, PATIENCE = (
+    400.0,
+    20.0,
+    60.0,
+    300.0,
+)  # seconds: until all pods run; of a wait; measured; to the end
+PROFILE = """
+about: a job of fake pods
+launcher: volcano
+image: none:1
+program: /none.py
+resources: {cpu: 100m}
+pod: {node_selector: {type: kwok}, spread: false}
+"""
+Said = dict[str, Any]
+
+
+def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
+    """Measure on the cluster of KUBECONFIG, or on one made for it."""
+    with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "many.yaml").write_text(PROFILE)
+        with ThreadPoolExecutor(AT_ONCE) as pool:
+            handles = list(pool.map(lambda _: started(folder, namespace, pods), range(waits)))
+        try:
+            until(lambda: running(namespace) == waits * pods, RISE)
+            measure(show, handles, folder)
+        finally:
+            with ThreadPoolExecutor(AT_ONCE) as pool:
+                list(pool.map(lambda handle: teardown.fn(handle.plan), handles))
+
+
+def started(folder: Path, namespace: str, pods: int) -> Handle:
+    """A job that runs until its pods are told to end, written down for the child."""
+    profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
+    run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
+    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    handle = submit.fn(plan, profile.deadlines)
+    (folder / f"{plan.job}.handle").write_text(handle.model_dump_json())
+    return handle
+
+
+def running(namespace: str) -> int:
+    """How many pods run."""
+    return len(api(Cluster(namespace=namespace)).items("v1", "Pod", {"fieldSelector": "status.phase=Running"}))
+
+
+def measure(show: Any, handles: list[Handle], folder: Path) -> None:
+    """Start the child, read what it says of itself, count what it asks, end the jobs and see how late that is seen."""
+    admin, head, count = Api(Cluster()), f"{len(handles)} waits:", len(handles)
+    command = [sys.executable, __file__, "child", str(folder)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
+        lines = child.stdout or ()
+        first, full = said(lines, "first"), said(lines, "full")
+        show(f"{head} memory a wait, over the first one", (full["rss"] - first["rss"]) / (count - 1), 5, "MB")
+        show(f"{head} threads", full["threads"], None, "")
+        show(f"{head} connections and files", full["files"], None, "")
+        before = counted(admin)
+        show(f"{head} share of a processor while nothing happens", said(lines, "quiet")["cpu"], 0.5, "")
+        show(f"{head} requests a minute, a wait", (counted(admin) - before) * 60 / QUIET / count, 4, "")
+        ended = ends([handle.plan for handle in handles if isinstance(handle.plan, ManifestPlan)])
+        returned = {line["job"]: line["at"] for line in map(json.loads, lines)}
+    late = [returned[job] - at for job, at in ended.items()]
+    show(f"{head} last status to `wait` returning, median", statistics.median(late), None)
+    show(f"{head} last status to `wait` returning, worst", max(late), None)
+    show(f"{head} last status of all to the last return", max(returned.values()) - max(ended.values()), None)
+
+
+def said(lines: Any, phase: str) -> Said:
+    """What the child says next; it must be of this phase."""
+    found: Said = json.loads(next(iter(lines)))
+    assert found["phase"] == phase, found
+    return found
+
+
+def ends(plans: list[ManifestPlan]) -> dict[str, float]:
+    """End every job, all at once; when a bare watch of all of them saw each one's last status."""
+    seen: dict[str, float] = {}
+    watching = threading.Thread(target=partial(last_statuses, plans, seen))
+    watching.start()
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(end, plans))
+    watching.join()
+    return seen
+
+
+def last_statuses(plans: list[ManifestPlan], seen: dict[str, float]) -> None:
+    here, job = Api(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
+    for line in here.stream(here.path(job["apiVersion"], job["kind"]), {"watch": "1"}, PATIENCE):
+        found = json.loads(line)["object"]
+        if has_succeeded(found):
+            seen.setdefault(found["metadata"]["name"], time.time())
+        if len(seen) == len(plans):
+            return
+
+
+def end(plan: ManifestPlan) -> None:
+    here = api(Cluster(namespace=plan.cluster.namespace))
+    for node in plan.nodes:
+        pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{plan.job}-{node}"}}
+        here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "0"}}})
+
+
+# --- the child
+
+
+def child(folder: Path) -> None:
+    """Wait for every job whose handle is in the folder; say what that costs."""
+    handles = [Handle.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.handle"))]
+    threads = [threading.Thread(target=partial(one, handle)) for handle in handles]
+    threads[0].start()
+    time.sleep(SETTLED)
+    tell(phase="first", **costs())
+    for thread in threads[1:]:
+        thread.start()
+    time.sleep(SETTLED)
+    tell(phase="full", **costs())
+    began = time.process_time()
+    time.sleep(QUIET)
+    tell(phase="quiet", cpu=(time.process_time() - began) / QUIET)
+    for thread in threads:
+        thread.join()
+
+
+def one(handle: Handle) -> None:
+    outcome = wait.fn(handle)
+    tell(job=handle.plan.job, at=time.time(), state=outcome.status.state)
+
+
+def tell(**what: Any) -> None:
+    sys.stdout.write(json.dumps(what) + "\n")
+    sys.stdout.flush()
+
+
+def costs() -> Said:
+    """Resident memory in MB, threads and open files of this process."""
+    pairs = (line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    status = {key: value.split() for key, value in pairs}
+    files = len(os.listdir("/proc/self/fd"))
+    return {"rss": int(status["VmRSS"][0]) / 1024, "threads": int(status["Threads"][0]), "files": files}
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(Path(sys.argv[2]))
+    else:
+        from tests.bench import show as shown
+
+        main(shown, *map(int, sys.argv[1:]))

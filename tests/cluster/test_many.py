@@ -1,0 +1,57 @@
+"""Many runs of one process: the flow that docs/kubernetes.md shows."""
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tasks.cluster import Api
+from tasks.launchers import _lease
+from tasks.profile import ROOT
+from tasks.removal import found, kinds
+from tasks.spec import Cluster
+from tests.cluster.jobs import Jobs
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+
+
+@pytest.fixture
+def shown(tmp_path: Path) -> ModuleType:
+    """The documented flow, as a module."""
+    section = (ROOT / "docs" / "kubernetes.md").read_text().partition("## Many runs from one process")[2]
+    code = re.search(r"```python\n(.*?)```", section, re.DOTALL)
+    assert code
+    (tmp_path / "search.py").write_text(code[1])
+    spec = importlib.util.spec_from_file_location("search", tmp_path / "search.py")
+    assert spec
+    assert spec.loader
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def values(namespace: str, fake: dict[str, Any]) -> list[dict[str, Any]]:
+    """Overrides of three runs, of which the second fails."""
+    ends = [{"torchyard.test/end-after": "1", "torchyard.test/exit": code} for code in ("0", "7", "0")]
+    return [
+        {**fake, "cluster.namespace": namespace, "pod.annotations": each, "args": [str(place)]}
+        for place, each in enumerate(ends)
+    ]
+
+
+def test_runs_of_one_flow_do_not_disturb_each_other(shown: ModuleType, values: list[dict[str, Any]]) -> None:
+    """Three jobs are waited for at once in Prefect's task threads, and each one's end is told."""
+    ends = shown.search("yolov5-volcano", values)
+    assert ["exit code 7" in each for each in ends] == [False, True, False]
+    assert all("succeeded" in ends[place] for place in (0, 2))
+
+
+def test_nothing_of_many_runs_is_left(shown: ModuleType, values: list[dict[str, Any]], jobs: Jobs) -> None:
+    """The last step removes every job, and every Lease."""
+    shown.search("yolov5-volcano", values)
+    here = Api(Cluster(namespace=jobs.namespace))
+    assert found(here, [*kinds(here), (_lease.API, _lease.KIND)], {"torchyard/run": ""}) == []
