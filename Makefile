@@ -46,8 +46,8 @@ bench: .venv/.locked ## what a run costs beside bare torchrun
 observe: .venv/.locked ## what the cluster's controllers say of a job, recorded anew; CASES=volcano-ok for some
 	@$(BIN)/python tests/observe.py $(CASES)
 
-chaos: .venv/.locked ## every fault at every step; CHAOS='--only "training flow"' for some
-	@$(BIN)/python tests/chaos.py $(CHAOS)
+chaos: .venv/.locked ## every fault at every step, on `make cluster-up`; CHAOS='--only "volcano submit"' for some
+	@$(BIN)/python -m tests.chaos $(CHAOS)
 
 cluster-up: .venv/.locked ## a Kubernetes control plane with the real job controllers and fake nodes, on this machine
 	@$(BIN)/python tests/cluster/cluster.py up

@@ -1,0 +1,132 @@
+"""The cells of the matrix: which fault can strike at which step of which launcher, and how the run must end then."""
+
+from typing import Literal, NamedTuple
+
+Step = Literal["preflight", "etcd", "submit", "pending", "running", "collect", "teardown"]
+Column = Literal["volcano", "pytorchjob", "baremetal"]
+STEPS: tuple[Step, ...] = ("preflight", "etcd", "submit", "pending", "running", "collect", "teardown")
+CLUSTER: tuple[Column, ...] = ("volcano", "pytorchjob")
+COLUMNS: tuple[Column, ...] = (*CLUSTER, "baremetal")
+PODS: tuple[Step, ...] = ("submit", "pending", "running")
+AGENTS: tuple[Step, ...] = ("pending", "running", "teardown")
+BRIEF: tuple[Step, ...] = ("etcd", "submit")
+
+
+class Fault(NamedTuple):
+    """What may happen: to whom, when, what it strikes beside its own cell, and why not at the other steps."""
+
+    columns: tuple[Column, ...] = CLUSTER
+    steps: tuple[Step, ...] = STEPS
+    strikes: Literal["run", "world", "cluster"] = "run"
+    why: str = ""
+
+
+FAULTS: dict[str, Fault] = {
+    "flow KILL": Fault(COLUMNS),
+    "machine lost": Fault(strikes="world"),
+    "flow TERM": Fault(COLUMNS),
+    "worker TERM": Fault(COLUMNS, strikes="world"),
+    "worker KILL": Fault(("baremetal",), strikes="world"),
+    "server TERM": Fault(("baremetal",), strikes="world"),
+    "server KILL": Fault(("baremetal",), strikes="world"),
+    "cancel": Fault(COLUMNS),
+    "500 burst": Fault(),
+    "429 burst": Fault(),
+    "401 burst": Fault(),
+    "410 burst": Fault(steps=("etcd", "pending", "running"), why="no watch is open"),
+    "reset": Fault(),
+    "black hole": Fault(),
+    "API server restart": Fault(strikes="cluster"),
+    "controller down": Fault(strikes="cluster"),
+    "pod evicted": Fault(steps=PODS, why="there is no pod that runs"),
+    "node lost": Fault(steps=PODS, why="there is no pod that runs"),
+    "job deleted": Fault(steps=(*PODS, "collect", "teardown"), why="there is no job yet"),
+    "etcd KILL": Fault(COLUMNS, ("etcd", *PODS), why="there is no etcd, or nobody needs it any more"),
+    "etcd TERM": Fault(("baremetal",), AGENTS, why="there is no etcd, or nobody needs it any more"),
+    "agent TERM": Fault(("baremetal",), AGENTS, why="there is no agent"),
+    "agent KILL": Fault(("baremetal",), AGENTS, why="there is no agent"),
+    "rank TERM": Fault(("baremetal",), ("running", "teardown"), why="there is no rank"),
+    "rank KILL": Fault(("baremetal",), ("running", "teardown"), why="there is no rank"),
+}
+
+
+class Cell(NamedTuple):
+    """One fault at one step of a run of one launcher."""
+
+    column: Column
+    step: Step
+    fault: str
+
+    def __str__(self) -> str:
+        return f"{self.column:<10} {self.step:<9} {self.fault:<18}"
+
+    @property
+    def store(self) -> bool:
+        """Whether the run brings an etcd."""
+        return self.step == "etcd" or self.fault.startswith("etcd")
+
+
+class Right(NamedTuple):
+    """A right end: the state's name, what its sentence holds, and how many attempts there may have been."""
+
+    names: tuple[str, ...]
+    says: str = ""
+    attempts: tuple[int, ...] = (1,)
+
+
+def absent(cell: Cell) -> str:
+    """Why there is no such cell; "" where there is."""
+    fault = FAULTS[cell.fault]
+    if cell.column not in fault.columns:
+        return "the fault is not one of this launcher"
+    if cell.column == "baremetal" and cell.step in BRIEF:
+        return "over within milliseconds on one machine"
+    return "" if cell.step in fault.steps else fault.why
+
+
+def right(cell: Cell) -> Right:
+    """How the run of a cell must end."""
+    ended = cell.step in ("collect", "teardown")
+    if cell.column == "baremetal" and cell.step == "teardown":  # it was cancelled before the fault
+        return Right(("Cancelled",))
+    late = ("Completed",) if ended else ()
+    # Before anybody watches, a controller may have made the pod anew.
+    again = (1, 2) if cell.step == "submit" else (2,)
+    rules: dict[str, Right] = {
+        "cancel": Right(("Cancelled", *late), attempts=(0, 1)),
+        "flow TERM": Right(("Stopped", *late), attempts=(0, 1)),
+        "job deleted": Right(late) if ended else Right(("Failed",), "deleted by somebody else"),
+        "pod evicted": Right(("Completed",), attempts=again),
+        "node lost": Right(("Completed",), attempts=again),
+        "etcd": Right(("Completed",), attempts=(1, 2)),
+        "agent": Right(("Completed",), attempts=(1, 2)),
+        "rank": Right(("Completed", "Failed"), attempts=(1, 2)),
+    }
+    return rules.get(cell.fault) or rules.get(cell.fault.split()[0]) or Right(("Completed",))
+
+
+def all_cells() -> list[Cell]:
+    """Every cell that there is, those of one fault together."""
+    found = (Cell(column, step, fault) for column in COLUMNS for fault in FAULTS for step in STEPS)
+    return [cell for cell in found if not absent(cell)]
+
+
+class Result(NamedTuple):
+    """What a cell showed."""
+
+    cell: Cell
+    end: str
+    sentence: str
+    seconds: float = 0.0
+    doubles: int = 0
+    left: tuple[str, ...] = ()
+    lost: int = 0
+    other: tuple[str, ...] = ()
+
+    @property
+    def faults(self) -> list[str]:
+        """Everything that should not be."""
+        counted = [f"{self.doubles} double submits"] * bool(self.doubles) + [f"left: {', '.join(self.left)}"] * bool(
+            self.left
+        )
+        return [*self.other, *counted, *([f"{self.lost} lines lost or doubled"] if self.lost else [])]

@@ -1,0 +1,168 @@
+"""The cells of runs in the cluster: real controllers, fake pods, and a way to the API server that can be broken."""
+
+from pathlib import Path
+from typing import Any, cast, get_args
+
+from tasks.plan import ManifestPlan
+from tests.chaos.cells import Cell
+from tests.chaos.program import HELD, Program
+from tests.chaos.space import ATTEMPT, JOBS, Object, Space, labels
+from tests.chaos.trial import DEADLINES, Trial
+from tests.chaos.world import World
+from tests.cluster.gate import Fault, Gate
+from tests.cluster.jobs import as_user
+
+BURST = 6.0  # seconds that requests fail
+HOLE = 20.0  # seconds that new connections are swallowed; those that were there are dead for good
+FINAL = ("cancel", "flow TERM", "job deleted")  # what ends a run for good
+ENDING = ("pod evicted", "node lost")  # what ends an attempt: its other pods need not start any more
+ENOUGH = 5  # lines on disk of each pod, in a job that runs
+
+
+class Job(Trial):
+    """Two fake pods that print lines until they end well, behind a gate of their own."""
+
+    def __init__(self, world: World, cell: Cell, space: Space) -> None:
+        super().__init__(world, cell)
+        self.space = space
+        self.gate = Gate(self.truth, as_user().get("cluster.context"))
+        self.context = f"gate-{self.gate.address.rpartition(':')[2]}"
+        world.open_gate(self.context, self.gate.address)
+        self.program: Program | None = None
+
+    def document(self) -> dict[str, Any]:
+        late = {HELD: "ContainerCreating"} if self.cell.step == "pending" else {}
+        annotations = {"torchyard.test/log": str(self.truth / "{pod}"), **late}
+        return {
+            "about": str(self.cell),
+            "launcher": self.cell.column,
+            "image": "train:v1",
+            "program": "/train.py",
+            "nodes": 2,
+            "rendezvous": "etcd-v2" if self.cell.store else "c10d",
+            "pod": {"node_selector": {"type": "kwok"}, "annotations": annotations},
+            "cluster": {"context": self.context, "namespace": self.space.name},
+            "deadlines": DEADLINES,
+            "attempts": 2,
+        }
+
+    # --- getting there
+
+    def reach(self) -> None:
+        if self.cell.step not in ("pending", "running", "collect"):
+            self.gate.hold(self.wanted, answered=self.cell.step != "preflight")
+        super().reach()
+
+    def wanted(self, request: str) -> bool:
+        """Whether a request is the one that makes its step: what it asks for has happened, and nobody knows."""
+        jobs, dry = JOBS[self.column][1], "dryRun" in request
+        match self.cell.step:
+            case "preflight":
+                return self.at("preflight")
+            case "etcd":
+                return request.startswith("POST ") and "/pods" in request and not dry and self.at("rendezvous")
+            case "submit":
+                return request.startswith("POST ") and f"/{jobs}?" in request and not dry and self.at("submit")
+            case _:
+                return request.startswith("DELETE ") and f"/{jobs}/" in request and self.at("teardown")
+
+    @property
+    def column(self) -> Any:
+        return self.cell.column
+
+    def may_end(self, pod: Object) -> bool:
+        """Whether a pod goes on: not before a fault that is to strike it alive, nor after one that ends its attempt."""
+        if self.cell.step in ("collect", "teardown"):
+            return True
+        given_up = self.cell.fault in FINAL or (self.cell.step == "pending" and self.cell.fault in ENDING)
+        return self.struck.is_set() and (not given_up or labels(pod).get(ATTEMPT) != "1")
+
+    def arrive(self) -> None:
+        self.program = Program(self.space, self.truth, self.name, self.may_end)
+        self.program.start()
+        match self.cell.step:
+            case "collect":
+                self.plug()
+            case "pending":
+                self.come("pods that wait", lambda: self.at("wait") and len(self.placed()) == 2)
+            case "running":
+                self.come("pods that speak", lambda: self.at("wait") and self.heard() >= ENOUGH)
+            case _:
+                self.come("the request", self.gate.held.is_set)
+        if self.cell.fault in ENDING:
+            self.come("pods", lambda: len(self.placed()) == 2)
+        if self.cell.fault == "etcd KILL" and self.cell.step == "etcd":
+            self.come("a store", lambda: self.space.stores(self.name))
+
+    def placed(self) -> list[Object]:
+        """The pods that have a node."""
+        return [pod for pod in self.space.workers(self.name) if pod["spec"].get("nodeName")]
+
+    def heard(self) -> int:
+        """How many lines of every pod are on disk."""
+        paths = list(self.folder.path.glob("attempt-1/worker-*/log"))
+        return min(len(path.read_text().splitlines()) for path in paths) if len(paths) == 2 else 0
+
+    # --- striking
+
+    def hit(self) -> None:
+        kind, burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
+        if kind in get_args(Fault):
+            self.gate.fail(cast(Fault, kind), BURST if burst else HOLE if kind == "black hole" else BURST / 2)
+        elif self.cell.fault == "job deleted":
+            self.come("the job", lambda: self.space.jobs[self.column].of(self.name))  # who watches may be late
+            self.silence(self.space.workers(self.name))
+            self.space.delete_job(self.column, self.name)
+        elif self.cell.fault == "etcd KILL":
+            for pod in self.space.stores(self.name):
+                self.space.annotate(pod, "torchyard.test/end-now", "137")
+        else:
+            pod = max(self.placed(), key=lambda each: str(each["metadata"]["name"]))
+            self.silence([pod])
+            (self.space.evict if self.cell.fault == "pod evicted" else self.space.lose)(pod)
+
+    def part(self, cut: bool) -> None:
+        """The cluster is struck: an answer that is held goes with the API server that gave it, or is given now."""
+        self.struck.set()
+        if cut:
+            self.gate.cut()
+        self.gate.release()
+
+    def silence(self, pods: list[Object]) -> None:
+        for pod in pods:
+            if self.program:
+                self.program.silence(pod)
+
+    def let_go(self) -> None:
+        super().let_go()
+        self.gate.release()
+
+    # --- looking back
+
+    def doubles(self) -> int:
+        return self.space.doubles(self.column, self.name)
+
+    def left(self) -> list[str]:
+        return self.space.left(self.name)
+
+    def lost(self) -> int:
+        """Lines of pods that are in no log of the machine that ended the run, or twice."""
+        printed = self.program.printed if self.program else {}
+        return sum(self.missing(pod, lines) for pod, lines in printed.items())
+
+    def missing(self, pod: str, lines: list[str]) -> int:
+        path = next((path for path in self.logs() if pod.startswith(path[0])), None)
+        kept = [line.partition(" | ")[2] for line in path[1].read_text().splitlines()] if path else []
+        return sum(kept.count(line) != 1 for line in lines)
+
+    def logs(self) -> list[tuple[str, Path]]:
+        """How a pod's name begins, and where its log is."""
+        plans = [plan for plan in self.folder.plans() if isinstance(plan, ManifestPlan)]
+        found = [(f"{plan.job}-{node}", Path(path)) for plan in plans for node, path in plan.nodes.items()]
+        return [each for each in found if each[1].exists()]
+
+    def close(self) -> None:
+        self.gate.close()
+        if self.program:
+            self.program.stop()
+        self.space.clear(self.column, self.name)

@@ -1,0 +1,44 @@
+"""What the whole cluster suffers: its API server is killed and comes back, or a controller is away for a while."""
+
+import time
+from functools import partial
+
+from tests.chaos.job import Job
+from tests.chaos.world import until
+from tests.cluster import build, components
+from tests.cluster.plane import Plane, gone, signal_process
+
+AWAY = 5.0  # seconds of an API server
+BESIDE = 20.0  # seconds of a controller
+SERVER = "API server restart"
+STRUCK = {
+    "volcano": components.vc_controller_manager,
+    "pytorchjob": components.training_operator,
+    SERVER: components.kube_apiserver,
+}
+
+
+def away(plane: Plane, fault: str, trials: list[Job]) -> None:
+    """Kill a component, and start it again as it was."""
+    component = STRUCK[SERVER if fault == SERVER else trials[0].cell.column](plane)
+    stop(plane, component.name)
+    try:
+        for trial in trials:
+            trial.part(fault == SERVER)
+        time.sleep(AWAY if fault == SERVER else BESIDE)
+    finally:
+        begin(plane, component)
+    until("the API server", plane.api().ready, 60)
+
+
+def stop(plane: Plane, name: str) -> None:
+    for pid in [process.pid for process in plane.processes() if process.component == name]:
+        signal_process(pid)
+        until(f"{name} is gone", partial(gone, pid), 10)
+
+
+def begin(plane: Plane, component: components.Component) -> None:
+    """As cluster.py starts it."""
+    program, *options = component.command
+    path = plane.program(program) if program in build.programs() else program
+    plane.start(component.name, [path, *options], component.environment)

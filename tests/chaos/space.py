@@ -1,0 +1,180 @@
+"""The matrix's namespace on the test cluster, seen and struck by its administrator."""
+
+import contextlib
+import json
+import os
+import threading
+import time
+import uuid
+from collections.abc import Iterator
+from http.client import HTTPException
+from typing import Any
+
+from tests.chaos.cells import Column
+from tests.chaos.world import until
+from tests.cluster.api import ApiError
+from tests.cluster.plane import Plane
+
+RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
+JOBS: dict[Column, tuple[str, str]] = {
+    "volcano": ("batch.volcano.sh/v1alpha1", "jobs"),
+    "pytorchjob": ("kubeflow.org/v1", "pytorchjobs"),
+}
+EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+LOST = {
+    "type": "DisruptionTarget",
+    "status": "True",
+    "reason": "DeletionByTaintManager",
+    "message": "Taint manager: deleting due to NoExecute taint",
+}
+ECHOES = ("events", "endpoints", "endpointslices")
+Object = dict[str, Any]
+
+
+class Seen:
+    """One kind of object in a namespace: as it is now, and every uid that there ever was."""
+
+    def __init__(self, plane: Plane, path: str) -> None:
+        self._api, self._path = plane.api(), path
+        self.now: dict[str, Object] = {}
+        self.ever: dict[str, tuple[str, str]] = {}
+        threading.Thread(target=self._keep, daemon=True).start()
+
+    def of(self, run: str) -> list[Object]:
+        return [each for each in list(self.now.values()) if labels(each).get(RUN) == run]
+
+    def _keep(self) -> None:
+        while True:
+            try:
+                found = self._api.call("GET", self._path)
+                self.now = {each["metadata"]["name"]: each for each in found["items"]}
+                for each in found["items"]:
+                    self._note(each)
+                self._watch(found["metadata"]["resourceVersion"])
+            except (ApiError, OSError, ValueError, HTTPException):  # broken off; the next list says what was missed
+                time.sleep(0.2)
+
+    def _watch(self, version: str) -> None:
+        for line in self._api.stream(f"{self._path}?watch=true&resourceVersion={version}"):
+            event = json.loads(line)
+            if event.get("type") not in ("ADDED", "MODIFIED", "DELETED"):
+                return
+            thing = event["object"]
+            if event["type"] == "DELETED":
+                self.now.pop(thing["metadata"]["name"], None)
+            else:
+                self.now[thing["metadata"]["name"]] = thing
+                self._note(thing)
+
+    def _note(self, thing: Object) -> None:
+        self.ever[thing["metadata"]["uid"]] = (labels(thing).get(RUN, ""), labels(thing).get(ATTEMPT, ""))
+
+
+def labels(thing: Object) -> dict[str, str]:
+    found: dict[str, str] = thing["metadata"].get("labels") or {}
+    return found
+
+
+class Space:
+    """A namespace of the matrix's own, and what happens in it."""
+
+    def __init__(self) -> None:
+        self.plane = Plane.current()
+        os.environ["KUBECONFIG"] = os.pathsep.join((str(self.plane.admin), str(self.plane.user)))
+        self.name = f"torchyard-chaos-{uuid.uuid4().hex[:6]}"
+        self.api = self.plane.api()
+        self.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.name}})
+        until("a ServiceAccount", lambda: self.items(self.path("v1", "serviceaccounts")), 30)
+        self.kinds = list(self._kinds())
+        self.pods = Seen(self.plane, self.path("v1", "pods"))
+        self.jobs = {column: Seen(self.plane, self.path(*kind)) for column, kind in JOBS.items()}
+
+    def close(self) -> None:
+        self.call("DELETE", f"/api/v1/namespaces/{self.name}")
+
+    def path(self, group: str, plural: str, name: str = "") -> str:
+        root = f"/apis/{group}" if "/" in group else f"/api/{group}"
+        return f"{root}/namespaces/{self.name}/{plural}{f'/{name}' if name else ''}"
+
+    def call(self, method: str, path: str, body: Object | None = None, patch: str = "") -> Any:
+        """One request; a connection that the API server has closed meanwhile is opened again."""
+        try:
+            return self.api.call(method, path, body, patch)
+        except OSError:
+            return self.api.call(method, path, body, patch)
+
+    # --- looking
+
+    def workers(self, run: str) -> list[Object]:
+        """The run's pods, the store left out."""
+        return [pod for pod in self.pods.of(run) if ROLE not in labels(pod)]
+
+    def stores(self, run: str) -> list[Object]:
+        return [pod for pod in self.pods.of(run) if ROLE in labels(pod)]
+
+    def doubles(self, column: Column, run: str) -> int:
+        """Jobs beyond the first of each attempt."""
+        made = [attempt for name, attempt in self.jobs[column].ever.values() if name == run]
+        return len(made) - len(set(made))
+
+    def left(self, run: str) -> list[str]:
+        """Every object that carries the run's label."""
+        found = [(path, each) for path in self.kinds for each in self.items(f"{path}?labelSelector={RUN}%3D{run}")]
+        return [f"{path.rpartition('/')[2]} {each['metadata']['name']}" for path, each in found]
+
+    def items(self, path: str) -> list[Object]:
+        found: list[Object] = self.call("GET", path)["items"]
+        return found
+
+    def _kinds(self) -> Iterator[str]:
+        """The path of every kind that a namespace can hold, events left out: the API server forgets them itself."""
+        groups = self.call("GET", "/apis")["groups"]
+        for version in ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]:
+            root = f"/apis/{version}" if "/" in version else f"/api/{version}"
+            for each in self.call("GET", root)["resources"]:
+                if each["namespaced"] and "list" in each["verbs"] and each["name"] not in ECHOES:
+                    yield self.path(version, each["name"])
+
+    # --- striking
+
+    def annotate(self, pod: Object, key: str, value: str) -> None:
+        self.patch(pod, {"metadata": {"annotations": {key: value}}})
+
+    def patch(self, pod: Object, change: Object, part: str = "") -> None:
+        path = self.path("v1", "pods", pod["metadata"]["name"]) + part
+        with suppress_absent():
+            self.call("PATCH", path, change, patch="merge")
+
+    def delete(self, path: str) -> None:
+        with suppress_absent():
+            self.call("DELETE", path)
+
+    def evict(self, pod: Object) -> None:
+        """As a kubelet does it whose node is full."""
+        self.patch(pod, {"status": {**EVICTED, "containerStatuses": None}}, "/status")
+
+    def lose(self, pod: Object) -> None:
+        """As the control plane does it when a node is not heard of any more."""
+        conditions = [*(pod["status"].get("conditions") or ()), LOST]
+        self.patch(pod, {"status": {"conditions": conditions}}, "/status")
+        self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
+
+    def delete_job(self, column: Column, run: str) -> None:
+        for job in self.jobs[column].of(run):
+            self.delete(self.path(*JOBS[column], job["metadata"]["name"]))
+
+    def clear(self, column: Column, run: str) -> None:
+        """Nothing of a run stays."""
+        self.delete_job(column, run)
+        for pod in self.stores(run):
+            self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
+
+
+@contextlib.contextmanager
+def suppress_absent() -> Iterator[None]:
+    """What is gone already need not be struck."""
+    try:
+        yield
+    except ApiError as error:
+        if error.status != 404:
+            raise

@@ -1,0 +1,63 @@
+"""The matrix as people read it: a line a cell, a table a launcher, and both in Prefect."""
+
+import os
+
+import httpx
+
+from scripts.api import healthy
+from scripts.yard import USUAL, started
+from tests.chaos.cells import COLUMNS, FAULTS, STEPS, Cell, Result, absent
+
+
+def row(result: Result) -> str:
+    verdict = flat("WRONG: " + "; ".join(result.faults) if result.faults else "ok", 400)
+    counts = f"{result.doubles} {len(result.left)} {result.lost}"
+    return f"{result.cell} {result.end:<10} {result.seconds:6.1f} s  {counts}  {verdict} | {flat(result.sentence, 110)}"
+
+
+def flat(text: str, most: int) -> str:
+    """A text on one line, which no table's bars end."""
+    return " ".join(text.replace("|", "/").split())[:most]
+
+
+def table(done: list[Result]) -> str:
+    """For each launcher a row a fault and a column a step; in a cell the end, and what should not be."""
+    by_cell = {result.cell: result for result in done}
+    parts = []
+    for column in COLUMNS:
+        if any(result.cell.column == column for result in done):
+            head = f"| {column} |" + "".join(f" {step} |" for step in STEPS) + "\n|---|" + "---|" * len(STEPS)
+            asked = {result.cell.fault for result in done if result.cell.column == column}
+            faults = [name for name in FAULTS if name in asked]
+            lines = [
+                f"| {name} |" + "".join(f" {shown(Cell(column, step, name), by_cell)} |" for step in STEPS)
+                for name in faults
+            ]
+            parts.append("\n".join([head, *lines]))
+    return "\n\n".join([*parts, legend()])
+
+
+def shown(cell: Cell, by_cell: dict[Cell, Result]) -> str:
+    result = by_cell.get(cell)
+    if result is None:
+        return "-" if absent(cell) else "not asked"
+    return flat(f"**{result.end}**: {'; '.join(result.faults)}", 200) if result.faults else result.end
+
+
+def legend() -> str:
+    reasons = {absent(Cell(column, step, fault)): None for column in COLUMNS for fault in FAULTS for step in STEPS}
+    return "-: " + "; ".join(reason for reason in reasons if reason)
+
+
+def publish(text: str) -> None:
+    """The artifact `chaos` in the user's own Prefect; without a server there is only the print."""
+    usual = f"http://127.0.0.1:{USUAL}/api"
+    api = os.environ.get("PREFECT_API_URL") or started().get("server", {}).get("api") or usual
+    if not healthy(api):
+        print(f"no Prefect server answers at {api}: the table is not kept there")
+        return
+    body = {"key": "chaos", "type": "markdown", "data": text, "description": "every fault at every step"}
+    try:
+        httpx.post(f"{api}/artifacts/", json=body, timeout=10, trust_env=False).raise_for_status()
+    except httpx.HTTPError as error:
+        print(f"the table is not in Prefect: {error}")
