@@ -146,9 +146,16 @@ class Job(Trial):
         return self.space.left(self.name)
 
     def lost(self) -> int:
-        """Lines of pods that are in no log of the machine that ended the run, or twice."""
+        """Lines of pods that are in no log of the machine that ended the run, or twice, and that nobody told of."""
         printed = self.program.printed if self.program else {}
-        return sum(self.missing(pod, lines) for pod, lines in printed.items())
+        return 0 if self.elsewhere() else sum(self.missing(pod, lines) for pod, lines in printed.items())
+
+    def elsewhere(self) -> bool:
+        """Whether the report says that the logs are on the machine that was lost: their pods were gone by then."""
+        report = self.folder.report()
+        logs = report.collected.logs if report and report.collected else ()
+        told = bool(logs) and all("what there is of it" in log.lost for log in logs)
+        return told and self.cell.fault == "machine lost"
 
     def missing(self, pod: str, lines: list[str]) -> int:
         path = next((path for path in self.logs() if pod.startswith(path[0])), None)

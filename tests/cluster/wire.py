@@ -156,7 +156,12 @@ class Wire:
         if self._settings.cert_file and self._user is None:
             context.load_cert_chain(self._settings.cert_file, self._settings.key_file)
         host, _, port = str(self._settings.host).removeprefix("https://").partition(":")
-        link = Link(near, context.wrap_socket(socket.create_connection((host, int(port or 443))), server_hostname=host))
+        try:
+            far = socket.create_connection((host, int(port or 443)))
+            link = Link(near, context.wrap_socket(far, server_hostname=host))
+        except OSError:  # the API server itself is away
+            near.close()
+            return
         link.far.settimeout(0.1)
         link.stalled = self.hole
         self._links.append(link)
