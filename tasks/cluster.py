@@ -167,7 +167,8 @@ class Api:
         except ClusterError as error:
             if error.status == 403 and starting(link):
                 raise BusyError(f"the server is not ready: {error.said}", 403) from error
-            if error.status != 401 or not self._credentials.renew(link):
+            # What is ready by now may not have been a moment ago: only its second refusal counts.
+            if error.status != 403 and (error.status != 401 or not self._credentials.renew(link)):
                 raise
         return self._credentials.now.send(asked)
 

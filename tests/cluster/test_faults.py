@@ -224,6 +224,14 @@ def test_server_that_has_just_started_is_not_believed(jobs: Jobs, wire: Wire) ->
     assert wire.count("/pods") == 3
 
 
+def test_first_refusal_is_not_believed(jobs: Jobs, wire: Wire) -> None:
+    """A server that has become ready between its refusal and the question whether it is, is asked again."""
+    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"})
+    server.items("v1", "Pod")
+    assert wire.count("/pods") == 2
+
+
 # --- what no fault tells
 
 

@@ -331,7 +331,7 @@ def test_what_may_not_be_seen_costs_only_that(jobs: Jobs, wire: Wire) -> None:
     """Without the rights to look at nodes, queues and events the scheduler's own words explain."""
     plan = stuck(jobs, wire)
     for kind in ("/nodes", "/queues/", "/events?"):
-        wire.answer(kind, 403, {"kind": "Status", "message": "no"})
+        wire.answer(kind, 403, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
         until(lambda: not watch.changes(0.1) and watch.why(), 60)
         found = until(lambda: watch.why(last=True))
