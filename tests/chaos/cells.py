@@ -92,7 +92,10 @@ def right(cell: Cell) -> Right:
     late = ("Completed",) if ended else ()
     # Before anybody watches, a controller may have made the pod anew.
     again = (1, 2) if cell.step == "submit" else (2,)
+    # An operator's webhook is away with it, and preflight is there to say so.
+    webhook = cell.step == "preflight" and cell.column == "pytorchjob"
     rules: dict[str, Right] = {
+        "controller down": Right(("Completed", *(("Failed",) if webhook else ())), attempts=(0, 1)),
         "cancel": Right(("Cancelled", *late), attempts=(0, 1)),
         "flow TERM": Right(("Stopped", *late), attempts=(0, 1)),
         "job deleted": Right(late) if ended else Right(("Failed",), "deleted by somebody else"),
