@@ -122,14 +122,14 @@ def test_watch_outlives_its_token(account: Account, jobs: Jobs, wire: Wire) -> N
 
 
 def test_refused_for_good_is_told(account: Account, jobs: Jobs, wire: Wire) -> None:
-    """Where the credentials that are loaded anew are refused as well, that and what to do is the error."""
+    """Where credentials are refused for good, loaded anew every ten seconds, that and what to do is the error."""
     wire.become(account.plugin())
     asking, old = server(jobs), account.file.read_text()
     account.expire(renew=False)
     until(lambda: is_refused(account, old))
     with pytest.raises(ClusterError, match=r"credentials of context wire are refused.*log in again") as caught:
         asking.items("v1", "Pod")
-    assert (caught.value.status, account.asked()) == (401, 2)
+    assert (caught.value.status, account.asked() in range(2, 6)) == (401, True)
 
 
 def test_program_that_fails_for_a_moment_is_asked_again(account: Account, jobs: Jobs, wire: Wire) -> None:
