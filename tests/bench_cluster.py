@@ -34,6 +34,14 @@ COUNTERS = (  # the API server counts everything that this user asks but logs, a
     (b"apiserver_flowcontrol_dispatched_requests_total", b'flow_schema="torchyard-user"'),
     (b"apiserver_request_total", b'subresource="log"'),
 )
+PROFILE = """
+about: a job of fake pods
+launcher: volcano
+image: none:1
+program: /none.py
+resources: {cpu: 100m}
+pod: {node_selector: {type: kwok}, spread: false}
+"""
 
 
 def main(show: Any) -> None:

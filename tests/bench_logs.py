@@ -25,21 +25,13 @@ from tasks.cluster import api
 from tasks.plan import ManifestPlan
 from tasks.profile import ROOT
 from tasks.watch import ClusterWatch
-from tests.bench_cluster import new_namespace
+from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import Jobs
 from tests.cluster.wire import Wire
 
 PODS, RATE, SECONDS, CUT, TICK = 64, 200, 60, 5.0, 0.05
 WORDS = b"epoch 3 of 100, loss 0.1234, 512 images/s, learning rate 0.001: step"
-PROFILE = """
-about: a job of fake pods
-launcher: volcano
-image: none:1
-program: /none.py
-resources: {cpu: 100m}
-pod: {node_selector: {type: kwok}, spread: false}
-"""
 
 
 class Verdict(NamedTuple):

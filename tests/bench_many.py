@@ -30,7 +30,7 @@ from tasks.spec import Cluster
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
-from tests.bench_cluster import counted, has_succeeded, new_namespace
+from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
 
@@ -41,14 +41,6 @@ RISE, SETTLED, QUIET, PATIENCE = (
     60.0,
     300.0,
 )  # seconds: until all pods run; of a wait; measured; to the end
-PROFILE = """
-about: a job of fake pods
-launcher: volcano
-image: none:1
-program: /none.py
-resources: {cpu: 100m}
-pod: {node_selector: {type: kwok}, spread: false}
-"""
 Said = dict[str, Any]
 
 

@@ -11,7 +11,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from tasks.launchers._pod import ATTEMPT, RUN
+from tasks.launchers._pod import ATTEMPT, RUN, labels
 from tasks.launchers._pod_facts import part, seconds
 from tasks.model import Outcome, Run
 from tasks.spec import Profile
@@ -30,6 +30,17 @@ def lease(profile: Profile, run: Run) -> dict[str, Any]:
         "kind": KIND,
         "metadata": {"name": name, "labels": {RUN: name}, "annotations": told},
         "spec": {"leaseDurationSeconds": math.ceil(profile.deadlines.lease)},
+    }
+
+
+def of_run(profile: Profile, run: Run) -> dict[str, Any]:
+    """What the plan of any job has of its run."""
+    return {
+        "job": run.job(profile),
+        "labels": labels(profile, run),
+        "lease": lease(profile, run),
+        "force": profile.on_stuck_pod == "force",
+        "folder": f"{run.folder}/attempt-{run.attempt}",
     }
 
 

@@ -55,11 +55,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     first = tasks[0]
     return ManifestPlan(
         launcher=frame.launcher,
-        job=run.job(profile),
-        labels=_pod.labels(profile, run),
         cluster=profile.cluster.model_copy(update={"namespace": next(iter(namespaces(profile)), None)}),
-        lease=_lease.lease(profile, run),
-        force=profile.on_stuck_pod == "force",
         store=tuple(companions),
         objects=(main,),
         tasks={task.part.name: task.part.pods for task in tasks},
@@ -69,8 +65,8 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
         inside=frame.inside(main),
         watch=frame.watch,
         ranks="teed" if "--tee" in str(first.template) else "logged",
-        folder=f"{run.folder}/attempt-{run.attempt}",
         requires=(*frame.requires, *rights(companions), *requires(profile, run, main, frame)),
+        **_lease.of_run(profile, run),
     )
 
 

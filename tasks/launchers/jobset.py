@@ -46,11 +46,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
         launcher="jobset",
-        job=run.job(profile),
-        labels=_pod.labels(profile, run),
         cluster=profile.cluster,
-        lease=_lease.lease(profile, run),
-        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job_set(profile, run, options),),
         tasks={f"{JOB}-0": profile.nodes.max},
@@ -59,8 +55,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         template=("spec", "replicatedJobs", 0, "template", "spec", "template"),
         watch=watch(),
         ranks=_command.ranks(profile),
-        folder=f"{run.folder}/attempt-{run.attempt}",
         requires=(*requires(options.queue), *_store.requires(profile), *_pod_needs.requires(profile, run)),
+        **_lease.of_run(profile, run),
     )
 
 

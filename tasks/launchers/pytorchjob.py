@@ -46,11 +46,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
         launcher="pytorchjob",
-        job=run.job(profile),
-        labels=_pod.labels(profile, run),
         cluster=profile.cluster,
-        lease=_lease.lease(profile, run),
-        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job,),
         tasks={role.lower(): pods for role, pods in roles(profile).items()},
@@ -58,8 +54,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         template=("spec", "pytorchReplicaSpecs", next(iter(roles(profile))), "template"),
         watch=watch(),
         ranks=_command.ranks(profile),
-        folder=f"{run.folder}/attempt-{run.attempt}",
         requires=(*requires(options.queue), *_store.requires(profile), *_pod_needs.requires(profile, run, ports=True)),
+        **_lease.of_run(profile, run),
     )
 
 

@@ -45,11 +45,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
         launcher="volcano",
-        job=run.job(profile),
-        labels=_pod.labels(profile, run),
         cluster=profile.cluster,
-        lease=_lease.lease(profile, run),
-        force=profile.on_stuck_pod == "force",
         store=etcd,
         objects=(job,),
         tasks={TASK: profile.nodes.max},
@@ -57,8 +53,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         template=("spec", "tasks", 0, "template"),
         watch=watch(),
         ranks=_command.ranks(profile),
-        folder=f"{run.folder}/attempt-{run.attempt}",
         requires=(*requires(options.queue), *_store.requires(profile), *_pod_needs.requires(profile, run)),
+        **_lease.of_run(profile, run),
     )
 
 
