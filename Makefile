@@ -7,6 +7,8 @@ PYTHON ?= python3
 PROFILE ?= digits-local
 CHAOS ?=
 CASES ?=
+KUBE ?=
+TAKE_OVER ?=
 BIN := .venv/bin
 
 .DEFAULT_GOAL := help
@@ -16,10 +18,10 @@ help: ## what there is
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 train: .venv/.locked ## train PROFILE (digits-local) and show the report
-	@$(BIN)/python scripts/yard.py train $(PROFILE)
+	@$(BIN)/python scripts/yard.py train $(PROFILE) $(if $(TAKE_OVER),--take-over)
 
-up: .venv/.locked ## the server, the worker and the deployments, without a run
-	@$(BIN)/python scripts/yard.py up
+up: .venv/.locked ## the server, the worker and the deployments, without a run; TAKE_OVER=1 another folder's
+	@$(BIN)/python scripts/yard.py up $(if $(TAKE_OVER),--take-over)
 
 down: ## stop what `make train` or `make up` started, and only that
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
@@ -35,10 +37,10 @@ format: .venv/.locked ## ruff's own mending and formatting
 	@$(BIN)/ruff format -q .
 
 test: check ## what CI runs: check and every test
-	@$(BIN)/pytest -n 2 --dist loadfile
+	@$(BIN)/pytest -n 2 --dist loadfile -rs
 
-e2e: .venv/.locked ## the tests on a cluster: KUBECONFIG's, or one made for them
-	@$(BIN)/python tests/cluster/e2e.py
+e2e: .venv/.locked ## the tests on a cluster: cluster-up's, one made for them, or KUBE=KUBECONFIG_FILE
+	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
 bench: .venv/.locked ## what a run costs beside bare torchrun
 	@$(BIN)/python tests/bench.py
@@ -59,8 +61,8 @@ cluster-status: .venv/.locked ## its nodes, controllers, memory and kubeconfig
 	@$(BIN)/python tests/cluster/cluster.py status
 
 .venv/.locked: requirements.lock pyproject.toml
-	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { \
-		echo "torchyard needs Python 3.11 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11, 4))' || { \
+		echo "torchyard needs Python 3.11.4 or newer, and $(PYTHON) is `$(PYTHON) -V 2>&1`: make PYTHON=/path/to/python3.11 $(MAKECMDGOALS)"; exit 1; }
 	@echo "making .venv from requirements.lock (about 3 GB where pip has no copy yet)"
 	@test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	@$(BIN)/python -m pip install --disable-pip-version-check --no-deps --require-hashes -r requirements.lock | sed -un 's/^Downloading //p; s/^Installing.*/installing/p'

@@ -12,68 +12,124 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
+from tasks.descriptors import raise_limit
 from tasks.errors import TorchyardError
-from tasks.folder import all_runs
+from tasks.flow_runs import alive_by_name, named_by
+from tasks.folder import all_runs, runs
+from tasks.lost import bring_back
+from tasks.quoting import markdown, plain, spell_anything
 from tasks.step import log
+from tasks.strays import end_stray, strays
 from tasks.sweep import alive, ended, is_open, revive, sweep_run, tell
 
 
 class Due(NamedTuple):
-    """A run that nobody looks after: where it has something, why it goes, and how to remove it."""
+    """A run that nobody looks after: where it has something, why it goes or stays, and how to remove it."""
 
     run: str
     where: str
     why: str
     remove: Callable[[], Sequence[str] | None]
+    kept: str = ""  # why it stays
 
 
 @flow(name="sweep")
-def sweep(dry_run: bool = False, now: bool = False, contexts: list[str] | None = None) -> State[Any]:
+def sweep(
+    dry_run: bool = False,
+    runs: list[str] | None = None,
+    without_lease: bool = False,
+    contexts: list[str] | None = None,
+) -> State[Any]:
     """Take away every job whose lease has ended and whose launcher is dead, on this machine's hosts and in clusters.
 
-    A run that is Crashed, and whose lease lasts, is scheduled again: the automation may have missed it.
+    A run that is lost, and whose lease lasts, is scheduled again: nobody else may have seen that.
 
     Args:
         dry_run: Only say what would be removed.
-        now: Do not wait for the end of leases; living launchers are left alone all the same.
+        runs: These runs and no others, also before their leases have ended; a living launcher's run stays all the same.
+        without_lease: Objects in a cluster too that carry a run's label and have no Lease; else they are only listed.
         contexts: The kubeconfig's contexts to look through, in all namespaces; else the current one, if there is one.
     """
-    faults: list[str] = []
-    here = list(folders(now))
-    if dry_run:
-        due = [*here, *in_clusters(contexts, now, faults)]
-        show(due, ["" for _ in due])
-        return close(f"would remove {len(due)}: " + ", ".join(each.run for each in due), faults)
-    back = sum(map(revive, lost(contexts)))
-    left = [remove(each) for each in here]
+    raise_limit()
+    named, faults = None if runs is None else frozenset(runs), list[str]()
+    back = 0 if dry_run or runs is not None else revive_lost(contexts, faults)
+    found = [*folders(named, faults), *without_folder(named)]
+    left = [remove(each, dry_run) for each in found]
     # What is here is removed first: the rest is what other machines have left.
-    there = list(in_clusters(contexts, now, faults))
-    left += [remove(each) for each in there]
-    show([*here, *there], ["; ".join(each or ()) for each in left])
+    for each in in_clusters(contexts, named, without_lease, faults):
+        found.append(each)
+        left.append(remove(each, dry_run))
+    show(found, ["; ".join(each or ()) for each in left])
     faults += [thing for things in left for thing in things or ()]
-    return close(f"looked after {len(left)} runs" + (f", brought {back} back" if back else ""), faults)
+    faults += refused(named, found, left) if named else []
+    return close(summary(found, dry_run, back), faults)
+
+
+def summary(found: Sequence[Due], dry_run: bool, back: int) -> str:
+    """What was done, in a line."""
+    taken = [each for each in found if not each.kept]
+    said = f"looked after {len(taken)} runs" + (f", brought {back} back" if back else "")
+    if dry_run:
+        said = f"would remove {len(taken)}: " + ", ".join(each.run for each in taken)
+    return said + (f"; {len(found) - len(taken)} are listed and stay" if len(found) > len(taken) else "")
+
+
+def refused(named: frozenset[str], found: Sequence[Due], left: Sequence[Sequence[str] | None]) -> list[str]:
+    """Why runs that were named are still there."""
+    carried = "a living process carries it: cancel the run, or end that process"
+    why = {
+        (each.run, each.where): each.kept or carried
+        for each, rest in zip(found, left, strict=True)
+        if each.kept or rest is None
+    }
+    gone = {each.run for each in found if (each.run, each.where) not in why}
+    stay = [f"{run} in {where}: {said}" for (run, where), said in why.items() if run in named - gone]
+    missing = named - {each.run for each in found} - {folder.name for folder in all_runs()}  # those have ended
+    return [*stay, *(f"there is no run {run} that this user may see" for run in sorted(missing))]
 
 
 def close(said: str, faults: list[str]) -> State[Any]:
-    return Failed(message=f"{said}; left behind: {', '.join(faults)}") if faults else Completed(message=said)
+    faults = list(dict.fromkeys(faults))
+    told = plain(f"{said}; left behind: {', '.join(faults)}" if faults else said)
+    return Failed(message=told) if faults else Completed(message=told)
 
 
-def folders(now: bool) -> Iterator[Due]:
-    """The runs that this machine has carried."""
+def revive_lost(contexts: list[str] | None, faults: list[str]) -> int:
+    """Bring back the runs that have lost their launcher and whose lease lasts: how many."""
+    looked = bring_back(leased=True)
+    faults += looked.faults
+    return len(looked.back) + sum(map(revive, silent(contexts)))
+
+
+def folders(named: frozenset[str] | None, faults: list[str]) -> Iterator[Due]:
+    """The runs that this machine has carried; one that cannot be read is a fault of its own."""
     for folder in all_runs():
-        if is_open(folder) and (now or folder.lease_left() < 0):
-            why = "no launcher carries it" + (", and its lease has ended" if folder.lease_left() < 0 else "")
-            yield Due(folder.name, "here", why, partial(sweep_run, folder, "sweep", why))
+        try:
+            over = folder.lease_left() < 0
+            if is_open(folder) and (over if named is None else folder.name in named):
+                why = "no launcher carries it" + (", and its lease has ended" if over else "")
+                yield Due(folder.name, "here", why, partial(sweep_run, folder, "sweep", why))
+        except TorchyardError as error:
+            faults.append(str(error))
 
 
-def lost(contexts: list[str] | None) -> set[str]:
-    """The flow runs whose lease lasts, and that may have no launcher."""
+def without_folder(named: frozenset[str] | None) -> Iterator[Due]:
+    """Processes here whose run folder was removed: a keeper ends its own with the lease, and nobody ends the rest."""
+    for stray in strays(runs()):
+        if stray.kept:
+            log().warning("%s; its keeper ends it with its lease", stray)
+        elif named is None or stray.run in named:
+            yield Due(stray.run, "here", "its folder was removed, and no keeper is left", partial(end_stray, stray))
+
+
+def silent(contexts: list[str] | None) -> set[str]:
+    """The flow runs in clusters whose Lease lasts, and that may have no launcher."""
     from tasks import orphans
 
-    found = {str(each.last("start").get("run")) for each in all_runs() if is_open(each) and each.lease_left() >= 0}
+    found: set[str] = set()
     for context in clusters(contexts, []):
         with contextlib.suppress(TorchyardError):  # told where it is looked through
-            found.update(orphans.silent(context))
+            found.update(filter(None, map(named_by, orphans.silent(context))))
     return found
 
 
@@ -90,30 +146,41 @@ def clusters(contexts: list[str] | None, faults: list[str]) -> Iterator[str | No
             faults.append(str(error))
 
 
-def in_clusters(contexts: list[str] | None, now: bool, faults: list[str]) -> Iterator[Due]:
+def in_clusters(
+    contexts: list[str] | None, named: frozenset[str] | None, without_lease: bool, faults: list[str]
+) -> Iterator[Due]:
     """The runs that any machine has left in a cluster."""
     from tasks import orphans
 
+    terms = orphans.Terms(alive, alive_by_name, named, without_lease)
     for context in clusters(contexts, faults):
+        found: list[orphans.Orphan] = []
         try:
-            for each in orphans.orphans(context, now, alive):
-                yield Due(each.run, f"namespace {each.server.namespace}", each.why, partial(clear, each))
+            found.extend(orphans.orphans(context, terms))  # all at once: they are watched side by side
         except TorchyardError as error:
             faults.append(str(error))
+        for each in found:
+            yield Due(each.run, f"namespace {each.server.namespace}", each.why, partial(clear, each), each.kept)
 
 
-def clear(orphan: Any) -> list[str]:
+def clear(orphan: Any) -> list[str] | None:
     """Remove a run from its cluster, and tell Prefect, where it still waits for a worker."""
     from tasks import orphans
 
+    flow_run = named_by(orphan.lease) if orphan.lease else ""
     left = orphans.remove(orphan)
-    if orphan.flow_run:
-        tell(orphan.flow_run, ended("swept", f"no launcher carried it, and {orphan.why}"))
+    if flow_run and left is not None:
+        tell(flow_run, ended("swept", f"no launcher carried it, and {orphan.why}"))
     return left
 
 
-def remove(due: Due) -> Sequence[str] | None:
-    """What is left of one run; a run that a living process carries is not touched."""
+def remove(due: Due, dry_run: bool) -> Sequence[str] | None:
+    """What is left of one run; None of one that a living process carries. What stays is not touched."""
+    if dry_run:
+        return ()
+    if due.kept:
+        log().warning("%s, %s: %s; not removed: %s", due.run, due.where, due.why, due.kept)
+        return ()
     try:
         left = due.remove()
     except TorchyardError as error:
@@ -125,10 +192,11 @@ def remove(due: Due) -> Sequence[str] | None:
 
 def show(due: Sequence[Due], left: Sequence[str]) -> None:
     """The table in Prefect; a server that is away costs the table alone."""
-    rows = [
-        {"run": each.run, "where": each.where, "why": each.why, "left": rest}
+    told = [
+        {"run": each.run, "where": each.where, "why": each.why, "not removed": each.kept, "left": rest}
         for each, rest in zip(due, left, strict=True)
     ]
+    rows = [{key: markdown(text) for key, text in row.items()} for row in told]  # names and reasons are out of Leases
     try:
         if rows:
             create_table_artifact(rows, key="sweep", description="Runs that nobody looked after")
@@ -137,13 +205,15 @@ def show(due: Sequence[Due], left: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """`python flows/sweep.py [--dry-run] [--now] [--context NAME ...]`: the same flow, without a deployment."""
+    """`python flows/sweep.py [--dry-run] [--run NAME ...] [--without-lease] [--context NAME ...]`: the same flow."""
     parser = argparse.ArgumentParser(prog="flows/sweep.py", description=main.__doc__)
-    parser.add_argument("--dry-run", action="store_true")
-    parser.add_argument("--now", action="store_true")
-    parser.add_argument("--context", action="append")
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
+    parser.add_argument("--run", action="append", help="this run alone, also before its lease has ended; repeatable")
+    parser.add_argument("--without-lease", action="store_true", help="also objects whose run has no Lease")
+    parser.add_argument("--context", action="append", help="of the kubeconfig; repeatable")
     asked = parser.parse_args(words)
-    end = sweep(asked.dry_run, asked.now, asked.context, return_state=True)
+    spell_anything()
+    end = sweep(asked.dry_run, asked.run, asked.without_lease, asked.context, return_state=True)
     print(end.message)
     return 0 if end.is_completed() else 1
 

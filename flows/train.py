@@ -14,9 +14,12 @@ from prefect.states import Failed
 
 from tasks.carry import carry
 from tasks.cli import add_overrides, read_overrides
+from tasks.descriptors import raise_limit
 from tasks.errors import OwnedError, TorchyardError
 from tasks.line import Line
+from tasks.masking import mask, warn_overrides
 from tasks.profile import load_profile
+from tasks.quoting import plain, spell_anything
 from tasks.step import log
 
 
@@ -28,6 +31,10 @@ def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
         profile: A name from `torchyard profiles`, or the path of a YAML file.
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
     """
+    raise_limit()
+    spell_anything()
+    if said := warn_overrides(overrides or {}):
+        log().warning("%s", said)
     try:
         chosen = load_profile(profile, overrides)
         return carry(Line(chosen, str(flow_run.id)))
@@ -35,7 +42,7 @@ def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
         return leave(error)
     except TorchyardError as error:
         log().error("%s", error)
-        return Failed(message=str(error))
+        return Failed(message=mask(plain(str(error))))
 
 
 def leave(error: OwnedError) -> State[Any]:
@@ -51,6 +58,7 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("profile")
     add_overrides(parser)
     asked = parser.parse_args(words)
+    spell_anything()
     end = train(asked.profile, read_overrides(asked.set), return_state=True)
     if not end.is_completed():
         print(f"{end.name}: {end.message}", file=sys.stderr)

@@ -1,33 +1,49 @@
-"""Prefect's API, as far as `make train` needs it."""
+"""Prefect's API, through Prefect's own client: it knows passwords, API keys and Prefect Cloud."""
 
 import os
-from typing import Any
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-import httpx
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 
 class YardError(Exception):
     """Something outside of the run went wrong; a sentence for a person."""
 
 
-def healthy(api: str) -> bool:
-    """Whether a Prefect server answers there."""
+@contextmanager
+def prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+    """A client of the API that PREFECT_API_URL names; YardError where that does not answer, or refuses us.
+
+    Prefect reads the environment when it is imported: nothing here imports it before the address is known.
+    """
+    import httpx
+    from prefect import get_client
+
+    if not os.environ.get("PREFECT_API_URL"):
+        raise YardError("PREFECT_API_URL is not set")  # Prefect would start a temporary server
     try:
-        return httpx.get(f"{api}/health", timeout=3, trust_env=False).json() is True
-    except (httpx.HTTPError, ValueError):
-        return False
+        with get_client(sync_client=True, httpx_settings={"timeout": timeout_s}) as client:
+            yield client
+    except httpx.HTTPStatusError as error:
+        raise YardError(_refusal(error.response.status_code, str(error))) from error
+    except httpx.HTTPError as error:
+        raise YardError(f"no Prefect API answers at {_address()} ({error}): start it, or {OWN}") from error
 
 
-def call(method: str, path: str, body: dict[str, Any] | None = None) -> Any:
-    api = os.environ["PREFECT_API_URL"]
-    answer = httpx.request(method, f"{api}{path}", json=body, timeout=30, trust_env=False)
-    if answer.is_server_error:  # a busy SQLite, a server that starts: worth asking again
-        answer.raise_for_status()
-    if answer.is_error:
-        raise YardError(f"{method} {path}: {answer.status_code} {answer.text[:300]}")
-    return answer.json()
+OWN = "unset PREFECT_API_URL to have a server of this folder's own"
 
 
-def set_state(run_id: str, kind: str) -> None:
-    """Ask for a state; the server may refuse."""
-    call("POST", f"/flow_runs/{run_id}/set_state", {"state": {"type": kind}, "force": False})
+def _address() -> str:
+    return os.environ["PREFECT_API_URL"]
+
+
+def _refusal(status: int, said: str) -> str:
+    if status in (401, 403):
+        return (
+            f"the Prefect API at {_address()} refuses us ({status}): "
+            f"set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to what it asks for, or {OWN}"
+        )
+    return f"the Prefect API at {_address()} answers {status}: {said[:300]}"

@@ -1,12 +1,19 @@
-"""The automations that bring a lost run back; by name, and made anew only where they differ."""
+"""The automations that notice a lost run; by name, and made anew only where they differ.
+
+None of them starts a run: Prefect may fire them late, on a run that has ended since. What is to be done is decided by
+`comeback/crashed` (tasks/lost.py), from how each run is when it looks.
+"""
 
 from datetime import timedelta
 from typing import Any
+from uuid import UUID
 
 from prefect import get_client
 from prefect.client.schemas.objects import StateType
-from prefect.events.actions import ChangeFlowRunState
+from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
+
+from tasks.comeback import BEGINNING_S, NOT_LOST
 
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 # Our flow in our pool: another project on the same server may have a flow of this name.
@@ -17,12 +24,14 @@ OURS: list[dict[str, str | list[str]]] = [
 BEAT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 SILENCE = timedelta(seconds=120)
-# A flow process that ends with 1 could not import its flow: it would never come to its journal, and come back for ever.
-NOT_OUR_FAULT = {"prefect.state-message": "!Process exited with status code: 1.*"}
+GUARDS_TURN = timedelta(seconds=15)
+LOOKS = "comeback/crashed"  # the deployment that looks at all lost runs
+# Of the version before: they scheduled runs themselves.
+RETIRED = ("torchyard: a Crashed run comes back", "torchyard: a run that never began is scheduled again")
 
 
 def missing_heartbeat() -> AutomationCore:
-    """A run that has stopped beating is Crashed."""
+    """A run that has stopped beating is Crashed; Prefect refuses that for one that has ended."""
     return AutomationCore(
         name="torchyard: a run without heartbeat is Crashed",
         trigger=EventTrigger(
@@ -40,28 +49,33 @@ def missing_heartbeat() -> AutomationCore:
     )
 
 
-def comeback() -> AutomationCore:
-    """A run that is Crashed by that very name is scheduled again; it attaches to its job (tasks/comeback.py)."""
+def nobody_came_back(looks: UUID) -> AutomationCore:
+    """A run that is Crashed by that very name, and stays so: all lost runs are looked at as they are by then.
+
+    Its guard is quicker, where its machine lives. Nothing is done to the run itself here: after a restart of the server
+    this may come a quarter of an hour late.
+    """
     return AutomationCore(
-        name="torchyard: a Crashed run comes back",
+        name="torchyard: a run that stays Crashed is looked at",
         trigger=EventTrigger(
-            match=RUNS | NOT_OUR_FAULT,
+            match=RUNS | {"prefect.state-message": f"!{NOT_LOST[0]}*"},
             match_related=OURS,
             for_each={"prefect.resource.id"},
-            expect={"prefect.flow-run.Crashed"},
-            posture=Posture.Reactive,
+            after={"prefect.flow-run.Crashed"},
+            expect={"prefect.flow-run.*"},
+            posture=Posture.Proactive,
             threshold=1,
-            within=timedelta(0),
+            within=GUARDS_TURN,
         ),
-        actions=[ChangeFlowRunState(state=StateType.SCHEDULED, message="its process was lost: it comes back")],
+        actions=[RunDeployment(deployment_id=looks)],
     )
 
 
-def never_began() -> AutomationCore:
-    """A run that was taken by a worker and never began, because the worker died, is scheduled again."""
+def never_began(looks: UUID) -> AutomationCore:
+    """A run that was taken by a worker and did not begin, because the worker died: the same look."""
     begun = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name="torchyard: a run that never began is scheduled again",
+        name="torchyard: a run that never began is looked at",
         trigger=EventTrigger(
             match=RUNS,
             match_related=OURS,
@@ -70,9 +84,9 @@ def never_began() -> AutomationCore:
             expect={f"prefect.flow-run.{name}" for name in begun},
             posture=Posture.Proactive,
             threshold=1,
-            within=SILENCE,
+            within=timedelta(seconds=BEGINNING_S),
         ),
-        actions=[ChangeFlowRunState(state=StateType.SCHEDULED, message="its worker died before it began")],
+        actions=[RunDeployment(deployment_id=looks)],
     )
 
 
@@ -83,7 +97,8 @@ def facts(automation: AutomationCore) -> dict[str, Any]:
 def automate() -> None:
     """Each once, as it is here. One that is right stays: a new one knows nothing of the runs it should watch."""
     with get_client(sync_client=True) as client:
-        for wanted in (missing_heartbeat(), comeback(), never_began()):
+        looks = client.read_deployment_by_name(LOOKS).id
+        for wanted in (missing_heartbeat(), nobody_came_back(looks), never_began(looks)):
             found = client.read_automations_by_name(wanted.name)
             kept = [each for each in found if facts(each) == facts(wanted)][:1]
             for each in found:
@@ -91,6 +106,8 @@ def automate() -> None:
                     client.delete_automation(each.id)
             if not kept:
                 client.create_automation(wanted)
+        for each in [old for name in RETIRED for old in client.read_automations_by_name(name)]:
+            client.delete_automation(each.id)
 
 
 if __name__ == "__main__":

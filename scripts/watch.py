@@ -1,72 +1,96 @@
 """A run of a deployment, watched to the end that stays."""
 
 import time
-from typing import Any
+from typing import TYPE_CHECKING
 from uuid import UUID
 
 import httpx
+from prefect.client.schemas.filters import LogFilter, LogFilterFlowRunId
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import LogSort
+from prefect.exceptions import ObjectNotFound
 
-from scripts.api import call, set_state
+from scripts.api import YardError, prefect_client
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
 
 # How long a run may stay Crashed before nobody brings it back any more.
-PATIENCE = 30.0
+PATIENCE_S = 30.0
 # What Prefect says of every run, whatever it does.
 NOISE = ("Deployment step", "All deployment steps", "Executing deployment", "Running 1 deployment", "Finished in state")
-ENDED = ("COMPLETED", "FAILED", "CANCELLED", "CRASHED")
 
 
-def follow(api: str, profile: str) -> int:
+class Watch:
+    """One run on its way."""
+
+    def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
+        self.client, self.run = client, run
+        self._shown: set[UUID] = set()
+
+    def follow(self) -> State:
+        """Print the run's log lines until its end. A run that is Crashed by that name may be on its way back."""
+        since, told = 0.0, ""
+        while True:
+            try:
+                state = self._look()
+            except httpx.HTTPError:
+                time.sleep(1)
+                continue
+            if state.name != told:
+                told, since = state.name or "", time.monotonic()
+                print(f"  [{told}]", flush=True)
+            coming_back = told == "Crashed" and time.monotonic() - since < PATIENCE_S
+            if state.is_final() and not coming_back:
+                self._settle()
+                return state
+            time.sleep(0.5)
+
+    def cancel(self) -> None:
+        self.client.set_flow_run_state(self.run.id, State(type=StateType.CANCELLING))
+
+    def _look(self) -> State:
+        state = self.client.read_flow_run(self.run.id).state
+        self._print_logs()
+        assert state is not None  # Prefect gives every run a state
+        return state
+
+    def _settle(self) -> None:
+        """Log lines reach the API up to two seconds after they were said."""
+        for _ in range(5):
+            time.sleep(0.5)
+            self._print_logs()
+
+    def _print_logs(self) -> None:
+        """Print the lines that were not shown before. They come in late and out of order: offsets would skip some."""
+        asked = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
+        for line in reversed(self.client.read_logs(asked, limit=200, sort=LogSort.TIMESTAMP_DESC)):
+            if line.id not in self._shown and not line.message.startswith(NOISE):
+                print(f"  {line.timestamp:%H:%M:%S} {line.message}", flush=True)
+            self._shown.add(line.id)
+
+
+def run_and_follow(api: str, profile: str) -> int:
     """Run train/PROFILE and watch it: 0 where it succeeded, else 1. Ctrl-C cancels it."""
-    run = create(profile)
-    page = f"{api.removesuffix('/api')}/runs/flow-run/{run['id']}"
-    print(f"train/{profile}: {page}", flush=True)
-    shown: set[str] = set()
-    try:
-        state = watch(run["id"], shown)
-    except KeyboardInterrupt:
-        print("cancelling the run; Ctrl-C again leaves it to the server", flush=True)
-        set_state(run["id"], "CANCELLING")
-        state = watch(run["id"], shown)
-    print(f"{state['name']}: {state['message'] or ''}\nin the UI: {page}\nto stop the server and the worker: make down")
-    return 0 if state["type"] == "COMPLETED" else 1
-
-
-def create(profile: str) -> Any:
-    deployment = call("GET", f"/deployments/name/train/{profile}")
-    return call("POST", f"/deployments/{deployment['id']}/create_flow_run", {})
-
-
-def watch(run_id: str, shown: set[str]) -> Any:
-    """Print the run's log lines until its end. A run that is Crashed by that name may be on its way back."""
-    since, told = 0.0, ""
-    while True:
+    with prefect_client() as client:
+        watch = Watch(client, create(client, profile))
+        page = f"{api.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
+        print(f"train/{profile}: {page}", flush=True)
         try:
-            state = call("GET", f"/flow_runs/{run_id}")["state"]
-            print_logs(run_id, shown)
-        except httpx.HTTPError:
-            time.sleep(1)
-            continue
-        if state["name"] != told:
-            told, since = state["name"], time.monotonic()
-            print(f"  [{told}]", flush=True)
-        coming_back = told == "Crashed" and time.monotonic() - since < PATIENCE
-        if state["type"] in ENDED and not coming_back:
-            settle(run_id, shown)
-            return state
-        time.sleep(0.5)
+            state = watch.follow()
+        except KeyboardInterrupt:
+            print("cancelling the run; Ctrl-C again leaves it to the server", flush=True)
+            watch.cancel()
+            state = watch.follow()
+    print(f"{state.name}: {state.message or ''}\nin the UI: {page}\nto stop the server and the worker: make down")
+    return 0 if state.is_completed() else 1
 
 
-def settle(run_id: str, shown: set[str]) -> None:
-    """Log lines reach the API up to two seconds after they were said."""
-    for _ in range(5):
-        time.sleep(0.5)
-        print_logs(run_id, shown)
-
-
-def print_logs(run_id: str, shown: set[str]) -> None:
-    """Print the lines that were not shown before. They come in late and out of order: offsets would skip some."""
-    asked = {"logs": {"flow_run_id": {"any_": [str(UUID(run_id))]}}, "sort": "TIMESTAMP_DESC"}
-    for line in reversed(call("POST", "/logs/filter", asked)):
-        if line["id"] not in shown and not line["message"].startswith(NOISE):
-            print(f"  {line['timestamp'][11:19]} {line['message']}", flush=True)
-        shown.add(line["id"])
+def create(client: "SyncPrefectClient", profile: str) -> FlowRun:
+    try:
+        return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
+    except ObjectNotFound as error:
+        raise YardError(
+            f"there is no deployment train/{profile}: a profile outside of prefect.yaml is run by "
+            f".venv/bin/python flows/train.py {profile}"
+        ) from error

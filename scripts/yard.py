@@ -1,275 +1,148 @@
 """`make train`, `make up` and `make down`: a Prefect server, a worker and the deployments, on this machine."""
 
 import argparse
-import json
+import fcntl
 import os
-import signal
-import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
-import httpx
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.api import YardError, call, healthy, set_state
-from scripts.watch import follow
+from scripts.api import YardError, prefect_client
+from scripts.processes import HOME, YARD, Process, detach, end, started, worker_name
+from scripts.server import choose_server, make_home, port_of, use_own
 from tasks.errors import TorchyardError
 from tasks.profile import ROOT, load_profile
 
-BIN = Path(sys.executable).parent
-HOME = ROOT / ".prefect"
-STARTED = HOME / "started.json"
-POOL = "torchyard"
-USUAL = 4200
-# The server calls a worker ONLINE for 90 s after its death: ours must be told from others by its name.
-WORKER = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")
+# Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
 
-# --- processes that outlive this one -------------------------------------------------------------------------------
-
-
-def born(pid: int) -> str:
-    """When a process began, in clock ticks: with it a process id that is used again is not taken for the old one."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except OSError:
-        return ""
-
-
-def started() -> dict[str, Any]:
-    """What an earlier call started and is still there: name -> pid, born, and the server's address."""
-    found = json.loads(STARTED.read_text()) if STARTED.exists() else {}
-    return {name: each for name, each in found.items() if ours(each)}
-
-
-def ours(process: dict[str, Any]) -> bool:
-    """Whether it lives, or left something in its session; its id cannot be used again before that is gone too."""
-    now = born(process["pid"])
-    return now == process["born"] if now else alive(process["pid"])
-
-
-def detach(name: str, command: list[str], **facts: str) -> int:
-    """Start a process in a session of its own and write down that it is ours; its output goes to a log of its name."""
-    HOME.mkdir(exist_ok=True)
-    with (HOME / f"{name}.log").open("ab") as log:
-        # A worker that inherits an ignored SIGINT does not end on SIGTERM.
-        before = signal.signal(signal.SIGINT, signal.SIG_DFL)
-        process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, cwd=ROOT
-        )
-        signal.signal(signal.SIGINT, before)
-    known = started() | {name: {"pid": process.pid, "born": born(process.pid), **facts}}
-    STARTED.write_text(json.dumps(known, indent=1))
-    return process.pid
-
-
-def until(what: str, found: Callable[[], Any], seconds: float) -> Any:
-    """Ask until there is something; YardError names what there was not."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if something := found():
-            return something
-        time.sleep(0.2)
-    raise YardError(f"{what} within {seconds:.0f} s")
-
-
-# --- the server ----------------------------------------------------------------------------------------------------
-
-
-def server() -> str:
-    """The API that is used: the user's, one that runs here, or a new one."""
-    named = os.environ.get("PREFECT_API_URL")
-    usual = f"http://127.0.0.1:{USUAL}/api"
-    mine = started().get("server", {}).get("api")
-    if named:
-        return use(named, "PREFECT_API_URL says so")
-    if mine and healthy(mine):
-        return use(mine, "it runs already")
-    if healthy(usual):
-        return use(usual, "it runs already, and was not started from here")
-    return start_server()
-
-
-def use(api: str, why: str) -> str:
-    if not healthy(api):
-        raise YardError(
-            f"no Prefect API answers at {api} ({why}): start it, or unset PREFECT_API_URL to have one started"
-        )
-    print(f"Prefect server: {api} ({why})")
-    return api
-
-
-def start_server() -> str:
-    port = USUAL if free(USUAL) else free_port()
-    if port != USUAL:
-        print(f"port {USUAL} is held by something that is not Prefect: using {port}")
-    api = f"http://127.0.0.1:{port}/api"
-    os.environ["PREFECT_HOME"] = str(HOME)
-    print(f"starting a Prefect server at {api} ...", flush=True)
-    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", str(port)]
-    pid = detach("server", command, api=api)
-    try:
-        until("the Prefect server did not answer", lambda: healthy(api) or not born(pid), 90)
-        if not healthy(api):
-            raise YardError("the Prefect server ended at its start")
-    except YardError as error:
-        end("server")
-        last = (HOME / "server.log").read_text(errors="replace").splitlines()[-15:]
-        raise YardError("\n  ".join([f"{error}; the end of {HOME}/server.log:", *last])) from error
-    return api
-
-
-def free(port: int) -> bool:
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        return listener.connect_ex(("127.0.0.1", port)) != 0
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
-
-
-# --- what runs on it -----------------------------------------------------------------------------------------------
-
-
-def prefect(*words: str) -> str:
-    """Prefect's own command, quietly; YardError with what it said where it failed."""
-    done = subprocess.run([BIN / "prefect", *words], capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise YardError(f"prefect {' '.join(words)}: {(done.stdout + done.stderr).strip()}")
-    return done.stdout
-
-
-def automate() -> None:
-    """In a process of its own: Prefect's client takes its address from the environment when it is imported."""
-    command = [sys.executable, "-m", "scripts.automations"]
-    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise YardError(f"the automations were not made: {done.stderr.strip().splitlines()[-1:]}")
-
-
-def deploy() -> None:
-    """The work pool, every deployment, and the automations."""
-    prefect("work-pool", "create", POOL, "--type", "process", "--overwrite")
-    said = prefect("--no-prompt", "deploy", "--all")
-    if "failed" in said.lower():
-        raise YardError(f"prefect deploy --all: {said}")
-    automate()
-
-
-def worker(api: str) -> None:
-    """A worker, if none looks after the pool; `tend` brings it back when it dies."""
-    found = httpx.post(f"{api}/work_pools/{POOL}/workers/filter", json={}, timeout=10, trust_env=False).json()
-    others = [each["name"] for each in found if each["status"] == "ONLINE" and each["name"] != WORKER]
-    if others:
-        print(f"worker: {others[0]} (it runs already, and was not started from here)")
-    elif "worker" not in started():
-        detach("worker", [sys.executable, str(Path(__file__).resolve()), "tend"], api=api)
-
-
-def tend() -> int:
-    """Keep a worker running until this process is ended."""
-    words = ["worker", "start", "--pool", POOL, "--type", "process", "--name", WORKER]
-    while True:
-        subprocess.run([BIN / "prefect", *words], check=False, cwd=ROOT)
-        time.sleep(1)
-
-
-def up() -> str:
+def up(take_over: bool = False) -> str:
     """Everything that a run needs; the API's address."""
     from_nothing = time.monotonic()
-    os.environ["PREFECT_API_URL"] = api = server()
-    deploy()
-    worker(api)
+    with one_at_a_time():
+        api = choose_server()
+        from scripts.deployments import deploy
+
+        deploy(take_over)
+        automate()
+        bring_back()  # before a worker: a sweep that is due must not meet them first
+        start_worker(api)
     print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
     return api
 
 
-# --- the end -------------------------------------------------------------------------------------------------------
+@contextmanager
+def one_at_a_time() -> Iterator[None]:
+    """Two calls at once would start two servers."""
+    make_home()
+    with (HOME / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield
+
+
+def automate() -> None:
+    words = [sys.executable, "-m", "scripts.automations"]
+    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
+    if done.returncode != 0:
+        raise YardError(f"the automations were not made: {done.stderr.strip().splitlines()[-1:]}")
+
+
+def start_worker(api: str) -> None:
+    """A worker, if none looks after the pool; `tend` brings it back when it dies."""
+    from scripts.deployments import POOL
+
+    if running := started().get("worker"):
+        served = running.environment.get("PREFECT_API_URL", "")
+        if served != api:
+            raise YardError(f"this folder's worker serves {served}, not {api}: stop it first with `make down`")
+        return
+    with prefect_client() as client:
+        found = client.read_workers_for_work_pool(POOL)
+    others = [each.name for each in found if each.status == "ONLINE" and each.name != worker_name()]
+    if others:
+        print(f"worker: {others[0]} (it runs already, and was not started from here)")
+    else:
+        detach("worker", [sys.executable, str(YARD), "tend"])
+
+
+def bring_back() -> None:
+    """Runs that a crash of this machine has taken from their launcher go on now, not when Prefect misses them."""
+    from tasks import lost
+
+    looked = lost.bring_back()
+    if looked.back:
+        print(looked)
+    for fault in looked.faults:
+        print(f"not brought back: {fault}", file=sys.stderr)
+
+
+def tend() -> int:
+    """Keep a worker running until this process is ended."""
+    prefect = str(Path(sys.executable).parent / "prefect")
+    while True:
+        words = ["worker", "start", "--pool", "torchyard", "--type", "process", "--name", worker_name()]
+        subprocess.run([prefect, *words], check=False, cwd=ROOT)
+        time.sleep(1)
 
 
 def down() -> int:
-    """Stop what `up` started, runs that its worker carries before."""
-    known = started()
-    if not known:
+    """Stop what `up` started, runs that its worker carries before; nothing else, here or in a cluster."""
+    with one_at_a_time():
+        if known := started():
+            adopt(known)
+            try:
+                end_runs()
+            finally:
+                end("server")
+            return 0
+        from scripts.runs import tell_open
+
         print("nothing was running")
-    if "worker" in known:
-        cancel_runs(known["worker"]["api"])
-        end("worker")
-        sweep = [sys.executable, str(ROOT / "flows" / "sweep.py"), "--now"]
-        subprocess.run(sweep, cwd=ROOT, check=False, capture_output=True)
-    if "server" in known:
-        end("server")
-    STARTED.unlink(missing_ok=True)
+        tell_open()
     return 0
 
 
-def cancel_runs(api: str) -> None:
-    """Cancel what our worker carries and wait for its teardown; what does not end is told and left."""
-    if not healthy(api):
-        print("the server does not answer: runs that the worker carries are not cancelled")
-        return
-    os.environ["PREFECT_API_URL"] = api
-    for run in carried():
-        print(f"cancelling {run['name']} ...", flush=True)
-        set_state(run["id"], "CANCELLING")
+def adopt(known: dict[str, Process]) -> None:
+    """Speak to the API that the worker speaks to, and clear up in its run folders, with its kubeconfig."""
+    if "worker" in known:
+        os.environ.clear()
+        os.environ.update(known["worker"].environment)
+    else:
+        use_own(f"http://127.0.0.1:{port_of(known['server'])}/api")
+
+
+def end_runs() -> None:
+    """Cancel what the worker carries, stop it, and tear down what did not end; a server that is away is told."""
+    from scripts.runs import cancel_carried, tear_down_left, tell_open
+
     try:
-        until("not every run has ended", lambda: not carried(), 45)
+        cancel_carried()
     except YardError as error:
-        print(f"{error}: {', '.join(run['name'] for run in carried())}", file=sys.stderr)
-
-
-def carried() -> list[dict[str, Any]]:
-    """The runs that our worker took and that have not ended."""
-    asked = {"flow_runs": {"state": {"type": {"any_": ["RUNNING", "PENDING", "CANCELLING"]}}}}
-    runs = call("POST", "/flow_runs/filter", asked)
-    return [run for run in runs if (run.get("labels") or {}).get("prefect.worker.name") == WORKER]
-
-
-def end(name: str) -> None:
-    """End a process of ours with its whole session: SIGTERM, then SIGKILL."""
-    found = started().get(name)
-    if not found:
+        print(f"runs that the worker carries are not cancelled: {error}", file=sys.stderr)
+        end("worker")
+        tell_open()
         return
-    for number, seconds in ((signal.SIGTERM, 5), (signal.SIGKILL, 5)):
-        try:
-            os.killpg(found["pid"], number)
-            until(f"{name} did not end", lambda: not alive(found["pid"]), seconds)
-            break
-        except ProcessLookupError:
-            break
-        except YardError:
-            continue
-    print(f"stopped the {name}")
-
-
-def alive(group: int) -> bool:
-    try:
-        os.killpg(group, 0)
-    except ProcessLookupError:
-        return False
-    return True
+    end("worker")
+    tear_down_left()
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/yard.py", description=__doc__)
     parser.add_argument("verb", choices=["train", "up", "down", "tend"])
     parser.add_argument("profile", nargs="?", default="digits-local")
+    parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
     asked = parser.parse_args()
-    if (ROOT / ".prefect").exists() and not os.environ.get("PREFECT_API_URL"):
-        os.environ["PREFECT_HOME"] = str(HOME)
     try:
         match asked.verb:
             case "train":
-                load_profile(asked.profile)
-                return follow(up(), asked.profile)
+                return train(asked.profile, asked.take_over)
             case "up":
-                print(f"export PREFECT_API_URL={up()}")
+                show_way_in(up(asked.take_over))
                 return 0
             case "down":
                 return down()
@@ -280,6 +153,21 @@ def main() -> int:
         return 1
     except KeyboardInterrupt:
         return 130
+
+
+def train(profile: str, take_over: bool) -> int:
+    load_profile(profile)
+    api = up(take_over)
+    from scripts.watch import run_and_follow
+
+    return run_and_follow(api, profile)
+
+
+def show_way_in(api: str) -> None:
+    from scripts.server import ENV, remembered
+
+    print("for Prefect's own commands in this shell:")
+    print(f"  source {ENV}" if api == remembered() else f"  export PREFECT_API_URL={api}")
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ from typing import Any
 
 from tasks.cluster import Api
 from tasks.errors import ClusterError
+from tasks.launchers._store import is_companion, is_optional
 from tasks.needs import Admitted, Check, Verdict, failed, ok, warning
 from tasks.plan import ManifestPlan
 from tasks.rights import ROLE, is_asked
@@ -34,6 +35,8 @@ def try_object(api: Api, thing: dict[str, Any], plan: ManifestPlan) -> Check:
     except ClusterError as error:
         if error.status == 409:
             return try_taken(api, thing, plan.labels)
+        if is_optional(thing) and error.status == 403:
+            return warning(title(thing), f"cannot be made: {error.said}", f"{ROLE} has role torchyard-policy for it")
         if is_asked(plan, error.said):
             return warning(title(thing), "cannot be tried without the right to create it")
         return refusal(api, title(thing), error)
@@ -48,6 +51,8 @@ def try_taken(api: Api, thing: dict[str, Any], labels: dict[str, str]) -> Check:
         return ok(title(thing), "was there and has gone")
     if labels.items() <= there["metadata"].get("labels", {}).items():
         return ok(title(thing), "is there already, and is this run's")
+    if is_companion(thing):
+        return ok(title(thing), "is there already, and is used as it is")
     remedy = (
         f"give the profile another name, or see `kubectl -n {api.namespace} get {thing['kind'].lower()} {meta['name']}`"
     )

@@ -10,7 +10,9 @@ from tasks.spec import Profile
 
 HOSTNAME = "kubernetes.io/hostname"
 # What lies with the place and not with the node: nobody is kept off a node for these.
-NO_FAULT_OF_THE_NODE = frozenset({"preempted", "pod-deleted", "rendezvous-store", "image-pull", "port-taken"})
+NO_FAULT_OF_THE_NODE = frozenset(
+    {"preempted", "pod-deleted", "rendezvous-store", "image", "registry", "image-pull", "port-taken"}
+)
 
 
 def failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:

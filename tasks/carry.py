@@ -1,21 +1,28 @@
 """The two ends of a process that carries a run: how it begins, and what becomes of whatever ends it."""
 
+import asyncio
+import contextlib
+import socket
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from prefect.client.schemas.objects import State
+from prefect.client.schemas.objects import State, StateType
+from prefect.context import FlowRunContext
 from prefect.runtime import flow_run
 
 from tasks import guard as guarding
-from tasks import shell
+from tasks import seal, shell
 from tasks.comeback import LOSSES, Entry, entry
-from tasks.errors import OwnedError, TorchyardError
-from tasks.line import Line
+from tasks.errors import LeftError, OwnedError, TorchyardError
+from tasks.flow_runs import obtain_key
+from tasks.holding import held, renewed_at
+from tasks.line import PAGE_TIMEOUT_S, Line
+from tasks.lost import asked_by_person
 from tasks.model import End
-from tasks.signals import STOPS, Hold, cancelling, stopper
+from tasks.reporter import end_lost_steps, ignore_suspension
+from tasks.signals import STOPS, Hold, stopper
 from tasks.step import log
 from tasks.sweep import ended
 
@@ -24,36 +31,43 @@ GUARD = str(Path(guarding.__file__))
 
 def carry(line: Line) -> State[Any]:
     """From wherever the run is to its end. OwnedError where a process on another machine carries it."""
-    with line.folder.owned():
+    seal.source = obtain_key
+    with line.folder.owned(), line.reporter:
+        lost = line.reporter.send("lost", end_lost_steps(line.run_id, flow_run.run_count))
         if flow_run.run_count > 1:
             adopt(line)
-        how = entry(line.folder.events(), time.time())
+        how = entry(line.folder.events(), lambda: asked_by_person(line.run_id))
         begin = first(line, how)
-        line.folder.note("start", entry=how, run=line.run_id, count=flow_run.run_count, first=begin)
-        if how == "echo":
-            return echo(line, line.folder.last("end"))
-        if how == "give-up":
-            return give_up(line)
-        return go_on(line, how, begin)
+        facts = {"host": socket.gethostname(), "lost_at": renewed_at(line.folder)}
+        line.folder.note("start", entry=how, run=line.run_id, count=flow_run.run_count, first=begin, **facts)
+        if how not in ("echo", "give-up"):
+            return go_on(line, how, begin)
+        with contextlib.suppress(Exception):  # away, or slow: it says so itself
+            lost.result(PAGE_TIMEOUT_S)
+        return give_up(line) if how == "give-up" else echo(line, line.folder.last("end"))
 
 
 def go_on(line: Line, how: Entry, begin: int) -> State[Any]:
     """Bring the run to its end; a guard does so where this process cannot."""
     watcher = guard(line)
-    with Hold() as signals:
+    ignore_suspension()
+    with Hold() as signals, held(line.folder, line.profile.deadlines.lease):
+        line.remember()
         try:
             if how == "finish":
                 end, sentence = reopen(line)
             else:
                 end, sentence = protect(line, lambda: line.go(begin), signals)
+            signals.begin()
+            watcher.tell("ending")
+            line.say_ending(end, sentence)
+            report = line.finish(end, sentence)
         except OwnedError as error:
             line.folder.note("end", end="moved", by="flow", sentence=str(error))
             watcher.tell("done")
             raise
-        signals.begin()
-        watcher.tell("ending")
-        line.say_ending(end, sentence)
-        report = line.finish(end, sentence)
+        except LeftError as error:
+            return leave(line, error)
         watcher.tell("done")
     return ended(report.end, report.sentence)
 
@@ -81,21 +95,41 @@ def reopen(line: Line) -> tuple[End, str]:
 
 
 def protect(line: Line, work: Callable[[], tuple[End, str]], signals: Hold) -> tuple[End, str]:
-    """Whatever happens becomes an end with a sentence: what comes after must come."""
+    """Whatever happens becomes an end with a sentence: what comes after must come.
+
+    LeftError where what happened says nothing of the job, and the job may run: it is left alone.
+    """
     try:
         return work()
     except OwnedError:
         raise
     except TorchyardError as error:
+        if line.may_run:
+            raise LeftError(str(error)) from error
         return "failed", str(error)
     except STOPS as stop:
+        if is_slot_lost(stop):
+            log().warning(
+                "Prefect has taken the run's concurrency slot away, as it could not be renewed; the job goes on"
+            )
+            return protect(line, work, signals)
         signals.begin()
-        if cancelling(line.run_id):
+        if line.reporter.is_cancelled():
             return "cancelled", "cancelled through Prefect"
         return "stopped", f"stopped by {stopper(stop)}"
     except Exception as error:
         log().exception("a fault in torchyard itself")
-        return "failed", f"a fault in torchyard itself: {type(error).__name__}: {error}"
+        sentence = f"a fault in torchyard itself: {type(error).__name__}: {error}"
+        if line.may_run:
+            raise LeftError(sentence) from error
+        return "failed", sentence
+
+
+def is_slot_lost(stop: BaseException) -> bool:
+    """Whether Prefect's client has given up renewing the run's concurrency slot: it cancels a flow for nothing else."""
+    context = FlowRunContext.get()
+    limited = context is not None and context.flow is not None and context.flow.timeout_seconds is not None
+    return isinstance(stop, asyncio.CancelledError) and not limited
 
 
 def guard(line: Line) -> shell.Guard:
@@ -107,6 +141,13 @@ def echo(line: Line, end: dict[str, Any]) -> State[Any]:
     line.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
     log().info("this run has ended already: %s", end["sentence"])
     return ended(end["end"], end["sentence"])
+
+
+def leave(line: Line, error: LeftError) -> State[Any]:
+    """End this process as one that was lost; its guard sees to it that the run comes back."""
+    line.folder.note("left", sentence=str(error))
+    log().error("%s; see %s/journal", error, line.folder.path)
+    return State(type=StateType.CRASHED, name="Crashed", message=str(error))
 
 
 def give_up(line: Line) -> State[Any]:

@@ -12,7 +12,8 @@ COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware",
 
 def catalog() -> list[tuple[Profile, str]]:
     """Every profile that can be named, with the name of its hardware and fabric. ProfileError where one is wrong."""
-    return [(load_profile(str(path)), hardware(path.read_text())) for _, path in sorted(profiles().items())]
+    found = sorted(profiles().items())
+    return [(load_profile(str(path)), hardware(path.read_text(encoding="utf-8"))) for _, path in found]
 
 
 def hardware(text: str) -> str:

@@ -12,9 +12,11 @@ from tasks import catalog
 from tasks.errors import ProfileError, TorchyardError
 from tasks.folder import runs
 from tasks.launchers import registry
+from tasks.masking import check_exposed, masked
 from tasks.model import Run
 from tasks.plan import Plan
 from tasks.profile import load_profile, profiles
+from tasks.quoting import plain
 from tasks.spec import Profile
 
 TRIAL = "00000000-0000-0000-0000-000000000000"
@@ -28,7 +30,7 @@ def main(words: list[str] | None = None) -> int:
     try:
         return int(asked.run(asked))
     except TorchyardError as error:
-        print(error, file=sys.stderr)
+        print(plain(str(error)), file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 0
@@ -79,8 +81,11 @@ def plan_of(asked: argparse.Namespace) -> Plan:
 
 def show_plan(asked: argparse.Namespace) -> int:
     """what would run, without running it"""
-    dumped = plan_of(asked).model_dump(mode="json", exclude_none=True)
+    plan = plan_of(asked)
+    dumped = masked(plan.model_dump(mode="json", exclude_none=True))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
+    for found in check_exposed(plan):
+        print(f"{found.need}: {found.detail}; {found.remedy}", file=sys.stderr)
     return 0
 
 
@@ -91,9 +96,8 @@ def show_checks(asked: argparse.Namespace) -> int:
 
     checks = findings(plan)
     for found in checks:
-        print(
-            f"{SIGN[found.verdict]}{found.need}: {found.detail}" + (f"\n        {found.remedy}" if found.remedy else "")
-        )
+        remedy = f"\n        {found.remedy}" if found.remedy else ""
+        print(plain(f"{SIGN[found.verdict]}{found.need}: {found.detail}{remedy}"))
     failed = sum(found.verdict == "failed" for found in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed")
     return 1 if failed else 0
@@ -143,8 +147,9 @@ def show_logs(asked: argparse.Namespace) -> int:
         known = ", ".join(sorted(each.name for each in runs().glob("*") if each.is_dir())) or "none"
         raise ProfileError(asked.run_name, (f"there is no such run in {runs()}; there are: {known}",))
     plan = folder.plans()[-1]
-    for line in rank_zero(plan):
-        print(line.text)
+    safe: Callable[[str], str] = plain if sys.stdout.isatty() else str  # a file or a pipe gets every byte
+    for text in rank_zero(plan):
+        print(safe(text))
     return 0
 
 

@@ -15,7 +15,7 @@ from kubernetes.config.config_exception import ConfigException
 from kubernetes.utils import parse_quantity
 from tenacity import stop_before_delay
 
-from tasks.connection import Asked, Connection, alive, lines, parts, read
+from tasks.connection import Asked, Connection, ServerClock, alive, lines, parts, read
 from tasks.credentials import Credentials
 from tasks.errors import ClusterError
 from tasks.needs import plural
@@ -38,6 +38,7 @@ class Api:
         self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
         first = connect(loaded, self.context)
         self._credentials = Credentials(first, lambda: renewed(first, self.context))
+        self._clock = ServerClock()
 
     @property
     def host(self) -> str:
@@ -74,14 +75,28 @@ class Api:
     def items(
         self, api: str, kind: str, query: Mapping[str, str] | None = None, everywhere: bool = False
     ) -> list[Object]:
-        """All objects of a kind in the namespace, or everywhere; none where the server does not know the kind."""
-        try:
-            found = self.ask("GET", self.path(api, kind, namespace=None if everywhere else ""), query)
-        except ClusterError as error:
-            if error.status == 404:
-                return []
-            raise
-        return [{"apiVersion": api, "kind": kind, **item} for item in found["items"]]
+        """All objects of a kind in the namespace, or everywhere; none where the server does not know the kind.
+
+        ClusterError where the list is refused, or is not whole.
+        """
+        path, asked, items = (
+            self.path(api, kind, namespace=None if everywhere else ""),
+            dict(query or {}),
+            list[Object](),
+        )
+        while True:
+            try:
+                found = self.ask("GET", path, asked)
+            except ClusterError as error:
+                if error.status == 404 and "continue" not in asked:
+                    return []
+                raise
+            if "items" not in found:
+                raise ClusterError(self.host, f"GET {path}", "the answer is no list", 0)
+            items += found["items"] or []
+            if not (rest := (found.get("metadata") or {}).get("continue")):
+                return [{"apiVersion": api, "kind": kind, **item} for item in items]
+            asked["continue"] = rest
 
     def patch(self, thing: Object, change: Object | list[Object]) -> Object:
         """Merge a change into an object, or carry out a JSON patch: a list, all of it or nothing."""
@@ -98,7 +113,25 @@ class Api:
             raise
         return True
 
+    def delete_same(self, thing: Object, force: bool = False) -> bool:
+        """Delete this very object; False where it is gone, or another one has its name by now."""
+        path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+        how = {**(AT_ONCE if force else FOREGROUND), "preconditions": {"uid": thing["metadata"]["uid"]}}
+        try:
+            self.ask("DELETE", path, body=how)
+        except ClusterError as error:
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
+
     # --- requests
+
+    def now(self) -> float:
+        """The API server's time: Leases are written and judged by this one clock, however machines' own differ."""
+        if not self._clock.is_set:
+            self.knock()
+        return self._clock.now()
 
     def knock(self) -> None:
         """ClusterError where nobody answers within seconds, or where the server does not know who asks."""
@@ -135,6 +168,7 @@ class Api:
 
     def _once(self, asked: Asked) -> Object:
         with self._open(asked) as response:
+            self._clock.learn(response.headers.get("Date"))
             answer: Object = read(response)
             return answer
 
@@ -180,7 +214,7 @@ def spell(path: str, query: Mapping[str, Any] | None) -> str:
 def starting(link: Connection) -> bool:
     """Whether the server has only just started: it refuses everything before it has read who may do what."""
     try:
-        link.send(Asked("GET", "/readyz")).release_conn()
+        link.send(Asked("GET", "/readyz")).drain_conn()  # what is not read would stand before the next answer
     except BusyError:
         return True
     except ClusterError:
@@ -246,7 +280,7 @@ def current() -> str | None:
     """
     for path in filter(None, files().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
-            document = yaml.safe_load(Path(path).expanduser().read_text())
+            document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
             if isinstance(document, dict) and document.get("current-context"):
                 return str(document["current-context"])
     return None
@@ -256,7 +290,7 @@ def load_inside(loaded: Any, why: str) -> tuple[Any, Object]:
     """The account of the pod that this runs in, or the reason why there is no kubeconfig."""
     try:
         config.load_incluster_config(client_configuration=loaded)
-        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace") as file:
+        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
             return loaded, {"context": {"namespace": file.read().strip()}}
     except (ConfigException, OSError):
         remedy = "set KUBECONFIG to the file of your cluster; `make cluster-up` makes a cluster to try"

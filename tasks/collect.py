@@ -1,24 +1,22 @@
 """What the logs of an ended job hold: whether they are whole, the metrics, and why it failed."""
 
-from collections import deque
 from collections.abc import Set
-from pathlib import Path
 
-from tasks import shell
 from tasks.causes import CAUSES, OWN, UNKNOWN
-from tasks.failure import read_failure
-from tasks.logs import rank_zero, read_log
+from tasks.failure import TAIL, read_failure
+from tasks.log_ends import Tails, count_lines
+from tasks.logs import rank_zero
 from tasks.metrics import READERS
-from tasks.model import Collected, Failure, LogFile, LogLine, Metrics, Outcome
+from tasks.model import Collected, Failure, LogFile, Metrics, Outcome
 from tasks.plan import CommandPlan, Plan
 from tasks.spec import MetricsFormat
 from tasks.step import step
 from tasks.streams import TORN
-
-KEPT = 5000  # lines a node, the last ones: what a failure's cause is looked for in
+from tasks.trouble import enduring
 
 
 @step
+@enduring
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
     logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
@@ -29,31 +27,34 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
 
 
 def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    return READERS[format](line.text for line in rank_zero(plan))
+    return READERS[format](rank_zero(plan) if format != "none" else ())
 
 
 def log_file(node: str, path: str, lost: str) -> LogFile:
     """One node's log, counted, and what it lacks."""
-    return LogFile(node=node, path=path, lines=sum(1 for _ in shell.follow(Path(path), 0)), lost=lost)
+    return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
 
 
 def find_failure(plan: Plan, outcome: Outcome) -> Failure:
     """The root cause; where the launcher itself ended the job, what the cluster says of it, or else the deadline."""
-    logs: dict[str, deque[LogLine]] = {name: deque(read_log(name, path), KEPT) for name, path in plan.logs.items()}
+    logs = Tails(plan.logs)
     known = outcome.status.failure
     if known:
-        return known.model_copy(update={"tail": tuple(line.text for line in logs.get(known.node or "", ()))[-50:]})
+        return known.model_copy(update={"tail": last_words(logs, known.node or "")})
     if outcome.cause:
-        node = max(logs, key=lambda name: logs[name][-1].at if logs[name] else 0.0)
-        tail = tuple(line.text for line in logs[node])[-50:]
-        return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=tail)
+        node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
+        return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=last_words(logs, node))
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
-    found = read_failure({name: list(lines) for name, lines in logs.items()}, outcome.exits)
+    found = read_failure(logs, outcome.exits)
     if found is None or found.cause == UNKNOWN.slug:
         unknown = found or Failure(cause=UNKNOWN.slug, sentence="")
         return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
     return found
+
+
+def last_words(logs: Tails, node: str) -> tuple[str, ...]:
+    return tuple(line.text for line in logs.last(node, TAIL)) if node in logs else ()
 
 
 def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:

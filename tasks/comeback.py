@@ -1,29 +1,50 @@
-"""What a process does that starts for a run which may have a past: decided from the run's own journal alone."""
+"""What becomes of a run that has a past, decided from its journal and from what Prefect says of it: values alone.
 
-from collections.abc import Sequence
-from typing import Any, Literal
+`entry`: how a process begins that starts for such a run. `judge`: what to do about a run that no process carries.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from itertools import pairwise
+from typing import Any, Literal, NamedTuple
 
 Entry = Literal["fresh", "attach", "finish", "echo", "give-up"]
+Verdict = Literal["leave", "schedule", "finish", "tell"]
+Event = dict[str, Any]
 LOSSES = 3
 # A process that lived longer than this has done its part: only deaths in a row, each soon after the start, are a loop.
 SOON = 600.0
-# Prefect may schedule a lost run twice; the second process can come after the first one has brought the run to its end.
-ECHO = 60.0
+# What we say in Prefect when we schedule a run; nobody else who schedules one says the same.
+LOST, NEVER_BEGAN = "its process was lost: it comes back", "its worker died before it began"
+CRASHED = "Crashed"  # the name of the state of a lost run; every end that is meant has another name
+BEGINNING_S = 120.0  # how long a worker may take from a run's Pending to its Running
+RECENT_S = 86_400.0  # how long ago a run may have been lost of which nothing is known here
+# A flow process that ends so could not import its flow: it would never come to its journal, and come back for ever.
+NOT_LOST = ("Process exited with status code: 1.", "Flow run infrastructure exited with non-zero status code 1.")
+ENDS = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
 
 
-def entry(events: Sequence[dict[str, Any]], now: float) -> Entry:
+class Told(NamedTuple):
+    """A state of a run in Prefect: its type, name and message, and for how many seconds it has been so."""
+
+    kind: str
+    name: str
+    message: str = ""
+    age_s: float = 0.0
+
+
+def entry(events: Sequence[Event], asked: Callable[[], bool]) -> Entry:
     """How to begin.
 
-    `fresh`: nobody was here, or the run ended and is asked for again. `attach`: the last process was lost.
-    `finish`: it was lost in the middle of ending the run, on purpose or not: end it now.
-    `echo`: the run has ended and this is a late call of its own comeback: tell the end again.
+    `fresh`: nobody was here, or the run ended and a person asks for it again (`asked`). `attach`: the last process was
+    lost. `finish`: it was lost in the middle of ending the run, on purpose or not: end it now.
+    `echo`: the run has ended, and nobody has asked for it again: tell the end once more.
     `give-up`: three processes in a row were lost at the same step, each soon after its start.
     """
     if not events:
         return "fresh"
     lives = split(events)
     if events[-1]["event"] == "end":
-        return read_ended(lives, events[-1], now)
+        return read_ended(events[-1], asked)
     if any(event["event"] == "ending" for event in lives[-1]):
         return "finish"
     lost = [life for life in lives if life[-1]["event"] != "end"]
@@ -32,17 +53,95 @@ def entry(events: Sequence[dict[str, Any]], now: float) -> Entry:
     return "give-up" if looping and len({last_step(life) for life in recent}) == 1 else "attach"
 
 
-def read_ended(lives: list[list[dict[str, Any]]], end: dict[str, Any], now: float) -> Entry:
-    """A run that succeeded is done for good. One that gave up, or went on elsewhere, may have a job to come back to."""
-    came_back = len(lives) > 1 and lives[-2][-1]["event"] != "end"
-    if end["end"] == "succeeded" or end["by"] != "flow" or (came_back and now - end["at"] < ECHO):
+def read_ended(end: Event, asked: Callable[[], bool]) -> Entry:
+    """A run that succeeded is done for good, and any other one unless a person asks for it again.
+
+    One that was given up may have a job to come back to; one that went on elsewhere is not over.
+    """
+    if end.get("end") == "moved":
+        return "attach"
+    if end.get("end") == "succeeded" or not asked():
         return "echo"
-    return "attach" if end["end"] in ("gave-up", "moved") else "fresh"
+    return "attach" if end.get("end") == "gave-up" else "fresh"
 
 
-def split(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
+def asked_again(states: Sequence[Told]) -> bool:
+    """Whether a person asked for a run again since it ended, by all its states, the oldest first.
+
+    Workers, workers' deaths and we schedule it as well: what counts is who did so first after an end.
+    """
+    ends = [at for at, state in enumerate(states) if state.kind in ENDS and state.name != CRASHED]
+    since = states[ends[-1] :] if ends else states
+    return any(
+        before.kind in ENDS and state.kind == "SCHEDULED" and state.message not in (LOST, NEVER_BEGAN)
+        for before, state in pairwise(since)
+    )
+
+
+def judge(now: Told, count: int, events: Sequence[Event], asked: Callable[[], bool]) -> Verdict:
+    """What to do about a run that no living process on this machine carries; `count`: how many processes began it.
+
+    `schedule`: it was lost: another process goes on. `finish`: it was being cancelled: end it. `tell`: it has ended,
+    and Prefect does not know. `leave`: it is well, waits, has ended, or may be carried elsewhere.
+    """
+    ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
+    here = last(events, "start").get("count") == count  # the process that Prefect knows was one of this machine
+    lost = here and is_lost(events)
+    crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(NOT_LOST)
+    if crashed and ended:
+        return "schedule" if asked() else "tell"
+    if here and ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
+        return "tell"
+    if lost and now.kind in ("CANCELLING", "CANCELLED"):
+        return "finish"
+    comes_back = crashed and (bool(events) or now.age_s < RECENT_S)
+    never_began = now.kind == "PENDING" and now.age_s > BEGINNING_S
+    return "schedule" if comes_back or never_began or (lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
+
+
+def is_lost(events: Sequence[Event]) -> bool:
+    """Whether the last process ended without an end, unless it still lives."""
+    return bool(events) and events[-1]["event"] != "end"
+
+
+def submitted_at(events: Sequence[Event]) -> float | None:
+    """When the job that may still run was submitted; None where that was not done to its end, or the job is over."""
+    asked, done = None, None
+    for event in events:
+        if is_over(event):
+            asked, done = None, None
+        elif is_step(event, "submit"):
+            asked = asked or float(event["at"])
+        elif is_step(event, "wait"):
+            done = asked
+    return done
+
+
+def may_run(events: Sequence[Event]) -> bool:
+    """Whether an earlier process, or one on another machine, may have left a job that runs."""
+    found = asked = False
+    for event in events:
+        if is_over(event):
+            found = asked = False
+        elif event["event"] == "start":
+            found = found or asked or event.get("entry") == "moved"
+        asked = asked or is_step(event, "submit")
+    return found
+
+
+def is_step(event: Event, name: str) -> bool:
+    return event["event"] == "step" and event.get("name") == name
+
+
+def is_over(event: Event) -> bool:
+    """Whether nothing of the job is left to come back to, or soon will not be."""
+    ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
+    return ended or is_step(event, "teardown")
+
+
+def split(events: Sequence[Event]) -> list[list[Event]]:
     """The journal, cut at every start."""
-    lives: list[list[dict[str, Any]]] = []
+    lives: list[list[Event]] = []
     for event in events:
         if event["event"] == "start" or not lives:
             lives.append([])
@@ -50,9 +149,14 @@ def split(events: Sequence[dict[str, Any]]) -> list[list[dict[str, Any]]]:
     return lives
 
 
-def short(life: Sequence[dict[str, Any]]) -> bool:
+def last(events: Iterable[Event], kind: str) -> Event:
+    """The last event of a kind; empty where there is none."""
+    return next((event for event in reversed([*events]) if event["event"] == kind), {})
+
+
+def short(life: Sequence[Event]) -> bool:
     return float(life[-1]["at"]) - float(life[0]["at"]) < SOON
 
 
-def last_step(life: Sequence[dict[str, Any]]) -> str:
-    return str(next((event["name"] for event in reversed(life) if event["event"] == "step"), "start"))
+def last_step(life: Sequence[Event]) -> str:
+    return str(next((event.get("name") for event in reversed(life) if event["event"] == "step"), "start"))

@@ -1,8 +1,11 @@
 """A connection to the API server, and one request over it: an answer, a refusal in its own words, or no answer."""
 
+import contextlib
 import json
 import socket
+import time
 from collections.abc import Iterator
+from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 import urllib3
@@ -13,6 +16,7 @@ from tasks.patience import BRIEFLY, BusyError, retry_after
 
 CONNECT = 10.0  # seconds that a connection may take to be made
 ANSWER = 30.0  # seconds that a server may take to answer
+CLOCK_JITTER_S = 2.0  # that the server's clock may seem to differ: its Date has no fractions, an answer takes a while
 # 500 is what the API server says while etcd or a webhook is away.
 BUSY = (429, 500, 502, 503, 504)
 JSON = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
@@ -86,6 +90,25 @@ class Connection(NamedTuple):
         if response.status == 401:
             message += f"; the credentials of {self.name} are refused, also loaded anew: log in again"
         return ClusterError(str(self.settings.host), str(asked), message, response.status)
+
+
+class ServerClock:
+    """The API server's time, as far as its answers tell it."""
+
+    def __init__(self) -> None:
+        self.is_set = False
+        self._ahead = 0.0
+
+    def learn(self, date: str | None) -> None:
+        """Take the Date of an answer in."""
+        self.is_set = True
+        with contextlib.suppress(TypeError, ValueError, OverflowError):
+            ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
+            if abs(ahead - self._ahead) > CLOCK_JITTER_S:
+                self._ahead = ahead
+
+    def now(self) -> float:
+        return time.time() + self._ahead
 
 
 def alive() -> list[Any]:

@@ -8,10 +8,12 @@ gc.disable()
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them reads every installed package
 
 from tasks.cli import main as run  # noqa: E402
+from tasks.quoting import spell_anything  # noqa: E402
 
 
 def main() -> None:
     """`torchyard VERB …`; leaves by the shortest way, which saves a tenth of the whole."""
+    spell_anything()
     try:
         code = run()
     except SystemExit as end:  # argparse: help, or usage

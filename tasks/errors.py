@@ -8,6 +8,7 @@ TorchyardError
     ClusterError       the API server refused a request, or cannot be reached
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
+    LeftError          this process cannot go on, and leaves the job alone
     OwnedError         another process carries this run
 
 They survive pickle: the fields go to `super().__init__`, the text is made in `__str__`.
@@ -86,12 +87,23 @@ class RendezvousError(TorchyardError):
 class FolderError(TorchyardError):
     """A run's folder that cannot be made, read or written."""
 
-    def __init__(self, path: str, why: str) -> None:
-        super().__init__(path, why)
-        self.path, self.why = path, why
+    def __init__(self, path: str, why: str, remedy: str = "choose another place with TORCHYARD_RUNS") -> None:
+        super().__init__(path, why, remedy)
+        self.path, self.why, self.remedy = path, why, remedy
 
     def __str__(self) -> str:
-        return f"run folder {self.path}: {self.why}; choose another place with TORCHYARD_RUNS"
+        return f"run folder {self.path}: {self.why}; {self.remedy}"
+
+
+class LeftError(TorchyardError):
+    """This process cannot go on, for a reason that says nothing of the job."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+    def __str__(self) -> str:
+        return f"{self.why}: this process ends and leaves the job under its lease, for the next one to come back to"
 
 
 class OwnedError(TorchyardError):

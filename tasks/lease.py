@@ -1,16 +1,15 @@
 """Holding a run's Lease: taken before anything is made, renewed while a job is waited for, deleted last."""
 
-import json
-import socket
 import time
 from datetime import UTC, datetime
 from pathlib import Path
 
 from tasks.cluster import Api, Object, api
 from tasks.errors import ClusterError, OwnedError
+from tasks.identity import holds, identity
 from tasks.launchers import _lease
 from tasks.launchers._pod import ATTEMPT
-from tasks.model import Outcome
+from tasks.model import End, Outcome
 from tasks.plan import ManifestPlan
 from tasks.step import log
 
@@ -21,7 +20,12 @@ TESTED = 422  # the API server's answer where a JSON patch tests in vain
 
 def place(plan: ManifestPlan) -> str:
     """Where this process carries the run. One process a place: there is a lock in the run's folder."""
-    return f"{socket.gethostname()}:{Path(plan.folder).parent}"
+    return identity(str(Path(plan.folder).parent))
+
+
+def is_here(plan: ManifestPlan, lease: Object) -> bool:
+    """Whether the Lease is held from here, also under the name that the version before gave to this place."""
+    return holds(_lease.holder(lease), str(Path(plan.folder).parent))
 
 
 # --- taking it
@@ -32,7 +36,8 @@ def take(plan: ManifestPlan) -> Object:
 
     OwnedError where another living process holds it.
     """
-    server, fresh = api(plan.cluster), fill(plan)
+    server = api(plan.cluster)
+    fresh = fill(plan, server)
     try:
         return server.create(fresh)
     except ClusterError as error:
@@ -41,26 +46,41 @@ def take(plan: ManifestPlan) -> Object:
     there = await_holder(server, plan)
     if there is None:
         return server.create(fresh)
-    if _lease.holder(there) != place(plan):
+    if not is_here(plan, there):
         log().info("%s is taken over from %s, which renews its Lease no more", plan.run, _lease.holder(there))
-    test = {"op": "test", "path": "/spec/renewTime", "value": _lease.renewed(there)}
-    found = change(plan, "another process, which was quicker", test, *entries(fresh["spec"])) or fresh
-    if _lease.attempt(found) != _lease.attempt(fresh):
-        told = {**fresh["metadata"]["annotations"], _lease.ENDING: ""}
-        found = server.patch(fresh, {"metadata": {"annotations": told}})
-    return found
+    for fault in _lease.faults(there, server.now()):
+        log().warning("Lease %s: %s; it is set right", plan.run, fault)
+    found = (
+        change(plan, "another process, which was quicker", _lease.unchanged(there), *entries(fresh["spec"])) or fresh
+    )
+    return update_told(server, found, fresh)
 
 
-def fill(plan: ManifestPlan) -> Object:
+def update_told(server: Api, found: Object, fresh: Object) -> Object:
+    """The Lease with what this process says on it: of a new attempt nothing is known so far."""
+    about = fresh["metadata"]
+    told = {**about["annotations"], _lease.ENDING: ""} if _lease.attempt(found) != _lease.attempt(fresh) else {}
+    if any(_lease.said(found, key) != value for key, value in about["annotations"].items()):
+        told = {**about["annotations"], **told}
+    labels = {} if about["labels"].items() <= (found["metadata"].get("labels") or {}).items() else about["labels"]
+    if not told and not labels:
+        return found
+    return server.patch(fresh, {"metadata": {"annotations": told, "labels": labels}})
+
+
+def fill(plan: ManifestPlan, server: Api) -> Object:
     """The Lease as it is when this process takes it."""
-    now = stamp()
+    now = stamp(server)
     spec = {**plan.lease["spec"], "holderIdentity": place(plan), "acquireTime": now, "renewTime": now}
-    return {**plan.lease, "spec": spec}
+    about = dict(plan.lease["metadata"])
+    if seal := _lease.sealed(plan.lease, server.namespace, _lease.key_of(plan.lease)):
+        about["annotations"] = {**about["annotations"], _lease.SEAL: seal}
+    return {**plan.lease, "metadata": about, "spec": spec}
 
 
-def stamp() -> str:
-    """Now, as the API server writes the times of Leases."""
-    return datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+def stamp(server: Api) -> str:
+    """Now by the API server's clock, as it writes the times of Leases."""
+    return datetime.fromtimestamp(server.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def entries(spec: Object) -> list[Object]:
@@ -68,24 +88,37 @@ def entries(spec: Object) -> list[Object]:
 
 
 def await_holder(server: Api, plan: ManifestPlan) -> Object | None:
-    """The Lease once its holder is this place, or dead; None where there is none. A holder that renews is alive."""
+    """The Lease once its holder is this place, or dead; None where there is none. A holder that renews is alive.
+
+    Dead is who has not renewed for DEAD seconds by the API server's clock, or for as long as was watched here.
+    """
     there = first = read(server, plan)
-    told = False
-    while there and first and _lease.holder(there) != place(plan) and _lease.age(there) < DEAD:
+    told, began = False, time.monotonic()
+    while there and first and is_held(server, plan, there) and time.monotonic() - began < DEAD:
         if _lease.renewed(there) != _lease.renewed(first):
             raise OwnedError(plan.run, _lease.holder(there))
         if not told:
             told = True
-            log().info("%s is held by %s: waiting whether that is alive", plan.run, _lease.holder(there))
+            log().info("%s is held by %s: waiting to see whether it is still alive", plan.run, _lease.holder(there))
         time.sleep(LOOK)
         there = read(server, plan)
     return there
 
 
+def is_held(server: Api, plan: ManifestPlan, there: Object) -> bool:
+    """Whether another place holds the Lease, and may be alive."""
+    age = _lease.age(there, server.now())
+    return not is_here(plan, there) and (age is None or age < DEAD)
+
+
 def refuse_carried(plan: ManifestPlan) -> None:
-    """OwnedError where a living process on another machine holds the Lease."""
-    there = read(api(plan.cluster), plan)
-    if there and _lease.holder(there) != place(plan) and _lease.age(there) < DEAD:
+    """OwnedError where another machine holds the Lease: while it lasts, that one may come back."""
+    server = api(plan.cluster)
+    there = read(server, plan)
+    if not there or is_here(plan, there):
+        return
+    left = _lease.left(there, server.now())
+    if is_held(server, plan, there) or left is None or left >= 0:
         raise OwnedError(plan.run, _lease.holder(there))
 
 
@@ -110,7 +143,7 @@ def change(plan: ManifestPlan, who: str, *changes: Object) -> Object | None:
         if error.status != TESTED:
             raise
     there = read(api(plan.cluster), plan)
-    if there and _lease.holder(there) != place(plan):
+    if there and not is_here(plan, there):
         raise OwnedError(plan.run, who)
     return there  # done before: the answer was lost
 
@@ -121,7 +154,9 @@ def mine(plan: ManifestPlan) -> Object:
 
 def renew(plan: ManifestPlan) -> None:
     """Say that the run is looked after. OwnedError where another process has taken it over."""
-    change(plan, "another process, which has taken it over", mine(plan), *entries({"renewTime": stamp()}))
+    change(
+        plan, "another process, which has taken it over", mine(plan), *entries({"renewTime": stamp(api(plan.cluster))})
+    )
 
 
 def tell(plan: ManifestPlan, key: str, text: str) -> None:
@@ -135,16 +170,18 @@ def tell_submitted(plan: ManifestPlan) -> None:
 
 
 def tell_outcome(plan: ManifestPlan, outcome: Outcome) -> None:
-    tell(plan, _lease.OUTCOME, _lease.write_outcome(plan.labels[ATTEMPT], outcome))
+    secret = _lease.key_of(plan.lease)
+    tell(plan, _lease.OUTCOME, _lease.write_outcome(plan.run, plan.labels[ATTEMPT], outcome, secret))
 
 
-def tell_ending(plan: ManifestPlan, end: str, sentence: str) -> None:
-    tell(plan, _lease.ENDING, json.dumps({"end": end, "sentence": sentence}))
+def tell_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
+    ending = _lease.Ending(end=end, sentence=sentence[: _lease.MAX_CHARS])
+    tell(plan, _lease.ENDING, _lease.write_ending(plan.run, plan.labels[ATTEMPT], ending, _lease.key_of(plan.lease)))
 
 
 def release(plan: ManifestPlan) -> None:
     """The run is over: nothing of it is left, and nobody need look after it."""
     server = api(plan.cluster)
     there = read(server, plan)
-    if there and _lease.holder(there) == place(plan):
+    if there and is_here(plan, there):
         server.delete(_lease.API, _lease.KIND, plan.run, force=True)

@@ -3,14 +3,16 @@
 import contextlib
 import time
 from collections.abc import Callable
-from pathlib import Path
+from concurrent.futures import TimeoutError as NotYetError
 from typing import TypeVar
 
-from prefect.artifacts import create_markdown_artifact
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate
 
-from tasks import guard
+from tasks import history, masking
 from tasks.again import avoiding
 from tasks.collect import collect
+from tasks.comeback import may_run, submitted_at
 from tasks.errors import FolderError, OwnedError, PreflightError, ProfileError, RendezvousError, TorchyardError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import registry
@@ -18,9 +20,19 @@ from tasks.model import Attempt, End, Failure, Outcome, Report, Run, Status, Ste
 from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.preflight import preflight
 from tasks.progress import Progress
+from tasks.quoting import paragraph
 from tasks.rendezvous import ensure_rendezvous
-from tasks.report import as_markdown, as_text, checks_detail, logs_detail, submit_detail, success, wait_detail
-from tasks.signals import CancelRequested, cancelling
+from tasks.report import (
+    SENTENCE,
+    as_markdown,
+    as_text,
+    checks_detail,
+    logs_detail,
+    submit_detail,
+    success,
+    wait_detail,
+)
+from tasks.reporter import Reporter
 from tasks.spec import Profile
 from tasks.step import log
 from tasks.submit import submit
@@ -28,8 +40,7 @@ from tasks.teardown import release, teardown
 from tasks.wait import wait
 
 T = TypeVar("T")
-HEED = 6.0  # seconds between two looks whether the run was cancelled
-GUARD = str(Path(guard.__file__))
+PAGE_TIMEOUT_S = 10.0  # that Prefect may take for the report: the end of the run does not wait longer
 
 
 class Line:
@@ -37,20 +48,28 @@ class Line:
 
     def __init__(self, profile: Profile, run_id: str) -> None:
         self.profile, self.run_id = profile, run_id
-        self.folder = RunFolder.of(profile, run_id)
+        self.folder, self.reporter = RunFolder.of(profile, run_id), Reporter(run_id)
         self.began = time.time()
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
         self.left: list[str] = []
         self.open: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
-        self.heeded = time.monotonic()
+        self.may_run = False  # a job that nothing but its own end, or a person, may end
 
     # --- the line
+
+    def remember(self) -> None:
+        """Take over what the journal tells of the processes before this one, for the report."""
+        events = self.folder.events()
+        self.began, self.steps = history.began(events, self.began), history.past_steps(events)
+        if sentence := history.lost(self.steps):
+            log().warning("%s", sentence)
 
     def go(self, first: int) -> tuple[End, str]:
         """Attempt after attempt, from the latest one on, while the budget lasts and there is a cause worth another."""
         latest = max([first, *self.folder.attempts()])
+        self.may_run = may_run(self.folder.events())
         past = [self.folder.ended(number) for number in range(first, latest)]
         self.attempts = [attempt for attempt in past if attempt]
         last = first + self.profile.attempts - 1
@@ -67,9 +86,11 @@ class Line:
 
     def attempt(self, number: int) -> Attempt:
         """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
+        self.reporter.check_cancelled()
         run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
         intent = self.folder.intent(number) or self.prepare(run)
         self.open, self.plan = (number, intent.plan), intent.plan
+        masking.learn(intent.plan)
         outcome = self.folder.outcome(number) or self.execute(number, intent)
         return self.close(number, intent.plan, outcome)
 
@@ -82,7 +103,7 @@ class Line:
                 raise
             log().warning("avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error)
             plan = self.check(self.profile, run)
-        intent = Intent(plan=plan, deadlines=self.profile.deadlines)
+        intent = Intent(plan=permit(plan), deadlines=self.profile.deadlines)
         self.folder.save_intent(run.attempt, intent)
         return intent
 
@@ -93,15 +114,17 @@ class Line:
         return plan
 
     def execute(self, number: int, intent: Intent) -> Outcome:
-        self.renew()
-        if intent.plan.probe:
+        """Submit, or attach where an earlier process has done that, and wait for the end."""
+        since = submitted_at(self.folder.events())
+        if intent.plan.probe and since is None:
             try:
                 self.step("rendezvous", lambda: ensure_rendezvous(intent.plan), str)
             except RendezvousError as error:
                 return unserved(error)
-        handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines), submit_detail)
-        progress = Progress(intent.plan.job, self.profile.metrics, self.beat)
-        outcome = self.step("wait", lambda: wait(handle, progress), wait_detail)
+        handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines, since), submit_detail)
+        self.may_run = True
+        progress = Progress(intent.plan.job, self.profile.metrics, self.reporter, self.reporter.check_cancelled)
+        outcome = self.step("wait", lambda: wait(handle, progress), lambda end: wait_detail(end, handle))
         progress.close()
         with contextlib.suppress(FolderError):  # whoever comes back asks the keepers again
             self.folder.save_outcome(number, outcome)
@@ -109,18 +132,23 @@ class Line:
 
     def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
         """Collect, then tear down: after a success, a failure and a signal alike."""
-        collected = self.step("collect", lambda: collect(plan, outcome, self.profile.metrics), lambda each: "")
-        attempt = Attempt(number=number, outcome=outcome, collected=collected)
-        self.steps[-1] = self.steps[-1].model_copy(update={"detail": logs_detail(attempt)})
+
+        def read() -> Attempt:
+            collected = collect(plan, outcome, self.profile.metrics)
+            return masking.hide(Attempt(number=number, outcome=outcome, collected=collected))
+
+        attempt = self.step("collect", read, logs_detail)
         self.attempts.append(attempt)
         with contextlib.suppress(FolderError):
             self.folder.save_ended(attempt)
+        self.may_run = False
         self.left += self.step("teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left")
         self.open = None
         return attempt
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """What is left of an attempt: where that cannot be told, how the job ended counts all the same."""
+        self.check_owner()
         try:
             return teardown(plan, end_run=False)
         except OwnedError:
@@ -134,41 +162,54 @@ class Line:
         self.left += self.remove(plan)
         try:
             self.close(number, plan, self.folder.outcome(number) or stopped)
+        except OwnedError:
+            raise
         except TorchyardError as error:
             self.left.append(str(error))
 
     def step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
-        """Do one step: journalled before it begins, timed for the report."""
+        """Do one step: journalled before it begins and once it is done, timed for the report.
+
+        OwnedError where another process has taken the run over.
+        """
+        self.check_owner()
         self.folder.note("step", name=name)
         began = time.monotonic()
         result = work()
-        self.steps.append(Step(name=name, seconds=time.monotonic() - began, detail=detail(result)))
+        done = Step(name=name, seconds=time.monotonic() - began, detail=detail(result))
+        self.folder.note("did", **done.model_dump())
+        self.steps.append(done)
         return result
 
-    def beat(self) -> None:
-        """Every other second while the job runs: renew the lease, and heed a cancel that came without a signal."""
-        self.renew()
-        if time.monotonic() - self.heeded > HEED:
-            self.heeded = time.monotonic()
-            if cancelling(self.run_id, for_seconds=HEED / 2):
-                raise CancelRequested
+    def check_owner(self) -> None:
+        """OwnedError where the Lease of the run in its cluster belongs to another process by now."""
+        if isinstance(self.plan, ManifestPlan):
+            from tasks.renewer import renewer
 
-    def renew(self) -> None:
-        self.folder.renew(self.profile.deadlines.lease)
+            renewer().check(self.plan)
 
     # --- the end
 
     def say_ending(self, end: End, sentence: str) -> None:
-        """Write down what whoever must finish this shall make of it."""
+        """Write down what the next process shall make of it. OwnedError where another one carries the run by now."""
+        sentence = masking.mask(sentence)
         self.folder.note("ending", end=end, sentence=sentence)
         if self.open and isinstance(self.open[1], ManifestPlan):
             from tasks import lease
 
-            with contextlib.suppress(TorchyardError):
+            try:
                 lease.tell_ending(self.open[1], end, sentence)
+            except OwnedError:
+                raise
+            except TorchyardError as error:
+                log().debug("the Lease does not say how the run ends: %s", error)
 
     def release(self) -> None:
         """Nobody need look after the run any more; what is left of it is the sweep's."""
+        if isinstance(self.plan, ManifestPlan):
+            from tasks.renewer import renewer
+
+            renewer().drop(self.plan)
         try:
             if self.plan and not self.left:
                 release(self.plan)
@@ -190,14 +231,32 @@ class Line:
             left=tuple(dict.fromkeys(self.left)),
             folder=str(self.folder.path),
         )
-        self.folder.note("end", end=end, by="flow", sentence=sentence)
+        report = masking.hide(report)
+        self.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self.release()
-        publish(report)
+        log().info("\n%s", as_text(report))
         try:
             self.folder.save_report(report)
         except FolderError as error:
             log().error("the report is not on disk: %s", error)
+        self.publish(report)
         return report
+
+    def publish(self, report: Report) -> None:
+        """Show the report in Prefect; a server that is away costs the page, not the report."""
+        said = paragraph(report.sentence, SENTENCE)
+        about = {"key": f"report-{report.profile}", "type": "markdown", "description": said}
+        page = ArtifactCreate(data=as_markdown(report), flow_run_id=self.run_id, **about)
+
+        def call(client: SyncPrefectClient) -> None:
+            client.create_artifact(page)
+
+        try:
+            self.reporter.send("report", call).result(PAGE_TIMEOUT_S)
+        except NotYetError:
+            log().warning("the report is not in Prefect: no answer for %.0f s", PAGE_TIMEOUT_S)
+        except Exception as error:
+            log().warning("the report is not in Prefect: %s", error)
 
 
 def unserved(error: RendezvousError) -> Outcome:
@@ -215,10 +274,10 @@ def locate(plan: Plan) -> Plan:
     return objects.located(plan)
 
 
-def publish(report: Report) -> None:
-    """Say the report, and show it in Prefect; a server that is away costs the page, not the report."""
-    log().info("\n%s", as_text(report))
-    try:
-        create_markdown_artifact(as_markdown(report), key=f"report-{report.profile}", description=report.sentence)
-    except Exception as error:
-        log().warning("the report is not in Prefect: %s", error)
+def permit(plan: Plan) -> Plan:
+    """The plan without what the job does without and this user may not make."""
+    if isinstance(plan, CommandPlan):
+        return plan
+    from tasks import objects
+
+    return objects.permitted(plan)

@@ -1,13 +1,21 @@
 """Logs on disk: one file a node, one stamped line each (tasks/host/keep.py writes them)."""
 
+import re
+from collections import deque
 from collections.abc import Iterator
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
+from typing import NamedTuple
 
 from tasks import shell
 from tasks.launchers import _torchrun
 from tasks.model import LogLine
 from tasks.plan import Plan, Ranks
+
+BLOCK_BYTES = 1 << 18
+MOST_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
+STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
 
 
 def read_line(text: str, node: str) -> LogLine:
@@ -39,6 +47,8 @@ class Node:
 
     def take(self, line: LogLine) -> str | None:
         """The text, if rank 0 printed it."""
+        if line.text.startswith(_torchrun.ZERO):
+            return line.text[len(_torchrun.ZERO) :] if self._rank == 0 else None
         worker = _torchrun.read_worker(line.text)
         if worker:
             return worker[1] if worker[0] == 0 and self._rank == 0 else None
@@ -49,37 +59,60 @@ class Node:
             self.joined_at = line.at
         return line.text if self._rank == 0 and not self._teed else None
 
+    def passes(self, raw: bytes) -> bool:
+        """Whether a line as it is in the file need not be taken: most are other ranks', and are not even decoded."""
+        mine = self._rank == 0 and (not self._teed or _torchrun.ZERO_MARK in raw)
+        return not mine and _torchrun.GROUP_RANK_MARK not in raw
+
+
+def read_text(raw: bytes, node: str) -> str:
+    """What a line says behind its stamp."""
+    stamp = STAMP.match(raw)
+    return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
+
 
 def readers(plan: Plan) -> dict[str, Node]:
     """A reader for each node."""
     return {name: Node(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
 
 
-def rank_zero(plan: Plan) -> Iterator[LogLine]:
+def rank_zero(plan: Plan) -> Iterator[str]:
     """What global rank 0 printed."""
     for name, node in readers(plan).items():
-        for line in read_log(name, plan.nodes[name]):
-            text = node.take(line)
-            if text is not None:
-                yield line._replace(text=text)
+        with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
+            for raw in file:
+                if not node.passes(raw) and raw.endswith(b"\n"):
+                    text = node.take(LogLine(0.0, name, read_text(raw[:-1], name)))
+                    if text is not None:
+                        yield text
 
 
 class Follower:
-    """The logs of a job while they grow: who has joined, when somebody last said something, what rank 0 said."""
+    """The logs of a job while they grow: who has joined, how much was said, what rank 0 said.
 
-    def __init__(self, plan: Plan, submitted_at: float) -> None:
-        self.last_at = submitted_at
+    Of a log that is far ahead it reads a bounded piece at a time: `behind` until it is at the end of every log.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.lines, self.behind = 0, True
         self._paths = plan.nodes
         self._placed = plan.ranks == "placed"
         self._nodes = readers(plan)
-        self._offsets = dict.fromkeys(self._paths, 0)
+        self._reached = {name: _Place(0, 0) for name in self._paths}
+        self._turn = deque(self._paths)
+        self._begun: set[str] = set()
 
     @property
     def joined(self) -> set[str]:
-        """The nodes that say that they joined; where no agent says it, those whose processes have begun."""
+        """The nodes that say that they joined; where no agent says it, those whose processes have begun.
+
+        A log that is removed, or begins anew, takes nothing back.
+        """
+        found = {name for name, node in self._nodes.items() if node.joined_at}
         if self._placed:
-            return {name for name, path in self._paths.items() if Path(path).exists()}
-        return {name for name, node in self._nodes.items() if node.joined_at}
+            found = {name for name, path in self._paths.items() if name in self._begun or Path(path).exists()}
+        self._begun |= found
+        return set(self._begun)
 
     @property
     def joined_at(self) -> float:
@@ -87,13 +120,40 @@ class Follower:
         return max((node.joined_at for node in self._nodes.values()), default=0.0)
 
     def read(self) -> list[str]:
-        """Read on in every log: rank 0's new lines."""
-        found = (self._nodes[name].take(line) for name in self._paths for line in self._new(name))
-        return [text for text in found if text is not None]
+        """Read on in every log, MOST_BYTES in all: rank 0's new lines."""
+        found, left = list[str](), MOST_BYTES
+        for name in tuple(self._turn):
+            self._turn.rotate(-1)
+            before = self._reached[name].offset
+            found += [text for line in self._new(name, left) if (text := self._nodes[name].take(line)) is not None]
+            left -= max(self._reached[name].offset - before, 0)
+            if left <= 0:
+                break
+        self.behind = left <= 0
+        return found
 
-    def _new(self, name: str) -> Iterator[LogLine]:
-        for text, offset in shell.follow(Path(self._paths[name]), self._offsets[name]):
-            self._offsets[name] = offset
-            line = read_line(text, name)
-            self.last_at = max(self.last_at, line.at)
-            yield line
+    def _new(self, name: str, most: int) -> Iterator[LogLine]:
+        """The next lines of a log, from its beginning where it is another file than before."""
+        path, place = Path(self._paths[name]), self._reached[name]
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            self._reached[name] = _Place(0, 0)
+            return
+        begin = place.offset if (about.st_ino, True) == (place.file, about.st_size >= place.offset) else 0
+        self._reached[name] = _Place(about.st_ino, begin)
+        if about.st_size <= begin:
+            return
+        for text, offset in shell.follow(path, begin):
+            self._reached[name] = _Place(about.st_ino, offset)
+            self.lines += 1
+            yield read_line(text, name)
+            if offset - begin >= most:
+                return
+
+
+class _Place(NamedTuple):
+    """How far a log is read: which file it is, and the byte behind the last whole line."""
+
+    file: int
+    offset: int

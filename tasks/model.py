@@ -47,7 +47,8 @@ class Handle(Noun):
     plan: Plan
     deadlines: Deadlines
     created: bool = Field(description="False: it was there, and was adopted")
-    submitted_at: float
+    submitted_at: float = Field(description="by the clock of the host or of the API server")
+    age: float = Field(0.0, description="seconds since then, where it was adopted")
 
 
 class Observation(NamedTuple):
@@ -119,12 +120,16 @@ class LogFile(Noun):
 
 
 Row = dict[str, float | int | str | bool | None]
+MOST_ROWS = 1000  # of one attempt: what a plot can show, and a report can hold
 
 
 class Metrics(Noun):
     """What rank 0 measured: one row per epoch, step or trial, and what held for the whole run."""
 
-    rows: tuple[Row, ...] = ()
+    rows: tuple[Row, ...] = Field(
+        (), description=f"at most {MOST_ROWS}: of a longer run they are thinned evenly, the first and the last kept"
+    )
+    count: int = Field(0, description="how many rows there were before they were thinned; 0 where all are kept")
     summary: Row = Field({})
 
 

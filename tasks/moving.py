@@ -1,10 +1,13 @@
 """A run that comes back on another machine: what its Lease knows goes into the folder here."""
 
 import time
+from typing import Any
 
+from tasks.errors import ClusterError
 from tasks.folder import Intent, RunFolder
 from tasks.launchers import _lease, registry
-from tasks.launchers._pod_facts import leaving
+from tasks.launchers._pod import ATTEMPT
+from tasks.launchers._pod_facts import leaving, seconds
 from tasks.model import Outcome, Run
 from tasks.outlasting import outlasting
 from tasks.plan import ManifestPlan, Plan
@@ -31,37 +34,70 @@ def planned(folder: RunFolder, profile: Profile, run_id: str, number: int) -> Pl
 
 @outlasting
 def take_over(folder: RunFolder, profile: Profile, run_id: str, first: ManifestPlan) -> None:
+    """Attach to what the Lease knows; nothing where it says no more than the folder here.
+
+    ClusterError where it does not say which attempt goes on: a guess could submit a second job beside the first.
+    """
     from tasks import lease
     from tasks.cluster import api
-    from tasks.objects import located
+    from tasks.objects import located, permitted
+    from tasks.renewer import hold, renewer
 
     first = located(first)
     held = lease.read(api(first.cluster), first)
     here = folder.attempts()
-    if held is None or (_lease.holder(held) == lease.place(first) and here[-1:] == [_lease.attempt(held)]):
+    if held is None:
         return
     number, was = _lease.attempt(held), _lease.holder(held)
+    if lease.is_here(first, held) and here and number in (here[-1], None):
+        renewer().add(first)
+        return
+    if number is None:
+        raise unreadable(first, held, api(first.cluster).host)
     plan = planned(folder, profile, run_id, number).model_copy(update={"cluster": first.cluster})
     assert isinstance(plan, ManifestPlan)
-    held = lease.take(plan)
+    plan = permitted(plan)
+    server = api(first.cluster)
+    made = seconds(held["metadata"].get("creationTimestamp")) or time.time()
+    past = {"at": made, "seen_at": time.time() - (_lease.age(held, server.now()) or 0.0), "holder": was}
+    held = hold(plan)
     log().info("attempt %d of this run was carried by %s; it goes on here", number, was)
     if number not in here:
         folder.save_intent(number, Intent(plan=plan, deadlines=profile.deadlines))
-    server, outcome = api(first.cluster), _lease.outcome(held)
-    job = server.read(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    # A job that is still there is seen to its end again, and the logs of its pods are read here.
+    bring_in(folder, plan, held, was)
+    begin(folder, profile, run_id, number, **past)
+    if ending := _lease.ending(held, _lease.key_of(plan.lease)):
+        folder.note("ending", end=ending.end, sentence=ending.sentence)
+
+
+def unreadable(plan: ManifestPlan, held: _lease.Lease, host: str) -> ClusterError:
+    """Why a run cannot be taken over, and what a person can do."""
+    found = _lease.said(held, ATTEMPT)[:80]
+    said = f"annotation {ATTEMPT} is {found!r}: a number from 1 to {_lease.MAX_ATTEMPT} is needed"
+    remedy = f"write it there (kubectl annotate --overwrite lease {plan.run} {ATTEMPT}=N), then retry this run"
+    return ClusterError(host, f"read Lease {plan.run}", f"{said}; the job is left alone; {remedy}", 422)
+
+
+def bring_in(folder: RunFolder, plan: ManifestPlan, held: _lease.Lease, was: str) -> None:
+    """Keep the outcome that another machine has seen, where its job is not there any more to be asked itself.
+
+    A job that is still there is seen to its end again, and the logs of its pods are read here.
+    """
+    from tasks.cluster import api
+
+    number, outcome = int(plan.labels[ATTEMPT]), _lease.outcome(held, _lease.key_of(plan.lease))
+    job = api(plan.cluster).read(plan.main["apiVersion"], plan.main["kind"], plan.job)
     if outcome and not folder.outcome(number) and (job is None or leaving(job)):
         folder.save_outcome(number, elsewhere(outcome, plan, was))
-    begin(folder, profile, run_id, number)
-    if ending := _lease.ending(held):
-        folder.note("ending", **ending)
+    elif _lease.said(held, _lease.OUTCOME) and not outcome and (job is None or leaving(job)):
+        log().warning("the Lease's word about the end of attempt %d is not believed: no launcher has sealed it", number)
 
 
-def begin(folder: RunFolder, profile: Profile, run_id: str, number: int) -> None:
-    """Journal what began on another machine."""
+def begin(folder: RunFolder, profile: Profile, run_id: str, number: int, **past: Any) -> None:
+    """Journal what began on another machine, and what is known of it there."""
     if not folder.events():
         budget = max(number - profile.attempts + 1, 1)
-        folder.note("start", entry="moved", run=run_id, first=budget, at=time.time())
+        folder.note("start", entry="moved", run=run_id, first=budget, **past)
 
 
 def elsewhere(outcome: Outcome, plan: ManifestPlan, was: str) -> Outcome:

@@ -5,19 +5,34 @@ import time
 from tasks import lease
 from tasks.cluster import Api, Object, api
 from tasks.errors import ClusterError, RendezvousError
-from tasks.launchers import _lease, _pod_causes, _pod_facts
+from tasks.launchers import _lease, _pod_causes, _pod_facts, _store
+from tasks.launchers._pod import RUN
 from tasks.outlasting import outlasting
 from tasks.plan import ManifestPlan
+from tasks.renewer import hold
+from tasks.rights import allowed
 from tasks.step import log
 from tasks.watch import ClusterWatch
 
 STORE_PATIENCE = 300.0  # seconds, the pull of its image among them
 LOOK = 0.25
+POLICIES = "networkpolicies.networking.k8s.io"
+NO_POLICY = "this user may not make one; role torchyard-policy of docs/rbac.yaml allows it"
 
 
 def located(plan: ManifestPlan) -> ManifestPlan:
     """The plan with the cluster and namespace that the kubeconfig names today, to be found again tomorrow."""
     return plan.model_copy(update={"cluster": api(plan.cluster).cluster})
+
+
+@outlasting
+def permitted(plan: ManifestPlan) -> ManifestPlan:
+    """The plan without what its run does without, and this user may not make: nobody looks for it later."""
+    server, optional = api(plan.cluster), [thing for thing in plan.store if _store.is_optional(thing)]
+    if not optional or all(allowed(server, verb, POLICIES) for verb in _store.VERBS):
+        return plan
+    log().warning("no NetworkPolicy keeps others away from the rendezvous store: %s", NO_POLICY)
+    return plan.model_copy(update={"store": tuple(thing for thing in plan.store if thing not in optional)})
 
 
 # --- creating
@@ -30,7 +45,7 @@ def create(plan: ManifestPlan) -> tuple[Object, bool]:
     A job that this run has made before, and that is not there any more, is not made again. OwnedError where another
     living process carries the run.
     """
-    server, held = api(plan.cluster), lease.take(plan)
+    server, held = api(plan.cluster), hold(plan)
     if _lease.submitted(held) and not server.read(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
     things = [owned(thing, held) for thing in plan.objects]
@@ -44,22 +59,31 @@ def create(plan: ManifestPlan) -> tuple[Object, bool]:
 
 
 def owned(thing: Object, held: Object) -> Object:
-    """An object that goes with the run's Lease."""
+    """An object that goes with the run's Lease, if it is the run's: what holds data is nobody's."""
+    if RUN not in (thing["metadata"].get("labels") or {}):
+        return thing
     return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [_lease.owner(held)]}}
 
 
 def adopt_or_create(server: Api, plan: ManifestPlan, thing: Object, dry_run: bool = False) -> tuple[Object, bool]:
-    """The object, and whether it is new. ClusterError where the name is somebody else's, or the server refuses it."""
-    try:
-        return server.create(thing, dry_run), True
-    except ClusterError as error:
-        if error.status != 409:
-            raise
-    there = server.read(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]) or {}
-    if ours(plan, there) or thing["metadata"]["name"] != plan.job:
-        return there, False
-    what = f"{thing['kind']} {thing['metadata']['name']}"
-    raise ClusterError(server.host, f"create {what}", "it exists and belongs to somebody else", 409)
+    """The object, and whether it is new. ClusterError where the name is somebody else's, or the server refuses it.
+
+    A companion of a manifest is used as it is, whoever made it: a claim may be older than the run.
+    """
+    about = thing["metadata"]
+    for last in (False, True):
+        try:
+            return server.create(thing, dry_run), True
+        except ClusterError as error:
+            if error.status != 409:
+                raise
+        there = server.read(thing["apiVersion"], thing["kind"], about["name"], about.get("namespace", ""))
+        if there and (ours(plan, there) or _store.is_companion(thing)):
+            return there, False
+        if there or last:  # else it has gone in between, and the name is free
+            break
+    said = "it exists and belongs to somebody else"
+    raise ClusterError(server.host, f"create {thing['kind']} {about['name']}", said, 409)
 
 
 def ours(plan: ManifestPlan, thing: Object) -> bool:
@@ -78,7 +102,7 @@ def own(server: Api, plan: ManifestPlan, job: Object) -> None:
 @outlasting
 def serve(plan: ManifestPlan) -> None:
     """Create the rendezvous store and wait until it is ready. RendezvousError says why it never will be."""
-    server, held = api(plan.cluster), lease.take(plan)
+    server, held = api(plan.cluster), hold(plan)
     for thing in plan.store:
         _, created = adopt_or_create(server, plan, owned(thing, held))
         if not created:

@@ -1,112 +1,245 @@
-"""What runs have in a cluster whose launcher is dead: found by their Leases and labels, in all namespaces."""
+"""What runs have in a cluster whose launcher is dead: found by their Leases, in all namespaces.
 
+A Lease is what others may have written as well. It stands for nothing but what it owns, in its own namespace, and it is
+taken over before anything of it is deleted: whoever comes back in that moment finds it held.
+"""
+
+import os
+import socket
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
 from tasks import cluster
 from tasks.cluster import Api, Object
 from tasks.errors import ClusterError
 from tasks.launchers import _lease, _pod_facts
+from tasks.launchers._manifest import holds_data
 from tasks.launchers._pod import ROLE, RUN
-from tasks.lease import DEAD
-from tasks.removal import GOING, describe, found, kinds
+from tasks.lease import DEAD, TESTED, entries, stamp
+from tasks.removal import GOING, Kind, Seen, describe, keep_data, kinds, look
 from tasks.spec import Cluster
+from tasks.step import log
 
 FORGOTTEN = 600.0  # seconds after which an object of a run without a Lease belongs to nobody
+OBSERVED_S = 60.0  # that a Lease is watched before it is believed that nobody renews it: longer than between renewals
 LOOK = 1.0
-Alive = Callable[[str], str]  # of a flow run's id: why its run may be alive; empty where it is not
+LEASES: Kind = (_lease.API, _lease.KIND)
+PODS: Kind = ("v1", "Pod")
+ROLES = "docs/rbac.yaml has it in role torchyard-sweep"
+Alive = Callable[[str], str]  # why a run may be alive; empty where it is not
+
+
+class Terms(NamedTuple):
+    """What a sweep may take: what has ended its Lease, or of `runs` alone also what is not renewed any more."""
+
+    alive: Alive  # of a flow run's id
+    alive_by_name: Alive = lambda _: "nobody has been asked"  # of a run's name
+    runs: frozenset[str] | None = None
+    without_lease: bool = False
+
+    def counts(self, run: str) -> bool:
+        return self.runs is None or run in self.runs
 
 
 class Orphan(NamedTuple):
-    """A run that nobody looks after, and why that is known."""
+    """A run that nobody looks after, and why that is known; `kept` says why it stays nevertheless."""
 
     server: Api
     run: str
-    flow_run: str
     why: str
+    kept: str = ""
+    lease: Object | None = None  # as it was `at` that moment; None where there is none
+    at: float = 0.0
 
     def __str__(self) -> str:
         return f"{self.server.namespace}/{self.run}"
 
 
-def orphans(context: str | None, now: bool, alive: Alive) -> list[Orphan]:
+def orphans(context: str | None, terms: Terms) -> Iterator[Orphan]:
     """Every run that nobody looks after, in all namespaces that this user may see.
 
-    Its Lease has run out (with `now`: is not renewed any more), and Prefect does not take it for alive. ClusterError
-    where the cluster cannot be asked.
+    ClusterError where the cluster cannot be asked, or its Leases may not be listed.
     """
     server = cluster.api(Cluster(context=context))
-    leases = {key(each): each for each in seen(server, [(_lease.API, _lease.KIND)])}
-    due = [each for each in leases.values() if (_lease.age(each) > DEAD if now else _lease.left(each) < 0)]
-    why = "its Lease is not renewed" if now else "its Lease has run out"
-    known = [(each, _lease.said(each, _lease.FLOW_RUN), why) for each in due]
-    rest = {key(each): each for each in seen(server, kinds(server)) if key(each) not in leases and is_forgotten(each)}
-    known += [(each, "", "it has no Lease") for each in rest.values()]
-    return [
-        Orphan(cluster.api(Cluster(context=context, namespace=key(each)[0])), key(each)[1], flow_run, why)
-        for each, flow_run, why in known
-        if not (flow_run and alive(flow_run))
-    ]
+    leases, now = list_leases(server), server.now()
+    for each in leases:
+        here = _in(server, each)
+        if terms.counts(_lease.name(each)) and (found := _judge(here, each, now, terms)):
+            yield found
+    known = {(each["metadata"]["namespace"], _lease.name(each)) for each in leases}
+    rest = [each for each in _list_labelled(server) if _key(each) not in known and each["kind"] != _lease.KIND]
+    for (_, run), things in _by_run(rest).items():
+        if terms.counts(run):
+            yield from _judge_bare(_in(server, things[0]), run, things, terms)
 
 
-def silent(context: str | None) -> list[str]:
-    """The flow runs whose Lease lasts, and that nobody renews: their launchers are lost."""
-    leases = seen(cluster.api(Cluster(context=context)), [(_lease.API, _lease.KIND)])
-    lost = [each for each in leases if _lease.age(each) > DEAD and _lease.left(each) >= 0]
-    return [flow_run for each in lost if (flow_run := _lease.said(each, _lease.FLOW_RUN))]
+def silent(context: str | None) -> list[Object]:
+    """The Leases that last, and that nobody renews: the launchers of their runs are lost."""
+    server = cluster.api(Cluster(context=context))
+    now = server.now()
+    sound = [each for each in list_leases(server) if not _lease.faults(each, now)]
+    return [each for each in sound if (_lease.age(each, now) or 0.0) > DEAD and (_lease.left(each, now) or 0.0) >= 0]
 
 
-def seen(server: Api, which: Iterable[tuple[str, str]]) -> list[Object]:
-    """What carries our label, everywhere, or where that may not be looked at in the user's own namespace."""
-    which = tuple(which)
-    return found(server, which, {RUN: ""}, everywhere=True) or found(server, which, {RUN: ""})
+def list_leases(server: Api) -> list[Object]:
+    """The Leases of runs everywhere, or where that is refused in the user's own namespace.
+
+    ClusterError where both are: without them no run can be told from one that is left.
+    """
+    query = {"labelSelector": RUN}
+    try:
+        return server.items(*LEASES, query, everywhere=True)
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+    try:
+        found = server.items(*LEASES, query)
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        said = f"{error.said}; without `list leases` nothing can be swept, and nothing was: {ROLES}"
+        raise ClusterError(error.host, error.what, said, error.status) from error
+    log().warning("only namespace %s is looked through: Leases of all need `list leases`; %s", server.namespace, ROLES)
+    return found
 
 
-def key(thing: Object) -> tuple[str, str]:
+def _judge(server: Api, lease: Object, now: float, terms: Terms) -> Orphan | None:
+    """The run of a Lease, if it is left, or is asked for by name."""
+    run, named = _lease.name(lease), terms.runs is not None
+    found = Orphan(server, run, "its Lease has run out", "", lease, time.monotonic())
+    if wrong := _lease.faults(lease, now):
+        remedy = f"kubectl delete lease -n {server.namespace} {run} removes what it owns"
+        return found._replace(why="its Lease cannot be judged", kept=f"{'; '.join(wrong)}; {remedy}")
+    left, age = _lease.left(lease, now) or 0.0, _lease.age(lease, now) or 0.0
+    if left >= 0 and not named:
+        return None
+    if left >= 0:
+        found = found._replace(why="it is named, and its Lease is not renewed")
+        if age < DEAD:
+            kept = f"{_lease.holder(lease)} renewed its Lease {age:.0f} s ago: cancel the run, or end that process"
+            return found._replace(kept=kept)
+    if why := terms.alive(_lease.flow_run(lease)):
+        return found._replace(kept=f"{why}: cancel it in Prefect first") if named else None
+    return found
+
+
+def _judge_bare(server: Api, run: str, things: list[Object], terms: Terms) -> Iterator[Orphan]:
+    """Objects with a run's label, and no Lease of its name among those that were listed."""
+    now = server.now()
+    if any(now - _pod_facts.seconds(each["metadata"].get("creationTimestamp")) < FORGOTTEN for each in things):
+        return
+    found = Orphan(server, run, "it has no Lease")
+    lease = server.read(*LEASES, run)  # the proof: 404 by name
+    if lease:
+        yield found._replace(why="its Lease cannot be judged", kept=f"it lacks the label {RUN}")
+    elif not terms.without_lease:
+        yield found._replace(kept="`--without-lease` removes it")
+    elif why := terms.alive_by_name(run):
+        yield found._replace(kept=why)
+    else:
+        yield found
+
+
+def _list_labelled(server: Api) -> list[Object]:
+    """What carries a run's label, everywhere, or where that may not be looked at in the user's own namespace."""
+    seen = look(server, kinds(server), {RUN: ""}, everywhere=True)
+    return [*seen.things, *look(server, list(seen.unseen), {RUN: ""}).things]
+
+
+def _in(server: Api, thing: Object) -> Api:
+    """The same cluster, and the namespace of an object."""
+    return cluster.api(Cluster(context=server.context, namespace=thing["metadata"]["namespace"]))
+
+
+def _key(thing: Object) -> tuple[str, str]:
     """The namespace and the run of an object."""
     return thing["metadata"]["namespace"], thing["metadata"]["labels"][RUN]
 
 
-def is_forgotten(thing: Object) -> bool:
-    return time.time() - _pod_facts.seconds(thing["metadata"].get("creationTimestamp")) > FORGOTTEN
+def _by_run(things: Iterable[Object]) -> dict[tuple[str, str], list[Object]]:
+    groups: dict[tuple[str, str], list[Object]] = {}
+    for each in things:
+        groups.setdefault(_key(each), []).append(each)
+    return groups
 
 
 # --- removing one
 
 
-def objects(orphan: Orphan) -> list[Object]:
-    """Everything of the run but its Lease."""
-    everything = found(orphan.server, kinds(orphan.server), {RUN: orphan.run})
-    return [each for each in everything if each["kind"] != _lease.KIND]
+def remove(orphan: Orphan) -> list[str] | None:
+    """Delete the run's jobs, then its stores, then its Lease; what is left. None where somebody renewed the Lease."""
+    labels = {RUN: orphan.run}
+    seen = _look(orphan, labels)
+    if PODS in seen.unseen:
+        said = f"{seen.unseen[PODS]}; what cannot be seen is not removed: docs/rbac.yaml has it in role torchyard"
+        raise ClusterError(orphan.server.host, f"list pods in {orphan.server.namespace}", said, 403)
+    if orphan.lease and not _claim(orphan, orphan.lease):
+        return None
+    mine = _owned(orphan, seen.things)
+    for thing in mine:
+        keep_data(orphan.server, thing, labels)
+    gone = [each for each in mine if not holds_data(each)]
+    _clear(orphan, [each for each in gone if ROLE not in each["metadata"]["labels"]])
+    _clear(orphan, gone)
+    rest = _look(orphan, labels).things
+    left = _owned(orphan, rest)
+    if orphan.lease and not left:
+        orphan.server.delete_same(orphan.lease, force=True)
+    ids = {each["metadata"]["uid"] for each in left}
+    strange = [each for each in rest if each["metadata"]["uid"] not in ids]
+    return [
+        *map(describe, left),
+        *(f"{describe(each)}: it only carries the run's label, and is not its Lease's" for each in strange),
+    ]
 
 
-def remove(orphan: Orphan) -> list[str]:
-    """Delete the run's jobs, then its stores, then its Lease; what is left."""
-    server = orphan.server
-    clear(orphan, [each for each in objects(orphan) if not is_store(each)])
-    clear(orphan, objects(orphan))
-    left = [describe(each) for each in objects(orphan)]
-    if not left:
-        server.delete(_lease.API, _lease.KIND, orphan.run, force=True)
-    return left
+def _claim(orphan: Orphan, lease: Object) -> bool:
+    """Hold the Lease, if nobody has renewed it while it was watched: who comes back now finds it held.
+
+    It lasts no longer than its holder counts as alive: what a sweep cannot remove the next one tries again.
+    """
+    time.sleep(max(orphan.at + OBSERVED_S - time.monotonic(), 0.0))
+    here = {"holderIdentity": f"sweep:{socket.gethostname()}:{os.getpid()}", "renewTime": stamp(orphan.server)}
+    same = {"op": "test", "path": "/metadata/uid", "value": lease["metadata"]["uid"]}
+    change = entries({**here, "leaseDurationSeconds": int(DEAD)})
+    try:
+        orphan.server.patch(lease, [same, _lease.unchanged(lease), *change])
+    except ClusterError as error:
+        if error.status not in (404, TESTED):
+            raise
+        return False
+    return True
 
 
-def is_store(thing: Object) -> bool:
-    return ROLE in thing["metadata"]["labels"]
+def _look(orphan: Orphan, labels: dict[str, str]) -> Seen:
+    """Everything that carries the run's label, but its Lease."""
+    seen = look(orphan.server, dict.fromkeys((PODS, *kinds(orphan.server))), labels)
+    return seen._replace(things=[each for each in seen.things if each["kind"] != _lease.KIND])
 
 
-def clear(orphan: Orphan, things: list[Object]) -> None:
-    """Delete what nothing else owns, and wait until it is gone with all that it owns."""
+def _owned(orphan: Orphan, things: list[Object]) -> list[Object]:
+    """What the Lease owns, or something that it owns; without a Lease, all. What holds data is nobody's."""
+    mine = {orphan.lease["metadata"]["uid"]} if orphan.lease else {each["metadata"]["uid"] for each in things}
+    while more := {each["metadata"]["uid"] for each in things if _owners(each) & mine} - mine:
+        mine |= more
+    return [each for each in things if each["metadata"]["uid"] in mine]
+
+
+def _owners(thing: Object) -> set[str]:
+    return {str(each.get("uid")) for each in thing["metadata"].get("ownerReferences") or ()}
+
+
+def _clear(orphan: Orphan, things: list[Object]) -> None:
+    """Delete what none of the others owns, and wait until all are gone."""
+    labels, until = {RUN: orphan.run}, time.monotonic() + GOING
+    ids = {each["metadata"]["uid"] for each in things}
     for each in things:
-        owners = each["metadata"].get("ownerReferences") or ()
-        if all(owner["kind"] == _lease.KIND for owner in owners):
-            orphan.server.delete(each["apiVersion"], each["kind"], each["metadata"]["name"])
+        if not _owners(each) & ids:
+            orphan.server.delete_same(each)
     which = {(each["apiVersion"], each["kind"]) for each in things}
-    names = {each["metadata"]["uid"] for each in things}
-    until = time.monotonic() + GOING
     while time.monotonic() < until:
-        if not any(each["metadata"]["uid"] in names for each in found(orphan.server, which, {RUN: orphan.run})):
+        if not any(each["metadata"]["uid"] in ids for each in look(orphan.server, which, labels).things):
             return
         time.sleep(LOOK)
 

@@ -33,7 +33,9 @@ class Site(Noun):
     python: str = Field(description="what runs the keeper there")
     work: str | None = Field(description="the program's file, or the folder it is in, to be copied; None: it is there")
     files: str = Field(description="where to bring what the job leaves")
-    before: tuple[str, ...] = Field((), description="what the attempt before brought: its checkpoints are put back")
+    before: tuple[str, ...] = Field(
+        (), description="folders, or patterns of them, that the attempt before brought: its checkpoints are put back"
+    )
 
 
 class Block(Noun):
@@ -152,7 +154,14 @@ class ManifestPlan(Noun):
     def node(self, pod: str) -> str:
         """The node that a pod is, by its name: worker-0."""
         name = pod.removeprefix(f"{self.job}-")
-        return name.rpartition("-")[0] if self.suffixed and name.rpartition("-")[0] in self.nodes else name
+        node = name.rpartition("-")[0]
+        return node if self.suffixed and self._is_node(node) else name
+
+    def _is_node(self, name: str) -> bool:
+        """Whether `nodes` has it, without naming all of them: this is asked for every change of every pod."""
+        task, _, index = name.rpartition("-")
+        count = self.tasks.get(task, 0)
+        return index.isascii() and index.isdecimal() and int(index[:9]) < count and str(int(index[:9])) == index
 
     @property
     def probe(self) -> str | None:

@@ -7,8 +7,10 @@ from itertools import groupby
 from typing import assert_never
 
 from tasks import shell
+from tasks.descriptors import allowed, check_limit
 from tasks.errors import HostError, PreflightError, UnreachedError
 from tasks.judge import judge
+from tasks.masking import check_exposed
 from tasks.needs import Check, HostNeed, Package, WritableFolder
 from tasks.plan import THIS_MACHINE, CommandPlan, ManifestPlan, Plan, Site
 from tasks.sites import script
@@ -35,12 +37,12 @@ def findings(plan: Plan) -> tuple[Check, ...]:
     """Every check of the plan, asked of its hosts or of its cluster."""
     match plan:
         case CommandPlan():
-            return check(plan.requires, plan.sites)
+            return (*check_limit(plan, allowed()), *check(plan.requires, plan.sites), *check_exposed(plan))
         case ManifestPlan():
             from tasks.preflight_cluster import check_cluster
 
             folders = [need for need in plan.requires if isinstance(need, WritableFolder)]
-            return (*check(folders), *check_cluster(plan))
+            return (*check_limit(plan, allowed()), *check(folders), *check_cluster(plan), *check_exposed(plan))
         case _:
             assert_never(plan)
 

@@ -4,21 +4,29 @@ import time
 from collections.abc import Callable
 from uuid import UUID
 
-from prefect.artifacts import create_progress_artifact, update_progress_artifact
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.runtime import flow_run, task_run
 
+from tasks import quoting
 from tasks.metrics import LINE_READERS, describe, read_progress
 from tasks.model import Row
+from tasks.reporter import Reporter
 from tasks.spec import MetricsFormat
 from tasks.step import log
 
 EVERY = 2.0
+LONGEST = 500  # characters of a line
 
 
 class Progress:
-    """Called by wait with rank 0's new lines. Its own troubles never reach the job."""
+    """Called by wait with rank 0's new lines. Its own troubles never reach the job.
 
-    def __init__(self, name: str, metrics: MetricsFormat, renew: Callable[[], None]) -> None:
-        self._name, self._read, self._renew = name, LINE_READERS[metrics], renew
+    `beat` is called every other second; what it raises ends the wait.
+    """
+
+    def __init__(self, name: str, metrics: MetricsFormat, reporter: Reporter, beat: Callable[[], None]) -> None:
+        self._name, self._read, self._reporter, self._beat = name, LINE_READERS[metrics], reporter, beat
         self._artifact: UUID | None = None
         self._row: Row = {}
         self._next = 0.0
@@ -26,28 +34,29 @@ class Progress:
     def __call__(self, lines: list[str]) -> None:
         for line in lines:
             self._row = {**self._row, **self._read(line)}
-        if time.monotonic() < self._next:
-            return
-        self._next = time.monotonic() + EVERY
-        self._renew()
+        if time.monotonic() >= self._next:
+            self._next = time.monotonic() + EVERY
+            self._beat()
+            self.close()
+
+    def close(self) -> None:
+        """Say what has not been said yet: the last row may come less than two seconds after the one before."""
         if self._row:
-            log().info("%s", describe(self._row))
+            log().info("%s", quoting.line(describe(self._row), LONGEST))
             self._show(read_progress(self._row))
             self._row = {}
 
-    def close(self) -> None:
-        """Show the last row, which may have come less than two seconds after the one before."""
-        self._next = 0.0
-        self([])
-
     def _show(self, part: float | None) -> None:
+        """Show in Prefect how much is done."""
         if part is None:
             return
-        try:
-            if self._artifact is None:
-                made = create_progress_artifact(0.0, key="progress", description=self._name)
-                self._artifact = made if isinstance(made, UUID) else None
+        value, runs = round(100 * part, 1), {"flow_run_id": flow_run.id, "task_run_id": task_run.id}
+
+        def call(client: SyncPrefectClient) -> None:
             if self._artifact:
-                update_progress_artifact(self._artifact, progress=round(100 * part, 1))
-        except Exception as error:
-            log().debug("no progress shown: %s", error)
+                client.update_artifact(self._artifact, ArtifactUpdate(data=value))
+            else:
+                about = {"key": "progress", "type": "progress", "description": self._name}
+                self._artifact = client.create_artifact(ArtifactCreate(data=value, **about, **runs)).id
+
+        self._reporter.send("progress", call)

@@ -1,6 +1,8 @@
 """One pod's log, from its first line, into a file: stamped as the keepers of plain machines stamp theirs."""
 
+import math
 import threading
+import time
 from collections.abc import Iterator
 from itertools import chain, islice
 from pathlib import Path
@@ -14,6 +16,8 @@ from tasks.tail import GapError, Lines, Overlap, Tail
 QUIET = 600.0  # a stream without a line for so long is opened anew: its connection may be dead, and nobody says so
 BRIEF = 30.0  # the same for an answer that has an end
 AFTER_END = 0.1  # seconds that the stream of an ended container may stay open
+HELLO_S = 30.0  # that an API server may take to begin an answer; a log without a line has none
+REFUSED_S = 15.0  # that an ended container's log is asked for in spite of refusals
 PAUSE = 0.25  # before a second try; each one after it waits twice as long, at most LONG
 LONG = 5.0
 TURN = 20.0  # seconds that the log of a pod made anew waits for the end of the one before
@@ -46,6 +50,9 @@ class Pump(threading.Thread):
         self._reads, self._pause = 0, PAUSE
         self._restarts, self._ended = 0, False
         self._bridged, self._torn = 0, False
+        self._opened_at, self.received = math.inf, 0  # when the stream that there is was asked for; bytes in all
+        self._is_heard, self._refused_at = False, math.inf
+        self._threads: list[threading.Thread] = [self]  # those that are still to be started
         self._complete: tuple[int, int] | None = None  # the container that was read to its end, and the lines by then
         self._missing = "all of it: it was not read"
 
@@ -60,17 +67,37 @@ class Pump(threading.Thread):
         missed = self._tail.missed if self._tail else []
         return "; ".join(filter(None, (*missed, self.unwritten or self._missing)))
 
+    @property
+    def is_heard(self) -> bool:
+        """Whether all that was said so far has come: its stream is open, or there is nothing more to come.
+
+        A log that says nothing opens without an answer.
+        """
+        waited = time.monotonic() - self._opened_at > HELLO_S
+        return self.over or self.whole.is_set() or self._is_heard or waited
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether there is nothing to wait for: all has come, or the server has refused to give it for a while."""
+        return self.whole.is_set() or time.monotonic() - self._refused_at > REFUSED_S
+
     def tell(self, over: bool, restarts: int = 0, ended: bool = False) -> None:
         """Say how the container is: ended, perhaps for good, and how often it has begun again. This begins it."""
         self._restarts, self._ended = max(self._restarts, restarts), ended or over
         ended, self.over = over and not self.over, over or self.over
         self._news.set()
-        if self.ident is None:
-            self.start()
         if ended:
+            self._refused_at = math.inf
             timer = threading.Timer(AFTER_END, self._finish)
             timer.daemon = True
-            timer.start()
+            self._threads.append(timer)
+        self.go_on()
+
+    def go_on(self) -> None:
+        """Start what is still to be started. RuntimeError where this process may have no more threads just now."""
+        while self._threads:
+            self._threads[0].start()
+            self._threads.pop(0)
 
     def run(self) -> None:
         """Follow. The end of a stream is not the container's: a kubelet that restarts ends it as well."""
@@ -94,9 +121,10 @@ class Pump(threading.Thread):
 
     def _try(self, follow: bool) -> bool:
         """Read on; whether it came to the end. What a broken connection leaves out is asked for again."""
+        self._opened_at = time.monotonic()
         try:
             ended = self._read(follow)
-        except BusyError as error:
+        except (BusyError, OSError, RuntimeError, MemoryError) as error:
             self._missing = f"perhaps its end: {error}"
         except GapError:
             self._torn = True
@@ -106,11 +134,14 @@ class Pump(threading.Thread):
         else:
             self._missing, self._pause = "", PAUSE
             return ended
+        finally:
+            self._opened_at, self._is_heard = math.inf, False
         self._pause = min(2 * self._pause, LONG)
         return False
 
     def _refused(self, error: ClusterError, follow: bool) -> None:
         """404: the pod is gone, and what its stream has not given. The rest passes: a kubelet or a token comes back."""
+        self._refused_at = min(self._refused_at, time.monotonic())
         if error.status not in (403, 404):
             self._missing = f"perhaps its end: {error.said}"
         elif follow or not self._following:
@@ -171,6 +202,8 @@ class Pump(threading.Thread):
         asked = {"container": self.source.container, "timestamps": "true", **which, **begin}
         lines = Lines()
         for part in self._api.parts(self._at, asked, QUIET if follow else BRIEF):
+            self.received += len(part)
+            self._is_heard, self._refused_at = True, math.inf
             if whole := lines.cut(part):
                 yield whole
         rest = lines.rest

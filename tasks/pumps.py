@@ -1,5 +1,6 @@
 """The logs of a job's pods: one pump a pod, begun when its container first runs; and what they lack."""
 
+import contextlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +25,9 @@ class Pumps:
         """
         uid = _pod_facts.text(_pod_facts.part(pod, "metadata").get("uid"))
         for pump in self._all.values():
-            if pump.source.pod == name and pump.source.uid != uid:
-                pump.tell(over=True)
+            if pump.source.pod == name and pump.source.uid != uid and not pump.over:
+                with contextlib.suppress(RuntimeError):
+                    pump.tell(over=True)
         if pod is None or not uid:
             return
         container = self._container(pod)
@@ -36,7 +38,26 @@ class Pumps:
         if uid in self._all:
             status = told(pod, container)
             ended = not _pod_facts.part(status, "state", "running")
-            self._all[uid].tell(is_over(pod, container), _pod_facts.number(status.get("restartCount")), ended)
+            with contextlib.suppress(RuntimeError):  # for want of a thread: `go_on` tries again, and says so
+                self._all[uid].tell(is_over(pod, container), _pod_facts.number(status.get("restartCount")), ended)
+
+    def go_on(self) -> None:
+        """Begin what could not be begun before. RuntimeError where this process may have no more threads just now."""
+        for pump in self._all.values():
+            pump.go_on()
+
+    def deaf(self) -> bool:
+        """Whether a log of the job may grow unseen: its stream is broken, or still to be opened."""
+        return not all(pump.is_heard for pump in self._job())
+
+    @property
+    def received(self) -> int:
+        """Bytes that have come so far."""
+        return sum(pump.received for pump in self._all.values())
+
+    def _job(self) -> list[Pump]:
+        """The job's own; the store's log goes on until teardown."""
+        return [pump for pump in self._all.values() if pump.node in self._plan.nodes]
 
     def _container(self, pod: Mapping[str, Any]) -> str:
         """The one whose log counts: the plan's, or where a pod has none of that name, its first."""
@@ -56,9 +77,9 @@ class Pumps:
         over = [pump for pump in self._all.values() if pump.whole.is_set() or pump.node in self._plan.nodes]
         return gone | {pump.node: pump.lost for pump in over if pump.lost}
 
-    def settling(self) -> bool:
-        """Whether a log of the job's own pods is not whole yet."""
-        return any(pump.node in self._plan.nodes and not pump.whole.is_set() for pump in self._all.values())
+    def settling(self, ended: bool = False) -> bool:
+        """Whether a log of the job is not whole yet; `ended`: of those whose containers have ended."""
+        return any(pump.over >= ended and not pump.is_settled for pump in self._job())
 
 
 def has_begun(pod: Mapping[str, Any], container: str) -> bool:

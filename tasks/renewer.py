@@ -1,10 +1,11 @@
-"""Renews the Leases of the runs that this process waits for: a few threads, however many they are."""
+"""Renews the Leases of the runs that this process carries: a few threads, however many they are."""
 
 import functools
 import threading
 import time
 
 from tasks import lease
+from tasks.cluster import Object
 from tasks.errors import ClusterError, OwnedError
 from tasks.plan import ManifestPlan
 from tasks.step import log
@@ -15,7 +16,7 @@ MAKING = threading.Lock()
 
 
 class Renewer:
-    """Knows the runs that are waited for, and those that another process has taken over."""
+    """Knows the runs that are carried, and those that another process has taken over."""
 
     def __init__(self) -> None:
         self._lost: dict[str, OwnedError] = {}
@@ -49,6 +50,8 @@ class Renewer:
                 self.drop(plan)
             except ClusterError as error:  # away, or not allowed any more: the watches tell it
                 log().debug("the Lease of %s is not renewed: %s", plan.run, error)
+            except Exception:  # this process's own trouble, such as too few descriptors: other runs need this thread
+                log().exception("the Lease of %s is not renewed", plan.run)
 
     def _next(self) -> ManifestPlan:
         """Wait for the plan whose turn it is."""
@@ -60,6 +63,13 @@ class Renewer:
                     self._due[plan.run] = now + EVERY, plan
                     return plan
                 self._news.wait(due - now)
+
+
+def hold(plan: ManifestPlan) -> Object:
+    """Take a run's Lease, and renew it until the run is over. OwnedError where another living process holds it."""
+    held = lease.take(plan)
+    renewer().add(plan)
+    return held
 
 
 def renewer() -> Renewer:

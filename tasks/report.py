@@ -1,50 +1,98 @@
-"""The end of a run, for the terminal, for Prefect and for report.json."""
+"""The end of a run, for the terminal, for Prefect and for report.json: bounded, whatever the run was.
 
-import base64
-import io
+What programs, hosts and clusters have said is quoted here: tasks/quoting.py takes from it what would be obeyed.
+"""
+
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 from tasks.metrics import ROW_KEYS, describe, number
 from tasks.model import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
 from tasks.needs import Check
+from tasks.picture import draw
 from tasks.plan import CommandPlan
+from tasks.quoting import code, cut, fence, line, markdown, paragraph
 
+T = TypeVar("T")
 TOTALS = frozenset(f"{key}s" for key in ROW_KEYS)
 SHOWN = 30  # rows of a table; a long run shows its first and last ones
+COLUMNS, VALUES, STEPS, LOGS, LEFT = 12, 30, 30, 20, 20  # of a report, at most
+CELL, DETAIL, SENTENCE, QUOTED = 24, 240, 2000, 240  # characters, at most
+PAGE_BYTES = 200_000
 
 
 def as_text(report: Report) -> str:
     """What the terminal shows."""
     head = f"{report.profile}  {report.run}  {report.end} in {span(report.seconds)}"
-    lines = [head, *(f"  {each.name:<12} {span(each.seconds):>9}   {each.detail}" for each in report.steps)]
+    steps = fold(report.steps, STEPS)
+    lines = [head, *(f"  {each.name:<12} {span(each.seconds):>9}   {line(each.detail, DETAIL)}" for each in steps)]
     lines += [f"  {name:<12} {told}" for name, told in tries(report)]
-    lines.append(f"  {report.end:<12} {report.sentence}")
-    lines += [f"  {'left':<12} {thing}" for thing in report.left]
+    lines.append(f"  {report.end:<12} {indented(report.sentence)}")
+    lines += [f"  {'left':<12} {thing}" for thing in left(report)]
     if report.collected:
-        lines += [f"  {'log':<12} {log.path}  {wholeness(log)}" for log in report.collected.logs]
+        lines += [f"  {'log':<12} {path}  {told}" for path, told in logs(report.collected.logs)]
         lines += table(report.collected.metrics)
-        lines += [f"  | {line}" for line in tail(report)]
+        lines += [f"  | {line(each, QUOTED)}" for each in tail(report)]
     return "\n".join([*lines, f"  {'report':<12} {report.folder}/report.json"])
 
 
 def as_markdown(report: Report) -> str:
-    """What Prefect's page of the run shows: at most some 100 KB, the plot inside."""
-    parts = [f"# {report.profile}: {report.end}", report.sentence, ""]
-    parts += grid(["step", "took", ""], [[each.name, span(each.seconds), each.detail] for each in report.steps])
+    """What Prefect's page of the run shows: at most PAGE_BYTES, the plot inside where there is room for it."""
+    rows = report.collected.metrics.rows if report.collected else ()
+    picture = draw(rows, columns(rows))
+    whole = page(report, picture)
+    return whole if len(whole.encode()) <= PAGE_BYTES else page(report, None)
+
+
+def page(report: Report, picture: str | None) -> str:
+    parts = [f"# {report.profile}: {report.end}", paragraph(report.sentence, SENTENCE), ""]
+    steps = fold(report.steps, STEPS)
+    parts += grid(["step", "took", ""], [[each.name, span(each.seconds), cut(each.detail, DETAIL)] for each in steps])
     parts += ["", *grid(["attempt", ""], tries(report))] if tries(report) else []
+    parts += ["", *grid(["left behind"], [[thing] for thing in left(report)])] if report.left else []
     if report.collected:
-        picture = plot(report.collected.metrics)
         parts += ["", f"![metrics](data:image/svg+xml;base64,{picture})", ""] if picture else []
         parts += ["", *metrics_grid(report.collected.metrics), "", "| log | lines |", "|---|---|"]
-        parts += [f"| `{log.path}` | {wholeness(log)} |" for log in report.collected.logs]
-        parts += ["", "```", *tail(report), "```"] if tail(report) else []
+        parts += [f"| {code(path)} | {markdown(told)} |" for path, told in logs(report.collected.logs)]
+        parts += ["", *fence(tail(report), QUOTED)] if tail(report) else []
     return "\n".join(parts)
+
+
+def fold(things: Sequence[T], most: int) -> Sequence[T]:
+    """The first and the last of many."""
+    half = most // 2
+    return things if len(things) <= most else [*things[:half], *things[-half:]]
+
+
+def indented(sentence: str) -> str:
+    """A sentence of several lines, none of which looks like a row of the report."""
+    return "\n      ".join(line(each) for each in cut(sentence, SENTENCE).split("\n"))
+
+
+def left(report: Report) -> list[str]:
+    """What teardown could not remove, and how much more there is."""
+    more = [f"and {len(report.left) - LEFT:,} more: see report.json"] if len(report.left) > LEFT else []
+    return [*(line(each, DETAIL) for each in report.left[:LEFT]), *more]
+
+
+def logs(files: Sequence[LogFile]) -> list[tuple[str, str]]:
+    """Path and wholeness of each log; of many those that lack something, the first, the last, and the rest as one."""
+    every = range(len(files))
+    lacking = [at for at in every if files[at].lost][: LOGS // 2]
+    shown = every if len(files) <= LOGS else sorted({*fold(every, LOGS // 2), *lacking})
+    found = [(line(files[at].path, DETAIL), wholeness(files[at])) for at in shown]
+    if rest := [files[at] for at in every if at not in shown]:
+        torn = sum(bool(each.lost) for each in rest)
+        whole = f"{torn:,} incomplete" if torn else "whole"
+        found.append((f"{len(rest):,} more", f"{sum(each.lines for each in rest):,} lines, {whole}"))
+    return found
 
 
 def tries(report: Report) -> list[tuple[str, str]]:
     """How each attempt ended, and on which machine, where there was more than one."""
-    return [(f"attempt {each.number}", describe_attempt(each)) for each in report.attempts if len(report.attempts) > 1]
+    several = report.attempts if len(report.attempts) > 1 else ()
+    return [(f"attempt {each.number}", line(describe_attempt(each), DETAIL)) for each in several]
 
 
 def describe_attempt(attempt: Attempt) -> str:
@@ -72,7 +120,7 @@ def span(seconds: float) -> str:
 
 
 def wholeness(log: LogFile) -> str:
-    return f"{log.lines:,} lines, " + (f"incomplete: {log.lost}" if log.lost else "whole")
+    return f"{log.lines:,} lines, " + (f"incomplete: {line(log.lost, DETAIL)}" if log.lost else "whole")
 
 
 def columns(rows: Sequence[Row]) -> list[str]:
@@ -86,14 +134,18 @@ def summary(metrics: Metrics) -> list[tuple[str, str]]:
     rows = metrics.rows
     apart = {*columns(rows), *TOTALS}
     alike = {key: value for key, value in rows[0].items() if key not in apart} if rows else {}
-    return [(key, number(value, digits=10)) for key, value in {**alike, **metrics.summary}.items()]
+    told = [(line(key, CELL), value) for key, value in {**alike, **metrics.summary}.items()]
+    more = [("...", f"{len(told) - VALUES:,} more values: see report.json")] if len(told) > VALUES else []
+    return [*((key, line(number(value, digits=10), 4 * CELL)) for key, value in told[:VALUES]), *more]
 
 
 def cells(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
-    keys = columns(metrics.rows)
-    rows = [[number(row[key]) if key in row else "" for key in keys] for row in metrics.rows]
-    half = SHOWN // 2
-    return keys, rows if len(rows) <= SHOWN else [*rows[:half], ["..."] * len(keys), *rows[-half:]]
+    """The head of the table of metrics, and its rows; what a program calls a column is cut as well."""
+    keys = columns(metrics.rows)[:COLUMNS]
+    rows = [[line(number(row[key]), CELL) if key in row else "" for key in keys] for row in fold(metrics.rows, SHOWN)]
+    if len(metrics.rows) > SHOWN:
+        rows.insert(SHOWN // 2, ["..."] * len(keys))
+    return [line(key, CELL) for key in keys], rows
 
 
 def table(metrics: Metrics) -> list[str]:
@@ -111,36 +163,18 @@ def table(metrics: Metrics) -> list[str]:
 
 def metrics_grid(metrics: Metrics) -> list[str]:
     keys, rows = cells(metrics)
-    listed = [f"- {key}: {value}" for key, value in summary(metrics)]
+    listed = [f"- {markdown(key)}: {markdown(value)}" for key, value in summary(metrics)]
     return [*grid(keys, rows), "", *listed] if keys else listed
 
 
 def grid(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
     """A markdown table."""
-    return ["| " + " | ".join(row).replace("\n", " ") + " |" for row in (head, ["---"] * len(head), *rows)]
-
-
-def plot(metrics: Metrics) -> str | None:
-    """Every measured value over epoch, step or trial, one panel each, as SVG in base64; None without two rows."""
-    rows = metrics.rows
-    axis = next((key for key in ROW_KEYS if rows and key in rows[0]), None)
-    names = [key for key in columns(rows) if key != axis]
-    if axis is None or len(rows) < 2 or not names:
-        return None
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(min(4 * len(names), 12), 3), layout="constrained")
-    for place, name in enumerate(names[:3], 1):
-        points = [(row.get(axis), row.get(name)) for row in rows]
-        drawn = [(x, y) for x, y in points if isinstance(x, int | float) and isinstance(y, int | float)]
-        panel = figure.add_subplot(1, min(len(names), 3), place)
-        panel.plot([x for x, _ in drawn], [y for _, y in drawn], marker=".", linewidth=1)
-        panel.set_title(name, fontsize=10)
-        panel.set_xlabel(axis)
-        panel.grid(alpha=0.3)
-    drawing = io.StringIO()
-    figure.savefig(drawing, format="svg")
-    return base64.b64encode(drawing.getvalue().encode()).decode()
+    lines = [
+        [markdown(cell) for cell in head],
+        ["---"] * len(head),
+        *([markdown(cell) for cell in row] for row in rows),
+    ]
+    return ["| " + " | ".join(row) + " |" for row in lines]
 
 
 def checks_detail(checks: Sequence[Check]) -> str:
@@ -157,7 +191,7 @@ def logs_detail(attempt: Attempt) -> str:
 def success(attempt: Attempt) -> str:
     """`2 of 2 agents ended with 0; epoch 10: accuracy 0.9861`."""
     rows = attempt.collected.metrics.rows
-    return "; ".join([attempt.outcome.status.reason, *(describe(row) for row in rows[-1:])])
+    return cut("; ".join([attempt.outcome.status.reason, *(describe(row) for row in rows[-1:])]), SENTENCE)
 
 
 def submit_detail(handle: Handle) -> str:
@@ -165,6 +199,9 @@ def submit_detail(handle: Handle) -> str:
     return f"{handle.plan.job}, {len(handle.plan.nodes)} {parts}" + ("" if handle.created else ", adopted")
 
 
-def wait_detail(outcome: Outcome) -> str:
+def wait_detail(outcome: Outcome, handle: Handle) -> str:
+    """How the job ended; of an adopted one also how long it took in all, which this wait did not see."""
     started = "" if outcome.started_after is None else f", started after {outcome.started_after:.1f} s"
-    return f"{outcome.status.state}: {outcome.status.reason}{started}"
+    took = (outcome.ended_at or handle.submitted_at) - handle.submitted_at
+    ended = f", ended {span(took)} after its submit" if took > 0 and not handle.created else ""
+    return f"{outcome.status.state}: {outcome.status.reason}{started}{ended}"

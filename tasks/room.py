@@ -1,5 +1,6 @@
 """Do the pods fit? Counted by what each node can allocate at all, not by what is free just now."""
 
+from collections import Counter
 from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, NamedTuple
@@ -20,9 +21,9 @@ class Lack(NamedTuple):
     elsewhere: bool = False
 
 
-def check_room(api: Api, need: Room, name: str) -> Check:
-    """How many pods of the gang fit, and what the other nodes lack."""
-    nodes = api.items("v1", "Node", everywhere=True)
+def check_room(api: Api, need: Room, name: str, known: list[Node] | None = None) -> Check:
+    """How many pods of the gang fit, and what the other nodes lack. `known`: the nodes, if they are known already."""
+    nodes = api.items("v1", "Node", everywhere=True) if known is None else known
     fitting = {node["metadata"]["name"]: pods for node in nodes if (pods := fit(node, need))}
     pods = sum(fitting.values())
     if pods >= need.pods:
@@ -117,10 +118,8 @@ def extended(name: str) -> bool:
 
 def grouped(lacks: dict[str, Lack]) -> list[str]:
     """`3 nodes: no label a=b`, for each thing that nodes lack; what the most lack comes first."""
-    whys = [lack.why for lack in lacks.values()]
-    return [
-        f"{plural(whys.count(why), 'node')}: {why}" for why in sorted(set(whys), key=lambda each: -whys.count(each))
-    ]
+    counts = Counter(lack.why for lack in lacks.values())
+    return [f"{plural(count, 'node')}: {why}" for why, count in counts.most_common()]
 
 
 def remedies(lacks: dict[str, Lack]) -> list[str]:

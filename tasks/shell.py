@@ -3,14 +3,17 @@
 import contextlib
 import json
 import os
+import selectors
 import shlex
+import socket
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, TypeVar
+from typing import IO, Any, TypeVar, cast
 
 from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
 
@@ -28,6 +31,8 @@ SSH_FAILED = 255
 FINAL = ("Permission denied", "verification failed", "Could not resolve", "Bad configuration", "Bad owner")
 PATIENCE = 10.0  # seconds in which a connection that failed is tried again: every verb can be called again
 LONG = 200
+MAX_SAID_BYTES = 4096  # of what a command says beside its output: the last of it
+MAX_ANSWER_BYTES = 16 * 2**20
 HANGS = 3600.0  # seconds for what is sent or brought
 
 
@@ -40,17 +45,51 @@ def words(host: str, command: Command) -> tuple[str, ...]:
 
 def start(host: str, command: Command) -> Process:
     """Start a command on a host; its stdin stays open until it is closed here."""
-    argv = words(host, command)
-    try:
-        process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
+    process = popen(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     if command.input is not None and process.stdin:
         with contextlib.suppress(BrokenPipeError):  # it died at once; what it said is told by `finish`
             process.stdin.write(json.dumps(command.input).encode())
             process.stdin.close()
-        process.stdin = None
     return process
+
+
+def start_stream(host: str, command: Command) -> Process:
+    """Start a command that is heard and spoken to for long: through one descriptor, and one for what it says beside."""
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise HostError(host, "start its command", error.strerror or str(error)) from error
+    with ours, theirs:
+        process = popen(host, command, stdin=theirs, stdout=theirs)
+        process.stdin = cast(IO[bytes], ours.makefile("wb", buffering=0))
+        process.stdout = cast(IO[bytes], ours.makefile("rb", buffering=0))
+    assert process.stderr
+    os.set_blocking(process.stderr.fileno(), False)
+    return process
+
+
+def receive(process: Process) -> bytes:
+    """What a stream has sent, once there is something; empty at its end, even if it did not read what it was sent."""
+    assert process.stdout
+    with contextlib.suppress(ConnectionResetError):
+        return os.read(process.stdout.fileno(), 1 << 16)
+    return b""
+
+
+def beside(process: Process) -> bytes:
+    """What a stream has said beside its output so far: were it not read, the command would stand still at 64 KiB."""
+    assert process.stderr
+    with contextlib.suppress(BlockingIOError):
+        return os.read(process.stderr.fileno(), 1 << 16)[-MAX_SAID_BYTES:]
+    return b""
+
+
+def popen(host: str, command: Command, **ends: Any) -> Process:
+    argv = words(host, command)
+    try:
+        return subprocess.Popen(argv, stderr=subprocess.PIPE, **ends)
+    except OSError as error:
+        raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
 
 
 def call(host: str, command: Command, timeout: float = 60.0, patience: float = PATIENCE) -> Any:
@@ -87,16 +126,51 @@ def attempt(host: str, command: Command, timeout: float, patience: float) -> Any
 
 def finish(host: str, command: Command, process: Process, timeout: float) -> Any:
     try:
-        printed, said = process.communicate(timeout=timeout)
-    except subprocess.TimeoutExpired as error:
+        printed, said = hear(process, timeout)
+    except (TimeoutError, OverflowError) as error:
+        raise HostError(host, title(command), str(error)) from error
+    finally:
         process.kill()
-        process.communicate()
-        raise HostError(host, title(command), f"no answer within {timeout:.0f} s") from error
+        process.wait()
+        for end in (process.stdin, process.stdout, process.stderr):
+            if end:
+                end.close()
     try:
         return json.loads(printed)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         noise = b"answers `%s`: what its shell prints by itself must go away" % last_line(printed)[:60].encode()
         raise fault(host, command, process.returncode, said or noise if printed else said) from error
+
+
+def hear(process: Process, timeout: float) -> tuple[bytes, bytes]:
+    """All that a command prints, and what it said last beside it, once nobody is there any more who could print.
+
+    TimeoutError and OverflowError where it does not end.
+    """
+    assert process.stdout
+    assert process.stderr
+    printed, said, until = bytearray(), b"", time.monotonic() + timeout
+    if process.stdin:
+        process.stdin.close()
+    with selectors.PollSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer within {timeout:.0f} s")
+            for key, _ in selector.select(until - time.monotonic()):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is process.stderr:
+                    said = (said + data)[-MAX_SAID_BYTES:]
+                else:
+                    printed += data
+            if len(printed) > MAX_ANSWER_BYTES:
+                raise OverflowError(f"it answers more than {MAX_ANSWER_BYTES >> 20} MiB")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.1, until - time.monotonic()))
+    return bytes(printed), said
 
 
 def fault(host: str, command: Command, code: int, said: bytes) -> HostError:
@@ -123,7 +197,7 @@ def pipe(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T])
     process = start(host, command)
     assert process.stdin
     assert process.stdout
-    assert process.stderr
+    last = Last(process)
     end = threading.Timer(HANGS, process.kill)
     end.start()
     try:
@@ -135,14 +209,34 @@ def pipe(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T])
         for end_of in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 end_of.close()
-        said, code = process.stderr.read(), process.wait()
+        said, code = last.words(), process.wait()
     if code or broken or made is None:
         raise fault(host, command, code, said or str(broken or "").encode()) from broken
     return made
 
 
+class Last(threading.Thread):
+    """Reads what a command says beside its output, and keeps the last of it."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(daemon=True)
+        assert process.stderr
+        self._stream, self._said = process.stderr, b""
+        self.start()
+
+    def run(self) -> None:
+        with self._stream:
+            while data := os.read(self._stream.fileno(), 1 << 16):
+                self._said = (self._said + data)[-MAX_SAID_BYTES:]
+
+    def words(self) -> bytes:
+        """What was said last, once the command has ended."""
+        self.join()
+        return self._said
+
+
 def close(process: Process, patience: float) -> bytes:
-    """End a process, which may do so by itself for a moment; what it said last, as far as it is there.
+    """End a stream, which may do so by itself for a moment; what it said last, as far as it is there.
 
     Its pipes are not read to their end: others may hold them open.
     """
@@ -150,9 +244,7 @@ def close(process: Process, patience: float) -> bytes:
         process.wait(patience)
     process.kill()
     process.wait()
-    assert process.stderr
-    os.set_blocking(process.stderr.fileno(), False)
-    said = process.stderr.read() or b""
+    said = beside(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe:
             pipe.close()

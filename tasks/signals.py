@@ -3,7 +3,6 @@
 import asyncio
 import signal
 import threading
-import time
 from typing import Self
 from uuid import UUID
 
@@ -39,15 +38,14 @@ class Hold:
             signal.signal(number, handler)
 
 
-def cancelling(run_id: str, for_seconds: float = 0.0) -> bool:
-    """Whether somebody has cancelled the run, and that long ago."""
+def cancelling(run_id: str) -> bool:
+    """Whether somebody has cancelled the run. For processes that carry no run: those have a reporter."""
     try:
         with get_client(sync_client=True, httpx_settings={"timeout": 3}) as client:
             now = client.read_flow_run(UUID(run_id)).state
     except Exception:  # a server that is away cannot have asked
         return False
-    asked = now is not None and (now.is_cancelling() or now.is_cancelled())
-    return asked and now is not None and time.time() - now.timestamp.timestamp() >= for_seconds
+    return now is not None and (now.is_cancelling() or now.is_cancelled())
 
 
 def stopper(stop: BaseException) -> str:

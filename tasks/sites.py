@@ -1,28 +1,31 @@
 """What a run has on hosts that ssh reaches: its keeper and its program go there, and what the job leaves comes back."""
 
 import base64
+import glob
 import json
 import os
-import shutil
 import tarfile
 import zlib
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
 from tasks import shell
+from tasks.archive import WHOLE, unpack
 from tasks.errors import HostError, OwnedError
-from tasks.plan import THIS_MACHINE, Command, CommandPlan, Site
-from tasks.streams import Watch, carrier
+from tasks.plan import THIS_MACHINE, Block, Command, CommandPlan, Site
+from tasks.stream import carrier
+from tasks.streams import Watch
 
 HOST = Path(__file__).resolve().parent / "host"
-WHOLE = "whole"
+MAX_ANSWER_BYTES = 64 * 2**10
 MOST = 200 * 2**20  # bytes of a program's folder
 SKIPPED = frozenset({".git", "__pycache__", ".venv", "node_modules"})
-KEEPER = ("keep.py", "lease.py", "log.py", "network.py", "site.py", "state.py")
-SETTLE = 15.0  # seconds without a byte of a log that is still on its way
+KEEPER = ("cancel.py", "keep.py", "lease.py", "log.py", "network.py", "processes.py", "site.py", "state.py")
+GRACE_S = 10.0  # for processes of which no folder tells how long theirs is
+SETTLE = 60.0  # seconds without a byte of a log that is still on its way
 # One line, for every login shell; and only what is compiled later lets an old Python say that it is one.
 TEXT = (
     "import sys; sys.version_info < (3, 8) and sys.exit('is Python %d.%d, and 3.8 or newer is needed' "
@@ -35,8 +38,13 @@ def script(host: str, python: str, name: str, *more: str) -> Command:
     """A script of tasks/host: its file on this machine, its text where nothing of ours is."""
     if host in THIS_MACHINE:
         return Command(argv=(python, str(HOST / name), *more))
-    text = base64.b64encode(zlib.compress((HOST / name).read_bytes())).decode()
-    return Command(argv=(python, "-c", TEXT, text, *more))
+    return Command(argv=text(python, name, *more))
+
+
+def text(python: str, name: str, *more: str) -> tuple[str, ...]:
+    """A script of tasks/host as words of a command, which need no file."""
+    packed = base64.b64encode(zlib.compress((HOST / name).read_bytes())).decode()
+    return (python, "-c", TEXT, packed, *more)
 
 
 def place(sites: Sequence[Site]) -> None:
@@ -44,14 +52,15 @@ def place(sites: Sequence[Site]) -> None:
 
     OwnedError where a living process of another place carries the run.
     """
+    kept = {before: saved(before) for before in {site.before for site in sites}}
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        list(pool.map(place_one, sites))
+        list(pool.map(lambda site: place_one(site, kept[site.before]), sites))
 
 
-def place_one(site: Site) -> None:
+def place_one(site: Site, kept: Sequence[tuple[Path, str]]) -> None:
     asked = json.dumps({"carrier": carrier(site.files)})
     command = script(site.host, site.python, "site.py", "place", site.folder, asked)
-    shell.patiently(partial(shell.pipe, site.host, command, partial(fill, site)))
+    shell.patiently(partial(shell.pipe, site.host, command, partial(fill, site, kept)))
 
 
 def latest(plan: CommandPlan) -> int:
@@ -60,8 +69,14 @@ def latest(plan: CommandPlan) -> int:
     A host that does not answer says nothing here; preflight tells of it.
     """
     commands = [(site.host, script(site.host, site.python, "site.py", "begun", site.folder)) for site in plan.sites]
-    said = [answer for answer in shell.call_each(commands) if not isinstance(answer, HostError)]
-    return max((number for answer in said for number in answer["attempts"]), default=0)
+    said = [answer["attempts"] for answer in shell.call_each(commands) if is_begun(answer)]
+    return max((number for numbers in said for number in numbers), default=0)
+
+
+def is_begun(answer: Any) -> bool:
+    """Whether a host has said which attempts it knows."""
+    numbers = answer.get("attempts") if isinstance(answer, dict) else None
+    return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
 
 
 def program_files(site: Site) -> Iterator[tuple[Path, str]]:
@@ -87,18 +102,20 @@ def tree(source: Path) -> Iterator[tuple[Path, str]]:
         yield from ((path, str(path.relative_to(source))) for each in files if (path := Path(at, each)).exists())
 
 
-def fill(site: Site, there: IO[bytes], answer: IO[bytes]) -> Any:
+def fill(site: Site, kept: Sequence[tuple[Path, str]], there: IO[bytes], answer: IO[bytes]) -> Any:
     """Send the tar that site.py unpacks, where it is wanted: who comes back may not have the program any more."""
-    found = json.loads(answer.readline())
-    if found["carrier"]:
-        raise OwnedError(f"{site.host}:{site.folder}", found["carrier"])
-    if found["wanted"]:
+    found = json.loads(answer.readline(MAX_ANSWER_BYTES))
+    if not isinstance(found, dict):
+        raise ValueError("it does not say whether the run's folder is there")
+    if found.get("carrier"):
+        raise OwnedError(f"{site.host}:{site.folder}", str(found["carrier"]))
+    if found.get("wanted"):
         with tarfile.open(fileobj=there, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
-            for path, name in (*program_files(site), *saved(site)):
+            for path, name in (*program_files(site), *kept):
                 archive.add(path, name, recursive=False, filter=nobodys)
             archive.addfile(tarfile.TarInfo(WHOLE))
         there.close()
-    return json.loads(answer.read())
+    return json.loads(answer.read(MAX_ANSWER_BYTES))
 
 
 def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -107,15 +124,24 @@ def nobodys(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def saved(site: Site) -> list[tuple[Path, str]]:
-    """The checkpoints that the attempt before left on any host, the newest last: rank 0 may be elsewhere now."""
+def saved(before: Iterable[str]) -> list[tuple[Path, str]]:
+    """The checkpoints that the attempt before left on any host, the newest last: rank 0 may be elsewhere now.
+
+    A link that leads out of what a host has sent would give it a file of this machine.
+    """
     found = [
-        (path, f"checkpoints/{path.relative_to(folder)}")
-        for folder in (Path(each, "checkpoints") for each in site.before)
-        for path in folder.rglob("*")
-        if path.is_file()
+        (path, f"checkpoints/{path.relative_to(folder / 'checkpoints')}")
+        for folder in map(Path, expanded(before))
+        for path in (folder / "checkpoints").rglob("*")
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve())
     ]
     return sorted(found, key=lambda each: each[0].stat().st_mtime)
+
+
+def expanded(before: Iterable[str]) -> Iterator[str]:
+    """Folders, and what patterns stand for: a plan with the folders of thousands of hosts would not be small."""
+    for each in before:
+        yield from [each] if os.path.isdir(each) else sorted(glob.glob(each))
 
 
 def vacate(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
@@ -146,54 +172,29 @@ def bring_one(site: Site) -> str:
     return ""
 
 
-def unpack(files: Path, there: IO[bytes], answer: IO[bytes]) -> bool:
-    """Unpack a tar of another machine below `files`: nothing in it leads outside. Whole, or what was there stays."""
-    there.close()
-    part = files.with_name(f"{files.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
-    try:
-        part.mkdir(parents=True)
-        extract(answer, part)
-        if any(part.iterdir()):
-            shutil.copytree(part, files, dirs_exist_ok=True, symlinks=True)
-    finally:
-        shutil.rmtree(part, ignore_errors=True)
-    return True
-
-
-def extract(stream: IO[bytes], folder: Path) -> None:
-    """OSError where the tar is not whole."""
-    last = ""
-    try:
-        with tarfile.open(fileobj=stream, mode="r|") as archive:
-            archive.extraction_filter = getattr(tarfile, "fully_trusted_filter", None)  # what is kept out, is here
-            for member in archive:
-                last = member.name = member.name.lstrip("/")
-                if last != WHOLE and harmless(member):
-                    member.mode &= 0o777
-                    archive.extract(member, folder)
-    except tarfile.TarError as error:
-        raise OSError(f"what came is torn: {error}") from error
-    if last != WHOLE:
-        raise OSError("what came is torn")
-
-
-def harmless(member: tarfile.TarInfo) -> bool:
-    """Whether it stays inside: a link that leads elsewhere is left out. tarfile's own filters came with 3.11.4."""
-    beside = os.path.dirname(member.name) if member.issym() else ""
-    leads = [member.name, *([os.path.join(beside, member.linkname)] if member.issym() or member.islnk() else [])]
-    inside = not any(os.path.isabs(each) or os.path.normpath(each).startswith("..") for each in leads)
-    return inside and (member.isreg() or member.isdir() or member.issym() or member.islnk())
-
-
 def clear(sites: Sequence[Site]) -> list[str]:
     """Remove each site's folder; what is left, as `host: folder x`."""
     commands = [(site.host, script(site.host, site.python, "site.py", "clear", site.folder)) for site in sites]
     said = zip(sites, shell.call_each(commands, timeout=120), strict=True)
-    return [
-        thing
-        for site, answer in said
-        for thing in (
-            [str(answer)] if isinstance(answer, HostError) else [f"{site.host}: {each}" for each in answer["left"]]
-        )
+    return [thing for site, answer in said for thing in things_left(site.host, answer)]
+
+
+def end_unplaced(plan: CommandPlan, blocks: Sequence[Block]) -> dict[str, list[str]]:
+    """End what runs on hosts where no folder of the attempt is, or not any more: what is left, by block."""
+    asked = {block.host: (block, block.site) for block in blocks if block.site}
+    commands = [
+        (host, script(host, site.python, "processes.py", "end", plan.label, f"{GRACE_S:g}"))
+        for host, (_, site) in asked.items()
     ]
+    said = zip(asked.items(), shell.call_each(commands, timeout=120), strict=True)
+    return {block.name: things_left(host, answer) for (host, (block, _)), answer in said}
+
+
+def things_left(host: str, answer: Any) -> list[str]:
+    """What a host says is left. One that cannot be asked, or whose answer says nothing of it, counts as that."""
+    if isinstance(answer, HostError):
+        return [str(answer)]
+    left = answer.get("left") if isinstance(answer, dict) else None
+    return (
+        [f"{host}: {thing}" for thing in left] if isinstance(left, list) else [f"{host}: says nothing of what is left"]
+    )

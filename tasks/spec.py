@@ -69,6 +69,7 @@ WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
+OnCompanionData = Literal["keep", "delete"]
 
 
 class Profile(Noun):
@@ -115,6 +116,10 @@ class Profile(Noun):
     on_stuck_pod: OnStuckPod = Field(
         "report", description="a pod whose dead node does not confirm its end; force deletes it nevertheless"
     )
+    on_companion_data: OnCompanionData = Field(
+        "keep",
+        description="what a manifest's companions hold, such as a PersistentVolumeClaim, at the end of an attempt",
+    )
     metrics: MetricsFormat = Field("none", description="how rank 0 prints its metrics")
     options: dict[str, Any] = Field({}, description="the launcher's own")
 
@@ -133,6 +138,8 @@ class Profile(Noun):
         if self.hardware and self.fabric not in self.hardware.fabrics:
             known = ", ".join(self.hardware.fabrics)
             raise ValueError(f"fabric: {self.fabric or 'none'} is not one of this hardware: {known}")
+        if self.on_companion_data == "delete" and not self.manifest:
+            raise ValueError("on_companion_data: is about what stands beside the job in a manifest, and there is none")
         if self.avoid_failed and self.manifest:
             raise ValueError("avoid_failed: a manifest says itself where its pods may go")
         if self.fabric and not self.hardware:

@@ -10,6 +10,8 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingConte
 from prefect.logging import get_run_logger
 
 from tasks.errors import TorchyardError
+from tasks.masking import mask
+from tasks.quoting import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -30,7 +32,10 @@ def log() -> Log:
 
 
 class Plain(logging.Filter):
-    """Our own errors are sentences for a person: Prefect's engine logs them without its stack, or not again."""
+    """Our own errors are sentences for a person: Prefect's engine logs them without its stack, or not again.
+
+    What a line quotes of a program, a host or a cluster obeys no terminal, and no secret goes to the server.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -38,8 +43,9 @@ class Plain(logging.Filter):
             return False  # the flow returned its own end, and Prefect raises it only to log it
         if isinstance(error, TorchyardError):
             record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
+        record.msg, record.args = mask(plain(record.getMessage())), ()
         return True
 
 
-for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine"):
+for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", "torchyard"):
     logging.getLogger(name).addFilter(Plain())

@@ -1,29 +1,23 @@
 """What many commands say while a job runs: how its processes are, and their logs."""
 
-import contextlib
-import json
 import math
-import os
 import selectors
-import socket
 import time
-from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import IO, Any, Self
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Self
 
 from tasks import shell
-from tasks.errors import OwnedError
+from tasks.errors import HostError
+from tasks.late import Arrival
 from tasks.model import Failure, Outcome
-from tasks.plan import Block, Command
+from tasks.plan import Block
+from tasks.stream import Copy, Stream, Told
 from tasks.stuck import Why
 
 TORN = "its end did not come"  # what a log lacks whose copy broke off
+AWAY_S = 600.0  # without a word of a host, until the job is judged by what the others say
+SLICE_S = 0.1  # between two looks at what is being copied
 LOOK = 2.0  # seconds between two words to each keeper that somebody looks after its process
-
-
-def carrier(path: str) -> str:
-    """Who carries a run from here, by a path in a node's folder: this machine and the run's folder, which is locked."""
-    return f"{socket.gethostname()}:{Path(path).parents[2]}"
 
 
 class Watch:
@@ -39,7 +33,7 @@ class Watch:
         self._selector = selectors.DefaultSelector()
         self._copies = {block.name: Copy(block, block.follow) for block in blocks if block.follow}
         self._told = [] if logs_only else [Told(block, self.seen) for block in blocks]
-        self._looked = -math.inf
+        self._looked, self._received = -math.inf, 0
         self._streams: list[Stream] = [*self._told, *self._copies.values()]
         for stream in self._streams:
             self._open(stream)
@@ -71,6 +65,8 @@ class Watch:
             self._looked = time.monotonic()
             for told in self._told:
                 told.look()
+            for stream in self._streams:
+                stream.hear_beside()
 
     def exits(self) -> dict[str, int | None]:
         """Exit code by block; negative is a signal, None is unknown."""
@@ -105,20 +101,29 @@ class Watch:
         """The host of each block of the job."""
         return {stream.block.name: stream.block.host for stream in self._streams if stream.block.name in self._job}
 
+    def known(self) -> bool:
+        """Whether every process has told how it is, but for those whose host has been away for long."""
+        return not any(0.0 <= time.monotonic() - told.unheard_since <= AWAY_S for told in self._told)
+
     def deaf(self) -> bool:
-        """Whether a process cannot be asked: its log may grow unseen."""
+        """Whether a log may grow unseen: a process cannot be asked, or what it has said is still being copied."""
         broken = any(stream.broken_at < math.inf for stream in self._streams)
-        return broken or any(seen.get("detail") for seen in self.seen.values())
+        behind = any(copy.is_behind(self.seen[name].get("log_size")) for name, copy in self._copies.items())
+        return broken or behind or any(seen.get("detail") for seen in self.seen.values())
 
     def note(self, outcome: Outcome) -> None:
         """The keepers know how their processes ended."""
 
-    def settle(self, seconds: float) -> None:
-        """Take in what is said last: every line is written before the end is told, and copied while something comes."""
-        until = time.monotonic() + seconds
-        while self._unsettled() and time.monotonic() < until:
-            if self.changes(0.1):
-                until = time.monotonic() + seconds
+    def secure(self, quiet: float, pulse: Callable[[], object]) -> None:
+        """Nothing to do: what a host has of a log stays there when its process is stopped."""
+
+    def settle(self, quiet: float, pulse: Callable[[], object] = lambda: None) -> bool:
+        """Take in what is said last, while something comes and `quiet` seconds more; whether the logs are whole."""
+        arrival = Arrival(quiet, time.monotonic())
+        while self._unsettled() and not arrival.is_over(time.monotonic(), self._received):
+            self.changes(SLICE_S)
+            pulse()
+        return not self._unsettled()
 
     def _unsettled(self) -> bool:
         return bool(self._torn()) or any(self.seen[name].get("phase") == "running" for name in self._job)
@@ -130,15 +135,21 @@ class Watch:
     def _unwritten(self) -> dict[str, str]:
         return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
 
-    def _open(self, stream: "Stream") -> None:
-        self._selector.register(stream.open(), selectors.EVENT_READ, stream)
+    def _open(self, stream: Stream) -> None:
+        """Begin a stream; one that cannot be begun now, for want of descriptors or processes, is tried again."""
+        try:
+            self._selector.register(stream.open(), selectors.EVENT_READ, stream)
+        except (OSError, HostError) as error:
+            stream.close()
+            stream.fail(str(error))
 
-    def _take(self, stream: "Stream") -> bool:
+    def _take(self, stream: Stream) -> bool:
         """What has come of one stream: whether it was anything."""
-        data = os.read(stream.stdout.fileno(), 1 << 16)
+        data = shell.receive(stream.process)
+        self._received += len(data)
         try:
             stream.take(data)
-            why = ""
+            stream.unheard_since, why = math.inf if stream.tells(data) else stream.unheard_since, ""
         except OSError as error:  # this machine's disk is full: what is missing comes once there is room
             stream.process.kill()
             why = str(error)
@@ -146,91 +157,3 @@ class Watch:
             self._selector.unregister(stream.stdout)
             stream.end(why)
         return bool(data) and not why
-
-
-class Stream:
-    """A command whose output is taken as it comes; a broken one (a dropped connection, a kill) is started anew."""
-
-    process: shell.Process
-    stdout: IO[bytes]
-
-    def __init__(self, block: Block, command: Command) -> None:
-        self.block, self.command = block, command
-        self.broken_at, self.whole, self.said = math.inf, False, "nothing came"
-
-    def take(self, data: bytes) -> None:
-        """Take a piece of the output; the last one is empty."""
-        raise NotImplementedError
-
-    def open(self) -> IO[bytes]:
-        """Start the command, the first time or again."""
-        self.process = shell.start(self.block.host, self.command)
-        assert self.process.stdout is not None
-        self.stdout, self.broken_at = self.process.stdout, math.inf
-        return self.stdout
-
-    def end(self, why: str) -> None:
-        """Its output has ended: well, or to be begun again a second later."""
-        said = shell.close(self.process, 1.0)
-        self.whole = self.process.returncode == 0 and not why
-        if not self.whole:
-            self.broken_at = time.monotonic()
-            self.said = why or shell.last_line(said) or f"exit code {self.process.returncode}"
-
-    def close(self) -> None:
-        if not self.stdout.closed:
-            shell.close(self.process, 0.0)
-
-
-class Told(Stream):
-    """A block's own word: one JSON line at every change."""
-
-    def __init__(self, block: Block, seen: dict[str, Mapping[str, Any]]) -> None:
-        super().__init__(block, block.status)
-        self._seen, self._partial, self._carrier = seen, b"", carrier(block.log)
-
-    def open(self) -> IO[bytes]:
-        self._partial, out = b"", super().open()
-        assert self.process.stdin
-        os.set_blocking(self.process.stdin.fileno(), False)
-        return out
-
-    def look(self) -> None:
-        """Say who looks after the block, if it listens: a connection may be on its way, or hang."""
-        with contextlib.suppress(OSError, ValueError):
-            assert self.process.stdin
-            os.write(self.process.stdin.fileno(), f"{self._carrier}\n".encode())
-
-    def take(self, data: bytes) -> None:
-        *lines, self._partial = (self._partial + data).split(b"\n")
-        for line in lines:
-            self._seen[self.block.name] = said = json.loads(line)
-            if said.get("carrier"):
-                raise OwnedError(f"{self.block.host}: {self.block.name}", said["carrier"])
-            if self.block.follow and said.get("started"):  # where it is silent, its log is there as well
-                append(Path(self.block.log), b"")
-
-
-class Copy(Stream):
-    """A log that is written elsewhere, copied byte by byte: what has come is never asked for again."""
-
-    def __init__(self, block: Block, command: Command) -> None:
-        super().__init__(block, command)
-        self._follow = command
-
-    def open(self) -> IO[bytes]:
-        path = Path(self.block.log)
-        size = path.stat().st_size if path.exists() else 0
-        self.command = Command(argv=(*self._follow.argv, str(size)), input=self._follow.input)
-        return super().open()
-
-    def take(self, data: bytes) -> None:
-        if data:
-            append(Path(self.block.log), data)
-
-
-def append(path: Path, data: bytes) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab", buffering=0) as file:
-        while data:
-            data = data[file.write(data) :]

@@ -1,22 +1,21 @@
 """Why a job does not get on, in one sentence: what its objects do not say themselves, events, nodes and queues do."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
-from tasks.launchers._pod_causes import SHOWN, Reason, blame
-from tasks.launchers._pod_facts import Pods, Word, machine, number, part, phase, rows, seconds, silent_since, text
+from tasks.launchers._pod_causes import Reason, blame
+from tasks.launchers._pod_facts import Pods, Word, machine, number, part, phase, rows, silent_since, text
 from tasks.launchers._pod_facts import unscheduled as scheduler_word
 from tasks.launchers._pod_status import job_pods
 from tasks.model import Failure, Observation
 from tasks.needs import Check, Controller, Room
 from tasks.plan import ManifestPlan
+from tasks.signs import SIGNS, first_seen, last_seen, short, shows, signs_of
 
 FRESH = 150.0  # seconds that an event counts: a kubelet tries a volume again after two minutes at most
 RUN = "torchyard/run"
-GO = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
 
 
 class Around(NamedTuple):
@@ -28,6 +27,16 @@ class Around(NamedTuple):
     pods: Sequence[Any] = ()
 
 
+class Scene(NamedTuple):
+    """What an explanation is made from. The pods are looked through once: there may be thousands."""
+
+    plan: ManifestPlan
+    observed: Observation
+    around: Around
+    pods: Pods
+    unfit: Mapping[str, Word]  # the scheduler's words, by the pod that they are about
+
+
 class Why(NamedTuple):
     """Why a job does not get on; `ends`: waiting any longer is in vain."""
 
@@ -35,60 +44,17 @@ class Why(NamedTuple):
     ends: bool = False
 
 
-class Sign(NamedTuple):
-    """What an event means; one that stays so for longer than the reason's patience ends a job that has not started."""
-
-    event: str
-    says: str
-    reason: Reason
-
-
-VOLUME = "FailedMount|FailedAttachVolume|FailedMapVolume"
-# Kubelets say these of a pod, controllers the last ones of what should have pods.
-SIGNS = (
-    Sign(
-        VOLUME,
-        r'(?:secret|configmap|persistentvolumeclaim) "?[^ ]* ?not found|non-existent',
-        Reason("volume-mount", "one of its volumes names what is not there", patience=90),
-    ),
-    Sign(VOLUME, "", Reason("volume-mount", "one of its volumes cannot be mounted", True, math.inf)),
-    Sign(
-        "FailedCreatePodSandBox",
-        "(?i)network-?attachment",
-        Reason("pod-network", "a network that it names is not there", patience=90),
-    ),
-    Sign(
-        "FailedCreatePodSandBox|NetworkNotReady",
-        "",
-        Reason("pod-network", "its node cannot connect it to a network", True, math.inf),
-    ),
-    Sign(
-        r"FailedCreate\w*",
-        r"exceeded quota.*used: (?:[^ =,]+=0,)*[^ =,]+=0, ",
-        Reason("quota", "its pods may not be created, each asks for more than the namespace's quota", patience=60),
-    ),
-    Sign(
-        r"FailedCreate\w*",
-        "exceeded quota",
-        Reason("quota", "its pods may not be created, the namespace's quota is used up", patience=math.inf),
-    ),
-    Sign(r"FailedCreate\w*", "", Reason("pod-refused", "its pods cannot be created", patience=60)),
-)
-
-
 def explain(plan: ManifestPlan, observed: Observation, around: Around) -> Why | None:
     """The nearest cause: a pod's own word, its node, an event, the queue, the scheduler; None where nothing tells."""
     pods = job_pods(observed)
-    if known := blame(pods, math.inf):
-        return Why(known)
-    ways: tuple[Callable[[], Why | None], ...] = (
-        lambda: silent(pods),
-        lambda: told_by_event(plan, observed, around.events),
-        lambda: closed(plan, pods, around.queue),
-        lambda: unplaced(plan, observed, around),
-        lambda: unadmitted(plan, observed, around),
-    )
-    return next((why for way in ways if (why := way())), None)
+    scene = Scene(plan, observed, around, pods, lacks_nodes(pods))
+    return next((why for way in WAYS if (why := way(scene))), None)
+
+
+def blamed_by_pod(scene: Scene) -> Why | None:
+    """What a pod says of itself, however new."""
+    known = blame(scene.pods, math.inf)
+    return Why(known) if known else None
 
 
 def stands(plan: ManifestPlan, pods: Pods) -> bool:
@@ -110,8 +76,9 @@ def spare(plan: ManifestPlan) -> int:
 # --- nodes and events
 
 
-def silent(pods: Pods) -> Why | None:
+def silent(scene: Scene) -> Why | None:
     """A pod that seems to run, on a node that does not answer: it is minutes until somebody takes it away."""
+    pods = scene.pods
     found = {name: since for name, pod in pods.items() if (since := silent_since(pod))}
     if not found:
         return None
@@ -121,39 +88,40 @@ def silent(pods: Pods) -> Why | None:
     return Why(Failure(cause="node-lost", sentence=sentence, node=name, retry=True))
 
 
-def told_by_event(plan: ManifestPlan, observed: Observation, events: Sequence[Any]) -> Why | None:
+def told_by_event(scene: Scene) -> Why | None:
     """What the first sign means that an event of the job's objects shows."""
-    mine = [each for each in events if is_mine(plan, observed, each)]
+    telling = [each for each in scene.around.events if signs_of(text(part(each).get("reason")))]
+    mine = [each for each in telling if is_mine(scene, each)]
     for sign in SIGNS:
         found = [each for each in mine if shows(each, sign)]
         if found:
-            return blamed(plan, observed, found, sign.reason)
+            return blamed(scene, found, sign.reason)
     return None
 
 
-def blamed(plan: ManifestPlan, observed: Observation, found: list[Any], reason: Reason) -> Why:
-    """The cause that events show. It ends a job in whose way more pods are than it can do without."""
-    first = min(found, key=first_seen)
-    nodes = {node for each in found if (node := about(plan, each))}
-    held = len(nodes) or sum(plan.tasks.values()) - len(job_pods(observed))
+def blamed(scene: Scene, found: list[Any], reason: Reason) -> Why:
+    """The cause that events show. It fails the job if more pods are blocked than the job can spare."""
+    plan, first = scene.plan, min(found, key=first_seen)
+    pods = {text(thing.get("name")) for each in found if (thing := part(each, "involvedObject")).get("kind") == "Pod"}
+    held = len(pods) or sum(plan.tasks.values()) - len(scene.pods)
     node = about(plan, first)
     sentence = f"{node or plan.job}: {reason.sentence} ({text(first.get('reason'))}: {short(first.get('message'))})"
-    late = observed.at - first_seen(first) >= reason.patience
+    late = scene.observed.at - first_seen(first) >= reason.patience
     return Why(
         Failure(cause=reason.slug, sentence=sentence, node=node, retry=reason.retry), late and held > spare(plan)
     )
 
 
-def is_mine(plan: ManifestPlan, observed: Observation, event: Any) -> bool:
+def is_mine(scene: Scene, event: Any) -> bool:
     """Whether an event is about a pod that has not started, or about the job while it lacks pods."""
-    thing, pods = part(event, "involvedObject"), job_pods(observed)
+    plan, thing = scene.plan, part(event, "involvedObject")
     name = text(thing.get("name"))
     if name != plan.job and not name.startswith(f"{plan.job}-"):
         return False
     if thing.get("kind") != "Pod":
-        return len(pods) < sum(plan.tasks.values())
-    pod = pods.get(plan.node(name))
-    if pod is None or phase(pod) != "Pending" or observed.at - last_seen(event) > FRESH:
+        return len(scene.pods) < sum(plan.tasks.values())
+    pod = scene.pods.get(plan.node(name))
+    if pod is None or phase(pod) != "Pending" or scene.observed.at - last_seen(event) > FRESH:
         return False
     return part(pod, "metadata").get("uid") in (thing.get("uid"), None)
 
@@ -164,60 +132,35 @@ def about(plan: ManifestPlan, event: Any) -> str | None:
     return plan.node(text(thing.get("name"))) if thing.get("kind") == "Pod" else None
 
 
-def short(message: Any) -> str:
-    """A controller's message, in one line; of an error that Go has printed with all its parts, the message in it."""
-    inner = GO.search(text(message))
-    said = inner[1].replace('\\"', '"') if inner else text(message)
-    return re.sub(r"\s+", " ", said)[:SHOWN]
-
-
-def shows(event: Any, sign: Sign) -> bool:
-    return bool(
-        re.fullmatch(sign.event, text(event.get("reason"))) and re.search(sign.says, text(event.get("message")))
-    )
-
-
-def first_seen(event: Any) -> float:
-    made = part(event, "metadata").get("creationTimestamp")
-    return next(
-        (at for each in (event.get("firstTimestamp"), event.get("eventTime"), made) if (at := seconds(each))), 0.0
-    )
-
-
-def last_seen(event: Any) -> float:
-    series = part(event, "series").get("lastObservedTime")
-    return max(first_seen(event), seconds(event.get("lastTimestamp")), seconds(series))
-
-
 # --- queues and schedulers
 
 
-def closed(plan: ManifestPlan, pods: Pods, queue: Check | None) -> Why | None:
+def closed(scene: Scene) -> Why | None:
     """A queue that takes nothing any more."""
-    if queue is None or queue.verdict != "failed" or not (lacks_nodes(pods) or not pods):
+    queue = scene.around.queue
+    if queue is None or queue.verdict != "failed" or not (scene.unfit or not scene.pods):
         return None
-    sentence = f"{gang(plan)} waits for {queue.need}, which {queue.detail}"
+    sentence = f"{gang(scene.plan)} waits for {queue.need}, which {queue.detail}"
     return Why(Failure(cause="queue-closed", sentence=sentence))
 
 
 def lacks_nodes(pods: Pods) -> dict[str, Word]:
-    """The scheduler's words, by the pod that they are about."""
-    return {name: word for name, pod in pods.items() if (word := scheduler_word(pod))}
+    """The scheduler's words, by the pod that they are about: only one that has not started can lack a node."""
+    return {name: word for name, pod in pods.items() if phase(pod) == "Pending" and (word := scheduler_word(pod))}
 
 
-def unplaced(plan: ManifestPlan, observed: Observation, around: Around) -> Why | None:
+def unplaced(scene: Scene) -> Why | None:
     """A pod that the scheduler has no node for. One that could be placed only waits for the others of its gang."""
-    pods = job_pods(observed)
-    unfit = lacks_nodes(pods)
+    plan, around, unfit = scene.plan, scene.around, scene.unfit
     if not unfit:
         return None
     name = min(unfit, key=lambda each: (unfit[each].reason == "Schedulable", each))
     said = short(unfit[name].message)
-    together = not spare(plan) and any(each.startswith("PodGroup/") for each in observed.seen)
+    together = not spare(plan) and any(each.startswith("PodGroup/") for each in scene.observed.seen)
     lead = f"waits for the gang: it needs {asks(plan)}" if together else f"{name} waits for a node"
     if around.room and around.room.verdict == "failed":
         return unfitting(lead, around.room)
-    if ports := " free ports" in said and clash(plan, pods[name], around.pods):
+    if ports := " free ports" in said and clash(plan, scene.pods[name], around.pods):
         return Why(Failure(cause="host-port", sentence=f"{lead}, and {ports}", node=name, retry=True))
     busy = "; nodes would do if they were free" if around.room else ""
     return Why(Failure(cause="unschedulable", sentence=f"{lead}{busy}: {said}", node=name))
@@ -246,9 +189,10 @@ def host_ports(pod: Any) -> Iterator[int]:
         yield from (port for each in rows(container, "ports") if (port := number(each.get("hostPort"))))
 
 
-def unadmitted(plan: ManifestPlan, observed: Observation, around: Around) -> Why | None:
+def unadmitted(scene: Scene) -> Why | None:
     """A job without pods, because its queue or the whole cluster has too little for it; only events say so."""
-    if job_pods(observed):
+    plan, around = scene.plan, scene.around
+    if scene.pods:
         return None
     mine = (each for each in around.events if text(part(each, "involvedObject").get("name")).startswith(plan.job))
     held = (text(each.get("message")) for each in mine if each.get("reason") == "Unschedulable")
@@ -256,7 +200,7 @@ def unadmitted(plan: ManifestPlan, observed: Observation, around: Around) -> Why
     if around.room and around.room.verdict == "failed":
         return unfitting(f"{gang(plan)} waits to be admitted", around.room)
     if not said:
-        return ignored(plan, observed)
+        return ignored(plan, scene.observed)
     slug = "queue-full" if "quota" in said else "unschedulable"
     return Why(Failure(cause=slug, sentence=f"{gang(plan)} waits in its queue: {short(said)}"))
 
@@ -284,3 +228,7 @@ def asks(plan: ManifestPlan) -> str:
     count = need.pods if need else sum(plan.tasks.values())
     each = " + ".join(f"{amount} {name}" for name, amount in devices.items())
     return f"{count} {'pod' if count == 1 else 'pods'}{f' x {each}' if each else ''}"
+
+
+# The nearest cause first.
+WAYS: tuple[Callable[[Scene], Why | None], ...] = (blamed_by_pod, silent, told_by_event, closed, unplaced, unadmitted)

@@ -10,18 +10,33 @@ from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.sites import place
 from tasks.spec import Deadlines
 from tasks.step import log, step
+from tasks.trouble import lasting
 
 
 @step
-def submit(plan: Plan, deadlines: Deadlines) -> Handle:
-    """The job, started or adopted. HostError where a host refused, ClusterError where the API server did."""
+def submit(plan: Plan, deadlines: Deadlines, since: float | None = None) -> Handle:
+    """The job, started or adopted. HostError where a host refused, ClusterError where the API server did.
+
+    `since`: when an earlier process did this to its end. The job is only attached to then, however long hosts or the
+    API server are away.
+    """
     match plan:
         case CommandPlan():
-            return start(plan, deadlines)
+            return start(plan, deadlines) if since is None else attach(plan, deadlines, since)
         case ManifestPlan():
-            return create(plan, deadlines)
+            return create(plan, deadlines, since)
         case _:
             assert_never(plan)
+
+
+def attach(plan: CommandPlan, deadlines: Deadlines, since: float) -> Handle:
+    """Its hosts are asked by whoever waits for it: one that is away now does not hold up the others."""
+    log().info("attached to %s: %d agents", plan.job, len(plan.on))
+    return Handle(plan=plan, deadlines=deadlines, created=False, submitted_at=since, age=age(since))
+
+
+def age(since: float) -> float:
+    return max(time.time() - since, 0.0)
 
 
 def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
@@ -36,15 +51,17 @@ def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     created = all(said["created"] for said in answers)
     submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
     log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.on))
-    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at)
+    old = 0.0 if created else age(submitted_at)
+    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age=old)
 
 
-def create(plan: ManifestPlan, deadlines: Deadlines) -> Handle:
+def create(plan: ManifestPlan, deadlines: Deadlines, since: float | None = None) -> Handle:
     from tasks import objects
     from tasks.launchers._pod_facts import seconds
 
-    job, created = objects.create(plan)
+    job, created = objects.create(plan) if since is None else lasting(lambda: objects.create(plan))
     kind, where = plan.main["kind"], plan.cluster.namespace
     log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, len(plan.nodes))
     made = seconds(job["metadata"].get("creationTimestamp")) or time.time()  # of one that is gone nobody knows it
-    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made)
+    old = 0.0 if created else age(since or made)
+    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age=old)

@@ -1,9 +1,7 @@
-"""What others do about a run whose launcher is gone: the sweep flow, and the guard of one run."""
+"""What others do about a run whose launcher is gone: take away what it has left, and tell Prefect."""
 
 import sys
-import time
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 from uuid import UUID
 
@@ -12,43 +10,41 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
-from tasks.errors import ClusterError, OwnedError
+from tasks.comeback import CRASHED, LOST, last, split
+from tasks.errors import OwnedError, TorchyardError
 from tasks.folder import RunFolder
 from tasks.plan import ManifestPlan, Plan
-from tasks.signals import cancelling
 from tasks.step import log
 from tasks.teardown import release, teardown
-
-# A living worker tells within a second or two that its flow died; only then is it the guard's turn.
-WORKERS_TURN = 5.0
-COMEBACK = 20.0  # seconds between a crash and the process that comes back, on a machine that is not too busy
-LOOKS = 6
 
 
 def is_open(folder: RunFolder) -> bool:
     """Whether a run may still have something running: its journal tells no end, or the end of giving up."""
-    events = folder.events()
-    return bool(events) and (events[-1]["event"] != "end" or events[-1]["end"] == "gave-up")
+    if events := folder.events():
+        return events[-1]["event"] != "end" or events[-1].get("end") == "gave-up"
+    return bool(folder.attempts())  # a journal of which nothing can be read
 
 
 def sweep_run(folder: RunFolder, by: str, why: str) -> tuple[str, ...] | None:
     """Tear down everything of one run, journal its end and tell Prefect; None where a living process carries it.
 
-    A run that was being ended when its launcher died gets the end that it was coming to.
+    A run that was being ended when its launcher died gets the end that it was coming to. What cannot be read or removed
+    is left, and is told as that.
     """
     try:
         with folder.owned():
             if not is_open(folder):
                 return ()
+            events = folder.events()
             left = remove(folder.plans())
-            ending = folder.last("ending")
+            ending = last(split(events)[-1] if events else (), "ending")  # an earlier life's is over
             end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
             folder.note("end", end=end, by=by, sentence=sentence, left=left)
     except OwnedError:
         return None
-    except ClusterError as error:
+    except TorchyardError as error:
         return (str(error),)
-    tell(folder.last("start").get("run", ""), ended(end, sentence))
+    tell(last(events, "start").get("run", ""), ended(end, sentence))
     return left
 
 
@@ -68,7 +64,7 @@ def remove(plans: Sequence[Plan]) -> tuple[str, ...]:
 def ended(end: str, sentence: str) -> State[Any]:
     """The Prefect state of an end.
 
-    A meant end is never *named* Crashed: the automation that brings lost runs back listens for that name.
+    A meant end is never *named* Crashed: that is the name of a run that is lost and comes back.
     """
     kinds = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
     name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
@@ -91,64 +87,36 @@ def alive(run_id: str) -> str:
 
 
 def tell(run_id: str, state: State[Any], count: int | None = None) -> None:
-    """Set the state of the flow run, which would stay Running for ever: nobody lives who would end it.
+    """Set the state of the flow run, which would stay Running or Crashed for ever: nobody lives who would end it.
 
     With `count`, only if nobody has begun the run again since.
     """
     try:
         with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            current = flow_run.state
-            if current and not current.is_final() and count in (None, flow_run.run_count):
+            now = flow_run.state
+            over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
+            if not over and count in (None, flow_run.run_count):
                 client.set_flow_run_state(flow_run.id, state, force=True)
     except Exception as error:
         log().debug("flow run %s was not told: %s", run_id, error)
 
 
-def say_lost(folder: RunFolder) -> None:
-    """Tell Prefect that the launcher died, so that the run comes back now and not when its heartbeat is missed.
-
-    A run that was being cancelled does not come back: it is ended here.
-    """
-    time.sleep(WORKERS_TURN)
-    start = folder.last("start")
-    if not is_open(folder):
-        return
-    if cancelling(start["run"]):
-        folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
-        sweep_run(folder, "guard", "")
-    else:
-        lost: State[Any] = State(type=StateType.CRASHED, name="Crashed", message="the process of this run died")
-        tell(start["run"], lost, start.get("count"))
-        look_again(folder, start)
-
-
-def look_again(folder: RunFolder, start: dict[str, Any]) -> None:
-    """See to it that the run comes back: a busy Prefect server loses events, and with one of them the automation."""
-    for _ in range(LOOKS):
-        time.sleep(COMEBACK)
-        if folder.last("start") != start or not is_open(folder):
-            return
-        revive(start["run"])
-
-
 def revive(run_id: str) -> bool:
-    """Schedule a run of a deployment that is still Crashed by that very name, as the automation would."""
+    """Schedule a run of a deployment that is still Crashed by that very name."""
     try:
         with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            if flow_run.deployment_id is None or flow_run.state_name != "Crashed":
+            if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
                 return False
-            client.set_flow_run_state(flow_run.id, Scheduled(message="its process was lost: it comes back"), force=True)
+            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST), force=True)
     except Exception as error:
         log().debug("flow run %s was not scheduled: %s", run_id, error)
         return False
     return True
 
 
-if __name__ == "__main__":
-    place = RunFolder(Path(sys.argv[2]))
-    if sys.argv[1] == "keep":
-        say_lost(place)
-    else:
-        sweep_run(place, "guard", "the launcher died, and the profile says stop (on_launcher_lost)")
+if __name__ == "__main__":  # what the guard of a run calls
+    from tasks.lost import main
+
+    sys.exit(main(sys.argv[1:]))

@@ -4,13 +4,17 @@ import errno
 import os
 from array import array
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import BinaryIO
+
+from tasks.private import make_folder, opener
 
 OVERLAP = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
 LONGEST = 1 << 20  # bytes of a line; what is longer goes on in a line of its own, with the same stamp
 WINDOW = 1 << 20  # bytes at a log's end that are read first to know its last lines
+SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class GapError(Exception):
@@ -87,7 +91,10 @@ class Tail:
     """A log's file. Lines are written as a whole or not at all, and those that are not are counted."""
 
     def __init__(self, path: Path, node: str, begun: bool = True) -> None:
-        """`begun`: what is in the file already is the beginning of this log, and not another pod's."""
+        """`begun`: what is in the file already is the beginning of this log, and not another pod's.
+
+        OSError where the file is there and cannot be read: its lines would be written a second time.
+        """
         self.taken, self.lost, self.why = 0, 0, ""
         self.missed: list[str] = []
         self._path, self._mark, self._notes = path, f" {node} | ".encode(), path.with_name("lost")
@@ -95,13 +102,10 @@ class Tail:
         self._recent: dict[int, array[int]] = {0: array("q")}  # hashes of the lines of the last seconds
         self._last: int | None = None
         self._prefix, self._row, self._returns = b"", self._recent[0], False
-        try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            if begun:
-                self._remember(b" ".join(line.split(self._mark, 1)) for line in ending(path))
-                self.missed = self._notes.read_text().splitlines() if self._notes.exists() else []
-        except OSError as error:
-            self.why = error.strerror or str(error)
+        self._is_kept = path.exists()
+        if begun and self._is_kept:
+            self._remember(self._plain(line) for line in ending(path))
+            self.missed = self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
 
     def ask(self, another: bool = False) -> Overlap:
         """What to ask for, and what will come again; of `another` container's log nothing has to."""
@@ -110,19 +114,33 @@ class Tail:
         return Overlap(since, marks, None if another else self._last)
 
     def take(self, lines: list[bytes], overlap: Overlap) -> None:
-        """Write what is new of lines as the API gave them: `STAMP text`. GapError where it may not be what follows."""
+        """Write what is new of lines as the API gave them: `STAMP text`. GapError where it may not be what follows.
+
+        OSError where this process lacks what it needs to write anything: the lines can be read again.
+        """
         new = overlap.new(lines)
         if not new:
             return
+        if self._is_kept and not self._path.exists():
+            self._forget()
+            raise GapError
         self.end(overlap)
+        self.lost += self._write(new)
         self._remember(new)
         self.taken += len(new)
+
+    def _write(self, lines: list[bytes]) -> int:
+        """Write lines; how many there was no room for."""
         try:
-            left = append(self._path, b"".join(map(self._stamped, new)))
-            self.why = os.strerror(errno.ENOSPC) if left else self.why
+            left = append(self._path, b"".join(map(self._stamped, lines)))
         except OSError as error:
-            left, self.why = len(new), error.strerror or str(error)
-        self.lost += left
+            if error.errno in SCARCE:
+                raise
+            self.why = error.strerror or str(error)
+            return len(lines)
+        self._is_kept = True
+        self.why = os.strerror(errno.ENOSPC) if left else self.why
+        return left
 
     def end(self, overlap: Overlap) -> None:
         """Nothing of the file comes again any more."""
@@ -140,6 +158,16 @@ class Tail:
                 append(self._notes, what.encode() + b"\n")
             except OSError as error:
                 self.why = error.strerror or str(error)
+
+    def _forget(self) -> None:
+        """The file was removed: its log is read anew, from the first line that there still is."""
+        self._newest, self._last, self._prefix, self._is_kept = 0, None, b"", False
+        self._recent = {0: array("q")}
+        self._row = self._recent[0]
+
+    def _plain(self, line: bytes) -> bytes:
+        """A line of the file, as the API gave it."""
+        return b" ".join(line.split(self._mark, 1))
 
     def _stamped(self, line: bytes) -> bytes:
         stamp, _, text = line.partition(b" ")
@@ -172,23 +200,43 @@ def read_second(line: bytes) -> int | None:
         return None
 
 
-def ending(path: Path) -> list[bytes]:
-    """The last lines of a log that an earlier process wrote; half a line, where it was killed, is taken off."""
+def ending(path: Path) -> Iterator[bytes]:
+    """The last lines of a log that an earlier process wrote; half a line, where it was killed, is taken off.
+
+    However much was said in its last seconds, no more than a window of it is held.
+    """
     if not path.exists():
-        return []
-    window = WINDOW
+        return
     with path.open("r+b") as file:
-        size = file.seek(0, os.SEEK_END)
-        while True:
-            file.seek(max(size - window, 0))
-            lines = file.read(window).split(b"\n")[0 if window >= size else 1 :]
-            if window >= size or (len(lines) > 1 and spans(lines[0], lines[-2])):
+        last, end = last_line(file)
+        begin = end
+        while begin > 0:
+            begin = max(begin - WINDOW, 0)
+            file.seek(begin)
+            if begin:
+                file.readline()
+            if spans(file.readline(), last):
                 break
-            window *= 4
-        *whole, half = lines
-        if half:
-            file.truncate(size - len(half))
-        return whole
+        file.seek(begin)
+        if begin:
+            file.readline()
+        while file.tell() < end:
+            yield file.readline()[:-1]
+
+
+def last_line(file: BinaryIO) -> tuple[bytes, int]:
+    """The last whole line, and where it ends; what is behind it is taken off."""
+    size, window, found = file.seek(0, os.SEEK_END), WINDOW, b""
+    while True:
+        file.seek(max(size - window, 0))
+        found = file.read(window)
+        end = found.rfind(b"\n") + 1
+        begin = found.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        if begin or window >= size:
+            break
+        window *= 4
+    file.truncate(size - len(found) + end)
+    return found[begin:end], size - len(found) + end
 
 
 def spans(first: bytes, last: bytes) -> bool:
@@ -199,7 +247,9 @@ def spans(first: bytes, last: bytes) -> bool:
 
 def append(path: Path, lines: bytes) -> int:
     """Add lines, each of them as a whole or not at all; how many there was no room for."""
-    with path.open("ab", buffering=0) as file:
+    if not path.exists():
+        make_folder(path.parent)
+    with open(path, "ab", buffering=0, opener=opener) as file:
         end = file.tell()
         done = file.write(lines)
         if done == len(lines):

@@ -3,9 +3,8 @@
 from typing import Any, assert_never
 
 from tasks import shell
-from tasks.errors import HostError
 from tasks.plan import Block, CommandPlan, ManifestPlan, Plan
-from tasks.sites import vacate
+from tasks.sites import end_unplaced, things_left, vacate
 from tasks.step import log, step
 
 
@@ -29,6 +28,7 @@ def remove(plan: Plan) -> list[str]:
         case CommandPlan():
             said = {**stop_blocks(plan.on), **stop_blocks((plan.store,) if plan.store else ())}
             left = {block.name: left_by(block, said[block.name]) for block in plan.blocks if block.name in said}
+            left |= end_unplaced(plan, [block for block in plan.blocks if unplaced(said.get(block.name))])
             # What cannot be stopped keeps its folder; what never had one needs no more asking.
             sites = {block.host for block in plan.blocks if block.site and not left[block.name]}
             held = {block.host for block in plan.blocks if left.get(block.name) or unplaced(said.get(block.name))}
@@ -45,7 +45,9 @@ def release(plan: Plan) -> None:
     """Let go of a run of which nothing is left."""
     if isinstance(plan, ManifestPlan):
         from tasks import lease
+        from tasks.renewer import renewer
 
+        renewer().drop(plan)
         lease.release(plan)
 
 
@@ -71,9 +73,9 @@ def stop_blocks(blocks: tuple[Block, ...]) -> dict[str, Any]:
 
 def left_by(block: Block, answer: Any) -> list[str]:
     """What a block leaves behind. A host that cannot be asked counts as that."""
-    return [str(answer)] if isinstance(answer, HostError) else [f"{block.host}: {thing}" for thing in answer["left"]]
+    return things_left(block.host, answer)
 
 
 def unplaced(answer: Any) -> bool:
-    """Whether a host says that nothing of the run is there."""
+    """Whether a host says that no folder of the run is there."""
     return isinstance(answer, dict) and answer.get("site") is False

@@ -2,9 +2,12 @@
 
 import time
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, NamedTuple, Protocol, Self, assert_never
+from contextlib import ExitStack
+from typing import Any, Protocol, Self, assert_never
 
 from tasks import streams
+from tasks.errors import ClusterError
+from tasks.late import Deadline, Late, Look
 from tasks.launchers import registry
 from tasks.logs import Follower
 from tasks.model import ENDED, Failure, Handle, Observation, Outcome, Status
@@ -12,11 +15,11 @@ from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.step import log, step
 from tasks.stuck import Why
 from tasks.teardown import stop
+from tasks.trouble import Trouble, is_own
 
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
-FIRST_WORD = 20.0  # seconds that a host has to say how its block is
 SAY = 10.0  # seconds between two reasons why a job has not started
-SETTLE = 15.0  # seconds that the logs of stopped processes may take to be whole
+QUIET_S = 60.0  # without a byte of a log that is not whole, until it is given up
 Pulse = Callable[[list[str]], None]
 
 
@@ -35,20 +38,22 @@ class Watch(Protocol):
     def lost(self) -> dict[str, str]: ...
     def why(self, last: bool = False) -> Why | None: ...
     def machines(self) -> dict[str, str]: ...
+    def known(self) -> bool: ...
     def deaf(self) -> bool: ...
     def note(self, outcome: Outcome) -> None: ...
-    def settle(self, seconds: float) -> None: ...
+    def secure(self, quiet: float, pulse: Callable[[], object]) -> None: ...
+    def settle(self, quiet: float, pulse: Callable[[], object] = ...) -> bool: ...
 
 
-def open_watch(plan: Plan) -> Watch:
-    """The watch of a plan; it is current once it is entered."""
+def open_watch(plan: Plan, pulse: Callable[[], object] = lambda: None) -> Watch:
+    """The watch of a plan; it is current once it is entered, and until then `pulse` is called every half second."""
     match plan:
         case CommandPlan():
             return streams.Watch(plan.on, plan.store)
         case ManifestPlan():
             from tasks.watch import ClusterWatch
 
-            return ClusterWatch(plan)
+            return ClusterWatch(plan, pulse)
         case _:
             assert_never(plan)
 
@@ -57,32 +62,100 @@ def open_watch(plan: Plan) -> Watch:
 def wait(handle: Handle, pulse: Pulse = lambda _: None) -> Outcome:
     """How the job ended. `pulse` is called at least every half second with rank 0's new lines.
 
-    A deadline ends the job as well; it is told in the outcome, not raised.
+    A deadline ends the job as well; it is told in the outcome, not raised. This process's own trouble ends nothing.
     """
-    logs = Follower(handle.plan, handle.submitted_at)
-    launcher = registry.launcher(handle.plan.launcher)
-    told, began, waits, losses = "", time.monotonic(), Waits(), Losses()
-    with open_watch(handle.plan) as watch:
-        while True:
-            watch.changes(SLICE)
-            losses.tell(watch.losing())
-            pulse(logs.read())
-            if watch.deaf():  # nobody is silent who is not heard
-                logs.last_at = time.time()
-            status = launcher.read_status(Observation(watch.seen, frozenset(logs.joined), time.time()))
-            why = None if status.state in ENDED else watch.why()
-            if why and why.ends and status.state == "pending":
-                status = Status(state="failed", reason=why.failure.sentence, failure=why.failure)
+    attendance = Attendance(handle, pulse)
+    with ExitStack() as stack:
+        while not attendance.is_open:
+            attendance.open(stack)
+        while attendance.outcome is None:
+            attendance.look()
+        while (outcome := attendance.conclude()) is None:
+            pass
+    return outcome
+
+
+class Attendance:
+    """One job being waited for: look by look, until it has ended and its logs are read."""
+
+    def __init__(self, handle: Handle, pulse: Pulse) -> None:
+        self.outcome: Outcome | None = None
+        self._handle, self._pulse = handle, pulse
+        self._watch: Watch
+        self.is_open = False
+        self._launcher = registry.launcher(handle.plan.launcher)
+        self._logs, self._trouble = Follower(handle.plan), Trouble()
+        self._waits, self._losses = Waits(), Losses()
+        self._begun = ""
+        self._deadline = Deadline(handle.deadlines, handle.age, time.monotonic())
+
+    def open(self, stack: ExitStack) -> None:
+        """Begin to watch; where this process cannot, the next call tries again."""
+        with self._trouble.endured("watch the job"):
+            self._watch = stack.enter_context(open_watch(self._handle.plan, self._read))
+            self.is_open = True
+        self._trouble.pause()
+
+    def look(self) -> None:
+        """One look, and what follows from it."""
+        with self._trouble.endured("look at the job"):
+            self._watch.changes(0.0 if self._logs.behind else SLICE)
+            self._losses.tell(self._watch.losing())
+            heard = self._read() and not self._watch.deaf()
+            status, why = self._status(heard)
             if status.state in ENDED:
-                return conclude(handle, logs, watch, Outcome(status=status, exits=watch.exits()))
-            # A block that has not spoken yet may have ended long ago: whoever attaches must not take it for silent.
-            known = all(watch.seen.values()) or time.monotonic() - began > FIRST_WORD
-            if known and (late := overdue(handle, logs, bool(told) or status.state == "running")):
-                return conclude(handle, logs, watch, give_up(late, status, watch))
-            waits.tell(status, why)
-            if status.state == "running" and not told:
-                told, at = status.reason, started_at(logs, watch)
-                log().info("%s%s", told, f" after {at - handle.submitted_at:.1f} s" if at else "")
+                self.outcome = Outcome(status=status, exits=self._watch.exits())
+            elif late := self._deadline.judge(self._facts(status, heard)):
+                self.outcome = give_up(late, status, self._watch)
+            else:
+                self._tell(status, why)
+        self._trouble.pause()
+
+    def _read(self) -> bool:
+        """Hand on what rank 0 has said; whether all logs are read as far as they go."""
+        lines, is_read = list[str](), False
+        with self._trouble.endured("read the logs"):
+            lines = self._logs.read()
+            is_read = not self._logs.behind
+        with self._trouble.endured("report the progress", whatever=True):
+            self._pulse(lines)
+        return is_read
+
+    def _status(self, heard: bool) -> tuple[Status, Why | None]:
+        """How the job is, and why it makes no progress, where it does not.
+
+        What hinders a job for good ends it; but one whose logs are still to be read may have begun long ago.
+        """
+        observed = Observation(self._watch.seen, frozenset(self._logs.joined), time.time())
+        status = self._launcher.read_status(observed)
+        why = None if status.state in ENDED else self._watch.why()
+        if why and why.ends and heard and status.state == "pending" and not self._begun:
+            status = Status(state="failed", reason=why.failure.sentence, failure=why.failure)
+        return status, why
+
+    def _facts(self, status: Status, heard: bool) -> Look:
+        """What the deadlines are judged by. A log that lacks lines may lack those that say that the job has begun."""
+        started = status.state == "running" or bool(self._begun) or bool(self._watch.losing())
+        return Look(time.monotonic(), self._watch.known(), heard, started, self._logs.lines)
+
+    def _tell(self, status: Status, why: Why | None) -> None:
+        """Say once that the job has begun, and what it waits for."""
+        self._waits.tell(status, why)
+        if status.state == "running" and not self._begun:
+            self._begun, at = status.reason, started_at(self._logs, self._watch)
+            log().info("%s%s", self._begun, f" after {at - self._handle.submitted_at:.1f} s" if at else "")
+
+    def conclude(self) -> Outcome | None:
+        """Stop what still runs, and read every log to its end; None where that must be tried again."""
+        found = None
+        with self._trouble.endured("end the job"):
+            assert self.outcome
+            found = conclude(self._handle.plan, self._watch, self.outcome, self._read)
+            began = started_at(self._logs, self._watch)
+            after = began - self._handle.submitted_at if began else None
+            found = found.model_copy(update={"started_after": after})
+        self._trouble.pause()
+        return found
 
 
 class Waits:
@@ -117,25 +190,6 @@ def started_at(logs: Follower, watch: Watch) -> float:
     return logs.joined_at or watch.running_at()
 
 
-class Late(NamedTuple):
-    """A deadline that has passed."""
-
-    cause: Literal["start-deadline", "run-deadline", "silence"]
-    sentence: str
-
-
-def overdue(handle: Handle, logs: Follower, started: bool) -> Late | None:
-    """The deadline that has passed, if one has. What has started once is not late any more."""
-    limits, now = handle.deadlines, time.time()
-    if not started and now - handle.submitted_at > limits.start:
-        return Late("start-deadline", f"not started within {limits.start:g} s (deadlines.start)")
-    if now - handle.submitted_at > limits.run:
-        return Late("run-deadline", f"not ended within {limits.run:g} s (deadlines.run)")
-    if started and now - logs.last_at > limits.silence:
-        return Late("silence", f"no line in any log for {limits.silence:g} s (deadlines.silence): the job hangs")
-    return None
-
-
 def give_up(late: Late, status: Status, watch: Watch) -> Outcome:
     """The outcome that a deadline makes. Where the cluster knows why it passed, that is the cause."""
     failure = None if late.cause == "run-deadline" else reason_of(late, watch.why(last=True))
@@ -152,15 +206,23 @@ def reason_of(late: Late, why: Why | None) -> Failure | None:
     return None if hangs or not why else why.failure
 
 
-def conclude(handle: Handle, logs: Follower, watch: Watch, outcome: Outcome) -> Outcome:
+def conclude(plan: Plan, watch: Watch, outcome: Outcome, read: Callable[[], object]) -> Outcome:
     """Stop what still runs, so that every log is whole before it is read; say when the job ended, and where it ran."""
     ended_at = watch.ended_at()
     watch.note(outcome)
     if outcome.status.state != "succeeded":
         log().warning("%s; stopping what still runs", outcome.status.reason)
-        stop(handle.plan)
-    watch.settle(SETTLE)
-    began = started_at(logs, watch)
-    after = began - handle.submitted_at if began else None
-    facts = {"ended_at": ended_at, "started_after": after, "lost": watch.lost(), "machines": watch.machines()}
-    return outcome.model_copy(update=facts)
+        watch.secure(QUIET_S, read)
+        halt(plan)
+    watch.settle(QUIET_S, read)
+    return outcome.model_copy(update={"ended_at": ended_at, "lost": watch.lost(), "machines": watch.machines()})
+
+
+def halt(plan: Plan) -> None:
+    """Stop the job. A server that refuses does not change how it ended: teardown tells what is left."""
+    try:
+        stop(plan)
+    except ClusterError as error:
+        if is_own(error):
+            raise
+        log().warning("%s", error)

@@ -5,42 +5,48 @@ import json
 import queue
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Self
 
 from tasks import lease, shell
 from tasks.cluster import api
 from tasks.errors import ClusterError
+from tasks.late import Arrival
 from tasks.launchers import _pod_facts
 from tasks.lookout import Lookout
 from tasks.model import Outcome
 from tasks.outage import Outage, Trouble
 from tasks.plan import ManifestPlan
+from tasks.private import make_folder, write_text
 from tasks.pumps import Pumps
 from tasks.renewer import renewer
+from tasks.step import log
 from tasks.stuck import Why
+from tasks.trouble import Trouble as OwnTrouble
 from tasks.watcher import News, Watcher
 
 FIRST = 86400.0  # seconds that the first look at the job and its pods may take: who gives up would take the job away
 MORE = 10.0  # seconds that is waited for what only tells more
+SAY_S = 30.0  # between two words on logs that take long to read
+SETTLE_S = 0.05  # between two looks at logs that are still being read
 SLICE = 0.5  # a run is ended by an exception in this thread, which a longer sleep would hold up
 
 
 class ClusterWatch:
     """What the API server says of a plan's objects: `seen` is current after each `changes`."""
 
-    def __init__(self, plan: ManifestPlan) -> None:
+    def __init__(self, plan: ManifestPlan, pulse: Callable[[], object] = lambda: None) -> None:
+        """`pulse` is called every half second while the first look is waited for."""
+        self._pulse = pulse
         self.seen: dict[str, Mapping[str, Any]] = {}
         self._plan, self._api = plan, api(plan.cluster)
         self._news: queue.Queue[News] = queue.Queue()
         self._over = threading.Event()
         self._pumps = Pumps(self._api, plan)
         self._lookout, self._machines = Lookout(self._api, plan), dict[str, str]()
-        self._outage = Outage()
+        self._outage, self._own = Outage(), OwnTrouble()
         self._watchers = [Watcher(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
-        for watcher in self._watchers:
-            watcher.start()
 
     def __enter__(self) -> Self:
         """Everything is listed once before anything is said: an object that is not seen is not there.
@@ -50,22 +56,23 @@ class ClusterWatch:
         began = time.monotonic()
         try:
             for watcher in self._watchers:
+                watcher.start()
+            for watcher in self._watchers:
                 self._look(watcher, began)
         except BaseException:
             self._over.set()
             raise
         self._drain(0.0)
-        renewer().add(self._plan)
         return self
 
     def __exit__(self, *_: object) -> None:
-        renewer().drop(self._plan)
         self._over.set()
 
     def _look(self, watcher: Watcher, began: float) -> None:
         """Wait for a first look."""
         while not watcher.looked.wait(SLICE):
             self._outage.tell(self._trouble())
+            self._pulse()
             gone = time.monotonic() - began
             if gone > MORE and not watcher.vital:
                 return
@@ -82,6 +89,8 @@ class ClusterWatch:
         """
         renewer().check(self._plan)
         self._outage.tell(self._trouble())
+        with self._own.endured("follow every log"):
+            self._pumps.go_on()
         return self._drain(timeout)
 
     def _drain(self, timeout: float) -> bool:
@@ -109,9 +118,13 @@ class ClusterWatch:
                 self._machines[node] = machine
             self._pumps.take(node, name, thing)
 
+    def known(self) -> bool:
+        """Whether what is seen is how the job is now."""
+        return self._trouble() is None
+
     def deaf(self) -> bool:
-        """Whether the API server does not answer: logs may grow unseen."""
-        return self._trouble() is not None
+        """Whether logs may grow unseen: the API server does not answer, or a log is still to be read."""
+        return self._trouble() is not None or self._pumps.deaf()
 
     def _trouble(self) -> Trouble:
         """Why the job or its pods are not seen, if so."""
@@ -159,15 +172,36 @@ class ClusterWatch:
         """The cluster's node that each node of the job was on last, also where its pod is gone."""
         return self._machines
 
-    def settle(self, seconds: float) -> None:
-        """Wait until every log of a pod that has ended is whole, and keep what the API said last."""
-        until = time.monotonic() + seconds
-        while time.monotonic() < until and self._pumps.settling():
-            self._drain(0.05)
-        said = json.dumps(self.seen, indent=1)
+    def secure(self, quiet: float, pulse: Callable[[], object]) -> None:
+        """Read the logs of pods that have ended to their end: where the job is stopped its pods go, and their logs."""
+        self._read_out(lambda: self._pumps.settling(ended=True), quiet, pulse)
+
+    def settle(self, quiet: float, pulse: Callable[[], object] = lambda: None) -> bool:
+        """Wait until every log is whole, while something comes and `quiet` seconds more; whether they are.
+
+        Where the API server is away, it is waited for. What it said last is kept.
+        """
+        is_whole = self._read_out(self._pumps.settling, quiet, pulse)
+        # One object a line: indented, those of a thousand pods take seconds and 200 MB of memory.
+        said = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in self.seen.items())
         with contextlib.suppress(OSError):
-            Path(self._plan.folder).mkdir(parents=True, exist_ok=True)
-            Path(self._plan.folder, "objects.json").write_text(said + "\n")
+            make_folder(Path(self._plan.folder))
+            write_text(Path(self._plan.folder, "objects.json"), f"{{\n{said}\n}}\n")
+        return is_whole
+
+    def _read_out(self, settling: Callable[[], bool], quiet: float, pulse: Callable[[], object]) -> bool:
+        """Whether everything has come before it was given up."""
+        arrival, said_at = Arrival(quiet, time.monotonic()), time.monotonic()
+        while settling():
+            now = time.monotonic()
+            if arrival.is_over(now, self._pumps.received, away=self._trouble() is not None):
+                return False
+            if now - said_at > SAY_S:
+                said_at = now
+                log().info("the job has ended, and its logs are still being read: %d MiB", self._pumps.received >> 20)
+            self.changes(SETTLE_S)
+            pulse()
+        return True
 
     def _pods(self) -> _pod_facts.Pods:
         return {name.partition("/")[2]: pod for name, pod in self.seen.items() if name.startswith("Pod/")}

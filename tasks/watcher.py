@@ -56,6 +56,8 @@ class Watcher(threading.Thread):
                 rest = self._broken(error)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
                 rest = self._broken(BusyError(f"it answers what no API server says: {error!r}"))
+            except Exception as error:  # this process's own trouble: without its watch nothing is known of the job
+                rest = self._broken(BusyError(f"it cannot be asked from here: {error!r}"))
             self._over.wait(rest)
 
     def _due(self, late: float = -1.0) -> bool:

@@ -20,7 +20,8 @@ from tasks.profile import ROOT, load_profile
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
-from tests import bench_cluster, bench_logs, bench_many
+from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
+from tests.caller import forget_caller
 
 PAIRS = 9
 PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
@@ -35,6 +36,7 @@ time.sleep(60)
 
 
 def main() -> None:
+    forget_caller()
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
@@ -46,8 +48,13 @@ def main() -> None:
         plan()
         start()
         fail_fast(folder)
+    bench_scale.main(show)
+    print("a job over many hosts", flush=True)
+    bench_hosts.main(show)
     print("jobs in a cluster, of fake pods", flush=True)
     bench_cluster.main(show)
+    print("one job of many pods, through the whole line", flush=True)
+    bench_pods.main(show)
     print("many runs in one process", flush=True)
     bench_many.main(show)
     print("the logs of many pods", flush=True)
@@ -57,6 +64,12 @@ def main() -> None:
 def show(what: str, value: float, target: float | None, unit: str = "s") -> None:
     verdict = "" if target is None else f"  target <= {target:g} {unit}: {'met' if value <= target else 'MISSED'}"
     print(f"  {what:<66} {value:8.3f} {unit}{verdict}", flush=True)
+
+
+def show_rate(what: str, rate: float, least: float | None, beside: str) -> None:
+    """Megabytes a second; `beside` says what a bare pass over the same bytes takes."""
+    verdict = "" if least is None else f"  target >= {least:g} MB/s: {'met' if rate >= least else 'MISSED'}"
+    print(f"  {what:<66} {rate:8.1f} MB/s{verdict}{beside}", flush=True)
 
 
 def seconds(work: Callable[[], object]) -> float:

@@ -45,7 +45,7 @@ pod: {node_selector: {type: kwok}, spread: false}
 
 
 def main(show: Any) -> None:
-    """Measure on the cluster of KUBECONFIG, or on one made for it."""
+    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
     with cluster(), new_namespace() as namespace:
         for name in JOBS:
             ends = [late(name, namespace) for _ in range(RUNS)]

@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
 
 def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
-    """Measure on the cluster of KUBECONFIG, or on one made for it."""
+    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name, wired(Path(name)) as wire:
         folder = Path(name)
         (folder / "logs.yaml").write_text(PROFILE)

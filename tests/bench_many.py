@@ -45,7 +45,7 @@ Said = dict[str, Any]
 
 
 def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
-    """Measure on the cluster of KUBECONFIG, or on one made for it."""
+    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)

@@ -1,7 +1,7 @@
 """What many tests share: a folder of runs of their own, and profiles made on the spot."""
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +9,18 @@ import pytest
 import yaml
 from hypothesis import settings
 
+from tasks.cluster import Api
+from tasks.cluster import api as cluster_api
 from tasks.launchers import registry
 from tasks.model import Run
 from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.profile import load_profile
-from tasks.spec import Profile
+from tasks.spec import Cluster, Profile
+from tests.caller import forget_caller
+from tests.fake_api import FakeApi
+from tests.skips import refuse_skip
+
+forget_caller()
 
 # A busy machine is slow, not wrong.
 settings.register_profile("untimed", deadline=None)
@@ -22,6 +29,13 @@ settings.load_profile("untimed")
 RUN_ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
 Write = Callable[..., Path]
 Planned = Callable[..., ManifestPlan]
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    report = yield
+    refuse_skip(report)
+    return report
 
 
 @pytest.fixture(autouse=True)
@@ -46,6 +60,23 @@ def api() -> Iterator[None]:
         temporary_settings({PREFECT_FLOWS_HEARTBEAT_FREQUENCY: None}),
     ):
         yield
+
+
+@pytest.fixture
+def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
+    """A fake API server, in KUBECONFIG."""
+    made = FakeApi(tmp_path)
+    os.environ["KUBECONFIG"] = str(made.kubeconfig)
+    cluster_api.cache_clear()
+    yield made
+    made.close()
+    cluster_api.cache_clear()
+
+
+@pytest.fixture
+def fake_server(fake_api: FakeApi) -> Api:
+    """Our door to it."""
+    return cluster_api(Cluster())
 
 
 @pytest.fixture

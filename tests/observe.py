@@ -1,6 +1,7 @@
 """`make observe`: what the real controllers say of a job at each moment, recorded for whoever reads a status.
 
-The cases stand in tests/observed/cases.yaml, each with the states that are true of it; the cluster is KUBECONFIG's.
+The cases stand in tests/observed/cases.yaml, each with the states that are true of it; the cluster is that of
+`make cluster-up`, one made for it, or the one that TORCHYARD_TEST_KUBECONFIG names.
 A new version of a controller shows as a difference of tests/observed/.
 """
 
@@ -28,6 +29,7 @@ from tasks.plan import ManifestPlan, at
 from tasks.profile import load_profile
 from tasks.spec import Cluster
 from tasks.watch import ClusterWatch
+from tests.cluster.e2e import cluster
 from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, plain, printed, settled, written
 
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
@@ -75,14 +77,15 @@ class Scene(NamedTuple):
 
 def main(names: Sequence[str]) -> int:
     """Record the cases with these names, or all; 1 where one went otherwise than its states say."""
-    try:
-        server = api(Cluster(namespace=SPACE))
-        server.knock()
-    except ClusterError as error:
-        sys.exit(f"no cluster to observe: {error}")
     chosen = {name: case for name, case in cases().items() if not names or name in names}
-    with namespace(server), ThreadPoolExecutor(AT_ONCE) as pool:
-        good = list(pool.map(lambda name: record(server, name, chosen[name]), chosen))
+    with cluster():
+        try:
+            server = api(Cluster(namespace=SPACE))
+            server.knock()
+        except ClusterError as error:
+            sys.exit(f"no cluster to observe: {error}")
+        with namespace(server), ThreadPoolExecutor(AT_ONCE) as pool:
+            good = list(pool.map(lambda name: record(server, name, chosen[name]), chosen))
     print(f"{sum(good)} of {len(good)} cases went as cases.yaml says")
     return 0 if all(good) else 1
 

@@ -28,6 +28,8 @@ def attempt(number: int, cause: str, machine: str = "gpu-7") -> Attempt:
         ("gpu-fault", "gpu-7", ("gpu-7",)),
         ("evicted", "gpu-7", ("gpu-7",)),
         ("preempted", "gpu-7", ()),
+        ("registry", "gpu-7", ()),
+        ("image", "gpu-7", ()),
         ("node-lost", "", ()),
         ("", "gpu-7", ()),
     ],

@@ -1,51 +1,134 @@
-"""How a process begins, from the journal alone."""
+"""How a process begins, and what becomes of a lost run: from its journal and Prefect's word alone."""
 
 from typing import Any
 
 import pytest
 
-from tasks.comeback import entry
+from tasks.comeback import BEGINNING_S, LOST, NEVER_BEGAN, RECENT_S, Told, asked_again, entry, judge
 
 NOW = 10_000.0
 
 
-def life(
-    *steps: str, end: str = "", by: str = "flow", at: float = NOW - 30, lasting: float = 1.0
-) -> list[dict[str, Any]]:
+def life(*steps: str, end: str = "", by: str = "flow", lasting: float = 1.0, count: int = 1) -> list[dict[str, Any]]:
     """One process: its start, its steps, and its end where it came to one."""
-    events: list[dict[str, Any]] = [{"event": "start", "at": at}]
+    at = NOW - lasting
+    events: list[dict[str, Any]] = [{"event": "start", "at": at, "count": count}]
     events += [{"event": "step", "name": name, "at": at + lasting} for name in steps]
     return events + ([{"event": "end", "end": end, "by": by, "at": at + lasting, "sentence": ""}] if end else [])
 
 
-LOST = life("preflight", "submit", "wait")
-DAYS = life("wait", lasting=9000.0, at=0.0)
+DIED = life("preflight", "submit", "wait")
+DAYS = life("wait", lasting=9000.0)
+ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
 
 
 @pytest.mark.parametrize(
-    ("lives", "expected"),
+    ("lives", "asked", "expected"),
     [
-        ([], "fresh"),
-        ([LOST], "attach"),
-        ([LOST, LOST], "attach"),
-        ([[*LOST, {"event": "ending", "at": NOW, "end": "cancelled"}]], "finish"),
-        ([LOST, LOST, LOST], "give-up"),
-        ([LOST, life("preflight"), LOST], "attach"),
-        ([LOST, DAYS, LOST], "attach"),
-        ([LOST, LOST, life("wait", end="failed", at=0.0), LOST], "attach"),
-        ([life("wait", end="failed")], "fresh"),
-        ([life("wait", end="cancelled")], "fresh"),
-        ([life("wait", end="stopped")], "fresh"),
-        ([life("wait", end="succeeded", at=0.0)], "echo"),
-        ([LOST, life("wait", end="failed")], "echo"),
-        ([LOST, life("wait", end="failed", at=0.0)], "fresh"),
-        ([life("wait", end="swept", by="sweep", at=0.0)], "echo"),
-        ([life("wait", end="swept", by="guard")], "echo"),
-        ([life("wait", end="swept", by="sweep"), life(end="swept")], "fresh"),
-        ([LOST, LOST, LOST, life(end="gave-up")], "echo"),
-        ([LOST, LOST, LOST, life(end="gave-up", at=0.0)], "attach"),
+        ([], False, "fresh"),
+        ([DIED], False, "attach"),
+        ([DIED, DIED], False, "attach"),
+        ([[*DIED, ENDING]], False, "finish"),
+        ([DIED, DIED, DIED], False, "give-up"),
+        ([DIED, life("preflight"), DIED], False, "attach"),
+        ([DIED, DAYS, DIED], False, "attach"),
+        ([DIED, DIED, life("wait", end="failed"), DIED], False, "attach"),
+        ([life("wait", end="failed")], True, "fresh"),
+        ([life("wait", end="cancelled")], True, "fresh"),
+        ([life("wait", end="stopped")], True, "fresh"),
+        ([life("wait", end="failed")], False, "echo"),
+        ([DIED, life("wait", end="failed")], False, "echo"),
+        ([DIED, life("wait", end="failed")], True, "fresh"),
+        ([life("wait", end="succeeded")], False, "echo"),
+        ([life("wait", end="succeeded")], True, "echo"),
+        ([life("wait", end="swept", by="sweep")], True, "fresh"),
+        ([life("wait", end="swept", by="guard")], False, "echo"),
+        ([DIED, DIED, DIED, life(end="gave-up")], False, "echo"),
+        ([DIED, DIED, DIED, life(end="gave-up")], True, "attach"),
+        ([life("wait", end="moved")], False, "attach"),
     ],
 )
-def test_entry_follows_from_the_journal(lives: list[list[dict[str, Any]]], expected: str) -> None:
-    """A lost run is attached to, a loop is given up, an ended run is told again or begun anew."""
-    assert entry([event for each in lives for event in each], NOW) == expected
+def test_entry_follows_from_the_journal(lives: list[list[dict[str, Any]]], asked: bool, expected: str) -> None:
+    """A lost run is attached to, a loop is given up, and an ended run begins anew only where a person asks for it."""
+    assert entry([event for each in lives for event in each], lambda: asked) == expected
+
+
+def test_nobody_is_asked_about_a_run_that_is_not_over() -> None:
+    """A Prefect server that hangs does not keep a process from its living job."""
+
+    def ask() -> bool:
+        raise AssertionError("nobody need be asked")
+
+    assert entry(DIED, ask) == "attach"
+
+
+FIRST = [Told("SCHEDULED", "Scheduled"), Told("PENDING", "Pending"), Told("RUNNING", "Running")]
+FAILED, CRASHED = Told("FAILED", "Failed"), Told("CRASHED", "Crashed")
+UI = Told("SCHEDULED", "AwaitingRetry", "Retry from the UI")
+CLI = Told("SCHEDULED", "Scheduled", "Retried via CLI")
+OURS, ANEW = Told("SCHEDULED", "Scheduled", LOST), Told("SCHEDULED", "Scheduled", NEVER_BEGAN)
+LATE = Told("SCHEDULED", "Late")
+
+
+@pytest.mark.parametrize(
+    ("since", "asked"),
+    [
+        ([FAILED, UI], True),
+        ([FAILED, CLI, LATE], True),
+        ([FAILED, UI, *FIRST[1:], CRASHED, OURS], True),
+        ([FAILED, UI, Told("PENDING", "Pending"), ANEW], True),
+        ([Told("CRASHED", "Swept"), UI], True),
+        ([CRASHED, UI], True),
+        ([FAILED, OURS], False),
+        ([FAILED, OURS, LATE], False),
+        ([CRASHED, OURS, *FIRST[1:], FAILED, *FIRST[1:]], False),
+        ([FAILED, UI, *FIRST[1:], FAILED, OURS], False),
+        ([], False),
+    ],
+)
+def test_person_is_told_from_a_comeback(since: list[Told], asked: bool) -> None:
+    """Who set the first state after the last end asked for the run: the UI or the CLI, not a lost worker and not we."""
+    assert asked_again([*FIRST, *since, *FIRST[1:]]) is asked
+
+
+RUNNING, PENDING = FIRST[2], FIRST[1]
+ENDED = life("wait", end="failed")
+
+
+@pytest.mark.parametrize(
+    ("now", "events", "expected"),
+    [
+        (RUNNING, DIED, "schedule"),
+        (RUNNING, life("wait", count=2), "leave"),
+        (Told("PAUSED", "Suspended"), DIED, "schedule"),
+        (RUNNING, [], "leave"),
+        (RUNNING, ENDED, "tell"),
+        (RUNNING, life("wait", end="moved"), "leave"),
+        (CRASHED, DIED, "schedule"),
+        (CRASHED, [], "schedule"),
+        (CRASHED._replace(age_s=RECENT_S + 1), [], "leave"),
+        (CRASHED._replace(age_s=RECENT_S + 1), DIED, "schedule"),
+        (CRASHED._replace(message="Process exited with status code: 1. Look above"), [], "leave"),
+        (CRASHED._replace(message="Flow run infrastructure exited with non-zero status code 1. Read"), [], "leave"),
+        (CRASHED._replace(message="Process exited with status code: -9. SIGKILL"), [], "schedule"),
+        (CRASHED, ENDED, "tell"),
+        (CRASHED, life("wait", end="moved"), "schedule"),
+        (Told("CRASHED", "Swept"), DIED, "leave"),
+        (Told("CANCELLING", "Cancelling"), DIED, "finish"),
+        (Told("CANCELLED", "Cancelled"), DIED, "finish"),
+        (Told("CANCELLED", "Cancelled"), ENDED, "leave"),
+        (PENDING, [], "leave"),
+        (PENDING._replace(age_s=BEGINNING_S + 1), [], "schedule"),
+        (FAILED, DIED, "leave"),
+        (FAILED, ENDED, "leave"),
+        (OURS, DIED, "leave"),
+    ],
+)
+def test_only_a_lost_run_is_brought_back(now: Told, events: list[dict[str, Any]], expected: str) -> None:
+    """A run that has ended, waits, or goes on elsewhere is left as it is, or Prefect is told its end."""
+    assert judge(now, 1, events, lambda: False) == expected
+
+
+def test_end_that_a_person_has_asked_to_repeat_is_not_told() -> None:
+    """A retry that was lost before its first word comes back as the retry that it is."""
+    assert judge(CRASHED, 1, ENDED, lambda: True) == "schedule"

@@ -1,4 +1,4 @@
-"""prefect.yaml and the automations, on a real Prefect server."""
+"""prefect.yaml and the automations, on a real Prefect server behind a password."""
 
 import importlib
 import os
@@ -6,107 +6,154 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 import yaml
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
 
-from scripts import yard
-from scripts.api import healthy
+from scripts.api import YardError
+from scripts.deployments import POOL, STEP, deploy
+from scripts.server import choose_server, free_port
 from tasks.profile import ROOT
+from tests.yard import prefect_server, speaking_to
 
-BIN = Path(sys.executable).parent
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
 
 
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """A server with an empty database of its own: the environment that reaches it."""
-    port = str(yard.free_port())
-    environment = {**os.environ, "PREFECT_HOME": str(tmp_path_factory.mktemp("prefect"))}
-    command = [str(BIN / "prefect"), "server", "start", "--host", "127.0.0.1", "--port", port]
-    process = subprocess.Popen(command, env=environment, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    environment["PREFECT_API_URL"] = f"http://127.0.0.1:{port}/api"
-    yard.until("the server answers", lambda: healthy(environment["PREFECT_API_URL"]), 90)
-    yield environment
-    process.terminate()
-    process.wait()
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, speaking_to(environment):
+        deploy()
+        yield environment
 
 
-@pytest.fixture(scope="module")
-def deployed(server: dict[str, str]) -> dict[str, str]:
-    """The same, with everything of prefect.yaml deployed as `make up` does it."""
-    for words in (["work-pool", "create", "torchyard", "--type", "process"], ["--no-prompt", "deploy", "--all"]):
-        subprocess.run([BIN / "prefect", *words], env=server, cwd=ROOT, check=True, capture_output=True)
-    return server
-
-
-def asked(environment: dict[str, str], path: str, body: dict[str, Any]) -> Any:
-    return httpx.post(f"{environment['PREFECT_API_URL']}{path}", json=body, timeout=30).raise_for_status().json()
+@pytest.fixture
+def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """A client of a server that `make up` has deployed to."""
+    with speaking_to(server), get_client(sync_client=True) as made:
+        yield made
 
 
 @pytest.mark.parametrize("entrypoint", sorted({each["entrypoint"] for each in DEPLOYMENTS}))
 def test_entrypoints_import(entrypoint: str) -> None:
-    """Prefect deploys a flow that cannot be imported without a word, so we import each."""
+    """A flow has the name that its entrypoint says: deployments are found by it."""
     path, _, name = entrypoint.partition(":")
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert flow.name == name
 
 
 @pytest.mark.slow
-def test_all_deployments_are_registered(deployed: dict[str, str]) -> None:
-    """`prefect deploy --all` registers what prefect.yaml names."""
-    found = asked(deployed, "/deployments/filter", {})
-    assert sorted(each["name"] for each in found) == sorted(each["name"] for each in DEPLOYMENTS)
+def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
+    """`make up` registers what prefect.yaml names, with its schedules and limits."""
+    found = {each.name: each for each in client.read_deployments()}
+    assert sorted(found) == sorted(each["name"] for each in DEPLOYMENTS)
+    lost = found["lost"]
+    assert isinstance(lost.schedules[0].schedule, CronSchedule)
+    assert lost.global_concurrency_limit
+    assert lost.global_concurrency_limit.limit == 1
+    assert found["digits-local"].parameters == {"profile": "digits-local"}
 
 
 @pytest.mark.slow
-def test_schedules_fire(deployed: dict[str, str]) -> None:
+def test_schedules_fire(client: SyncPrefectClient) -> None:
     """The sweep's cron gets scheduled runs: with a newer SQLAlchemy everything else looks well and none is made."""
+    scheduled = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
     deadline = time.monotonic() + 60
-    runs: list[Any] = []
-    while not runs and time.monotonic() < deadline:
+    while not (runs := client.read_flow_runs(flow_run_filter=scheduled)) and time.monotonic() < deadline:
         time.sleep(0.5)
-        runs = asked(deployed, "/flow_runs/filter", {"flow_runs": {"state": {"type": {"any_": ["SCHEDULED"]}}}})
     assert runs
 
 
 @pytest.mark.slow
-def test_automations_are_made_once(server: dict[str, str]) -> None:
+def test_automations_are_made_once(client: SyncPrefectClient, server: dict[str, str]) -> None:
     """Making the automations again leaves the first ones: new ones would not know the runs that are lost by now."""
     seen = []
     for _ in range(2):
-        subprocess.run([sys.executable, "-m", "scripts.automations"], env=server, cwd=ROOT, check=True)
-        seen.append({each["name"]: each["id"] for each in asked(server, "/automations/filter", {})})
+        words = [sys.executable, "-m", "scripts.automations"]
+        subprocess.run(words, env={**os.environ, **server}, cwd=ROOT, check=True)
+        found = client.request("POST", "/automations/filter", json={}).json()
+        seen.append({each["name"]: each["id"] for each in found})
     assert seen[0] == seen[1]
     assert len(seen[0]) == 3
 
 
-def test_used_process_id_is_not_taken_for_ours(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A living process that began at another time than the one written down is not ours to stop."""
-    monkeypatch.setattr(yard, "STARTED", tmp_path / "started.json")
-    born = yard.born(os.getpid())
-    (tmp_path / "started.json").write_text(
-        f'{{"worker": {{"pid": {os.getpid()}, "born": "1"}}, "server": {{"pid": {os.getpid()}, "born": "{born}"}}}}'
-    )
-    assert list(yard.started()) == ["server"]
+@pytest.mark.slow
+def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
+    """Limits, pauses and schedules outlive `make up`, while what the code decides is set right."""
+    lost, digits = read(client, "sweep/lost"), read(client, "train/digits-local")
+    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
+    hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
+    client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
+    client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
+    kept = [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit]
+    deploy()
+    assert [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit] == kept
+    pool, again = client.read_work_pool(POOL), read(client, "train/digits-local")
+    assert (pool.concurrency_limit, pool.is_paused, again.paused) == (3, True, True)
+    assert again.tags == digits.tags
+
+
+@pytest.mark.slow
+def test_deploying_again_writes_nothing(client: SyncPrefectClient) -> None:
+    """A deployment that is right is left alone: Prefect drops its scheduled runs with every write."""
+    deploy()
+    before = {each.name: each.updated for each in client.read_deployments()}
+    deploy()
+    assert {each.name: each.updated for each in client.read_deployments()} == before
+
+
+@pytest.mark.slow
+def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
+    """A second clone changes no deployment of the first one, until it is told to take them over."""
+    steps = [{STEP: {"directory": "/home/ada/torchyard"}}]
+    digits = read(client, "train/digits-local")
+    client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
+    with pytest.raises(YardError, match=r"train/digits-local.* belong to /home/ada/torchyard: .* make up TAKE_OVER=1"):
+        deploy()
+    assert read(client, "train/digits-local").pull_steps == steps
+    deploy(take_over=True)
+    assert read(client, "train/digits-local").pull_steps == [{STEP: {"directory": str(ROOT)}}]
+
+
+@pytest.mark.slow
+def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
+    """A server that PREFECT_API_URL names, with another password: what to set, and no traceback."""
+    told = r"refuses us \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
+    with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=told):
+        choose_server()
 
 
 def test_server_that_does_not_answer_is_one_sentence() -> None:
     """A PREFECT_API_URL with nobody behind it is told, and nothing is started."""
-    command = [sys.executable, str(ROOT / "scripts" / "yard.py"), "train", "digits-local"]
-    environment = {**os.environ, "PREFECT_API_URL": f"http://127.0.0.1:{yard.free_port()}/api"}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
+    done = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{free_port()}/api")
     assert done.stderr.startswith("no Prefect API answers at http://127.0.0.1:")
-    assert "Traceback" not in done.stderr
 
 
 def test_unknown_profile_is_told_before_anything_starts() -> None:
     """`make train PROFILE=digits-locl` names the nearest profile and starts no server."""
-    command = [sys.executable, str(ROOT / "scripts" / "yard.py"), "train", "digits-locl"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stdout) == (1, "")
+    done = run_yard("train", "digits-locl")
+    assert done.stdout == ""
     assert "did you mean digits-local?" in done.stderr
+
+
+def run_yard(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """A call that fails with a sentence."""
+    command = [*YARD, *words]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done
+
+
+def read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+    return client.read_deployment_by_name(name)

@@ -1,8 +1,10 @@
 """A log that is written elsewhere, and copied here while it grows."""
 
 import os
+import shutil
 import time
 from collections.abc import Callable
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from tasks.streams import TORN, Watch
 
 Make = Callable[..., Block]
 RUNS = """echo '{"phase": "running", "started": 1}'; %s"""
+SAYS = """echo '{"phase": "running"%s}'; sleep 60"""
 ENDED = """echo '{"phase": "exited", "exit": 0, "started": 1}'"""
 
 
@@ -84,6 +87,41 @@ def test_running_block_has_a_log(block: Make) -> None:
         while not watch.changes(1.0):
             pass
         assert Path(made.log).read_bytes() == b""
+
+
+def test_copy_that_is_removed_is_begun_anew(block: Make, tmp_path: Path) -> None:
+    """Where the folder here is removed in the middle, the log comes again from its first byte."""
+    made = block(f"{FROM}; sleep 0.5; echo four >> there; echo four; test $1 -ge 14", RUNS % "exec sleep 60")
+    with Watch([made]) as watch:
+        while watch.changes(0.3):
+            pass
+        shutil.rmtree(tmp_path / "kept")
+        watch.settle(2.0)
+    assert Path(made.log).read_text().startswith("one\ntwo\nthree\nfour\n")
+
+
+@pytest.mark.parametrize(
+    ("size", "follow", "deaf"),
+    [(', "log_size": 14', FROM, False), (', "log_size": 15', FROM, True), ("", "true", True), ("", FROM, False)],
+)
+def test_log_that_is_still_copied_is_not_silent(block: Make, size: str, follow: str, deaf: bool) -> None:
+    """Until a copy is as long as its log was at first; where nobody says how long that was, until its first byte."""
+    with Watch([block(f"{follow}; exec sleep 60", SAYS % size)]) as watch:
+        until = time.monotonic() + 0.6
+        while time.monotonic() < until:
+            watch.changes(0.1)
+        assert watch.deaf() is deaf
+
+
+def test_host_that_has_not_spoken_is_not_known(block: Make) -> None:
+    """Before its first word, and where its connection broke, nobody knows how a process is."""
+    with Watch([block("exec sleep 60", "sleep 0.3; " + RUNS % "sleep 0.3; exit 255")]) as watch:
+        found = []
+        until = time.monotonic() + 1.2
+        while time.monotonic() < until:
+            watch.changes(0.05)
+            found.append(watch.known())
+    assert [known for known, _ in groupby(found)] == [False, True, False]
 
 
 def test_full_disk_here_is_caught_up_with(block: Make, tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tasks.launchers import _store
+from tasks.launchers._torchrun import LOCAL_ADDR
 from tasks.needs import Controller, OpenQueue, Right, Room
 from tasks.plan import ManifestPlan
 from tests.conftest import Planned
@@ -19,6 +20,12 @@ def said(plan: ManifestPlan, option: str) -> str:
     """An option of torchrun in the pods' command."""
     command = plan.pod["spec"]["containers"][0]["command"]
     return next((word.partition("=")[2] for word in command if word.startswith(f"--{option}=")), "")
+
+
+def own_address(plan: ManifestPlan) -> str:
+    """The address that a pod's agent is told to be its own."""
+    env: list[dict[str, Any]] = plan.pod["spec"]["containers"][0]["env"]
+    return next((str(each["value"]) for each in env if each["name"] == LOCAL_ADDR), "")
 
 
 def volcano(plan: ManifestPlan) -> dict[str, Any]:
@@ -47,8 +54,9 @@ def test_every_object_carries_the_run_and_the_attempt(planned: Planned, launcher
 def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
     """A second attempt shares no name, rendezvous id or endpoint with the first."""
     first, second = (planned(launcher=launcher, attempt=attempt) for attempt in (1, 2))
-    for option in ("rdzv_id", "rdzv_endpoint", "local_addr"):
+    for option in ("rdzv_id", "rdzv_endpoint"):
         assert said(first, option) != said(second, option)
+    assert own_address(first) != own_address(second)
     assert first.job != second.job
 
 
@@ -57,7 +65,7 @@ def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
     """With c10d the endpoint is the address of pod 0, on the run's own port."""
     plan = planned(launcher=launcher, nodes=2)
     address, _, port = said(plan, "rdzv_endpoint").partition(":")
-    assert said(plan, "local_addr").replace("$(TORCHYARD_NODE)", "0") == address
+    assert own_address(plan).replace("$(TORCHYARD_NODE)", "0") == address
     assert 20000 <= int(port) < 30000
 
 
@@ -128,7 +136,7 @@ def test_volcano_gives_pods_an_index_and_a_name(planned: Planned) -> None:
 def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
     """A pod of Volcano is <job>-<task>-<i>.<job>."""
     plan = planned(nodes=2)
-    assert said(plan, "local_addr") == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
+    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
     assert (plan.tasks, plan.container) == ({"worker": 2}, volcano(plan)["tasks"][0]["name"])
 
 
@@ -204,7 +212,7 @@ def test_operator_keeps_failed_pods(planned: Planned) -> None:
 def test_names_are_those_of_the_operator(planned: Planned) -> None:
     """The operator's Service of a pod is called <job>-worker-<i>."""
     plan = planned(launcher="pytorchjob")
-    assert said(plan, "local_addr") == f"{plan.job}-worker-$(TORCHYARD_NODE)"
+    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE)"
 
 
 def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:
@@ -224,7 +232,7 @@ def store(planned: Planned) -> tuple[dict[str, Any], ...]:
 
 
 def etcd(store: tuple[dict[str, Any], ...]) -> dict[str, Any]:
-    found: dict[str, Any] = store[1]["spec"]["containers"][0]
+    found: dict[str, Any] = store[-1]["spec"]["containers"][0]
     return found
 
 
@@ -247,20 +255,39 @@ def test_store_is_ready_when_the_v2_api_answers(store: tuple[dict[str, Any], ...
 
 def test_store_reads_no_settings_of_other_services(store: tuple[dict[str, Any], ...]) -> None:
     """A Service called etcd would set ETCD_PORT, and the like, in the pod: etcd reads such variables."""
-    assert store[1]["spec"]["enableServiceLinks"] is False
+    assert store[-1]["spec"]["enableServiceLinks"] is False
 
 
 def test_store_does_not_come_back_empty(store: tuple[dict[str, Any], ...]) -> None:
     """An etcd that lost its keys would hide that the nodes lost each other."""
-    assert store[1]["spec"]["restartPolicy"] == "Never"
+    assert store[-1]["spec"]["restartPolicy"] == "Never"
 
 
 def test_service_is_there_before_its_pod(store: tuple[dict[str, Any], ...]) -> None:
-    """They have one name, and the Service leads to this pod and to none of the job."""
-    assert [each["kind"] for each in store] == ["Service", "Pod"]
-    assert store[0]["metadata"]["name"] == store[1]["metadata"]["name"] == "sample-a1b2c3d4-1-etcd"
-    assert store[0]["spec"]["selector"] == store[1]["metadata"]["labels"]
-    assert store[1]["metadata"]["labels"]["torchyard/role"] == "store"
+    """They have one name, and the Service leads to this pod and to none of the job; the policy is there before too."""
+    service, policy, pod = store
+    assert [each["kind"] for each in store] == ["Service", "NetworkPolicy", "Pod"]
+    assert {each["metadata"]["name"] for each in store} == {"sample-a1b2c3d4-1-etcd"}
+    assert service["spec"]["selector"] == policy["spec"]["podSelector"]["matchLabels"] == pod["metadata"]["labels"]
+    assert pod["metadata"]["labels"]["torchyard/role"] == "store"
+
+
+@BOTH
+def test_only_pods_of_the_run_reach_its_store(planned: Planned, launcher: str) -> None:
+    """Who writes to it can run code in every agent; the pods of the job carry what the policy lets in."""
+    plan = planned(launcher=launcher, rendezvous="etcd-v2")
+    (rule,) = plan.store[1]["spec"]["ingress"]
+    (allowed,) = rule["from"]
+    assert allowed == {"podSelector": {"matchLabels": plan.labels}}
+    assert plan.labels.items() <= plan.pod["metadata"]["labels"].items()
+    assert plan.store[1]["spec"]["policyTypes"] == ["Ingress"]
+
+
+@BOTH
+def test_pods_in_their_nodes_network_are_not_kept_out(planned: Planned, launcher: str) -> None:
+    """Their connections come from a node, which no label of a pod names: a policy would end the run."""
+    plan = planned(launcher=launcher, rendezvous="etcd-v2", pod={"host_network": True})
+    assert [each["kind"] for each in plan.store] == ["Service", "Pod"]
 
 
 @BOTH

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tasks.host.state import labelled
+from tasks.host.processes import labelled
 from tasks.launchers.baremetal import KEEP
 
 Keep = Callable[..., Any]
@@ -56,6 +56,16 @@ def test_exit_code_and_output_are_kept(folder: Path) -> None:
     start(folder, "echo one; echo two >&2; printf three; exit 7")
     assert ended(folder)["exit"] == 7
     assert texts(folder) == ["one", "two", "three"]
+
+
+def test_the_program_keeps_the_umask_of_its_user(folder: Path) -> None:
+    """The keeper's own files are closed all the same."""
+    start(folder, "umask")
+    ended(folder)
+    umask = os.umask(0o022)
+    os.umask(umask)
+    assert texts(folder) == [f"{umask:04o}"]
+    assert [path.name for path in (folder, *folder.iterdir()) if path.stat().st_mode & 0o077] == []
 
 
 def test_lines_are_marked_by_time_and_node(folder: Path) -> None:

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import State
 
 from flows.train import train
 from tasks.folder import RunFolder, all_runs
-from tasks.host.state import carries
+from tasks.host.processes import carries
 from tasks.model import Report
 from tests.conftest import Write
 

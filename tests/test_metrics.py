@@ -9,8 +9,9 @@ import pytest
 from tasks.logs import Node, read_line
 from tasks.metrics import LINE_READERS, READERS, describe, number, read_json_lines, read_object, read_progress
 from tasks.model import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
+from tasks.picture import draw
 from tasks.readers.yolov5 import read_yolov5, read_yolov5_line
-from tasks.report import as_markdown, as_text, plot, span
+from tasks.report import as_markdown, as_text, span
 from tasks.spec import MetricsFormat
 
 ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
@@ -211,7 +212,7 @@ def test_markdown_holds_the_plot() -> None:
 
 def test_one_row_makes_no_plot() -> None:
     """A curve needs two points."""
-    assert plot(Metrics(rows=(ROWS[0],))) is None
+    assert draw(Metrics(rows=(ROWS[0],)).rows, list(ROWS[0])) is None
 
 
 def test_spans_read_well() -> None:

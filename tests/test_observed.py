@@ -421,7 +421,8 @@ def test_elastic_job_does_without_a_node_that_has_no_image(least: int, failed: b
     waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
     pods: dict[str, dict[str, Any]]
     pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"containerStatuses": [waiting]}}}
-    assert bool(_pod_status.hopeless(pods, EPOCH, _pod_status.Gang(2, least))) is failed
+    status = _pod_status.under_way(Observation({}, frozenset(), EPOCH), pods, _pod_status.Gang(2, least))
+    assert (status.state == "failed") is failed
 
 
 def test_job_whose_nodes_had_joined_has_started() -> None:

@@ -143,8 +143,9 @@ def test_variables_are_as_they_are_written(start: Start) -> None:
 
 
 def test_address_is_the_pods_own(start: Start) -> None:
-    """What stands for the pod's index in the command is expanded."""
-    assert "--local_addr=sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1" in start(3, nodes=4).saw["argv"]
+    """What stands for the pod's index in the address that an agent is told is expanded."""
+    saw = start(3, nodes=4).saw
+    assert saw["env"]["PET_LOCAL_ADDR"] == "sample-a1b2c3d4-1-worker-3.sample-a1b2c3d4-1"
 
 
 def test_setup_runs_first_and_in_one_shell(start: Start) -> None:

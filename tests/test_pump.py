@@ -1,12 +1,15 @@
 """The file of a pod's log: what a later process finds in it."""
 
+import resource
+import shutil
+import tracemalloc
 from pathlib import Path
 
 import pytest
 
 from tasks import tail as module
 from tasks.pumps import has_begun, is_over
-from tasks.tail import LONGEST, GapError, Lines, Tail
+from tasks.tail import LONGEST, WINDOW, GapError, Lines, Tail, ending
 
 SECOND = b"2026-01-01T00:00:07"
 STAMP = len(SECOND + b"Z ")
@@ -81,7 +84,7 @@ def test_folder_that_cannot_be_made_loses_lines_only(tmp_path: Path) -> None:
     """Where there is no place for the log, the lines are counted."""
     (tmp_path / "worker-0").write_text("in the way")
     tail = written(tmp_path / "worker-0" / "log", SECOND + b"Z text")
-    assert (tail.lost, tail.why) == (1, "Not a directory")
+    assert (tail.lost, tail.why) == (1, "File exists")
 
 
 # --- what comes again, and what should
@@ -121,6 +124,43 @@ def test_only_the_end_of_a_long_log_is_read(path: Path, monkeypatch: pytest.Monk
     later = Tail(path, "worker-0")
     overlap = later.ask()
     assert (overlap.since, overlap.new([*lines[-300:], b"new"])) == ("2026-01-01T00:00:47Z", [b"new"])
+
+
+def test_end_of_a_log_is_read_in_pieces(path: Path) -> None:
+    """However much a log says in its last seconds, no more than a window of it is held at once."""
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.writelines(SECOND + b"Z worker-0 | %s %d\n" % (b"x" * 990, number) for number in range(20_000))
+    tracemalloc.start()
+    count = sum(1 for _ in ending(path))
+    most = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert count == 20_000
+    assert most < 5 * WINDOW
+
+
+def test_log_of_a_removed_file_is_asked_for_anew(path: Path) -> None:
+    """Where the file was removed nothing of the log is here any more: it is read from its beginning, once."""
+    tail = written(path, SECOND + b".1Z one")
+    shutil.rmtree(path.parent)
+    with pytest.raises(GapError):
+        tail.take([SECOND + b".2Z two"], tail.ask())
+    overlap = tail.ask()
+    tail.take([SECOND + b".1Z one", SECOND + b".2Z two"], overlap)
+    assert (overlap.since, path.read_bytes().count(b"\n"), tail.lost) == (None, 2, 0)
+
+
+def test_line_without_a_descriptor_is_not_lost(path: Path) -> None:
+    """Where no file can be opened just now nothing counts as written: the line comes again."""
+    tail, before = Tail(path, "worker-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    try:
+        with pytest.raises(OSError, match="Too many open files"):
+            tail.take([SECOND + b"Z text"], tail.ask())
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    tail.take([SECOND + b"Z text"], tail.ask())
+    assert (tail.lost, path.read_bytes().count(b"text")) == (0, 1)
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 1 << 22])

@@ -9,7 +9,7 @@ from tenacity import stop_after_delay
 
 from tasks import rendezvous
 from tasks.errors import RendezvousError
-from tasks.host.state import labelled
+from tasks.host.processes import labelled
 from tasks.plan import CommandPlan
 from tasks.rendezvous import ensure_rendezvous
 from tasks.teardown import teardown

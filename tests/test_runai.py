@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from tasks.errors import ProfileError
 from tasks.host.runai_cli import entry, words
-from tasks.launchers import runai
+from tasks.launchers import _pod, runai
 from tasks.launchers._runai_flags import script
 from tasks.model import Observation, Run
 from tasks.plan import CommandPlan, ManifestPlan
@@ -59,12 +59,18 @@ RCP = {"hardware": "epfl/rcp", "fabric": "roce"}
         ({"pod": {"tolerations": ["gpu"]}}, "--toleration", "operator=Exists,key=gpu"),
         ({"options": {"node_pools": ["h100"]}}, "--node-pools", "h100"),
         ({}, "--backoff-limit", "0"),
-        ({}, "--label", "torchyard/run=sample-a1b2c3d4"),
+        ({}, "--label", "torchyard/cli-run=sample-a1b2c3d4"),
     ],
 )
 def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
     """What v1 of the CLI needs is made from the profile's keys."""
     assert (flag, value) in pairwise(said(profile(write, **keys)))
+
+
+@pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
+def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
+    """A job through the CLI has no Lease, so nothing of it carries the label by which a sweep finds runs."""
+    assert not [word for word in said(profile(write, through)) if word.startswith(f"{_pod.RUN}=")]
 
 
 @pytest.mark.parametrize(

@@ -17,6 +17,7 @@ from flows.train import train
 from tasks.errors import HostError
 from tasks.folder import all_runs
 from tasks.launchers import runai
+from tasks.launchers._pod import CLI_RUN, RUN
 from tasks.model import ENDED, Handle, Observation, Report, Status
 from tasks.plan import Block, CommandPlan
 from tasks.preflight import check
@@ -118,7 +119,7 @@ def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_p
     run = Carried(write(**profile(cli(), **keys)))
     run.lose(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
     assert list((tmp_path / "cloud").iterdir())
-    sweep(now=True, return_state=True)
+    sweep(runs=[run.folder.name], return_state=True)
     assert (run.state().name, list((tmp_path / "cloud").iterdir())) == ("Swept", [])
     assert (run.folder.attempt(1) / "node-1" / "log").read_text().endswith("| up\n")
 
@@ -175,9 +176,24 @@ def test_foreign_job_is_refused(planned: Planned, tmp_path: Path) -> None:
     plan = planned("sleep 60")
     given = tmp_path / "cloud" / plan.job / "given"
     begun(plan)
-    given.write_text(given.read_text().replace("torchyard/run=sample-a1b2c3d4", "torchyard/run=another"))
-    with pytest.raises(HostError, match="of somebody else is in project mlo"):
+    given.write_text(given.read_text().replace(f"{CLI_RUN}=sample-a1b2c3d4", f"{CLI_RUN}=another"))
+    with pytest.raises(HostError, match="in project mlo is somebody else's"):
         begun(plan)
+    remove(plan)
+
+
+@pytest.mark.parametrize("run", ["sample-a1b2c3d4", "another"])
+def test_job_of_the_version_before_is_recognized(planned: Planned, tmp_path: Path, run: str) -> None:
+    """A job with the old label is adopted by its own run, and by no other."""
+    plan = planned("sleep 60")
+    given = tmp_path / "cloud" / plan.job / "given"
+    begun(plan)
+    given.write_text(given.read_text().replace(f"{CLI_RUN}=sample-a1b2c3d4", f"{RUN}={run}"))
+    if run == "another":
+        with pytest.raises(HostError, match="is somebody else's"):
+            begun(plan)
+    else:
+        assert not begun(plan).created
     remove(plan)
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from scripts.yard import free_port
+from scripts.server import free_port
 from tasks.needs import Object
 from tasks.profile import ROOT, load_profile, profiles
 from tests.cluster.small import ELSEWHERE, in_pods, small

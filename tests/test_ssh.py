@@ -1,6 +1,7 @@
 """Hosts behind a real OpenSSH: what a run finds there, what it does to them, and what a network does to it."""
 
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -312,7 +313,7 @@ def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Plann
     with Watch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit.fn, thought(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.changes(0.1) is None or second.done(), 30)
-        with pytest.raises(OwnedError, match=f"is carried by {socket.gethostname()}:.*/run; this process ends"):
+        with pytest.raises(OwnedError, match=rf"is carried by {socket.gethostname()}:.*/run#\w+; this process ends"):
             second.result()
 
 
@@ -321,7 +322,7 @@ def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planne
     first = submit.fn(planned(args=["60"]), Deadlines())
     hosts.forget()
     submit.fn(thought(args=["60"], run="elsewhere"), Deadlines())
-    with pytest.raises(OwnedError, match="/elsewhere; this process ends"):
+    with pytest.raises(OwnedError, match=r"/elsewhere#\w+; this process ends"):
         wait.fn(first)
 
 
@@ -377,6 +378,18 @@ def test_program_that_is_too_large_is_not_copied(thought: Planned, tmp_path: Pat
     os.truncate(tmp_path / "data", 300 * 2**20)
     with pytest.raises(HostError, match="it holds 300 MiB, and 200 MiB can be copied: see options"):
         submit.fn(thought(options={"source": "."}), Deadlines())
+
+
+def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
+    """Where somebody has removed all that a host had of the run, its processes are found by their label and ended."""
+    plan = planned(args=["60"])
+    submit.fn(plan, Deadlines())
+    shutil.rmtree(hosts.folder / "host-a" / ".torchyard")
+    with Watch(plan.on) as watch:
+        until(lambda: watch.changes(0.1) and all(watch.seen.values()))
+        assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
+    assert teardown.fn(plan) == ()
+    assert hosts.left() == []
 
 
 def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -> None:

@@ -12,6 +12,7 @@ from tasks.launchers.baremetal import read_status
 from tasks.model import Observation
 from tasks.plan import Command
 from tasks.shell import words
+from tasks.sites import saved
 from tests.conftest import Write, command_plan_of, load
 
 USERS = (
@@ -54,8 +55,27 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
     """With other hosts than before, what each of the former left is still put back."""
     profile = load(write(nodes=2, options={"hosts": ["a", "b", "c"], "avoid": ["a"]}))
     (site, _) = command_plan_of(profile, tmp_path, attempt=2).sites
-    nodes = [f"{tmp_path}/attempt-1/node-{node}/files" for node in (0, 1)]
-    assert site.before == (*nodes, str(tmp_path))
+    for node in (0, 1):
+        (tmp_path / f"attempt-1/node-{node}/files/checkpoints").mkdir(parents=True)
+        (tmp_path / f"attempt-1/node-{node}/files/checkpoints/{node}.pt").touch()
+    assert [name for _, name in saved(site.before)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
+
+
+def test_plan_of_the_version_before_finds_its_checkpoints(tmp_path: Path) -> None:
+    """A plan that names every folder of the attempt before is still understood, whatever letters are in it."""
+    (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
+    assert [name for _, name in saved([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
+
+
+def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> None:
+    """Twice the hosts make a second attempt's plan twice as large, and no more."""
+
+    def size(count: int) -> int:
+        profile = load(write(nodes=count, options={"hosts": [f"h{number:03}" for number in range(count)]}))
+        return len(command_plan_of(profile, tmp_path, attempt=2).model_dump_json())
+
+    assert size(80) < 2.2 * size(40)
 
 
 @pytest.fixture(scope="module")

@@ -28,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         made.start()
         os.environ["TORCHYARD_SSH"] = made.ssh
         yield made
-        sweep(now=True, return_state=True)
+        sweep(runs=[folder.name for folder in all_runs()], return_state=True)
     finally:
         made.stop()
 
@@ -99,7 +99,7 @@ def test_hosts_end_a_job_that_nobody_looks_after(lost: Callable[..., Carried], h
 def test_sweep_clears_hosts_and_brings_all_home(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """A run whose launcher was killed is ended on its hosts by a sweep here, its logs brought home first."""
     run = lost(ticks=6000)
-    sweep(now=True, return_state=True)
+    sweep(runs=[folder.name for folder in all_runs()], return_state=True)
     assert (run.state().name, hosts.left()) == ("Swept", [])
     assert whole(run, tmp_path / "truth")
 

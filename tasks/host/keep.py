@@ -11,7 +11,8 @@ It is started by the shell door, here or through ssh, as `python3 -I -S keep.py 
 
 Told `lease` (seconds) and `grace`, the keeper ends a process that nobody has looked after for so long.
 A host that ssh reaches is told more: `site`, the run's folder there as the plan writes it, made absolute wherever it
-stands; `toward`, another host of the job; `meeting`, a file that goes with the process.
+stands; `toward`, another host of the job; `meeting`, a file that goes with the process; `serves`, by which name and
+from which hosts a store is reached.
 
 The keeper is a daemon of its own session. It outlives whoever asked for it and leaves all it knows in FOLDER:
 
@@ -20,14 +21,18 @@ The keeper is a daemon of its own session. It outlives whoever asked for it and 
     lock     held (flock) while the keeper lives: nobody has to trust a process id
     ranks/   torchrun's own copy of each rank's output, gone once the log holds every line of it
 
-Every process of the job carries TORCHYARD_JOB=<label> in its environment: that is how it is found again.
+Every process of the job carries TORCHYARD_JOB=<label> in its environment: that is how it is found again, without FOLDER
+as well. Where that is removed the process runs on, under its lease; a keeper that ends for whatever reason ends its
+process, and only one that is killed cannot.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import json
 import os
+import resource
 import select
 import signal
 import sys
@@ -35,32 +40,27 @@ import time
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
+from tasks.host.cancel import cancel
 from tasks.host.lease import Lease, looked
 from tasks.host.log import ENDED, Log, follow, hear, recover
-from tasks.host.network import choose
+from tasks.host.network import LISTEN_URLS, choose, listen_urls
+from tasks.host.processes import JOB, KEPT, children, labelled, send
 from tasks.host.site import look
-from tasks.host.state import (
-    Json,
-    children,
-    hold,
-    labelled,
-    listening,
-    path,
-    read_state,
-    send,
-    view,
-    write_state,
-)
+from tasks.host.state import Glance, Json, boot, hold, note_state, path, read_state, view, write_state
 
 PR_SET_CHILD_SUBREAPER = 36
 # A launcher's secrets, and settings that would stand in for torchrun's flags.
-FOREIGN = ("PREFECT_", "PET_", "TORCHELASTIC_")
+FOREIGN = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")
 
 # --- submit --------------------------------------------------------------------------------------------------------
 
 
 def submit(folder: str) -> None:
-    spec = absolute(json.load(sys.stdin))
+    # Logs and environments are the user's alone; what the program writes has the mode that they chose.
+    spec = dict(absolute(json.load(sys.stdin)), umask=os.umask(0o077))
+    if view(folder).get("detail"):
+        print(json.dumps(dict(view(folder), created=False)))
+        return
     os.makedirs(folder, exist_ok=True)
     look_after(folder, "")
     lock = hold(folder)
@@ -72,8 +72,10 @@ def submit(folder: str) -> None:
     if lock is None or read_state(folder):
         print(json.dumps(dict(view(folder), created=False)))
         return
-    with open(path(folder, "spec.json"), "w") as file:
+    with open(path(folder, "spec.json"), "w", encoding="utf-8") as file:
         json.dump(spec, file)
+        file.flush()
+        os.fsync(file.fileno())  # after a power cut it is what `cancel` goes by
     ours, theirs = os.pipe()
     if os.fork() == 0:
         os.close(ours)
@@ -110,26 +112,42 @@ def daemon(folder: str, spec: Json, answer: int) -> None:
 
 
 def keep(folder: str, spec: Json, answer: int) -> None:
+    log = Log(folder, spec["name"])
+    try:
+        tend(folder, spec, log, answer)
+    except BaseException:
+        clear(spec["label"])  # whatever ends a keeper ends its process
+        raise
+
+
+def tend(folder: str, spec: Json, log: Log, answer: int) -> None:
+    """From the start of the process to its end, which is written down."""
     wake = os.pipe()
     for fd in wake:
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake[1])
-    log = Log(folder, spec["name"])
-    agent, output, error = start(spec)
-    facts = {"name": spec["name"], "keeper": os.getpid(), "agent": agent, "started": time.time(), "exit": None}
-    state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, **facts)
-    os.write(answer, json.dumps(state).encode())
+    agent, output, error = start(dict(spec, folder=os.path.abspath(folder)))
+    facts = {"name": spec["name"], "keeper": os.getpid(), "agent": agent, "started": time.time(), "boot": boot()}
+    state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **facts)
+    with contextlib.suppress(BrokenPipeError):  # whoever asked for it was killed meanwhile
+        os.write(answer, json.dumps(state).encode())
     os.close(answer)
     if error:
         log.write([error])
-    exit_code = pump(log, agent, (output, wake[0]), Lease(folder, spec))
+    lease = Lease(folder, spec)
+    exit_code = pump(log, agent, (output, wake[0]), lease)
     ended = time.time()
     clear(spec["label"])
     drain(log, output)
     log.close()
-    recover(folder, log)
-    write_state(folder, phase="exited", exit=exit_code, ended=ended, lines=log.lines, lost=log.lost)
+    with contextlib.suppress(OSError):
+        recover(folder, log)
+    if not lease.ended and "site" not in spec:  # its end must be known here, also where its folder was removed
+        with contextlib.suppress(OSError):
+            os.makedirs(folder, exist_ok=True)
+    lost = {"lost": log.lost, "error": log.error} if log.lost else {}
+    note_state(folder, phase="exited", exit=exit_code, ended=ended, lines=log.lines, **facts, **lost)
 
 
 def start(spec: Json) -> tuple[int, int, bytes]:
@@ -154,12 +172,24 @@ def execute(spec: Json, failed: int) -> None:
     try:
         kept = {key: value for key, value in os.environ.items() if not key.startswith(FOREIGN)}
         kept = dict(choose(spec["toward"]) if "toward" in spec else {}, **kept)
+        marks = {JOB: spec["label"], KEPT: spec["folder"]}
+        restore_limit()
         os.chdir(spec["cwd"])
-        os.execvpe(spec["argv"][0], spec["argv"], dict(kept, **spec["env"], TORCHYARD_JOB=spec["label"]))
-    except OSError as error:
+        os.umask(spec["umask"])
+        urls = listen_urls(spec["serves"]) if "serves" in spec else ""
+        argv = [word.replace(LISTEN_URLS, urls) for word in spec["argv"]] if urls else spec["argv"]
+        os.execvpe(argv[0], argv, dict(kept, **spec["env"], **marks))
+    except (OSError, ValueError) as error:  # of a word that this host's locale cannot spell
         os.write(failed, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
     finally:
         os._exit(127)
+
+
+def restore_limit() -> None:
+    """Open files as before the launcher raised its own limit: select() cannot take what lies above 1,024."""
+    before, hard = os.environ.get("TORCHYARD_NOFILE", ""), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if before.isdigit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(before), hard), hard))
 
 
 def pump(log: Log, agent: int, ends: tuple[int, int], lease: Lease) -> int:
@@ -214,13 +244,13 @@ def drain(log: Log, output: int) -> None:
         log.feed(data)
 
 
-# --- status, follow and cancel -------------------------------------------------------------------------------------
+# --- status -------------------------------------------------------------------------------------------------------
 
 
 def status(folder: str) -> None:
-    last, rest, other = None, b"", ""
+    last, rest, other, glance, size = None, b"", "", Glance(folder), log_size(folder)
     while True:
-        now = dict(view(folder), **({"carrier": other} if other else {}))
+        now = dict(glance.view(), log_size=size, **({"carrier": other} if other else {}))
         if now != last:
             print(json.dumps(now), flush=True)
         said = hear()
@@ -228,8 +258,19 @@ def status(folder: str) -> None:
             return
         *lines, rest = (rest + said).split(b"\n")
         if lines:
-            other = look_after(folder, lines[-1].decode())
+            if "detail" in now:  # its folder was removed: the lease needs a place
+                with contextlib.suppress(OSError):
+                    os.makedirs(os.path.dirname(looked(folder)), exist_ok=True)
+            other = look_after(folder, lines[-1].decode(errors="replace"))
         last = now
+
+
+def log_size(folder: str) -> int:
+    """How long the log is as the caller begins to ask: a copy that is shorter is on its way."""
+    try:
+        return os.stat(path(folder, "log")).st_size
+    except OSError:
+        return 0
 
 
 def look_after(folder: str, who: str) -> str:
@@ -238,47 +279,6 @@ def look_after(folder: str, who: str) -> str:
         return look(looked(folder), who)
     except OSError:  # the folder is going away, or the disk cannot be written
         return ""
-
-
-def cancel(folder: str, grace: str) -> None:
-    try:
-        with open(path(folder, "spec.json")) as file:
-            spec = json.load(file)
-    except FileNotFoundError:
-        print(json.dumps({"phase": "absent", "left": []}))
-        return
-    state = read_state(folder) or {}
-    if state.get("phase") == "running":
-        send([state["agent"]] if state["agent"] in labelled(spec["label"]) else [], signal.SIGTERM)
-        settle(folder, spec["label"], float(grace))
-    send(labelled(spec["label"]), signal.SIGKILL)
-    if settle(folder, spec["label"], 5.0):
-        kill_keeper(folder)
-    if os.path.exists(spec.get("meeting", "")):
-        os.unlink(spec["meeting"])
-    print(json.dumps(dict(view(folder), left=left(spec))))
-
-
-def kill_keeper(folder: str) -> None:
-    """A keeper that does not end by itself; its lock proves that the process id is still its own."""
-    state = view(folder)
-    if state["phase"] == "running":
-        send([state["keeper"]], signal.SIGKILL)
-
-
-def settle(folder: str, label: str, seconds: float) -> bool:
-    """Wait until the keeper has told the end and no process is left; True where it did not come to that."""
-    deadline = time.monotonic() + seconds
-    while time.monotonic() < deadline:
-        if view(folder)["phase"] != "running" and not labelled(label):
-            return False
-        time.sleep(0.02)
-    return True
-
-
-def left(spec: Json) -> list[str]:
-    found = ["process %d" % pid for pid in labelled(spec["label"])]
-    return found + ["port %d" % port for port in spec["ports"] if port in listening()]
 
 
 if __name__ == "__main__":

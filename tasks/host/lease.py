@@ -7,8 +7,9 @@ import signal
 import time
 
 from tasks.host.log import Log
+from tasks.host.processes import send
 from tasks.host.site import LOOKED
-from tasks.host.state import Json, path, send, write_state
+from tasks.host.state import Json, note_state, path
 
 
 def looked(folder: str) -> str:
@@ -49,7 +50,7 @@ class Lease:
             send([agent], signal.SIGKILL)
         elif not self.ended and now - self.heard > self.seconds:
             self.ended = now
-            write_state(self.folder, abandoned=self.seconds)
+            note_state(self.folder, abandoned=self.seconds)
             said = "ended by its keeper: nobody has looked after it for %g s (deadlines.lease)"
             log.write([(said % self.seconds).encode()])
             send([agent], signal.SIGTERM)

@@ -12,7 +12,7 @@ import sys
 import time
 from typing import BinaryIO
 
-from tasks.host.state import path, view, write_state
+from tasks.host.state import Glance, note_state, path
 
 ENDED = ("exited", "unkept", "absent")  # nothing is written any more
 LONGEST = 1 << 20  # bytes; a program that never ends its line must not fill the memory
@@ -23,8 +23,8 @@ class Log:
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
-        self.fd = os.open(path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
-        self.rest, self.lines, self.lost, self.torn = b"", 0, 0, False
+        self.fd = os.open(path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.rest, self.lines, self.lost, self.torn, self.error = b"", 0, 0, False, ""
 
     def feed(self, data: bytes) -> None:
         """Write every whole line of `data`; keep the rest for the next call."""
@@ -52,12 +52,17 @@ class Log:
 
     def complain(self, missing: int, error: OSError) -> None:
         self.lost += missing
+        self.error = self.error or os.strerror(error.errno or errno.EIO)
         if self.lost == missing:
-            write_state(self.folder, lost=missing, error=os.strerror(error.errno or errno.EIO))
+            note_state(self.folder, lost=missing, error=self.error)
 
     def close(self) -> None:
+        """Write the last line; where the file was removed meanwhile, all of it is lost."""
         if self.rest:
             self.write([self.rest])
+        if not os.fstat(self.fd).st_nlink:
+            self.complain(self.lines, OSError(errno.ENOENT, ""))
+            self.lines = 0
 
 
 def recover(folder: str, log: Log) -> None:
@@ -90,8 +95,9 @@ def tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
 
 def follow(folder: str, offset: int) -> None:
     """Print the log from a byte on, until all of it is printed; exit 1 where the caller goes before."""
+    glance = Glance(folder)
     while True:
-        ended = view(folder)["phase"] in ENDED  # before the last read: nothing is written after it
+        ended = glance.view()["phase"] in ENDED  # before the last read: nothing is written after it
         try:
             with open(path(folder, "log"), "rb") as file:
                 file.seek(offset)
@@ -113,4 +119,9 @@ def unheard() -> bool:
 
 def hear() -> bytes | None:
     """What the caller has said after a moment; None where it is gone."""
-    return b"" if not select.select([0], [], [], 0.05)[0] else os.read(0, 4096) or None
+    if not select.select([0], [], [], 0.05)[0]:
+        return b""
+    try:
+        return os.read(0, 4096) or None
+    except ConnectionResetError:  # gone before it has read everything
+        return None

@@ -5,8 +5,11 @@ from __future__ import annotations
 import fcntl
 import socket
 import struct
+from typing import Any
 
 SIOCGIFADDR = 0x8915
+LISTEN_URLS = "{listen-urls}"  # a word of a command, or in one, that a keeper fills in
+Json = Any
 
 
 def interface(toward: str) -> str | None:
@@ -14,14 +17,54 @@ def interface(toward: str) -> str | None:
 
     gloo and NCCL would take that of the host's own name, which Debian maps to 127.0.1.1.
     """
+    own = way_to(toward)
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
-            end.connect((toward, 9))  # nothing is sent
-            own = end.getsockname()[0]
-            found = [name for _, name in socket.if_nameindex() if address(end, name) == own]
+            found = [name for _, name in socket.if_nameindex() if own and address(end, name) == own]
     except OSError:
         return None
     return found[0] if found and found[0] != "lo" else None
+
+
+def listen_urls(serves: Json) -> str:
+    """Where a store of the job listens: at the addresses of this host by which its agents reach it, as etcd wants them.
+
+    That is what its name means here, which the agent beside it uses, and the way to the other hosts, for theirs may
+    mean another one (a name that is 127.0.1.1 here, an address that is translated). Where neither says anything that
+    others reach, everywhere: a run that cannot meet is no safer.
+    """
+    ways = [way_to(host) for host in serves["toward"]]
+    own = [each for each in dict.fromkeys(resolve(serves["name"]) + ways) if is_own(each)]
+    reached = any(ways) or any(not each.startswith("127.") for each in own)
+    return ",".join("http://%s:%d" % (each, serves["port"]) for each in (own if reached else ["0.0.0.0"]))
+
+
+def resolve(name: str) -> list[str]:
+    """The IPv4 addresses that a name, or an address, means on this host."""
+    try:
+        return socket.gethostbyname_ex(name)[2]
+    except (OSError, UnicodeError):
+        return []
+
+
+def way_to(host: str) -> str:
+    """The address of this host that its packets to another one bear; empty where there is no way."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.connect((host, 9))  # nothing is sent
+            return str(end.getsockname()[0])
+    except (OSError, UnicodeError):
+        return ""
+
+
+def is_own(address: str) -> bool:
+    """Whether it is an address of this host: others cannot be listened on."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.bind((address, 0))
+            return address not in ("", "0.0.0.0")
+    except OSError:
+        return False
 
 
 def address(end: socket.socket, name: str) -> str:

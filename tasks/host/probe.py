@@ -30,7 +30,7 @@ def folder(need: Json) -> Json:
     trial = os.path.join(wanted, ".writable-%d" % os.getpid())
     try:
         os.makedirs(wanted, exist_ok=True)
-        with open(trial, "w") as file:
+        with open(trial, "w", encoding="utf-8") as file:
             file.write("x")
         os.unlink(trial)
         usage = os.statvfs(wanted)
@@ -83,9 +83,9 @@ def holder(number: int, label: str) -> Json:
         try:
             links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
             if inodes.intersection(links):
-                with open("/proc/%s/cmdline" % pid) as words, open("/proc/%s/environ" % pid) as names:
-                    said = words.read().replace("\0", " ").strip()[:80]
-                    ours = bool(label) and "\0TORCHYARD_JOB=" + label in "\0" + names.read()
+                with open("/proc/%s/cmdline" % pid, "rb") as words, open("/proc/%s/environ" % pid, "rb") as names:
+                    said = words.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+                    ours = bool(label) and b"\0TORCHYARD_JOB=" + label.encode() in b"\0" + names.read()
                     return {"holder": "pid %s (%s)" % (pid, said), "ours": ours}
         except OSError:
             continue
@@ -97,7 +97,7 @@ def sockets(number: int) -> set[str]:
     found: set[str] = set()
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(name) as table:
+            with open(name, encoding="utf-8") as table:
                 rows = [line.split() for line in table.readlines()[1:]]
         except OSError:
             continue

@@ -60,7 +60,7 @@ def renew(told: Json, answer: Json) -> Json:
 def read(job: Job) -> Json:
     """What was known last; nothing, where the job is new or the folder was lost."""
     try:
-        with open(path(job.folder, "told")) as file:
+        with open(path(job.folder, "told"), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
         new = {"at": 0, "submitted": 0, "why": "", "missing": 0, "seen": False, "gone": False}
@@ -69,7 +69,7 @@ def read(job: Job) -> Json:
 
 def write(job: Job, told: Json) -> None:
     part = path(job.folder, "told.part")
-    with open(part, "w") as file:
+    with open(part, "w", encoding="utf-8") as file:
         json.dump(told, file)
     os.replace(part, path(job.folder, "told"))
 
@@ -89,7 +89,9 @@ def submit(job: Job) -> None:
     if not answer["found"]:
         print(json.dumps({"phase": "failed", "created": False, "error": answer["why"]}))
     elif not created and answer["run"] not in ("", spec["run"]):
-        why = "a job %s of somebody else is in project %s (torchyard/run: %s): delete it, or name the profile otherwise"
+        why = (
+            "job %s in project %s is somebody else's (torchyard/cli-run: %s): delete it, or name the profile otherwise"
+        )
         said = why % (job.name, job.project, answer["run"])
         print(json.dumps({"phase": "failed", "created": False, "error": said}))
     else:
@@ -164,6 +166,7 @@ def take_all(job: Job) -> None:
 
 
 if __name__ == "__main__":
+    os.umask(0o077)  # logs are the user's alone
     VERBS = {"submit": submit, "status": status, "cancel": cancel}
     asked = Job(sys.argv[1:9])
     if sys.argv[7] == "follow":

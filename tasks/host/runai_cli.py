@@ -24,7 +24,8 @@ HELP = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["training", "
 PROJECTS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
 SHOWN = 10  # pods that v2 describes if it is not told otherwise
 MISSING = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
-RUN = re.compile(r'torchyard/run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
+# `torchyard/run` is what the version before wrote.
+RUN = re.compile(r'torchyard/(?:cli-)?run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
 STATUS = ("status", "phase", "state")
 NAME = ("name", "podname", "pod")
 PLAIN = re.compile(r'^\W*(?:job |workload )?(?:status|phase)"?\s*[:=]\s*"?([A-Za-z]+)', re.IGNORECASE | re.MULTILINE)
@@ -58,7 +59,7 @@ class Job:
 @contextlib.contextmanager
 def held(name: str) -> Iterator[None]:
     """Hold a lock, after whoever holds it now."""
-    fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield

@@ -49,7 +49,7 @@ def place(folder: str, asked: str) -> Json:
         os.unlink(os.path.join(part, WHOLE))
         os.makedirs(os.path.join(part, "checkpoints"), exist_ok=True)
         look(os.path.join(part, LOOKED), who)
-        with open(os.path.join(part, "sent.json"), "w") as file:
+        with open(os.path.join(part, "sent.json"), "w", encoding="utf-8") as file:
             json.dump({name: mark(os.path.join(part, name)) for name in names(part, "work")}, file)
         os.rename(part, folder)
     except OSError:
@@ -68,7 +68,7 @@ def look(file: str, who: str) -> str:
 
     Nobody (an empty `who`) may look without taking the run over.
     """
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         before, found = read(fd)
@@ -128,7 +128,7 @@ def mark(path: str) -> Json:
 def bring(folder: str) -> None:
     sent: Json = {}
     if os.path.exists(os.path.join(folder, "sent.json")):
-        with open(os.path.join(folder, "sent.json")) as file:
+        with open(os.path.join(folder, "sent.json"), encoding="utf-8") as file:
             sent = json.load(file)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for below in ("checkpoints", "work"):
@@ -159,6 +159,7 @@ VERBS: dict[str, Any] = {"place": place, "clear": clear, "begun": begun}
 
 if __name__ == "__main__":
     verb, at = sys.argv[1:3]
+    os.umask(0o077)  # logs, programs and checkpoints are the user's alone
     try:
         if verb == "bring":
             bring(at)

@@ -32,13 +32,22 @@ def read_abandoned(name: str, seen: Any) -> Status:
     return Status(state="failed", reason=sentence, failure=Failure(cause="lease-ended", sentence=sentence, node=name))
 
 
+def read_unkept(name: str, seen: Any) -> Status:
+    """The end of a job whose host lost a keeper, with what it kept or without: no fault of the program."""
+    cause, sentence = "keeper-killed", f"the keeper of {name} was killed"
+    if seen.get("rebooted"):
+        cause, sentence = "host-rebooted", f"the host of {name} was started again, and nothing of the job lives there"
+    failure = Failure(cause=cause, sentence=sentence, node=name, retry=True)
+    return Status(state="failed", reason=sentence, failure=failure)
+
+
 def read_trouble(name: str, seen: Any) -> Status | None:
     """What makes one block's state the end of the job, if anything does."""
     phase, code = seen.get("phase"), seen.get("exit")
     if phase == "absent":
         return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")
     if phase == "unkept":
-        return Status(state="failed", reason=f"the keeper of {name} was killed")
+        return read_unkept(name, seen)
     if phase == "exited" and code != 0:
         how = f"was killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended with exit code {code}"
         return Status(state="failed", reason=f"{name} {how}")

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple
 
 from tasks.errors import ProfileError
-from tasks.launchers import _lease, _pod, _pod_needs, _store
+from tasks.launchers import _lease, _pod, _pod_facts, _pod_needs, _store
 from tasks.launchers._pod import Part, Way
 from tasks.launchers._traps import traps
 from tasks.model import Run
@@ -50,7 +50,7 @@ def plan(profile: Profile, run: Run, frame: Frame) -> ManifestPlan:
     main = next(each for each in documents if is_main(each, frame))
     companions = [each for each in documents if each is not main]
     for each in companions:
-        mark(each, {**_pod.labels(profile, run), _pod.ROLE: "companion"})
+        mark(each, _companion_labels(each, profile, run))
     tasks = make_ours(main, profile, run, frame)
     first = tasks[0]
     return ManifestPlan(
@@ -83,6 +83,21 @@ def make_ours(main: dict[str, Any], profile: Profile, run: Run, frame: Frame) ->
     if isinstance(elastic, dict) and not elastic.get("rdzvId"):
         elastic["rdzvId"] = run.job(profile)
     return tasks
+
+
+def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
+    """What makes a companion the run's, so that it goes with it; nothing does so to one that holds data."""
+    if document.get("kind") not in _store.WITH_DATA:
+        return {**_pod.labels(profile, run), _pod.ROLE: "companion"}
+    return {**_pod.labels(profile, run), _pod.ROLE: _store.DISPOSABLE} if profile.on_companion_data == "delete" else {}
+
+
+def holds_data(thing: Mapping[str, Any]) -> bool:
+    """Whether deleting an object would lose data that no profile lets go."""
+    return (
+        thing.get("kind") in _store.WITH_DATA
+        and _pod_facts.part(thing, "metadata", "labels").get(_pod.ROLE) != _store.DISPOSABLE
+    )
 
 
 def requires(profile: Profile, run: Run, main: dict[str, Any], frame: Frame) -> tuple[ClusterNeed, ...]:
@@ -159,7 +174,8 @@ def mark(thing: dict[str, Any], labels: dict[str, str]) -> None:
     """Add labels, where `metadata:` or `labels:` may stand empty."""
     metadata = thing.get("metadata") or {}
     thing["metadata"] = {**{key: value for key, value in metadata.items() if value is not None}}
-    thing["metadata"]["labels"] = {**(metadata.get("labels") or {}), **labels}
+    if joined := {**(metadata.get("labels") or {}), **labels}:
+        thing["metadata"]["labels"] = joined
 
 
 def rights(companions: list[dict[str, Any]]) -> list[Right]:

@@ -13,6 +13,7 @@ from tasks.spec import Profile
 Manifest = dict[str, Any]
 Way = tuple[str | int, ...]  # keys, one inside the other
 RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
+CLI_RUN = "torchyard/cli-run"  # of a job that has no Lease: a sweep knows runs by RUN
 NETWORKS = "k8s.v1.cni.cncf.io/networks"
 GPU = "nvidia.com/gpu"
 MOST = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters

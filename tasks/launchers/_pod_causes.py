@@ -1,7 +1,8 @@
 """Why a pod does not run, or not any more: what only the controllers know, and no log can tell."""
 
+import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from tasks.launchers._pod_facts import (
@@ -15,6 +16,7 @@ from tasks.launchers._pod_facts import (
     phase,
     rows,
     seconds,
+    text,
     word_of,
 )
 from tasks.model import Failure
@@ -76,47 +78,83 @@ PULLS = (
 )
 
 
-def meaning(word: Word) -> Reason | None:
-    """What a word means; None of one that means nothing, or is not known."""
-    known = REASONS.get(word.reason)
-    if known is NO_IMAGE:
-        return next((reason for says, reason in PULLS if re.search(says, word.message)), NO_IMAGE)
-    return known
+def meaning(word: Word) -> Reason:
+    """What a word means."""
+    known = REASONS[word.reason]
+    return _pull_reason(word.message) if known is NO_IMAGE else known
+
+
+@functools.lru_cache(maxsize=4096)
+def _pull_reason(message: str) -> Reason:
+    """Why an image could not be pulled; a thousand pods of one image mostly say the same."""
+    return next((reason for says, reason in PULLS if re.search(says, message)), NO_IMAGE)
 
 
 def words(pod: Mapping[str, Any]) -> list[Word]:
-    """Every reason in a pod's status, containers last."""
+    """Every reason with a meaning in a pod's status, containers last. Most of a thousand pods give none: seen first."""
     status = part(pod, "status")
-    found = [word_of(status, 0.0)]
     conditions = rows(status, "conditions")
-    placed = max((seconds(each.get("lastTransitionTime")) for each in conditions), default=0.0)
-    found += [word_of(each, seconds(each.get("lastTransitionTime"))) for each in conditions if disrupts(each)]
-    again = part(pod, "spec").get("restartPolicy") in ("Always", "OnFailure") and phase(pod) not in ENDED_POD
+    found = [word_of(status, 0.0)] if status.get("reason") else []
+    found += [word_of(each, seconds(each.get("lastTransitionTime"))) for each in filter(disrupts, conditions)]
+    said = [each for each in _container_reasons(pod, status) if text(each.get("reason")) in REASONS]
+    if said:
+        placed = max((seconds(each.get("lastTransitionTime")) for each in conditions), default=0.0)
+        found += [word_of(each, placed) for each in said]
+    return [word for word in found if word.reason in REASONS]
+
+
+def _container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    """What each container waits for, or ended with; an end that the kubelet restarts is none."""
     for container in (*rows(status, "initContainerStatuses"), *rows(status, "containerStatuses")):
-        over = {} if again else part(container, "state", "terminated")
-        said = (word_of(each, placed) for each in (part(container, "state", "waiting"), over))
-        patient = number(container.get("restartCount")) < LOOP
-        found += [word for word in said if not (word.reason == "CrashLoopBackOff" and patient)]
-    return [word for word in found if word.reason]
+        state = part(container, "state")
+        waiting = part(state, "waiting")
+        if waiting.get("reason") != "CrashLoopBackOff" or number(container.get("restartCount")) >= LOOP:
+            yield waiting
+        if over := part(state, "terminated"):
+            again = part(pod, "spec").get("restartPolicy") in ("Always", "OnFailure") and phase(pod) not in ENDED_POD
+            yield {} if again else over
 
 
 def disrupts(condition: Mapping[str, Any]) -> bool:
     """Whether a condition says who ends the pod: Kubernetes, or Volcano in a way of its own."""
-    kind, status = condition.get("type"), condition.get("status")
-    return (kind, status) == ("DisruptionTarget", "True") or (kind, condition.get("reason")) == ("Ready", "Evict")
+    kind = condition.get("type")
+    if kind == "Ready":
+        return bool(condition.get("reason") == "Evict")
+    return bool(kind == "DisruptionTarget" and condition.get("status") == "True")
+
+
+class Trouble(NamedTuple):
+    """A pod's word that means a cause, and is old enough to be believed."""
+
+    node: str
+    word: Word
+    reason: Reason
+
+
+def words_by_pod(pods: Pods) -> dict[str, list[Word]]:
+    """The reasons of each pod that gives any."""
+    return {name: said for name, pod in pods.items() if (said := words(pod))}
+
+
+def troubles(pods: Pods, said: Mapping[str, Sequence[Word]], at: float) -> list[Trouble]:
+    """Every cause that only the controllers know, of what pods have said."""
+    return [
+        Trouble(name, word, reason)
+        for name, found in said.items()
+        for word in found
+        if at - word.since >= (reason := meaning(word)).patience and not harmless(pods[name], word)
+    ]
 
 
 def blame(pods: Pods, at: float) -> Failure | None:
     """A cause that only the controllers know, of the pod that has it longest; None where the logs must tell."""
-    found = [
-        (word.since, name, word, reason)
-        for name, pod in pods.items()
-        for word in words(pod)
-        if (reason := meaning(word)) and at - word.since >= reason.patience and not harmless(pod, word)
-    ]
-    if not found:
-        return None
-    _, name, word, reason = min(found, key=lambda each: (each[0], each[1]))
+    found = troubles(pods, words_by_pod(pods), at)
+    return blame_first(pods, found) if found else None
+
+
+def blame_first(pods: Pods, found: Sequence[Trouble]) -> Failure:
+    """The failure that the longest of some troubles is."""
+    name, word, reason = min(found, key=lambda each: (each.word.since, each.node))
     said = re.sub(r"\s+", " ", word.message)[:SHOWN]
     where = f" on {machine(pods[name])}" * (reason.slug in ("node-lost", "evicted") and bool(machine(pods[name])))
     sentence = f"{name}{where}: {reason.sentence} ({word.reason}{f': {said}' if said else ''})"

@@ -1,13 +1,14 @@
 """What pods tell about their job: the controllers' own words say less, and say some of it wrongly."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from tasks.launchers._pod_causes import blame, meaning, words
+from tasks.launchers._pod_causes import Trouble, blame, blame_first, troubles, words, words_by_pod
 from tasks.launchers._pod_facts import (
     ENDED_POD,
     ROLE,
     Pods,
+    Word,
     deleted_at,
     ended,
     exit_code,
@@ -121,28 +122,27 @@ def taken(observed: Observation, before: float) -> Failure | None:
 
 def under_way(observed: Observation, pods: Pods, gang: Gang, started: bool = False) -> Status:
     """Not ended: running once enough pods are, or `started` says that they were; failed where they never will be."""
-    if known := hopeless(pods, observed.at, gang):
+    said = words_by_pod(pods)
+    if known := hopeless(pods, troubles(pods, said, observed.at), gang):
         return Status(state="failed", reason=known.sentence, failure=known)
     begun = sum(phase(pod) != "Pending" for pod in pods.values())
     if gang.pods and begun >= gang.pods:
         return Status(state="running", reason=f"{begun} of {gang.pods} pods run")
     enough = gang.pods and begun >= gang.least
     state: State = "running" if enough or started or len(observed.joined) >= (gang.least or 1) else "pending"
-    return Status(state=state, reason=f"{begun} of {gang.pods} pods run{waits(observed, pods)}")
+    return Status(state=state, reason=f"{begun} of {gang.pods} pods run{waits(observed, pods, said)}")
 
 
-def hopeless(pods: Pods, at: float, gang: Gang) -> Failure | None:
+def hopeless(pods: Pods, found: Sequence[Trouble], gang: Gang) -> Failure | None:
     """The cause that ends the job; an elastic one goes on without some of its pods."""
-    bad = {name: pod for name, pod in pods.items() if blame({name: pod}, at)}
-    return blame(bad, at) if len(bad) > gang.pods - gang.least else None
+    spared = len({each.node for each in found}) <= gang.pods - gang.least
+    return None if spared or not found else blame_first(pods, found)
 
 
-def waits(observed: Observation, pods: Pods) -> str:
+def waits(observed: Observation, pods: Pods, said: Mapping[str, Sequence[Word]]) -> str:
     """What is waited for: the image, the scheduler's words, or the queue."""
-    for name, pod in pods.items():
-        said = [word for word in words(pod) if meaning(word)]
-        if said:
-            return f"; {name}: {said[-1].reason}: {said[-1].message}"
+    for name, found in said.items():
+        return f"; {name}: {found[-1].reason}: {found[-1].message}"
     unfit = [(name, word) for name, pod in pods.items() if (word := unscheduled(pod))]
     if unfit:
         name, word = min(unfit, key=lambda pair: pair[1].reason == "Schedulable")

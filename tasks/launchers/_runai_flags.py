@@ -14,6 +14,7 @@ from tasks.spec import Profile
 
 Generation = Literal["cli-v1", "cli-v2"]
 COMMAND = "TORCHYARD_COMMAND"
+CLI_KEYS = {_pod.RUN: _pod.CLI_RUN}
 KUBERNETES = "options.through: kubernetes can"
 # A flag of v1, and of v2 where that has another name for it.
 V2 = {
@@ -52,13 +53,16 @@ def word(text: str) -> str:
 
 
 def flags(profile: Profile, run: Run, generation: Generation) -> Iterator[str]:
-    """Every flag that a profile asks for, and the command behind them."""
+    """Every flag that a profile asks for, and the command behind them.
+
+    The run has a label of its own kind: with RUN any sweep would take the job for one that has lost its Lease.
+    """
     metadata = _pod.template(profile, run, {"name": "pytorch"})["metadata"]
     plain = {each["name"]: str(each["value"]) for each in _pod.environment(profile, run, [])}
     said = [
         *amounts(profile),
         *(("--annotation", f"{name}={value}") for name, value in metadata.get("annotations", {}).items()),
-        *(("--label", f"{name}={value}") for name, value in metadata["labels"].items()),
+        *(("--label", f"{CLI_KEYS.get(name, name)}={value}") for name, value in metadata["labels"].items()),
         *(("--environment", f"{name}={value}") for name, value in {**plain, COMMAND: script(profile, run)}.items()),
         *(claim(path, mount, generation) for path, mount in mounts(profile).items()),
         *wishes(_pod.pod_needs(profile)),

@@ -1,8 +1,8 @@
 """Where the agents of plain machines live: which host, which folders there, how the others reach it."""
 
+import glob
 import os.path
 import sys
-from collections.abc import Sequence
 from pathlib import Path, PurePosixPath
 from typing import Annotated, NamedTuple
 
@@ -77,33 +77,46 @@ def seats(profile: Profile, run: Run, options: Options) -> tuple[Seat, ...]:
     """A seat a node, or fewer where too few hosts are left."""
     named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
     hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
-    return tuple(here(profile, run, host) if host.here else there(profile, run, hosts, host) for host in hosts)
+    first: dict[str, int] = {}
+    for node, each in enumerate(hosts):
+        first.setdefault(each.host, node)
+    office = Office(profile, run, options)
+    return tuple(office.here(host) if host.here else office.there(host, first[host.host]) for host in hosts)
 
 
-def here(profile: Profile, run: Run, host: Host) -> Seat:
-    """A seat on this machine, where everything is at its place already."""
-    python = Options.model_validate(profile.options).python or sys.executable
-    folder = f"{run.folder}/attempt-{run.attempt}"
-    return Seat(host, folder, f"{run.folder}/checkpoints", str(profile.program), python, None)
+class Office(NamedTuple):
+    """Gives out the seats of one attempt."""
+
+    profile: Profile
+    run: Run
+    options: Options
+
+    def here(self, host: Host) -> Seat:
+        """A seat on this machine, where everything is at its place already."""
+        folder = f"{self.run.folder}/attempt-{self.run.attempt}"
+        checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
+        return Seat(host, folder, checkpoints, str(self.profile.program), python, None)
+
+    def there(self, host: Host, first: int) -> Seat:
+        """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
+        profile, run, options = self
+        work, inside = source(profile, options)
+        site = Site(
+            host=host.host,
+            folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
+            python=options.keeper_python,
+            work=work,
+            files=f"{run.folder}/attempt-{run.attempt}/node-{first}/files",
+            before=before(run),
+        )
+        program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
+        return Seat(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
 
 
-def there(profile: Profile, run: Run, hosts: Sequence[Host], host: Host) -> Seat:
-    """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
-    options = Options.model_validate(profile.options)
-    names = [each.host for each in hosts]
-    past = f"{run.folder}/attempt-{run.attempt - 1}"  # any node's: a spare may have taken a host's place since
-    before = [*(f"{past}/node-{node}/files" for node in range(len(hosts))), run.folder] if run.attempt > 1 else []
-    work, inside = source(profile, options)
-    site = Site(
-        host=host.host,
-        folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
-        python=options.keeper_python,
-        work=work,
-        files=f"{run.folder}/attempt-{run.attempt}/node-{names.index(host.host)}/files",
-        before=tuple(before),
-    )
-    program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
-    return Seat(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
+def before(run: Run) -> tuple[str, ...]:
+    """Where the attempt before has left checkpoints, on any node: a spare may have taken a host's place since."""
+    past = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
+    return (f"{past}/node-*/files", run.folder) if run.attempt > 1 else ()
 
 
 def source(profile: Profile, options: Options) -> tuple[str | None, str]:

@@ -10,7 +10,16 @@ from tasks.spec import Profile
 # The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
 IMAGE = "quay.io/coreos/etcd:v3.5.35"
 PORT = 2379
+# What is lost for good with such an object: the files of a claim, or everything in it.
+WITH_DATA = frozenset(
+    {
+        *("PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot"),
+        *("Namespace", "CustomResourceDefinition"),
+    }
+)
+DISPOSABLE = "disposable"  # the role of a companion whose data the profile lets go
 VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
+POLICY = "NetworkPolicy"
 
 
 def name(profile: Profile, run: Run) -> str:
@@ -18,7 +27,7 @@ def name(profile: Profile, run: Run) -> str:
 
 
 def objects(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
-    """The pod and its Service, in the order of creation."""
+    """The Service, the policy that keeps others out, and the pod, in the order of creation."""
     called = name(profile, run)
     labels = {**_pod.labels(profile, run), _pod.ROLE: "store"}
     service = {
@@ -29,7 +38,39 @@ def objects(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...
     }
     etcd = pod(called, labels, image)
     etcd["spec"] |= where(profile)
-    return (service, etcd)
+    return (service, *policies(profile, run, labels), etcd)
+
+
+def policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple[dict[str, Any], ...]:
+    """Only the run's own pods reach the store: who writes to it can run code in every agent, which unpickle its values.
+
+    None where the pods use their nodes' network: there they are known by no label, and the policy would keep them out.
+    No port is named, because a service mesh may carry the connections through one of its own.
+    """
+    if _pod.pod_needs(profile).host_network:
+        return ()
+    own = {"podSelector": {"matchLabels": _pod.labels(profile, run)}}
+    spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    metadata = {"name": name(profile, run), "labels": labels}
+    return ({"apiVersion": "networking.k8s.io/v1", "kind": POLICY, "metadata": metadata, "spec": spec},)
+
+
+def is_optional(thing: dict[str, Any]) -> bool:
+    """Whether a run does without this object of its store, where its user may not make it."""
+    return bool(thing["kind"] == POLICY and role(thing) == "store")
+
+
+def is_companion(thing: dict[str, Any]) -> bool:
+    """Whether an object stands beside the job in a manifest of the user's own, and may be older than the run.
+
+    One that holds data, and outlives the run, has no label of it.
+    """
+    kept = thing["kind"] in WITH_DATA and _pod.RUN not in (thing["metadata"].get("labels") or {})
+    return kept or role(thing) in ("companion", DISPOSABLE)
+
+
+def role(thing: dict[str, Any]) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(_pod.ROLE, ""))
 
 
 def where(profile: Profile) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import re
 from typing import Any, assert_never
 
-from tasks.launchers._torchrun import Place
+from tasks.launchers._torchrun import LOCAL_ADDR, Place
 from tasks.model import Run
 from tasks.spec import Profile
 
@@ -67,6 +67,10 @@ def environment(profile: Profile, place: Place) -> dict[str, str]:
 
 
 def pod_environment(profile: Profile, place: Place, index: str) -> list[dict[str, Any]]:
-    """The same in a pod, after TORCHYARD_NODE, which the kubelet reads from the field `index` of the pod."""
+    """The same in a pod, after TORCHYARD_NODE, which the kubelet reads from the field `index` of the pod.
+
+    An agent is told the pod's own address here, because older ones end at an option that they do not know.
+    """
     node = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
-    return [node, *({"name": name, "value": value} for name, value in environment(profile, place).items())]
+    own = {LOCAL_ADDR: place.address} if place.address and profile.starter != "none" else {}
+    return [node, *({"name": name, "value": value} for name, value in {**own, **environment(profile, place)}.items())]

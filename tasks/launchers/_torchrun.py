@@ -9,8 +9,12 @@ from tasks.noun import Noun
 from tasks.spec import Profile
 
 JOINED = "Rendezvous complete for workers"
+ZERO = "[default0]:"  # what --tee writes before a line of local rank 0
+# What a raw line must hold to be one of local rank 0, or to say a node's rank.
+ZERO_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
 GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
 WORKER = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+LOCAL_ADDR = "PET_LOCAL_ADDR"  # what torchrun's parser takes for --local_addr, where it knows that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
 
@@ -43,14 +47,19 @@ def first_port(run: Run) -> int:
 
 
 def options(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
-    """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling."""
+    """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling.
+
+    A pod's image may have any torch: it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0, which
+    machines are checked for; pods are told by LOCAL_ADDR, which an older agent does not read.
+    """
+    own = isinstance(place.node, int) and place.address
     return (
         f"--nnodes={profile.nodes}",
         f"--nproc_per_node={profile.processes}",
         "--max_restarts=0",
         "--tee=3",
         *meeting(profile, run, place),
-        *((f"--local_addr={place.address}",) if place.address else ()),
+        *((f"--local_addr={place.address}",) if own else ()),
     )
 
 

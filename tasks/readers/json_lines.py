@@ -5,7 +5,10 @@ from collections.abc import Iterable
 from typing import Any
 
 from tasks.model import Metrics, Row
+from tasks.readers._rows import Rows, measured
 from tasks.readers._text import ROW_KEYS
+
+PLAIN = frozenset({float, int, str, bool})
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
@@ -13,28 +16,30 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
 
     A resumed program says its last row again: the later one of the same epoch, step or trial counts.
     """
-    rows: dict[Any, Row] = {}
+    rows = Rows()
     summary: Row = {}
     for line in lines:
         row = read_object(line)
+        if not row:
+            continue
         key = next((name for name in ROW_KEYS if name in row), None)
         if key:
-            rows[key, row[key]] = row
+            rows.put((key, row[key]), row)
         else:
             summary |= row
-    return Metrics(rows=tuple(rows.values()), summary=summary)
+    return measured(rows, summary)
 
 
 def read_object(line: str) -> Row:
     """The plain values of a JSON object; nothing where the line is something else."""
-    start = line.find("{")
-    if start < 0 or line[:start].strip():
+    if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    return {sound(key): sound(each) for key, each in value.items() if isinstance(each, float | int | str | bool)}
+    found = {key: each for key, each in value.items() if type(each) in PLAIN}
+    return {sound(key): sound(each) for key, each in found.items()} if "\\u" in line else found
 
 
 def sound(value: Any) -> Any:

@@ -2,9 +2,9 @@
 
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from tasks.model import Metrics, Row
+from tasks.readers._rows import Rows, measured
 from tasks.readers._text import NUMBER, finite, parts
 
 COUNT = r"([0-9]{1,9})"
@@ -26,24 +26,37 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
 
     `acc` and `best_acc` are in percent, `accuracy` is 0 to 1, seconds are seconds.
     """
-    rows: dict[Any, Row] = {}
+    rows = Rows()
     summary: Row = {}
     row: Row = {}
     for part in parts(lines):
         batch, scores = read_batch(part), read_scores(part)
         if batch:
-            begun = {} if batch["batch"] == 0 else rows.get(batch["epoch"], {})
-            row = rows[batch["epoch"]] = begun | {"epoch": batch["epoch"], "loss": batch["loss"]}
+            key = ("epoch", batch["epoch"])
+            begun = (rows.get(key) or {}) if batch["batch"] else {}
+            row = begun | {"epoch": batch["epoch"], "loss": batch["loss"]}
+            rows.put(key, row)
         elif scores:
-            row = rows.setdefault(scores["epoch"], {}) if "epoch" in scores else row
+            row = begin_row(rows, row, scores)
             (row if row else summary).update(scores)
         summary |= read_run(part)
-    return Metrics(rows=tuple(rows.values()), summary=summary)
+    return measured(rows, summary)
+
+
+def begin_row(rows: Rows, row: Row, scores: Row) -> Row:
+    """The row that scores belong to: that of the epoch that they name, else the last one."""
+    if "epoch" not in scores:
+        return row
+    key = ("epoch", scores["epoch"])
+    if (known := rows.get(key)) is None:
+        known = {}
+        rows.put(key, known)
+    return known
 
 
 def read_batch(part: str) -> Row:
     """A batch of the training: `batch` of `batches`, in whatever the program counts."""
-    match = TRAINED.search(part)
+    match = TRAINED.search(part) if "Train Epoch:" in part else None
     if match is None:
         return {}
     return {"epoch": int(match[1]), "batch": int(match[2]), "batches": int(match[3]), "loss": finite(match[4])}
@@ -51,6 +64,8 @@ def read_batch(part: str) -> Row:
 
 def read_scores(part: str) -> Row:
     """What the test of an epoch gave."""
+    if "acc" not in part and "Acc" not in part:
+        return {}
     if match := TESTED.search(part):
         return {"epoch": int(match[1]), "acc": finite(match[2])}
     if match := BETTER.search(part):
@@ -64,10 +79,10 @@ def read_scores(part: str) -> Row:
 
 def read_run(part: str) -> Row:
     """What is said of the whole run, at its start and at its end."""
-    said: Row = {key: int(value) for key, value in ARGUMENT.findall(part)}
-    if match := INIT.search(part):
+    said: Row = {key: int(value) for key, value in ARGUMENT.findall(part)} if "'" in part else {}
+    if "[init]" in part and (match := INIT.search(part)):
         said["world_size"] = int(match[1])
-    if match := ENDED.search(part):
+    if (" seconds:" in part or "best_acc:" in part) and (match := ENDED.search(part)):
         said[match[1].replace(" ", "_")] = finite(match[2])
     return said
 

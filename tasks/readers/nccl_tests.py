@@ -6,7 +6,8 @@ from itertools import takewhile
 from typing import NamedTuple
 
 from tasks.model import Metrics, Row
-from tasks.readers._text import NUMBER, bare, finite, parts
+from tasks.readers._rows import Rows, measured
+from tasks.readers._text import NUMBER, bare, finite, has, parts
 
 # Bytes of one element.
 TYPES = {
@@ -24,15 +25,23 @@ NOISE = re.compile(
 )
 HEADER = re.compile(r"\b(size|bytes)\s+(?:count|N)\s+type\b(.*)")
 BEGINS = re.compile(r"ccl-tests version|Collective test starting|\bnThread [0-9]|_perf\s+-\w")
+BEGINNINGS = ("ccl-tests", "Collective test", "nThread ", "_perf")
+JUDGEMENTS = ("Out of bounds", "Avg bus", "Test ")
+# One of these is in every line that says anything: a row's type, a head, a fact.
+WORDS = (
+    *("float", "half", "int", "double", "char", "bf16", "f8e", "fp8", "type"),
+    *("ccl-tests", "CCL version", "_perf", "Avg bus", "Out of bounds", "ank", "Test ", "Collective test", "nThread "),
+)
 PROGRAMS = "all_reduce|all_gather|reduce_scatter|reduce|broadcast|alltoallv?|gather|scatter|sendrecv|hypercube"
+# What a line says, and a part of it that is quickly found.
 SAID = (
-    re.compile(r"\b[nr]ccl-tests:? [Vv]ersion (?P<version>\S{1,80})"),
-    re.compile(r"\bR?(?:NCCL|CCL) version :?\s?(?P<nccl>[0-9][\w.+-]{0,60})"),
-    re.compile(rf"(?<![A-Za-z0-9])(?P<op>{PROGRAMS})_perf"),
-    re.compile(rf"Avg bus bandwidth\s*:\s*(?P<avg_busbw>{NUMBER})"),
-    re.compile(r"Out of bounds values\s*:\s*(?P<out_of_bounds>[0-9]{1,9})"),
-    re.compile(r"\bnranks[ =](?P<ranks>[0-9]{1,9})"),
-    re.compile(r"#\s+Rank\s+(?P<rank>[0-9]{1,9})\s"),
+    ("ccl-tests", re.compile(r"\b[nr]ccl-tests:? [Vv]ersion (?P<version>\S{1,80})")),
+    ("CCL version", re.compile(r"\bR?(?:NCCL|CCL) version :?\s?(?P<nccl>[0-9][\w.+-]{0,60})")),
+    ("_perf", re.compile(rf"(?<![A-Za-z0-9])(?P<op>{PROGRAMS})_perf")),
+    ("Avg bus", re.compile(rf"Avg bus bandwidth\s*:\s*(?P<avg_busbw>{NUMBER})")),
+    ("Out of bounds", re.compile(r"Out of bounds values\s*:\s*(?P<out_of_bounds>[0-9]{1,9})")),
+    ("nranks", re.compile(r"\bnranks[ =](?P<ranks>[0-9]{1,9})")),
+    ("Rank", re.compile(r"#\s+Rank\s+(?P<rank>[0-9]{1,9})\s")),
 )
 VERDICT = re.compile(
     r"(?:Out of bounds values|Avg bus bandwidth)\s*:.{0,60}?\b(OK|FAILED)\b|\bTest \w{1,20} (failure)\b"
@@ -66,19 +75,21 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
     """
     tables = [Table()]
     for part in parts(lines):
-        if tables[-1].is_over(part):
+        if not tables[-1].is_open and not has(part, WORDS):
+            continue
+        facts = read_facts(part)
+        if tables[-1].is_over(part, facts):
             tables.append(Table())
-        tables[-1].take(part)
+        tables[-1].take(part, facts)
     told = [table for table in tables if table.begun] or tables[:1]
     summaries = [table.summary() for table in told]
     if len(told) == 1:
-        return Metrics(rows=tuple(told[0].rows), summary=summaries[0])
-    rows = tuple(
-        row | {"op": said.get("op"), "table": number}
-        for number, (table, said) in enumerate(zip(told, summaries, strict=True), 1)
-        for row in table.rows
-    )
-    return Metrics(rows=rows, summary={"tables": len(told), **together(summaries)})
+        return measured(told[0].rows, summaries[0])
+    rows = Rows()
+    for number, (table, said) in enumerate(zip(told, summaries, strict=True), 1):
+        for row in table.rows.all():
+            rows.add(row | {"op": said.get("op"), "table": number})
+    return measured(rows, {"tables": len(told), **together(summaries)})
 
 
 def together(summaries: list[Row]) -> Row:
@@ -99,7 +110,8 @@ class Table:
     """One table while its lines come."""
 
     def __init__(self) -> None:
-        self.rows: list[Row] = []
+        self.rows = Rows(self._note_rates)
+        self._rates: list[float] = []  # the highest of the rows that were not kept
         self._facts: Row = {}
         self._guess = ""
         self._torn = 0
@@ -108,17 +120,23 @@ class Table:
 
     @property
     def begun(self) -> bool:
-        return bool(self.rows or self._torn or self._open or self._facts.keys() & ENDS)
+        return bool(self.rows.count or self._torn or self._open or self._facts.keys() & ENDS)
 
-    def is_over(self, part: str) -> bool:
+    @property
+    def is_open(self) -> bool:
+        """Whether a row lacks cells, which any line may bring."""
+        return self._open is not None
+
+    def is_over(self, part: str, facts: Row) -> bool:
         """Whether a line is of the next table."""
-        if self.begun and (BEGINS.search(part) or HEADER.search(part)):
+        if self.begun and ((has(part, BEGINNINGS) and BEGINS.search(part)) or find_header(part)):
             return True
-        return "avg_busbw" in self._facts and "op" in read_facts(part) and "concluded" not in part
+        return "avg_busbw" in self._facts and "op" in facts and "concluded" not in part
 
-    def take(self, part: str) -> None:
-        self._take_facts(part)
-        text = NOISE.sub("", TAG.sub(" ", part))
+    def take(self, part: str, facts: Row) -> None:
+        self._take_facts(facts)
+        text = TAG.sub(" ", part) if "<std" in part else part
+        text = NOISE.sub("", text) if " [" in text else text
         if layout := read_layout(text):
             self._layout = layout
         elif line := read_start(text, self._layout):
@@ -130,14 +148,19 @@ class Table:
 
     def summary(self) -> Row:
         guess: Row = {"op": self._guess} if self._guess else {}
-        bandwidths = [row.get(key) for row in self.rows for key in ("busbw", "in_place_busbw")]
-        known = [each for each in bandwidths if isinstance(each, float)]
-        highest: Row = {"max_busbw": max(known)} if known else {}
+        for row in self.rows.all():
+            self._note_rates(row)
+        highest: Row = {"max_busbw": self._rates[0]} if self._rates else {}
         torn = self._torn + (self._open is not None)
         return {**guess, **self._facts, **highest, **({"incomplete_rows": torn} if torn else {})}
 
-    def _take_facts(self, part: str) -> None:
-        for key, value in read_facts(part).items():
+    def _note_rates(self, row: Row) -> None:
+        bandwidths = (row.get(key) for key in ("busbw", "in_place_busbw"))
+        known = [each for each in bandwidths if isinstance(each, float)]
+        self._rates = [max(known + self._rates)] if known else self._rates
+
+    def _take_facts(self, facts: Row) -> None:
+        for key, value in facts.items():
             before = self._facts.setdefault(key, value)
             if key == "failed":
                 self._facts[key] = before or value
@@ -150,7 +173,7 @@ class Table:
         row = read_row(line, self._layout) if len(line.cells) in (2 * WIDTH, 2 * TIMED) else {}
         sure = self._layout is not None and not pieced
         if row and not {"error", "in_place_wrong"} <= row.keys() and (sure or plausible(row)):
-            self.rows.append(row)
+            self.rows.add(row)
             self._guess = guess_op(line) or self._guess
         elif line.clean and len(line.cells) in (0, WIDTH):
             self._open = line
@@ -158,8 +181,13 @@ class Table:
             self._torn += 1
 
 
+def find_header(text: str) -> re.Match[str] | None:
+    """The head of a table in a line."""
+    return HEADER.search(text) if "type" in text else None
+
+
 def read_layout(text: str) -> Layout | None:
-    header = HEADER.search(text)
+    header = find_header(text)
     if header is None:
         return None
     scale = 1000.0 if header[1] == "bytes" else 1.0  # the oldest tables tell the time in ms
@@ -224,9 +252,10 @@ def guess_op(line: Line) -> str:
 
 def read_facts(part: str) -> Row:
     """What a line says of its table."""
-    said = {
-        key: value for pattern in SAID if (match := pattern.search(part)) for key, value in match.groupdict().items()
-    }
+    said: dict[str, str] = {}
+    for word, pattern in SAID:
+        if word in part and (match := pattern.search(part)):
+            said |= match.groupdict()
     facts: Row = {key: said[key] for key in ("op", "version", "nccl") if key in said}
     if "rank" in said or "ranks" in said:
         facts["ranks"] = int(said.get("rank", -1)) + 1 or int(said["ranks"])
@@ -234,7 +263,8 @@ def read_facts(part: str) -> Row:
         facts["avg_busbw"] = finite(said["avg_busbw"])
     if "out_of_bounds" in said:
         facts["out_of_bounds"] = int(said["out_of_bounds"])
-    if verdict := VERDICT.search(part):
+    judged = "avg_busbw" in said or "out_of_bounds" in said or has(part, JUDGEMENTS)
+    if judged and (verdict := VERDICT.search(part)):
         facts["failed"] = verdict[1] != "OK"
     return facts
 
@@ -243,5 +273,6 @@ def read_nccl_tests_line(line: str) -> Row:
     """The last row in a line, or the verdict over a table."""
     table = Table()
     for part in parts([line]):
-        table.take(part)
-    return table.rows[-1] if table.rows else {key: value for key, value in table.summary().items() if key in ENDS}
+        table.take(part, read_facts(part))
+    rows = table.rows.all()
+    return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in ENDS}

@@ -3,9 +3,9 @@
 import math
 import re
 from collections.abc import Iterable
-from typing import Any
 
 from tasks.model import Metrics, Row
+from tasks.readers._rows import Rows, measured
 from tasks.readers._text import parts
 
 # The bar of an epoch, the means over all classes after it, and the last words.
@@ -23,25 +23,37 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
 
     `GPU_mem` is in GB. The scores that come after the last epoch are those of the best weights (`final_...`).
     """
-    rows: dict[Any, Row] = {}
+    lost = Best()
+    rows = Rows(lost.take)
     summary: Row = {}
     row: Row = {}
     for part in parts(lines):
         epoch, scores = read_epoch(part), read_scores(part)
         if epoch:
             row = {key: value for key, value in epoch.items() if key != "last_epoch"}
-            rows[row["epoch"]] = row
+            rows.put(("epoch", row["epoch"]), row)
         elif scores and row and "hours" not in summary:
             row |= scores
         elif scores:
             summary |= {f"final_{key}": value for key, value in scores.items() if f"final_{key}" not in summary}
         summary |= read_last_words(part)
-    return Metrics(rows=tuple(rows.values()), summary={**summary, **best(rows.values())})
+    return measured(rows, {**summary, **best([*lost.rows, *rows.all()])})
+
+
+class Best:
+    """The best row of those that were not kept."""
+
+    def __init__(self) -> None:
+        self.rows: list[Row] = []
+
+    def take(self, row: Row) -> None:
+        if math.isfinite(fitness(row)) and (not self.rows or fitness(row) > fitness(self.rows[0])):
+            self.rows = [row]
 
 
 def read_epoch(part: str) -> Row:
     """A state of the bar; `last_epoch` is the number of the last one, as YOLOv5 counts from 0."""
-    match = EPOCH.search(part)
+    match = EPOCH.search(part) if "G" in part and "/" in part else None
     if match is None:
         return {}
     losses, sizes = match.groups()[3:6], [float(each) for each in match.groups()[6:]]
@@ -52,11 +64,13 @@ def read_epoch(part: str) -> Row:
 
 def read_scores(part: str) -> Row:
     """Precision, recall and mean average precision over all classes."""
-    match = ALL.search(part)
+    match = ALL.search(part) if "all" in part else None
     return dict(zip(SCORES, map(float, match.groups()[2:]), strict=True)) if match else {}
 
 
 def read_last_words(part: str) -> Row:
+    if "epochs completed" not in part and "Results saved" not in part:
+        return {}
     ended, saved = ENDED.search(part), SAVED.search(part)
     words: Row = {"epochs": int(ended[1]), "hours": float(ended[2])} if ended else {}
     return {**words, "results": saved[1]} if saved else words

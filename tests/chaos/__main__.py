@@ -20,6 +20,7 @@ from functools import partial
 from itertools import groupby
 from pathlib import Path
 
+from tests.caller import forget_cluster
 from tests.chaos.cells import FAULTS, Cell, Result, all_cells
 from tests.chaos.job import Job
 from tests.chaos.machine import Machine
@@ -64,7 +65,7 @@ class Matrix:
         if arrived:
             self._try(arrived[0].cell, partial(self._strike, world, wave[0].fault, arrived))
         run_all([partial(self._end, each) for each in arrived])
-        if wave[0].fault == "machine lost" and arrived:
+        if wave[0].fault.startswith("machine lost") and arrived:
             world.find_machine()
 
     def trial(self, world: World, cell: Cell) -> Trial:
@@ -88,10 +89,12 @@ class Matrix:
             case "cluster":
                 assert self.space
                 away(self.space.plane, fault, [trial for trial in trials if isinstance(trial, Job)])
-            case "world" if fault == "machine lost":
+            case "world" if fault.startswith("machine lost"):
                 world.lose_machine()
                 for trial in trials:
                     trial.move()
+            case "world" if fault == "power cut":
+                world.cut_power()
             case _:
                 world.strike(target, how)
 
@@ -159,6 +162,7 @@ def read(words: list[str]) -> argparse.Namespace:
 
 def main(words: list[str]) -> int:
     asked = read(words)
+    forget_cluster()
     cells = chosen(asked.only, asked.skip)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="torchyard-chaos-"))

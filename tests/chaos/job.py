@@ -1,5 +1,6 @@
 """The cells of runs in the cluster: real controllers, fake pods, and a way to the API server that can be broken."""
 
+import time
 from pathlib import Path
 from typing import Any, cast, get_args
 
@@ -13,6 +14,10 @@ from tests.cluster.gate import Fault, Gate
 from tests.cluster.jobs import as_user
 
 BURST = 6.0  # seconds that requests fail
+LOG_RATE = 100_000.0  # bytes a second of each pod's log, where it is slow
+LAST_WORDS = 300  # lines of 10 kB: half a minute at that rate
+OLD_S = 25.0  # how much older than its deadlines a run is that comes back late
+BRIEF = {"start": "15s", "silence": "15s"}
 HOLE = 20.0  # seconds that new connections are swallowed; those that were there are dead for good
 FINAL = ("cancel", "flow TERM", "job deleted")  # what ends a run for good
 ENDING = ("pod evicted", "node lost")  # what ends an attempt: its other pods need not start any more
@@ -42,9 +47,14 @@ class Job(Trial):
             "rendezvous": "etcd-v2" if self.cell.store else "c10d",
             "pod": {"node_selector": {"type": "kwok"}, "annotations": annotations},
             "cluster": {"context": self.context, "namespace": self.space.name},
-            "deadlines": DEADLINES,
+            "deadlines": {**DEADLINES, **(BRIEF if self.old else {})},
             "attempts": 2,
         }
+
+    @property
+    def old(self) -> bool:
+        """Whether the run comes back when it is older than the deadlines of its start and of silence."""
+        return self.cell.fault.endswith("old run")
 
     # --- getting there
 
@@ -89,6 +99,10 @@ class Job(Trial):
                 self.come("pods that speak", lambda: self.at("wait") and self.heard() >= ENOUGH)
             case _:
                 self.come("the request", self.gate.held.is_set)
+        if self.old:
+            old = time.monotonic() + OLD_S
+            self.come("age", lambda: time.monotonic() > old)
+            self.gate.delay = 1.0  # its logs take longer to come than a look at its deadlines
         if self.cell.fault in ENDING:
             self.come("pods", lambda: len(self.placed()) == 2)
         if self.cell.fault == "etcd KILL" and self.cell.step == "etcd":
@@ -109,6 +123,11 @@ class Job(Trial):
         kind, burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
         if kind in get_args(Fault):
             self.gate.fail(cast(Fault, kind), BURST if burst else HOLE if kind == "black hole" else BURST / 2)
+        elif self.cell.fault == "slow log" and self.program:
+            self.gate.slow("/log?", LOG_RATE)
+            self.program.pour(LAST_WORDS)
+        elif self.cell.fault == "foreign sweep":
+            self.space.sweep(self.truth)
         elif self.cell.fault == "job deleted":
             self.come("the job", lambda: self.space.jobs[self.column].of(self.name))  # who watches may be late
             self.silence(self.space.workers(self.name))

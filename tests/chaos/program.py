@@ -11,6 +11,7 @@ from tests.cluster.api import ApiError
 BEAT = 0.1
 HELD = "torchyard.test/waiting"  # the annotation of a pod that does not start
 LINES = 40  # of a pod that nobody disturbs
+LONG = "x" * 10_000
 
 
 class Program(threading.Thread):
@@ -24,6 +25,7 @@ class Program(threading.Thread):
         self._space, self._truth, self._run, self._may_end = space, truth, run, may_end
         self._over = threading.Event()
         self._silent: set[str] = set()
+        self._last_words = 0
         self._talking = threading.Lock()
         self.printed: dict[str, list[str]] = {}
 
@@ -41,6 +43,10 @@ class Program(threading.Thread):
         with self._talking:
             self._silent.add(pod["metadata"]["uid"])
 
+    def pour(self, lines: int) -> None:
+        """Each pod prints so many long lines at once, and ends: what its log is at the end of a real job."""
+        self._last_words = lines
+
     def _step(self, pod: Object) -> None:
         about = pod["metadata"]
         if about.get("annotations", {}).get(HELD) and self._may_end(pod):
@@ -51,11 +57,16 @@ class Program(threading.Thread):
         if about["uid"] in self._silent:
             return
         lines = self.printed.setdefault(about["name"], [])
+        if self._last_words and len(lines) < self._last_words:
+            self._print(about["name"], [f"{about['name']} end {each} {LONG}" for each in range(self._last_words)])
         if len(lines) >= LINES and self._may_end(pod):
             with contextlib.suppress(ApiError, OSError):  # an API server that is away is asked again
                 self._space.annotate(pod, "torchyard.test/end-now", "0")
                 self._silent.add(about["uid"])
             return
-        lines.append(f"{about['name']} step {len(lines)}")
-        with (self._truth / about["name"]).open("a") as file:
-            file.write(lines[-1] + "\n")
+        self._print(about["name"], [f"{about['name']} step {len(lines)}"])
+
+    def _print(self, pod: str, lines: list[str]) -> None:
+        self.printed[pod] += lines
+        with (self._truth / pod).open("a") as file:
+            file.write("".join(f"{line}\n" for line in lines))

@@ -3,13 +3,19 @@
 import contextlib
 import json
 import os
+import subprocess
+import sys
 import threading
 import time
 import uuid
 from collections.abc import Iterator
 from http.client import HTTPException
+from pathlib import Path
 from typing import Any
 
+import yaml
+
+from tasks.profile import ROOT
 from tests.chaos.cells import Column
 from tests.chaos.world import until
 from tests.cluster.api import ApiError
@@ -29,6 +35,13 @@ LOST = {
 }
 ECHOES = ("events", "endpoints", "endpointslices")
 Object = dict[str, Any]
+SWEEP = """
+import sys, time
+real = time.time
+time.time = lambda: real() + {ahead}
+from flows.sweep import main
+sys.exit(main(sys.argv[1:]))
+"""
 
 
 class Seen:
@@ -137,6 +150,32 @@ class Space:
 
     # --- striking
 
+    def sweep(self, folder: Path) -> None:
+        """Sweep as two other users, whose clocks are a day ahead and whose Prefect knows none of these runs.
+
+        One may do everything in the cluster, the other only what a run needs: he may not list Leases.
+        """
+        environment = {
+            key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TORCHYARD_"))
+        }
+        (folder / "stranger").mkdir()
+        environment |= {"PREFECT_HOME": str(folder / "prefect"), "TORCHYARD_RUNS": str(folder / "stranger")}
+        for config in (self.plane.admin, self.stranger(folder)):
+            words = [sys.executable, "-c", SWEEP.format(ahead=86400), "--context", current(config)]
+            with (folder / "sweep.log").open("ab") as log:
+                subprocess.run(
+                    words, env={**environment, "KUBECONFIG": str(config)}, cwd=ROOT, check=False, stdout=log, stderr=log
+                )
+
+    def stranger(self, folder: Path) -> Path:
+        """The kubeconfig of a user who may run jobs in this namespace, and nothing else."""
+        user = f"stranger-{uuid.uuid4().hex[:6]}"
+        role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "torchyard"}
+        subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
+        binding = {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]}
+        self.call("POST", self.path("rbac.authorization.k8s.io/v1", "rolebindings"), binding)
+        return self.plane.kubeconfig(folder / "stranger.kubeconfig", user)
+
     def annotate(self, pod: Object, key: str, value: str) -> None:
         self.patch(pod, {"metadata": {"annotations": {key: value}}})
 
@@ -168,6 +207,11 @@ class Space:
         self.delete_job(column, run)
         for pod in self.stores(run):
             self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
+
+
+def current(config: Path) -> str:
+    """The context of a kubeconfig."""
+    return str(yaml.safe_load(config.read_text())["current-context"])
 
 
 @contextlib.contextmanager

@@ -26,7 +26,9 @@ class Trial(ABC):
 
     def __init__(self, world: World, cell: Cell) -> None:
         self.world, self.cell = world, cell
-        self.truth = world.folder / "truth" / "-".join((cell.column, cell.step, *cell.fault.split())).lower()
+        self.truth = (
+            world.folder / "truth" / "-".join((cell.column, cell.step, *cell.fault.replace(",", "").split())).lower()
+        )
         self.truth.mkdir(parents=True)
         self.profile = self.truth / "chaos.yaml"
         self.machine = "worker"

@@ -14,10 +14,12 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.yard import free_port
+from scripts.server import free_port
 from tasks.profile import ROOT
+from tests.caller import SERVER
 
 BIN = Path(sys.executable).parent
+HANGS_S = 40.0  # how long a server that is stopped answers nobody
 SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
@@ -64,7 +66,7 @@ class World:
         self.runs = {"worker": folder / "runs", "other": folder / "elsewhere"}
         self.gates = folder / "gates.yaml"
         self.env = {
-            **os.environ,
+            **{name: value for name, value in os.environ.items() if name not in SERVER},
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_API_URL": self.api,
             "KUBECONFIG": os.pathsep.join(filter(None, (os.environ.get("KUBECONFIG"), str(self.gates)))),
@@ -79,7 +81,7 @@ class World:
         self.start("server")
         until("server", self.healthy, 90)
         self.prefect("work-pool", "create", "torchyard", "--type", "process", "--overwrite")
-        self.prefect("--no-prompt", "deploy", "--name", "digits-local")
+        self.prefect("--no-prompt", "deploy", "--name", "digits-local", "--name", "crashed")
         subprocess.run([sys.executable, "-m", "scripts.automations"], env=self.env, check=True, cwd=ROOT)
         self.start("worker")
         threading.Thread(target=self.supervise, daemon=True).start()
@@ -122,7 +124,30 @@ class World:
                         self.start(name)
 
     def strike(self, name: str, how: str) -> None:
-        os.kill(self.processes[name].pid, SIGNALS[how])
+        if how == "STOP":
+            self.hang(name)
+        else:
+            os.kill(self.processes[name].pid, SIGNALS[how])
+
+    def hang(self, name: str) -> None:
+        """Stop a process with all of its own for a while: connections are accepted, and nobody answers."""
+        group = self.processes[name].pid
+        os.killpg(group, signal.SIGSTOP)
+        threading.Timer(HANGS_S, os.killpg, (group, signal.SIGCONT)).start()
+
+    def cut_power(self) -> None:
+        """Everything of this machine dies at once, agents and keepers too; then it starts, as `make up` starts it."""
+        with self._mine:
+            for process in self.processes.values():
+                process.kill()
+            kill_all(f"TORCHYARD_RUNS={self.runs['worker']}", f"PREFECT_HOME={self.folder}/")
+        threading.Thread(target=self._come_up, daemon=True).start()
+
+    def _come_up(self) -> None:
+        """What `make up` does once the server answers; server and worker are the supervisor's."""
+        until("the server", self.healthy, 180, 0.5)
+        environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
+        subprocess.run([sys.executable, "-m", "tasks.lost", "back"], env=environment, check=False, cwd=ROOT)
 
     def lose_machine(self) -> None:
         """Everything of the worker's machine dies at once; another machine's worker looks for runs from now on."""

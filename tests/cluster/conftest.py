@@ -1,4 +1,4 @@
-"""Tests on a cluster: the one that KUBECONFIG names, in a namespace of their own that is removed afterwards."""
+"""Tests on a cluster: the one that TORCHYARD_TEST_KUBECONFIG names, in namespaces of their own that are removed."""
 
 import os
 import time
@@ -13,6 +13,7 @@ import pytest
 from tasks.cluster import Api, api
 from tasks.errors import ClusterError
 from tasks.spec import Cluster
+from tests.caller import CLUSTER
 from tests.cluster.jobs import Jobs, as_user
 from tests.cluster.wire import Wire
 
@@ -26,14 +27,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def plane() -> Api:
-    """The cluster of KUBECONFIG."""
-    if not os.environ.get("KUBECONFIG"):
-        pytest.skip("KUBECONFIG is not set: `make cluster-up` prints one")
+    """The cluster for tests, in KUBECONFIG from here on. Without one every test fails: that it passes was asked."""
+    if not os.environ.get(CLUSTER):
+        pytest.fail(f"{CLUSTER} names no cluster: `make e2e` starts one, `make cluster-up` prints one", pytrace=False)
+    os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
         server = api(Cluster())
         server.ask("GET", "/version")
     except ClusterError as error:
-        pytest.skip(f"no cluster answers: {error}")
+        pytest.fail(f"no cluster answers at {os.environ[CLUSTER]}: {error}", pytrace=False)
     return server
 
 
@@ -58,7 +60,7 @@ def user(plane: Api) -> dict[str, Any]:
 def fake(plane: Api, user: dict[str, Any]) -> dict[str, Any]:
     """Overrides that put a job on fake nodes."""
     if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
-        pytest.skip("this cluster has no fake nodes (label type=kwok)")
+        pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
     return {**user, "pod.node_selector": {"type": "kwok"}}
 
 

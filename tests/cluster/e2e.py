@@ -1,4 +1,7 @@
-"""`make e2e`: the tests on a cluster: KUBECONFIG's or, where it names none, one that comes and goes with them."""
+"""`make e2e`: the tests on a cluster: that of `make cluster-up`, or one that comes and goes with them.
+
+Another cluster is used only where it is named on purpose: `make e2e KUBE=/path/to/kubeconfig`. KUBECONFIG is not read.
+"""
 
 import os
 import subprocess
@@ -9,34 +12,58 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
+from tasks.cluster import api
+from tasks.errors import ClusterError
+from tasks.spec import Cluster
+from tests.caller import CLUSTER, forget_caller
+from tests.cluster import nodes
 from tests.cluster.plane import Plane
+from tests.skips import MAY_SKIP
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = (sys.executable, str(ROOT / "tests" / "cluster" / "cluster.py"))
+# The two controllers of AppWrappers cannot be on one cluster: the older one's profiles are always left out.
+OTHER_DISPATCHER = "cluster.py up --mcad"
+# What needs real nodes, or the rights that these need.
+REAL = ("torchyard/node=real", "small disk")
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """KUBECONFIG names a cluster meanwhile; one that was started for it is taken down again."""
-    before = os.environ.get("KUBECONFIG")
-    if before:
+    """KUBECONFIG names a cluster for tests meanwhile; one that was started for it is taken down again."""
+    forget_caller()
+    if named := os.environ.get(CLUSTER):
+        os.environ["KUBECONFIG"] = named
         yield
         return
     plane = Plane()
     running = plane.running()
     if not running:
         subprocess.run([*MAKE, "up"], check=True)
-    os.environ["KUBECONFIG"] = os.pathsep.join([str(plane.admin), str(plane.user)])
+    os.environ["KUBECONFIG"] = os.environ[CLUSTER] = os.pathsep.join([str(plane.admin), str(plane.user)])
     try:
         yield
     finally:
-        del os.environ["KUBECONFIG"]
+        del os.environ[CLUSTER]
+        forget_caller()
         if not running:
             subprocess.run([*MAKE, "down"], check=True)
 
 
+def may_skip() -> str:
+    """What of the tests this machine, or a cluster that is not ours, may lack."""
+    lacking = REAL if os.environ.get(CLUSTER) or nodes.why_not() else ()
+    return ",".join((OTHER_DISPATCHER, *lacking))
+
+
 def main() -> int:
+    os.environ.setdefault(MAY_SKIP, may_skip())
     with cluster():
+        try:
+            api(Cluster()).ask("GET", "/version")
+        except ClusterError as error:
+            print(f"no cluster answers at {os.environ[CLUSTER]}: {error}", file=sys.stderr)
+            return 1
         # They wait more than they work, and each module has a namespace of its own.
         side_by_side = ["-n", "3", "--dist", "loadfile"]
         tests = [sys.executable, "-m", "pytest", "tests/cluster", "-rs", *side_by_side, *sys.argv[1:]]

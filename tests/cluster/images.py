@@ -20,10 +20,12 @@ from pathlib import Path
 from typing import Any
 
 from tasks.launchers._store import IMAGE as ETCD
+from tests.record_torchrun import options
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local
 ALPINE = "docker.io/library/alpine:3.10"  # compiled into the operator
+OLD_TORCH = "1.13.1"  # of the image that guide 000's profiles pin
 PAUSE = "docker.io/torchyard/node-pause:local"
 PROGRAMS = "/opt/torchyard/programs"
 SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders of their own
@@ -58,7 +60,19 @@ def userland() -> list[tuple[Path, str]]:
 
 def python() -> Image:
     """The image of everything that pods run in Python; its shell and Python come when a container starts."""
-    return machine(PYTHON, {})
+    return machine(PYTHON, {"opt/bin/torchrun": old_torchrun().encode()})
+
+
+def old_torchrun() -> str:
+    """A torchrun that ends, as the one of guide 000's image does, at an option that it has not; else the machine's."""
+    return f"""#!{sys.executable} -IS
+import argparse, json, os, sys
+parser = argparse.ArgumentParser("torchrun")
+for option in json.loads({json.dumps(json.dumps(options(OLD_TORCH)))}):
+    parser.add_argument(*option.pop("names"), **option)
+parser.parse_args()
+os.execv({sys.prefix!r} + "/bin/torchrun", sys.argv)
+"""
 
 
 def alpine() -> Image:

@@ -13,6 +13,7 @@ from tasks.launchers import registry
 from tasks.model import Run
 from tasks.plan import ManifestPlan
 from tasks.profile import load_profile
+from tasks.renewer import renewer
 from tasks.spec import Cluster
 from tests.cluster.wire import CONTEXT, Wire
 
@@ -52,6 +53,7 @@ class Jobs:
         self.server = Api(Cluster(namespace=namespace))
         self._overrides = {**fake, "cluster.namespace": namespace}
         self.more: dict[str, Any] = {}
+        self._started: list[ManifestPlan] = []
 
     def plan(self, wire: Wire | None = None, profile: str = "yolov5-volcano", **annotations: Any) -> ManifestPlan:
         """A plan of a run of its own; `log="/a/file"` and the like steer the fake pods."""
@@ -67,6 +69,7 @@ class Jobs:
     def start(self, wire: Wire | None = None, **annotations: Any) -> ManifestPlan:
         """Create a job."""
         plan = self.plan(wire, **annotations)
+        self._started.append(plan)
         objects.create(plan)
         return plan
 
@@ -95,7 +98,9 @@ class Jobs:
         return self.server.items(api, kind, {"labelSelector": which})
 
     def clear(self) -> None:
-        """Nothing of a test stays."""
+        """Nothing of a test stays, and no thread renews its Leases."""
+        for plan in self._started:
+            renewer().drop(plan)
         for version, kind in JOBS:
             for job in self.server.items(version, kind):
                 self.server.delete(version, kind, job["metadata"]["name"])

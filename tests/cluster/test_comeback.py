@@ -110,10 +110,10 @@ def test_job_that_ended_alone_is_read(training: Training) -> None:
 
 
 def test_sweep_takes_a_lost_job_away(training: Training) -> None:
-    """`sweep --now` removes every object of a run that nobody carries."""
+    """`sweep --run NAME` removes every object of a run that nobody carries, also before its lease has ended."""
     training.lose()
     assert training.there()
-    assert sweep(now=True, return_state=True).is_completed()
+    assert sweep(runs=[training.plan.run], return_state=True).is_completed()
     assert (training.there(), training.pods(), training.carried.state().name) == ([], [], "Swept")
 
 

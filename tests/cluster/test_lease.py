@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tasks import lease, objects, renewer
+from tasks import lease, objects, orphans, renewer, seal
 from tasks.errors import OwnedError
+from tasks.flow_runs import obtain_key
 from tasks.launchers import _lease
 from tasks.model import Handle, Outcome, Status
 from tasks.plan import ManifestPlan
@@ -20,7 +21,6 @@ from tasks.submit import submit
 from tasks.sweep import sweep_run
 from tasks.teardown import teardown
 from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
 
@@ -66,15 +66,12 @@ def test_lease_goes_last(jobs: Jobs) -> None:
     assert held(jobs, plan) == {}
 
 
-def test_wait_renews(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """While a job is watched its Lease is renewed, and not afterwards."""
+def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the submit on the Lease is renewed, whether or not the job is watched."""
     monkeypatch.setattr(renewer, "EVERY", 0.2)
     plan = jobs.start()
     first = _lease.renewed(held(jobs, plan))
-    with ClusterWatch(plan):
-        until(lambda: _lease.renewed(held(jobs, plan)) > first)
-    last = until(lambda: (now := _lease.renewed(held(jobs, plan))) == _lease.renewed(held(jobs, plan)) and now)
-    assert last
+    until(lambda: _lease.renewed(held(jobs, plan)) > first)
 
 
 def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -101,6 +98,12 @@ def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
 
 
 # --- another machine
+
+
+@pytest.fixture
+def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has the runs' keys, as their launchers have."""
+    monkeypatch.setattr(seal, "source", obtain_key)
 
 
 @pytest.fixture
@@ -132,6 +135,7 @@ def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) 
     assert held(training.jobs, plan) == {}
 
 
+@pytest.mark.usefixtures("keyed")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere: Path, stopped: bool) -> None:  # noqa: F811
     """A machine that is lost after the job's end: another one reads the logs if they are there, and says if not."""
@@ -145,6 +149,19 @@ def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere:
     logs = training.report.attempts[0].collected.logs
     assert [log.lines for log in logs] == ([0, 0] if stopped else [1, 1])
     assert ["what there is of it is on" in log.lost for log in logs] == [stopped, stopped]
+
+
+def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """Whoever may write on a Lease cannot make a success of a job that he has deleted."""
+    training.lose()
+    plan = training.plan
+    lease.tell_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    lease.tell_ending(plan, "succeeded", "it is said to have succeeded")
+    training.jobs.delete(plan)
+    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    carry_there(training, elsewhere).communicate(timeout=60)
+    assert training.carried.state().name == "Failed"
+    assert "deleted by somebody else" in training.report.sentence
 
 
 def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewhere: Path) -> None:  # noqa: F811
@@ -165,6 +182,7 @@ def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewher
     assert training.carried.state().name == "Completed"
 
 
+@pytest.mark.usefixtures("keyed")
 def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere: Path) -> None:  # noqa: F811
     """What comes back in the middle of a cancel brings the cancel to its end, and not the training."""
     training.lose()
@@ -176,6 +194,12 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere
 
 
 # --- the sweep
+
+
+@pytest.fixture(autouse=True)
+def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Lease is watched for a second before it is believed that nobody renews it."""
+    monkeypatch.setattr(orphans, "OBSERVED_S", 1.0)
 
 
 def swept(**how: Any) -> str:
@@ -192,7 +216,7 @@ def test_sweep_finds_what_another_machine_has_left(training: Training, elsewhere
     rewrite(training.jobs, plan, ago=1801)
     assert plan.run in swept(dry_run=True)
     assert there(training.jobs, plan) == 3
-    swept()
+    swept(runs=[plan.run])
     assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
 
 
@@ -207,12 +231,26 @@ def test_sweep_leaves_a_run_that_prefect_calls_alive(training: Training, elsewhe
     process.communicate(timeout=60)
 
 
+def test_named_run_stays_while_its_holder_renews(training: Training, elsewhere: Path) -> None:  # noqa: F811
+    """A run that is named goes before its Lease has ended, but not while another machine's launcher renews it."""
+    training.lose()
+    plan = training.plan
+    until(lambda: training.carried.state().is_crashed())
+    os.environ["TORCHYARD_RUNS"] = str(elsewhere)
+    rewrite(training.jobs, plan, holderIdentity="there:/runs")
+    assert "renewed its Lease" in swept(runs=[plan.run])
+    assert there(training.jobs, plan) == 3
+    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    assert swept(runs=[plan.run]) == "looked after 1 runs"
+    assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
+
+
 def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
     """A Lease and a job without our label stay, however old they are."""
     plan = jobs.plan()
     strange = {**plan.lease, "metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.server.create(strange)
-    assert "strange" not in swept(dry_run=True, now=True)
+    assert "strange" not in swept(dry_run=True)
     assert jobs.server.delete(_lease.API, _lease.KIND, "strange")
 
 

@@ -12,7 +12,8 @@ from kubernetes.config import kube_config
 
 from tasks import cluster, objects, orphans
 from tasks.cluster import Api
-from tasks.launchers import registry
+from tasks.errors import ClusterError
+from tasks.launchers import _lease, registry
 from tasks.model import Run
 from tasks.needs import Check, Right
 from tasks.plan import ManifestPlan
@@ -196,13 +197,25 @@ def everywhere(account: Account) -> Iterator[None]:
     account.admin.ask("DELETE", f"{path}/{name}")
 
 
+def test_sweeper_that_may_not_list_leases_takes_nothing(account: Account, jobs: Jobs) -> None:
+    """With role torchyard alone a sweep is refused, and says which role is missing: all that it sees may be alive."""
+    account.grant(ROLE)
+    plan = jobs.start()
+    terms = orphans.Terms(lambda _: "", lambda _: "", without_lease=True)
+    with pytest.raises(ClusterError, match=r"list leases.*torchyard-sweep"):
+        list(orphans.orphans(NAME, terms))
+    assert jobs.server.read(_lease.API, _lease.KIND, plan.run)
+
+
 @pytest.mark.usefixtures("everywhere")
-def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs) -> None:
+def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torchyard-sweep everywhere and torchyard where runs are, what a dead run left is found and removed."""
+    monkeypatch.setattr(orphans, "OBSERVED_S", 1.0)
     account.grant(ROLE)
     plan = jobs.plan()
     plan.lease["spec"]["leaseDurationSeconds"] = 1
     objects.create(plan)
-    mine = until(lambda: [each for each in orphans.orphans(NAME, False, lambda _: "") if each.run == plan.run])
+    terms = orphans.Terms(lambda _: "")
+    mine = until(lambda: [each for each in orphans.orphans(NAME, terms) if each.run == plan.run])
     assert orphans.remove(mine[0]) == []
     assert jobs.labelled(plan, "v1", "Pod") == []

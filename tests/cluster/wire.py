@@ -49,6 +49,7 @@ class Wire:
         self._links: list[Link] = []
         self._answers: dict[str, list[bytes]] = {}
         self._cuts: dict[str, int] = {}
+        self._rates: dict[str, float] = {}
         self._server = socket.create_server(("127.0.0.1", 0))
         self.port = self._server.getsockname()[1]
         self.kubeconfig = place / f"wire-{self.port}.yaml"
@@ -82,6 +83,10 @@ class Wire:
     def cut_after(self, what: str, size: int) -> None:
         """Close the next connection for such a request once it has carried so many bytes, and no other."""
         self._cuts[what] = size
+
+    def slow(self, what: str, rate: float) -> None:
+        """Carry the answers to such requests at so many bytes a second, each connection for itself."""
+        self._rates[what] = rate
 
     def stall(self, what: str = "") -> None:
         """Carry nothing any more over the connections there are, without closing them."""
@@ -123,6 +128,7 @@ class Wire:
         """End what lasts: being away, delays, holes and answers. Forgotten connections stay so."""
         self.away, self.hole, self.nameless, self.delay = False, False, False, 0.0
         self._answers.clear()
+        self._rates.clear()
         if self._server.fileno() < 0:
             self._server = socket.create_server(("127.0.0.1", self.port))
             threading.Thread(target=self._serve, daemon=True).start()
@@ -209,4 +215,6 @@ class Wire:
                 return False
         link.given += len(data)
         link.near.sendall(data)
+        for what in [each for each in self._rates if each in link.request]:
+            time.sleep(len(data) / self._rates[what])
         return True

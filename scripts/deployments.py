@@ -1,0 +1,170 @@
+"""What prefect.yaml holds, brought to the server: the work pool, and every deployment as this folder's.
+
+`prefect deploy` would erase the limits of a deployment that exists, and hand over one of another folder without a word.
+Here only what the code decides is written, and only where it differs; limits, schedules and pauses stay as they are.
+"""
+
+from collections.abc import Iterable
+from functools import cache
+from typing import TYPE_CHECKING, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from scripts.api import YardError, prefect_client
+from tasks.profile import ROOT
+
+if TYPE_CHECKING:
+    from prefect.client.orchestration import SyncPrefectClient
+    from prefect.client.schemas.responses import DeploymentResponse
+
+POOL = "torchyard"
+STEP = "prefect.deployments.steps.set_working_directory"
+
+
+class Pool(BaseModel):
+    """Where a deployment's runs wait for a worker."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+
+
+class Wanted(BaseModel):
+    """A deployment as prefect.yaml says it; a key that is not read here is refused, not forgotten."""
+
+    model_config = ConfigDict(extra="forbid")
+    name: str
+    description: str
+    entrypoint: str
+    work_pool: Pool
+    tags: list[str] = []
+    parameters: dict[str, Any] = {}
+    schedules: list[dict[str, Any]] = []
+    concurrency_limit: dict[str, Any] = {}
+
+    @property
+    def flow(self) -> str:
+        return self.entrypoint.rpartition(":")[2]
+
+    @property
+    def full_name(self) -> str:
+        return f"{self.flow}/{self.name}"
+
+
+def deploy(take_over: bool = False) -> None:
+    """The work pool and every deployment of prefect.yaml; YardError where another folder's would be taken over."""
+    every = read_wanted()
+    with prefect_client() as client:
+        found = {each.full_name: _find(client, each.full_name) for each in every}
+        if not take_over:
+            refuse_foreign({name: each for name, each in found.items() if each})
+        make_pool(client)
+        for each in every:
+            known = found[each.full_name]
+            if known:
+                update(client, each, known)
+            else:
+                create(client, each)
+
+
+def read_wanted() -> list[Wanted]:
+    path = ROOT / "prefect.yaml"
+    try:
+        return [Wanted.model_validate(each) for each in yaml.safe_load(path.read_text())["deployments"]]
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise YardError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
+
+
+def _find(client: "SyncPrefectClient", name: str) -> "DeploymentResponse | None":
+    from prefect.exceptions import ObjectNotFound
+
+    try:
+        return client.read_deployment_by_name(name)
+    except ObjectNotFound:
+        return None
+
+
+def folder_of(deployment: "DeploymentResponse") -> str:
+    """The folder whose code a deployment runs; "" where it takes its code from elsewhere."""
+    steps: Iterable[dict[str, Any]] = deployment.pull_steps or ()
+    return next((str(step[STEP]["directory"]) for step in steps if STEP in step), "")
+
+
+def refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
+    foreign = {name: folder_of(each) for name, each in found.items() if folder_of(each) != str(ROOT)}
+    if not foreign:
+        return
+    first = next(iter(foreign))
+    folders = " and ".join(sorted({folder or "other storage" for folder in foreign.values()}))
+    raise YardError(
+        f"{len(foreign)} of the deployments on this server ({first}{', ...' if len(foreign) > 1 else ''}) belong to "
+        f"{folders}: whoever runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a server "
+        "of this folder's own, or say that they are to be taken over: make up TAKE_OVER=1"
+    )
+
+
+def make_pool(client: "SyncPrefectClient") -> None:
+    """The work pool, where there is none: an existing one keeps its limit, its pause and its job template."""
+    from prefect.client.schemas.actions import WorkPoolCreate
+    from prefect.exceptions import ObjectNotFound
+    from prefect.workers.process import ProcessWorker
+
+    try:
+        client.read_work_pool(POOL)
+    except ObjectNotFound:
+        template = ProcessWorker.get_default_base_job_template()
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+
+
+@cache
+def parameters_of(entrypoint: str) -> dict[str, Any]:
+    """What a flow's form asks for. The flow's file is run for it, so each once."""
+    from prefect.flows import load_flow_from_entrypoint
+    from prefect.utilities.callables import parameter_schema
+
+    flow: Any = load_flow_from_entrypoint(str(ROOT / entrypoint))
+    return parameter_schema(flow).model_dump(exclude_unset=True)
+
+
+def decided(wanted: Wanted) -> dict[str, Any]:
+    """What the code decides of a deployment, whatever a person has set."""
+    return {
+        **wanted.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
+        "parameter_openapi_schema": parameters_of(wanted.entrypoint),
+        "pull_steps": [{STEP: {"directory": str(ROOT)}}],
+    }
+
+
+def create(client: "SyncPrefectClient", wanted: Wanted) -> None:
+    from prefect.client.schemas.actions import DeploymentScheduleCreate
+    from prefect.client.schemas.objects import ConcurrencyOptions
+
+    schedules = [
+        DeploymentScheduleCreate.model_validate({"active": each.get("active", True), "schedule": _without_active(each)})
+        for each in wanted.schedules
+    ]
+    limit = dict(wanted.concurrency_limit)
+    client.create_deployment(
+        flow_id=client.create_flow_from_name(wanted.flow),
+        name=wanted.name,
+        work_pool_name=wanted.work_pool.name,
+        schedules=schedules,
+        concurrency_limit=limit.pop("limit", None),
+        concurrency_options=ConcurrencyOptions.model_validate(limit) if limit else None,
+        enforce_parameter_schema=True,
+        **decided(wanted),
+    )
+
+
+def _without_active(schedule: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in schedule.items() if key != "active"}
+
+
+def update(client: "SyncPrefectClient", wanted: Wanted, known: "DeploymentResponse") -> None:
+    """Write what differs, if anything: with every write Prefect drops the scheduled runs and makes them anew."""
+    from prefect.client.schemas.actions import DeploymentUpdate
+
+    now = known.model_dump(mode="json")
+    if changed := {key: value for key, value in decided(wanted).items() if now[key] != value}:
+        client.update_deployment(known.id, DeploymentUpdate(**changed))

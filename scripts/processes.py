@@ -1,0 +1,112 @@
+"""Processes that outlive the command that starts them: this folder's Prefect server and its worker.
+
+They are found in /proc alone, by their words and environment: no file can be torn, or name a process id used again.
+"""
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from scripts.api import YardError
+from tasks.identity import identity
+from tasks.profile import ROOT
+
+HOME = ROOT / ".prefect"
+YARD = ROOT / "scripts" / "yard.py"
+FORMER_WORKER = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the version before
+
+
+class Process(NamedTuple):
+    """A living process of ours."""
+
+    pid: int
+    words: list[str]
+    environment: dict[str, str]
+
+
+def worker_name() -> str:
+    """Ours among a pool's workers: Prefect calls one ONLINE for 90 s after its death. Containers may share a path."""
+    return f"torchyard {identity(str(HOME / 'worker'))}".replace("/", "-")
+
+
+def started() -> dict[str, Process]:
+    """What of this folder runs: `server` and `worker`, each by one of its processes."""
+    found: dict[str, Process] = {}
+    for folder in Path("/proc").iterdir():
+        if folder.name.isdigit() and (process := _read(folder)) and (name := _name(process)):
+            found.setdefault(name, process)
+    return found
+
+
+def _read(folder: Path) -> Process | None:
+    try:
+        if folder.stat().st_uid != os.getuid():
+            return None
+        words = (folder / "cmdline").read_text(errors="replace").split("\0")
+        pairs = (folder / "environ").read_text(errors="surrogateescape").split("\0")
+    except OSError:
+        return None
+    return Process(int(folder.name), words, dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+
+
+def _name(process: Process) -> str:
+    if worker_name() in process.words or process.words[1:3] == [str(YARD), "tend"]:
+        return "worker"
+    serves = process.words[2:4] == ["server", "start"] and process.environment.get("PREFECT_HOME") == str(HOME)
+    return "server" if serves else ""
+
+
+def detach(name: str, command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+    """Start a process in a session of its own; what it says goes to a log of its name."""
+    log = os.open(HOME / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    # A worker that inherits an ignored SIGINT does not end on SIGTERM.
+    before = signal.signal(signal.SIGINT, signal.SIG_DFL)
+    try:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+            cwd=ROOT,
+            env={**os.environ, **(environment or {})},
+        )
+    finally:
+        signal.signal(signal.SIGINT, before)
+        os.close(log)
+
+
+def end(name: str) -> None:
+    """End a process of ours with its whole group: SIGTERM, then SIGKILL."""
+    with contextlib.suppress(KeyError, ProcessLookupError):
+        group = os.getpgid(started()[name].pid)
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            os.killpg(group, number)
+            with contextlib.suppress(YardError):
+                until(f"the {name} did not end", lambda: not _lives(group), 5)
+                break
+        print(f"stopped the {name}")
+
+
+def _lives(group: int) -> bool:
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def until(what: str, found: Callable[[], Any], seconds: float) -> Any:
+    """Ask until there is something; YardError names what there was not."""
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
+        if something := found():
+            return something
+        time.sleep(0.2)
+    raise YardError(f"{what} within {seconds:.0f} s")

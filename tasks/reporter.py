@@ -1,0 +1,164 @@
+"""What a run tells Prefect and asks of it, on a thread of its own: a server that hangs holds no step up."""
+
+import contextlib
+import contextvars
+import math
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Self
+from uuid import UUID
+
+from httpx import HTTPStatusError, TransportError
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterId,
+    TaskRunFilter,
+    TaskRunFilterState,
+    TaskRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.context import FlowRunContext
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Crashed, Running
+
+from tasks.signals import CancelRequested
+from tasks.step import log
+
+LOOK_INTERVAL_S = 3.0  # between two looks at what people ask of the run
+CALL_TIMEOUT_S = 5.0  # of one call; what fails is tried again, with the latest value
+RETRY_INTERVAL_S = 1.0
+SIGNAL_TIMEOUT_S = 3.0  # that the signal of a cancel may take; a worker that died sends none
+PASSING = (401, 403, 408, 429)  # answers below 500 that may be others a moment later
+NO_SUSPENSION = "a run cannot be suspended, as its job would train on: cancel it, and retry it later"
+Call = Callable[[SyncPrefectClient], None]
+
+
+class Reporter:
+    """A mailbox for Prefect, where the latest call of a key wins, and a regular look at the state of the run.
+
+    A call that Prefect does not answer stays in the mailbox; one that it refuses is dropped.
+    """
+
+    def __init__(self, run_id: str) -> None:
+        self._run_id = UUID(run_id)
+        self._calls: dict[str, tuple[Call, Future[None]]] = {}
+        self._news = threading.Condition()
+        self._over = threading.Event()
+        self._cancelled_at = math.inf
+        self._looked_at = -math.inf
+
+    def __enter__(self) -> Self:
+        run = contextvars.copy_context().run  # Prefect's settings and the run's log belong to a context
+        self._thread = threading.Thread(target=run, args=(self._run,), daemon=True, name="reporter")
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._over.set()
+        with self._news:
+            self._news.notify()
+        self._thread.join(CALL_TIMEOUT_S)  # a state that it is about to set must not follow the final one
+
+    def send(self, key: str, call: Call) -> Future[None]:
+        """Have something done in Prefect soon; it takes the place of an earlier call of this key that is not done."""
+        done: Future[None] = Future()
+        with self._news:
+            self._calls[key] = call, done
+            self._news.notify()
+        return done
+
+    def check_cancelled(self) -> None:
+        """CancelRequested where somebody cancelled the run a moment ago, and no signal has told it."""
+        if time.monotonic() - self._cancelled_at > SIGNAL_TIMEOUT_S:
+            raise CancelRequested
+
+    def is_cancelled(self) -> bool:
+        """Whether somebody has cancelled the run, as far as Prefect answers within a few seconds."""
+        with contextlib.suppress(Exception):
+            self.send("look", self._look).result(SIGNAL_TIMEOUT_S)
+        return self._cancelled_at < math.inf
+
+    # --- on the reporter's own thread
+
+    def _run(self) -> None:
+        """Serve the mailbox until the run is over, whatever happens to Prefect."""
+        with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}):
+            while not self._over.is_set():
+                try:
+                    with get_client(sync_client=True, httpx_settings={"timeout": CALL_TIMEOUT_S}) as client:
+                        self._serve(client)
+                except Exception as error:
+                    log().debug("no way to Prefect: %s", error)
+                    self._over.wait(RETRY_INTERVAL_S)
+
+    def _serve(self, client: SyncPrefectClient) -> None:
+        while not self._over.is_set():
+            if time.monotonic() - self._looked_at > LOOK_INTERVAL_S:
+                self.send("look", self._look)
+            for key, (call, done) in list(self._calls.items()):
+                if self._over.is_set():
+                    return
+                self._make(client, key, call, done)
+            with self._news:
+                undone = bool(self._calls)
+                self._news.wait(RETRY_INTERVAL_S if undone else LOOK_INTERVAL_S)
+
+    def _make(self, client: SyncPrefectClient, key: str, call: Call, done: Future[None]) -> None:
+        """Make one call; it stays in the mailbox where Prefect is away."""
+        refusal = None
+        try:
+            call(client)
+        except Exception as error:
+            if is_away(error):
+                return
+            refusal = error
+            log().debug("Prefect refuses %s: %s", key, error)
+        with self._news:
+            if self._calls.get(key) == (call, done):
+                del self._calls[key]
+        done.set_exception(refusal) if refusal else done.set_result(None)
+
+    def _look(self, client: SyncPrefectClient) -> None:
+        """See what people ask of the run."""
+        self._looked_at = time.monotonic()
+        state = client.read_flow_run(self._run_id).state
+        if state and (state.is_cancelling() or state.is_cancelled()):
+            self._cancelled_at = min(self._cancelled_at, self._looked_at)
+        elif state and state.is_paused():
+            log().warning("%s; its state is Running again", NO_SUSPENSION)
+            client.set_flow_run_state(self._run_id, Running(message=NO_SUSPENSION), force=True)
+
+
+def is_away(error: Exception) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in PASSING
+    return isinstance(error, TransportError)
+
+
+def ignore_suspension() -> None:
+    """Keep Prefect's engine from leaving a suspended run at its next step, and its job with it.
+
+    The engine marks a request in the run's context, and every task that begins heeds it.
+    """
+    request = getattr(FlowRunContext.get(), "flow_run_suspension_request", None)
+    if request is not None:
+        request.mark_requested = lambda state: None
+
+
+def end_lost_steps(run_id: str, count: int) -> Call:
+    """Crash the task runs of this run's earlier processes, which would be Running for ever."""
+
+    def call(client: SyncPrefectClient) -> None:
+        kinds = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
+        living = TaskRunFilter(state=TaskRunFilterState(type=kinds))
+        this = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)]))
+        for task_run in client.read_task_runs(flow_run_filter=this, task_run_filter=living):
+            if task_run.flow_run_run_count < count:
+                client.set_task_run_state(task_run.id, Crashed(message="its process was lost"), force=True)
+
+    return call

@@ -1,0 +1,97 @@
+"""What it costs to attach to a job that has said much already: memory, and how long the wait is held up.
+
+`python tests/bench_attach.py [MIB]`. The wait is a child process; its job has one node on this machine.
+"""
+
+import itertools
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from tasks.model import Handle, Run
+from tasks.plan import Command, CommandPlan
+from tasks.profile import ROOT, load_profile
+from tasks.spec import Deadlines
+
+MIB = 200
+LINE = "%s node-0 | [default0]:epoch 3 of 100, loss 0.1234, 512 images/s: step %d\n"
+JOINED = "%s node-0 | I Rendezvous complete for workers. group_rank=0\n"
+RUNS = """echo '{"phase": "running", "started": 1}'; while test ! -e %s; do sleep 0.1; done
+echo '{"phase": "exited", "exit": 0, "ended": 1}'"""
+
+
+def main(show: Any, mib: int = MIB) -> None:
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "bench.py").write_text("")
+        (Path(name) / "bench.yaml").write_text("about: a bench\nlauncher: baremetal\nprogram: bench.py\n")
+        told = attach(Path(name), mib)
+    show(f"attach to {mib} MiB of log: memory beside the empty one's", told["mib"], 40, "MiB")
+    show("the longest that the wait was held up", told["slowest"], 1.0, "s")
+    show("seconds until all of it was read", told["seconds"], None, "s")
+
+
+def attach(folder: Path, mib: int) -> dict[str, Any]:
+    """What a child that waits says of itself."""
+    command = [sys.executable, __file__, "child", str(folder), str(mib)]
+    found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
+    return found
+
+
+def child(folder: Path, mib: int) -> None:
+    """Wait for a job whose log is there, until the last line has come."""
+    from tasks.launchers import registry
+    from tasks.wait import wait
+
+    profile = load_profile(str(folder / "bench.yaml"))
+    plan = registry.launcher(profile.launcher).plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
+    assert isinstance(plan, CommandPlan)
+    over = folder / "over"
+    status = Command(argv=("sh", "-c", RUNS % over))
+    plan = plan.model_copy(update={"on": tuple(each.model_copy(update={"status": status}) for each in plan.on)})
+    last = write(Path(plan.on[0].log), mib << 20)
+    before, began, calls = rss("VmHWM"), time.monotonic(), [time.monotonic()]
+
+    def pulse(lines: list[str]) -> None:
+        calls.append(time.monotonic())
+        if any(f"step {last}" in line for line in lines[-3:]):
+            over.touch()
+
+    handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age=4000)
+    outcome = wait.fn(handle, pulse)
+    assert outcome.status.state == "succeeded", outcome
+    slowest = max(after - at for at, after in itertools.pairwise(calls))
+    said = {"mib": rss("VmHWM") - before, "slowest": slowest, "seconds": time.monotonic() - began}
+    print(json.dumps(said))
+
+
+def write(path: Path, size: int) -> int:
+    """A log of that size; the number of its last line."""
+    path.parent.mkdir(parents=True)
+    number, now = 0, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
+    with path.open("w") as file:
+        file.write(JOINED % now)
+        while file.tell() < size:
+            file.write("".join(LINE % (now, each) for each in range(number, number + 10_000)))
+            number += 10_000
+    return number - 1
+
+
+def rss(which: str) -> float:
+    """MiB of memory now, or at the most so far (VmHWM)."""
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
+
+
+if __name__ == "__main__":
+    if sys.argv[1:2] == ["child"]:
+        child(Path(sys.argv[2]), int(sys.argv[3]))
+    else:
+        from tests.bench import show
+
+        main(show, *map(int, sys.argv[1:]))

@@ -1,0 +1,15 @@
+"""The real API server keeps the contract to which the fake one of the other tests is held."""
+
+import pytest
+
+from tasks.cluster import Api
+from tasks.spec import Cluster
+from tests.api_contract import ApiContract
+
+
+class TestRealApi(ApiContract):
+    """The contract, on the cluster's own server."""
+
+    @pytest.fixture
+    def server(self, namespace: str) -> Api:
+        return Api(Cluster(namespace=namespace))

@@ -1,0 +1,14 @@
+"""The fake API server keeps the contract of the real one."""
+
+import pytest
+
+from tasks.cluster import Api
+from tests.api_contract import ApiContract
+
+
+class TestFakeApi(ApiContract):
+    """The contract, on the fake server."""
+
+    @pytest.fixture
+    def server(self, fake_server: Api) -> Api:
+        return fake_server

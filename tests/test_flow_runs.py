@@ -1,0 +1,106 @@
+"""What Prefect knows of the flow run that a Lease names."""
+
+from typing import Any
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_client
+from prefect.client.schemas.objects import State, StateType
+
+from flows.train import train
+from tasks import flow_runs
+from tasks.flow_runs import ENTRYPOINT, alive_by_name, named_by, obtain_key
+from tasks.launchers import _lease
+from tasks.model import Run
+from tests.leases import lease
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+
+
+@flow(name="another")
+def another() -> None:
+    """A flow of somebody else."""
+
+
+def made(of: Any = train, entrypoint: str | None = None) -> str:
+    """A flow run, of a deployment where an entrypoint is given; its id."""
+    with get_client(sync_client=True) as client:
+        if entrypoint is None:
+            return str(client.create_flow_run(of).id)
+        deployment = client.create_deployment(client.create_flow(of), name="test", entrypoint=entrypoint)
+        return str(client.create_flow_run_from_deployment(deployment).id)
+
+
+def held(run_id: str, secret: str = "") -> dict[str, Any]:
+    """The Lease of a flow run, sealed with a key if there is one."""
+    run = Run(id=run_id, attempt=1, folder="")
+    found = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
+    found["metadata"]["namespace"] = "default"
+    found["metadata"]["annotations"][_lease.SEAL] = _lease.sealed(found, "default", secret)
+    return found
+
+
+def test_run_has_one_key() -> None:
+    """Whoever carries the run has the same key, and another run has another one."""
+    first, second = made(), made()
+    assert len(obtain_key(first)) == 64
+    assert obtain_key(first) == obtain_key(first)
+    assert obtain_key(first) != obtain_key(second)
+
+
+def test_run_that_prefect_does_not_know_has_no_key() -> None:
+    """A run of another Prefect has no key here, and that raises nothing."""
+    assert (obtain_key("0190c7f0-0000-7000-8000-0000a1b2c3d4"), obtain_key("x")) == ("", "")
+
+
+def test_key_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Prefect that does not answer costs a run seconds, and its seals."""
+    import threading
+
+    monkeypatch.setattr(flow_runs, "PATIENCE_S", 0.05)
+    monkeypatch.setattr(flow_runs, "_obtain_key", lambda _: threading.Event().wait(5))
+    assert obtain_key(made()) == ""
+
+
+def test_sealed_lease_names_its_run() -> None:
+    """A flow run with a key is believed to be a Lease's only where the Lease has the seal of that key."""
+    run_id = made()
+    key = obtain_key(run_id)
+    assert named_by(held(run_id, key)) == run_id
+    assert (named_by(held(run_id)), named_by(held(run_id, "b" * 64))) == ("", "")
+    moved = held(run_id, key)
+    moved["metadata"]["namespace"] = "mine"
+    assert named_by(moved) == ""
+
+
+@pytest.mark.parametrize(
+    ("of", "entrypoint", "named"),
+    [
+        (train, ENTRYPOINT, True),
+        (train, "flows/evil.py:train", False),
+        (train, None, False),
+        (another, ENTRYPOINT, False),
+    ],
+)
+def test_run_of_a_version_before_is_of_our_deployment(of: Any, entrypoint: str | None, named: bool) -> None:
+    """A flow run without a key must be of flow `train` and of a deployment of ours."""
+    run_id = made(of, entrypoint)
+    assert named_by(held(run_id)) == (run_id if named else "")
+
+
+def test_flow_run_must_fit_the_name() -> None:
+    """A Lease may not name a flow run whose id does not end the run's name."""
+    strange = held(made(train, ENTRYPOINT))
+    strange["metadata"]["annotations"]["torchyard/flow-run"] = made(train, ENTRYPOINT)
+    assert named_by(strange) == ""
+
+
+def test_living_run_is_known_by_its_name() -> None:
+    """Of a run whose Lease is gone only the name is left: it is alive where a flow run with that end is."""
+    run_id = made()
+    name = f"sample-{Run(id=run_id, attempt=1, folder='').short}"
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(UUID(run_id), State(type=StateType.RUNNING), force=True)
+        assert (alive_by_name(name), alive_by_name("sample-00000000")) == ("Prefect calls it Running", "")
+        client.set_flow_run_state(UUID(run_id), State(type=StateType.CRASHED), force=True)
+    assert alive_by_name(name) == ""

@@ -1,0 +1,108 @@
+"""A run is looked after from its start until its teardown is done: its folder's lease, and its Lease in a cluster."""
+
+import asyncio
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.train import train
+from tasks import holding, lease, renewer
+from tasks import line as lines
+from tasks.carry import protect
+from tasks.cluster import api
+from tasks.collect import collect
+from tasks.errors import OwnedError
+from tasks.folder import RunFolder, all_runs
+from tasks.holding import held
+from tasks.launchers import _lease
+from tasks.line import Line
+from tasks.signals import Hold
+from tasks.teardown import release
+from tests.conftest import RUN_ID, Planned, Write, load
+from tests.fake_api import FakeApi
+from tests.waiting import until
+
+
+def mtime(folder: RunFolder) -> int:
+    return (folder.path / "lease").stat().st_mtime_ns
+
+
+def age(folder: RunFolder) -> int:
+    """Make the lease look old; its time then."""
+    os.utime(folder.path / "lease", (1, 1))
+    return mtime(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """While the logs are read, for however long, the lease is renewed; and not any more once the run has ended."""
+    monkeypatch.setattr(holding, "RENEW_INTERVAL_S", 0.05)
+
+    def slow(*of: Any) -> Any:
+        (folder,) = all_runs()
+        old = age(folder)
+        until(lambda: mtime(folder) > old)
+        return collect(*of)
+
+    monkeypatch.setattr(lines, "collect", slow)
+    assert train(str(write(code="")), return_state=True).is_completed()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])
+
+
+def test_folder_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A lease that cannot be renewed is said once, and the step goes on."""
+    with held(RunFolder(tmp_path / "none"), 60.0):
+        until(lambda: "the run's lease is not renewed" in caplog.text)
+    assert len(caplog.records) == 1
+
+
+def renewed(fake_api: FakeApi, run: str) -> str:
+    return _lease.renewed(fake_api.find(_lease.API, _lease.KIND, run) or {})
+
+
+def test_lease_in_a_cluster_is_renewed_from_its_taking(
+    planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is renewed before any watch is open and until the run lets go of it, and then it is gone."""
+    monkeypatch.setattr(renewer, "EVERY", 0.05)
+    plan = planned(cluster={"namespace": "default"})
+    first = _lease.renewed(renewer.hold(plan))
+    until(lambda: renewed(fake_api, plan.run) > first)
+    release(plan)
+    assert fake_api.find(_lease.API, _lease.KIND, plan.run) is None
+
+
+def test_no_step_begins_in_a_run_that_another_carries(
+    planned: Planned, fake_api: FakeApi, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher whose Lease was taken over ends before it collects, or tears down what is another's."""
+    monkeypatch.setattr(renewer, "EVERY", 0.05)
+    line = Line(load(write()), RUN_ID)
+    line.plan = plan = planned(cluster={"namespace": "default"})
+    renewer.hold(plan)
+    taken = {**lease.fill(plan, api(plan.cluster)), "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"}}
+    fake_api.put(taken)
+    with pytest.raises(OwnedError, match="taken it over"):
+        until(line.check_owner)
+    for touch in (lambda: line.step("collect", lambda: "", str), lambda: line.remove(plan)):
+        with pytest.raises(OwnedError):
+            touch()
+    assert not line.folder.events()
+    assert not fake_api.requests("DELETE", "")
+
+
+def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
+    """Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage: the job is attached to."""
+    line, tries = Line(load(write()), RUN_ID), iter([asyncio.CancelledError(), None])
+
+    def work() -> tuple[Any, str]:
+        if stop := next(tries):
+            raise stop
+        return "succeeded", "done"
+
+    with Hold() as signals:
+        assert protect(line, work, signals) == ("succeeded", "done")

@@ -1,0 +1,180 @@
+"""One kind of a job's objects, watched on a fake API server: what a list, a change, a refusal and a lie become."""
+
+import queue
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+
+from tasks import watcher
+from tasks.cluster import Api
+from tasks.plan import ManifestPlan, Watched
+from tasks.watcher import News, Watcher
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from tests.waiting import until
+
+PODS = Watched(api="v1", kind="Pod")
+GROUPS = Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
+PATIENCE_S = 20.0
+Begin = Callable[..., Watcher]
+
+
+@pytest.fixture
+def plan(planned: Planned) -> ManifestPlan:
+    return planned(nodes=2)
+
+
+@pytest.fixture
+def news() -> "queue.Queue[News]":
+    return queue.Queue()
+
+
+@pytest.fixture
+def begin(fake_server: Api, plan: ManifestPlan, news: "queue.Queue[News]") -> Iterator[Begin]:
+    """Start a watch; it ends with the test."""
+    over = threading.Event()
+
+    def start(watched: Watched = PODS) -> Watcher:
+        made = Watcher(fake_server, plan, watched, news, over)
+        made.start()
+        return made
+
+    yield start
+    over.set()
+
+
+@pytest.fixture
+def often(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A full list every second, in place of every four minutes."""
+    monkeypatch.setattr(watcher, "RESYNC", (1.0, 1.5))
+
+
+def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
+    about = {"name": f"{plan.job}-{name}", "labels": {**plan.labels, **labels}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Pending"}}
+
+
+def next_name(plan: ManifestPlan, news: "queue.Queue[News]") -> tuple[str, bool]:
+    """The next news: which pod, and whether it is there."""
+    _, name, thing = news.get(timeout=PATIENCE_S)
+    return name.removeprefix(f"{plan.job}-"), thing is not None
+
+
+def test_first_list_tells_what_is_there(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """Every object with the run's labels is told, and none of another run's."""
+    fake_api.put(pod(plan, "worker-0"))
+    other = pod(plan, "other")
+    fake_api.put({**other, "metadata": {"name": "other", "labels": {"torchyard/run": "another"}}})
+    watch = begin()
+    assert watch.looked.wait(PATIENCE_S)
+    assert next_name(plan, news) == ("worker-0", True)
+    assert news.empty()
+
+
+def test_changes_come_over_the_watch(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """What is made, changed and deleted after the list is told in this order, and nothing is listed again."""
+    assert begin().looked.wait(PATIENCE_S)
+    fake_api.put(pod(plan, "worker-0"))
+    fake_api.put(pod(plan, "worker-0", changed="yes"))
+    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-worker-0"), {})
+    assert [next_name(plan, news) for _ in range(3)] == [("worker-0", True), ("worker-0", True), ("worker-0", False)]
+    lists = [each for each in fake_api.requests("GET", "/pods") if "watch" not in each.query]
+    assert len(lists) == 1
+
+
+def test_forgotten_version_is_listed_anew(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """After a 410 the kind is listed again, and what went away meanwhile is told as gone."""
+    fake_api.put(pod(plan, "worker-0"))
+    assert begin().looked.wait(PATIENCE_S)
+    assert next_name(plan, news) == ("worker-0", True)
+    place = ("v1/pods", "default", f"{plan.job}-worker-0")
+    with fake_api.objects.changed:  # gone, and forgotten before any watch could tell it
+        del fake_api.objects._all[place]
+        fake_api.objects.forget()
+    while (found := next_name(plan, news)) == ("worker-0", True):
+        pass
+    assert found == ("worker-0", False)
+
+
+@pytest.mark.usefixtures("often")
+def test_watch_that_lies_is_found_out(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """A full list comes every few minutes: a change that no watch told is seen then."""
+    fake_api.put(pod(plan, "worker-0"))
+    assert begin().looked.wait(PATIENCE_S)
+    assert next_name(plan, news) == ("worker-0", True)
+    place = ("v1/pods", "default", f"{plan.job}-worker-0")
+    with fake_api.objects.changed:  # gone, and nobody is told
+        del fake_api.objects._all[place]
+    while (found := next_name(plan, news)) == ("worker-0", True):
+        pass
+    assert found == ("worker-0", False)
+
+
+def test_refused_first_look_is_a_refusal(fake_api: FakeApi, begin: Begin) -> None:
+    """Who may not look at the pods at the start is told so, with the server's word: nothing is taken for absent."""
+    fake_api.fail("GET", "/pods", 403)
+    watch = begin()
+    assert watch.looked.wait(PATIENCE_S)
+    assert watch.refusal
+    assert watch.refusal.status == 403
+
+
+def test_refusal_later_takes_nothing_away(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """A right that is taken away later is trouble that is said; what was seen stays seen."""
+    fake_api.put(pod(plan, "worker-0"))
+    watch = begin()
+    assert next_name(plan, news) == ("worker-0", True)
+    refuse_later(fake_api, watch, 403)
+    assert (news.empty(), watch.refusal) == (True, None)
+
+
+def test_served_kind_that_answers_404_is_not_gone(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """A 404 of a kind that discovery still names is trouble, and no end: what was seen stays seen."""
+    fake_api.put(pod(plan, "worker-0"))
+    watch = begin()
+    assert next_name(plan, news) == ("worker-0", True)
+    refuse_later(fake_api, watch, 404)
+    assert news.empty()
+
+
+def refuse_later(fake_api: FakeApi, watch: Watcher, status: int) -> None:
+    """Refuse the pods from now on, and wait until the watch has met that."""
+    fake_api.fail("GET", "/namespaces/default/pods", status)
+    fake_api.objects.forget()
+    until(lambda: getattr(watch.trouble, "status", 0) == status)
+
+
+def test_unserved_kind_that_is_not_vital_is_no_trouble(fake_api: FakeApi, begin: Begin) -> None:
+    """A cluster without PodGroups only tells less: the watch has looked, and nothing is refused."""
+    fake_api.fail("GET", "/podgroups", 404)
+    watch = begin(GROUPS)
+    assert watch.looked.wait(PATIENCE_S)
+    assert (watch.refusal, watch.trouble) == (None, None)
+
+
+def test_broken_connections_are_made_again(
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+) -> None:
+    """A server that breaks every connection is trouble; once it answers, the watch goes on."""
+    fake_api.fail("GET", "/pods", 0)
+    watch = begin()
+    until(lambda: watch.trouble)
+    assert not watch.looked.is_set()
+    fake_api.put(pod(plan, "worker-0"))
+    fake_api.heal()
+    assert next_name(plan, news) == ("worker-0", True)
+    until(lambda: watch.trouble is None)

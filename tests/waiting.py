@@ -1,0 +1,16 @@
+"""Waiting for what a test expects, for as long as a busy machine may need."""
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+PATIENCE_S = 30.0
+
+
+def until(found: Callable[[], Any]) -> Any:
+    """What is found, as soon as there is something."""
+    deadline = time.monotonic() + PATIENCE_S
+    while not (something := found()):
+        assert time.monotonic() < deadline, "it did not come to that"
+        time.sleep(0.01)
+    return something

@@ -1,0 +1,49 @@
+"""A Prefect server with a password and an empty database, for tests of what is deployed to it."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
+
+from scripts.processes import until
+from scripts.server import free_port, healthy
+from tasks.profile import ROOT
+
+PASSWORD = "a password of a test"
+
+
+@contextmanager
+def prefect_server(home: Path) -> Iterator[dict[str, str]]:
+    """The environment that reaches it."""
+    port = free_port()
+    words = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
+    process = subprocess.Popen(
+        [*words, "--port", str(port)],
+        env={**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_API_AUTH_STRING": PASSWORD},
+        cwd=ROOT,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        until("the server did not answer", lambda: healthy(port, process.pid), 400)
+        api = f"http://127.0.0.1:{port}/api"
+        yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
+    finally:
+        process.terminate()
+        process.wait()
+
+
+@contextmanager
+def speaking_to(server: dict[str, str]) -> Iterator[None]:
+    """This process, which has imported Prefect long ago, speaks to it."""
+    names = {PREFECT_API_URL: "PREFECT_API_URL", PREFECT_API_AUTH_STRING: "PREFECT_API_AUTH_STRING"}
+    with pytest.MonkeyPatch.context() as patch:
+        for name, value in server.items():
+            patch.setenv(name, value)
+        with temporary_settings({setting: server[name] for setting, name in names.items()}):
+            yield
