@@ -6,7 +6,7 @@ from tasks.causes import CAUSES, OWN, UNKNOWN
 from tasks.failure import TAIL, read_failure
 from tasks.log_ends import Tails, count_lines
 from tasks.logs import rank_zero
-from tasks.metrics import READERS
+from tasks.metrics import MARKS, READERS
 from tasks.model import Collected, Failure, LogFile, Metrics, Outcome
 from tasks.plan import CommandPlan, Plan
 from tasks.spec import MetricsFormat
@@ -27,7 +27,7 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
 
 
 def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    return READERS[format](rank_zero(plan) if format != "none" else ())
+    return READERS[format](rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
 
 
 def log_file(node: str, path: str, lost: str) -> LogFile:

@@ -76,11 +76,13 @@ def readers(plan: Plan) -> dict[str, Node]:
     return {name: Node(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
 
 
-def rank_zero(plan: Plan) -> Iterator[str]:
-    """What global rank 0 printed."""
+def rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
+    """What global rank 0 printed: its lines that hold the mark, for few of a long log are worth decoding."""
     for name, node in readers(plan).items():
         with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
+                if mark not in raw and _torchrun.GROUP_RANK_MARK not in raw:
+                    continue
                 if not node.passes(raw) and raw.endswith(b"\n"):
                     text = node.take(LogLine(0.0, name, read_text(raw[:-1], name)))
                     if text is not None:

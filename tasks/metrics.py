@@ -14,6 +14,7 @@ from tasks.spec import MetricsFormat
 
 __all__ = [
     "LINE_READERS",
+    "MARKS",
     "READERS",
     "ROW_KEYS",
     "LineReader",
@@ -42,6 +43,8 @@ READERS: dict[MetricsFormat, Reader] = {
     "allreduce-bench": read_allreduce_bench,
     "nccl-tests": read_nccl_tests,
 }
+# What a line must hold to say anything, where a format has such a mark.
+MARKS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
 # What one line says while the job runs.
 LINE_READERS: dict[MetricsFormat, LineReader] = {
     "none": lambda line: {},

@@ -36,7 +36,7 @@ PROFILE = "about: many pods\nlauncher: {}\nimage: none:1\nprogram: /none.py\nnod
 RANKED = "INFO api.py:5]   group_rank=0"
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 LOSS = '{{"step": {0}, "steps": 500000, "loss": 0.123456, "images_per_s": 512.25, "lr": 0.001}}'
-NCCL = " {0:>12}     134217728     float     sum      -1   2984.6  179.88  356.01      0  2979.7  180.18  356.6      0"
+NCCL = "  134217728     33554432     float     sum      -1   746.2  179.88  356.01      0   744.9  180.18  356.6      0"
 NOISE = (
     "[default0]:INFO 2026-11-21 08:00:47,123 trainer.py:118 loading shard 17 of 512 from /data/train/part-00017",
     "[default1]:epoch 3 of 100, step 1200, loss 0.1234, 512 images/s, learning rate 0.001",
@@ -166,8 +166,11 @@ def logs(show: Any, folder: Path, size: int) -> None:
         report(show, f"collect of a failed job, metrics {format}", log, (COLLECT_RATE, "failed", format))
     for reader, line in LINES.items():
         fill(log, size // 4, between(line))
-        report(show, f"collect, {reader}, a row in five lines", log, (READER_RATE, "collect", reader))
-        fill(log, size // 4, (line.partition("]:")[2].format(each) for each in range(1 << 40)))
+        report(show, f"collect, {reader}, a row in five lines", log, (None, "collect", reader))
+        said = line.partition("]:")[2]
+        fill(log, size // 4, (each.removeprefix(STAMP) for each in between(said)))
+        report(show, f"the reader of {reader}, a row in five lines", log, (READER_RATE, "read", reader))
+        fill(log, size // 4, (said.format(each) for each in range(1 << 40)))
         report(show, f"the reader of {reader}, every line a row", log, (None, "read", reader))
     fill(log, 1 << 30, (STAMP + LINES["json-lines"].format(each) for each in range(ROWS)))
     told = child("collect", str(log), "json-lines")

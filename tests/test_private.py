@@ -18,6 +18,7 @@ from tasks.model import Report
 from tasks.stream import append
 from tasks.tail import Tail
 from tests.conftest import Write
+from tests.waiting import until
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 # It leaves a file, prints its environment in an escape and in Markdown, and fails.
@@ -64,18 +65,19 @@ def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, 
     assert open_to_others(runs()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
     knowing = [path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text()]
     assert sorted(knowing) == ["log", "plan.json", "spec.json"]
-    shown = in_prefect(run)
+    shown = until(lambda: in_prefect(run))
     assert "secret WANDB_API_KEY" in shown
     assert "overrides: HF_TOKEN: looks like a secret" in shown
     assert [each for each in (SECRET, "\x1b") if each in shown] == []
 
 
 def in_prefect(run: str) -> str:
-    """The log and the pages of a flow run."""
+    """The log and the pages of a flow run; nothing until its last line is there, which Prefect sends later."""
     with get_client(sync_client=True) as client:
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run]}}), limit=200)
         pages = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": [run]}}))
-    return "\n".join([*(each.message for each in logs), *(f"{each.description}\n{each.data}" for each in pages)])
+    text = "\n".join([*(each.message for each in logs), *(f"{each.description}\n{each.data}" for each in pages)])
+    return text if "Finished in state Failed" in text else ""
 
 
 def test_every_writer_of_a_run_closes_its_files(tmp_path: Path) -> None:

@@ -2,7 +2,6 @@
 
 import re
 from collections.abc import Iterable
-from itertools import takewhile
 from typing import NamedTuple
 
 from tasks.model import Metrics, Row
@@ -17,7 +16,9 @@ TYPES = {
     **dict.fromkeys(("int64", "uint64", "double"), 8),
 }
 ROW = re.compile(rf"(?<![\w.,-])([0-9]{{1,15}})\s+([0-9]{{1,15}})\s+({'|'.join(TYPES)})(?!\w)(.*)")
-CELL = re.compile(rf"(?!0[0-9]){NUMBER}\*?|N/A")
+REDOP = re.compile(r"\s+(?!(?:nan|inf)\b)([^\W\d_]+)(?!\S)")
+CELLS = re.compile(rf"(?:\s+(?:(?!0[0-9]){NUMBER}\*?|N/A)(?!\S))*+")
+SMALL = re.compile(r"e(-|\+0?0[0-5])")  # an error's exponent; a count of wrong elements has none
 # What others write into a row: mpirun's tags, and NCCL's lines, which begin wherever the row had come to.
 TAG = re.compile(r"\[[0-9]{1,9},[0-9]{1,9}\]<std[a-z]{3,4}>:")
 NOISE = re.compile(
@@ -143,7 +144,7 @@ class Table:
             self._torn += self._open is not None
             self._open = None
             self._add(line, pieced=False)
-        elif self._open and (cells := bare(text).split()) and all(map(CELL.fullmatch, cells)):
+        elif self._open and (cells := bare(text).split()) and CELLS.fullmatch(" " + " ".join(cells)):
             self._add(self._open._replace(cells=self._open.cells + cells), pieced=True)
 
     def summary(self) -> Row:
@@ -202,14 +203,16 @@ def read_start(text: str, layout: Layout | None) -> Line | None:
     match = ROW.search(text)
     if match is None:
         return None
-    words = match[4].split()
-    redop = words.pop(0) if words and words[0].isalpha() and not CELL.fullmatch(words[0]) else ""
-    cells = list(takewhile(CELL.fullmatch, words))
-    clean = len(cells) == len(words)
+    redop = REDOP.match(match[4])
+    said = CELLS.match(match[4], redop.end() if redop else 0)
+    cells = said[0].split() if said else []
+    clean = said is not None and not match[4][said.end() :].strip()
     root = cells.pop(0) if cells and (layout.rooted if layout else len(cells) % 2) else ""
     head: Row = {"size": int(match[1]), "type": match[3]}
-    head |= {"redop": redop} if redop else {}
-    head |= {"root": int(root)} if re.fullmatch(r"[0-9]{1,9}", root) else {}
+    if redop:
+        head["redop"] = redop[1]
+    if root.isascii() and root.isdecimal() and len(root) < 10:
+        head["root"] = int(root)
     return Line(head, int(match[2]), cells, clean)
 
 
@@ -227,7 +230,7 @@ def read_half(cells: list[str], scale: float) -> Row:
     half: Row = {"time_us": None if time is None else time * scale, "algbw": algbw, "busbw": busbw}
     if wrong is None:
         return half
-    return half | ({"error": wrong} if re.search(r"e(-|\+0?0[0-5])", cells[3]) else {"wrong": int(wrong)})
+    return half | ({"error": wrong} if SMALL.search(cells[3]) else {"wrong": int(wrong)})
 
 
 def plausible(row: Row) -> bool:
