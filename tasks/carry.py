@@ -22,7 +22,7 @@ from tasks.line import PAGE_TIMEOUT_S, Line
 from tasks.lost import asked_by_person
 from tasks.model import End
 from tasks.reporter import end_lost_steps, ignore_suspension
-from tasks.signals import STOPS, Hold, stopper
+from tasks.signals import STOPS, Hold, stop_behind, stopper
 from tasks.step import log
 from tasks.sweep import ended
 
@@ -113,16 +113,23 @@ def protect(line: Line, work: Callable[[], tuple[End, str]], signals: Hold) -> t
                 "Prefect has taken the run's concurrency slot away, as it could not be renewed; the job goes on"
             )
             return protect(line, work, signals)
-        signals.begin()
-        if line.reporter.is_cancelled():
-            return "cancelled", "cancelled through Prefect"
-        return "stopped", f"stopped by {stopper(stop)}"
+        return stopped(line, stop, signals)
     except Exception as error:
+        if hidden := stop_behind(error):
+            return stopped(line, hidden, signals)
         log().exception("a fault in torchyard itself")
         sentence = f"a fault in torchyard itself: {type(error).__name__}: {error}"
         if line.may_run:
             raise LeftError(sentence) from error
         return "failed", sentence
+
+
+def stopped(line: Line, stop: BaseException, signals: Hold) -> tuple[End, str]:
+    """The end that a person, or whoever stops this process, has asked for."""
+    signals.begin()
+    if line.reporter.is_cancelled():
+        return "cancelled", "cancelled through Prefect"
+    return "stopped", f"stopped by {stopper(stop)}"
 
 
 def is_slot_lost(stop: BaseException) -> bool:

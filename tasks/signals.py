@@ -48,6 +48,14 @@ def cancelling(run_id: str) -> bool:
     return now is not None and (now.is_cancelling() or now.is_cancelled())
 
 
+def stop_behind(error: BaseException) -> BaseException | None:
+    """The stop that an error came from: Prefect's engine fails by itself where one strikes as it begins a task."""
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, STOPS):
+        at = at.__cause__ or at.__context__
+    return at
+
+
 def stopper(stop: BaseException) -> str:
     match stop:
         case KeyboardInterrupt():
