@@ -18,7 +18,7 @@ from tasks.flow_runs import alive_by_name, named_by
 from tasks.folder import all_runs, runs
 from tasks.lost import bring_back
 from tasks.quoting import markdown, plain, spell_anything
-from tasks.step import log
+from tasks.log import log
 from tasks.strays import end_stray, strays
 from tasks.sweep import alive, ended, is_open, revive, sweep_run, tell
 

@@ -20,7 +20,7 @@ from tasks.line import Line
 from tasks.masking import mask, warn_overrides
 from tasks.profile import load_profile
 from tasks.quoting import plain, spell_anything
-from tasks.step import log
+from tasks.log import log
 
 
 @flow(name="train")

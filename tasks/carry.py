@@ -23,7 +23,7 @@ from tasks.lost import asked_by_person
 from tasks.model import End
 from tasks.reporter import end_lost_steps, ignore_suspension
 from tasks.signals import STOPS, Hold, stopper
-from tasks.step import log
+from tasks.log import log
 from tasks.sweep import ended
 
 GUARD = str(Path(guarding.__file__))

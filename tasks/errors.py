@@ -72,6 +72,11 @@ class ClusterError(TorchyardError):
     def __str__(self) -> str:
         return f"{self.host}: {self.what}: {self.said}"
 
+    @property
+    def is_away(self) -> bool:
+        """Whether the same question may be answered later; who logs in again meanwhile need not begin anew."""
+        return self.status in (0, 401, 429, 500, 502, 503, 504)
+
 
 class RendezvousError(TorchyardError):
     """The store was asked and did not serve; `retry`: another attempt may have more luck."""

@@ -16,7 +16,7 @@ from prefect.client.schemas.objects import FlowRun, StateType
 
 from tasks.launchers import _lease
 from tasks.model import Run
-from tasks.step import log
+from tasks.log import log
 
 KEY = "torchyard.key"  # the label of a flow run
 FLOW, ENTRYPOINT = "train", "flows/train.py:train"

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 from tasks.errors import FolderError
 from tasks.folder import RunFolder
-from tasks.step import log
+from tasks.log import log
 
 RENEW_INTERVAL_S = 2.0
 

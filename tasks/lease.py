@@ -11,7 +11,7 @@ from tasks.launchers import _lease
 from tasks.launchers._pod import ATTEMPT
 from tasks.model import End, Outcome
 from tasks.plan import ManifestPlan
-from tasks.step import log
+from tasks.log import log
 
 DEAD = 130.0  # seconds without a renewal after which the holder is dead: it renews every 40 s
 LOOK = 5.0  # seconds between two looks whether a holder lives

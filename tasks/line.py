@@ -34,7 +34,7 @@ from tasks.report import (
 )
 from tasks.reporter import Reporter
 from tasks.spec import Profile
-from tasks.step import log
+from tasks.log import log
 from tasks.submit import submit
 from tasks.teardown import release, teardown
 from tasks.wait import wait

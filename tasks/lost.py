@@ -31,7 +31,7 @@ from tasks.comeback import CRASHED, LOST, NEVER_BEGAN, RECENT_S, Told, asked_aga
 from tasks.descriptors import raise_limit
 from tasks.errors import TorchyardError
 from tasks.folder import RunFolder, all_runs
-from tasks.step import log
+from tasks.log import log
 from tasks.sweep import ended, sweep_run, tell
 
 # A living worker tells within a second or two that its flow died; only then is it the guard's turn.

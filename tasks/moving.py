@@ -13,7 +13,7 @@ from tasks.outlasting import outlasting
 from tasks.plan import ManifestPlan, Plan
 from tasks.sites import latest
 from tasks.spec import Profile
-from tasks.step import log
+from tasks.log import log
 
 
 def adopt(folder: RunFolder, profile: Profile, run_id: str) -> None:

@@ -11,7 +11,7 @@ from tasks.outlasting import outlasting
 from tasks.plan import ManifestPlan
 from tasks.renewer import hold
 from tasks.rights import allowed
-from tasks.step import log
+from tasks.log import log
 from tasks.watch import ClusterWatch
 
 STORE_PATIENCE = 300.0  # seconds, the pull of its image among them

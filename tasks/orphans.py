@@ -19,7 +19,7 @@ from tasks.launchers._pod import ROLE, RUN
 from tasks.lease import DEAD, TESTED, entries, stamp
 from tasks.removal import GOING, Kind, Seen, describe, keep_data, kinds, look
 from tasks.spec import Cluster
-from tasks.step import log
+from tasks.log import log
 
 FORGOTTEN = 600.0  # seconds after which an object of a run without a Lease belongs to nobody
 OBSERVED_S = 60.0  # that a Lease is watched before it is believed that nobody renews it: longer than between renewals

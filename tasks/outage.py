@@ -4,7 +4,7 @@ import time
 
 from tasks.errors import ClusterError
 from tasks.patience import BusyError
-from tasks.step import log
+from tasks.log import log
 
 SAY = 10.0  # seconds that an API server may be away before a person need know
 Trouble = BusyError | ClusterError | None

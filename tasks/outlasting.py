@@ -3,15 +3,14 @@
 from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay, wait_random_exponential
 
 from tasks.errors import ClusterError
-from tasks.step import log
+from tasks.log import log
 
 OUTAGE = 300.0  # seconds
 BEGIN = 60.0  # the same, before anything has been made
-AWAY = (0, 401, 429, 500, 502, 503, 504)  # who logs in again meanwhile need not begin anew
 
 
-def is_away(error: BaseException) -> bool:
-    return isinstance(error, ClusterError) and error.status in AWAY
+def _is_away(error: BaseException) -> bool:
+    return isinstance(error, ClusterError) and error.is_away
 
 
 def tell(state: RetryCallState) -> None:
@@ -19,7 +18,7 @@ def tell(state: RetryCallState) -> None:
 
 
 outlasting = retry(
-    retry=retry_if_exception(is_away),
+    retry=retry_if_exception(_is_away),
     wait=wait_random_exponential(1, 5),
     stop=stop_after_delay(OUTAGE),
     before_sleep=tell,

@@ -14,7 +14,8 @@ from tasks.masking import check_exposed
 from tasks.needs import Check, HostNeed, Package, WritableFolder
 from tasks.plan import THIS_MACHINE, CommandPlan, ManifestPlan, Plan, Site
 from tasks.sites import script
-from tasks.step import log, step
+from tasks.log import log
+from tasks.step import step
 
 
 @step

@@ -13,7 +13,7 @@ from tasks.metrics import LINE_READERS, describe, read_progress
 from tasks.model import Row
 from tasks.reporter import Reporter
 from tasks.spec import MetricsFormat
-from tasks.step import log
+from tasks.log import log
 
 EVERY = 2.0
 LONGEST = 500  # characters of a line

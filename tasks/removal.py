@@ -13,7 +13,7 @@ from tasks.launchers._pod import ATTEMPT, ROLE, RUN
 from tasks.objects import ours
 from tasks.outlasting import outlasting
 from tasks.plan import ManifestPlan
-from tasks.step import log
+from tasks.log import log
 
 Kind = tuple[str, str]  # batch/v1, Job
 AT_ONCE = 8  # requests

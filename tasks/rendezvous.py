@@ -11,7 +11,8 @@ from tasks.errors import RendezvousError
 from tasks.host.probe import FACTS
 from tasks.plan import Block, CommandPlan, ManifestPlan, Plan, Site
 from tasks.sites import place, script
-from tasks.step import log, step
+from tasks.log import log
+from tasks.step import step
 
 NO_V2 = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
 PATIENCE = 30.0

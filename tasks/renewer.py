@@ -8,7 +8,7 @@ from tasks import lease
 from tasks.cluster import Object
 from tasks.errors import ClusterError, OwnedError
 from tasks.plan import ManifestPlan
-from tasks.step import log
+from tasks.log import log
 
 EVERY = 40.0  # seconds between two renewals
 AT_ONCE = 4  # one after the other, hundreds of renewals would take longer than that where the API server is slow

@@ -10,12 +10,12 @@ from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingConte
 from prefect.logging import get_run_logger
 
 from tasks.errors import TorchyardError
+from tasks.log import NAME, Log, use_log
 from tasks.masking import mask
 from tasks.quoting import plain
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
 def step(function: Callable[P, R]) -> Task[P, R]:
@@ -23,12 +23,12 @@ def step(function: Callable[P, R]) -> Task[P, R]:
     return task(cache_policy=NO_CACHE, persist_result=False)(function)
 
 
-def log() -> Log:
+def run_log() -> Log:
     """The run's log, or plain logging where a step is called outside of a run."""
     try:
         return get_run_logger()
     except MissingContextError:
-        return logging.getLogger("torchyard")
+        return logging.getLogger(NAME)
 
 
 class Plain(logging.Filter):
@@ -47,5 +47,6 @@ class Plain(logging.Filter):
         return True
 
 
-for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", "torchyard"):
+use_log(run_log)
+for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", NAME):
     logging.getLogger(name).addFilter(Plain())

@@ -9,7 +9,8 @@ from tasks.model import Handle
 from tasks.plan import CommandPlan, ManifestPlan, Plan
 from tasks.sites import place
 from tasks.spec import Deadlines
-from tasks.step import log, step
+from tasks.log import log
+from tasks.step import step
 from tasks.trouble import lasting
 
 

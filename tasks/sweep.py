@@ -14,7 +14,7 @@ from tasks.comeback import CRASHED, LOST, last, split
 from tasks.errors import OwnedError, TorchyardError
 from tasks.folder import RunFolder
 from tasks.plan import ManifestPlan, Plan
-from tasks.step import log
+from tasks.log import log
 from tasks.teardown import release, teardown
 
 

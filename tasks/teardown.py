@@ -5,7 +5,8 @@ from typing import Any, assert_never
 from tasks import shell
 from tasks.plan import Block, CommandPlan, ManifestPlan, Plan
 from tasks.sites import end_unplaced, things_left, vacate
-from tasks.step import log, step
+from tasks.log import log
+from tasks.step import step
 
 
 @step

@@ -10,8 +10,7 @@ from collections.abc import Iterator
 from tenacity import RetryCallState, Retrying, retry, retry_if_exception, stop_after_delay, wait_fixed
 
 from tasks.errors import ClusterError, FolderError, OwnedError
-from tasks.outlasting import is_away
-from tasks.step import log
+from tasks.log import log
 
 PAUSE_S = 1.0  # after a failure, before the next try
 REMIND_S = 600.0  # between two reports of a trouble that stays
@@ -24,7 +23,7 @@ def is_own(error: BaseException) -> bool:
         case OSError() | MemoryError() | FolderError():
             return True
         case ClusterError():
-            return is_away(error)
+            return error.is_away
         case RuntimeError():
             return "can't start new thread" in str(error)
         case _:

@@ -12,7 +12,8 @@ from tasks.launchers import registry
 from tasks.logs import Follower
 from tasks.model import ENDED, Failure, Handle, Observation, Outcome, Status
 from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.step import log, step
+from tasks.log import log
+from tasks.step import step
 from tasks.stuck import Why
 from tasks.teardown import stop
 from tasks.trouble import Trouble, is_own

@@ -21,7 +21,7 @@ from tasks.plan import ManifestPlan
 from tasks.private import make_folder, write_text
 from tasks.pumps import Pumps
 from tasks.renewer import renewer
-from tasks.step import log
+from tasks.log import log
 from tasks.stuck import Why
 from tasks.trouble import Trouble as OwnTrouble
 from tasks.watcher import News, Watcher
