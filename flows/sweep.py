@@ -12,15 +12,15 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.descriptors import raise_limit
-from tasks.errors import TorchyardError
 from tasks.flow_runs import alive_by_name, named_by
-from tasks.folder import all_runs, runs
-from tasks.lost import bring_back
-from tasks.quoting import markdown, plain, spell_anything
-from tasks.log import log
-from tasks.strays import end_stray, strays
-from tasks.sweep import alive, ended, is_open, revive, sweep_run, tell
+from torchyard.common.escaping import markdown, plain, spell_anything
+from torchyard.common.log import log
+from torchyard.machines.strays import end_stray, strays
+from torchyard.model.errors import TorchyardError
+from torchyard.run.folder import all_runs, runs
+from torchyard.run.recovery import bring_back
+from torchyard.run.sweep import alive, ended, is_open, revive, sweep_run, tell
+from torchyard.steps.descriptors import raise_limit
 
 
 class Due(NamedTuple):
@@ -124,7 +124,7 @@ def without_folder(named: frozenset[str] | None) -> Iterator[Due]:
 
 def silent(contexts: list[str] | None) -> set[str]:
     """The flow runs in clusters whose Lease lasts, and that may have no launcher."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     found: set[str] = set()
     for context in clusters(contexts, []):
@@ -135,7 +135,7 @@ def silent(contexts: list[str] | None) -> set[str]:
 
 def clusters(contexts: list[str] | None, faults: list[str]) -> Iterator[str | None]:
     """The contexts that lead to a cluster; one that is named, and does not, is a fault."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     wanted: Sequence[str | None] = contexts or (None,)
     for context in wanted:
@@ -150,7 +150,7 @@ def in_clusters(
     contexts: list[str] | None, named: frozenset[str] | None, without_lease: bool, faults: list[str]
 ) -> Iterator[Due]:
     """The runs that any machine has left in a cluster."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     terms = orphans.Terms(alive, alive_by_name, named, without_lease)
     for context in clusters(contexts, faults):
@@ -165,7 +165,7 @@ def in_clusters(
 
 def clear(orphan: Any) -> list[str] | None:
     """Remove a run from its cluster, and tell Prefect, where it still waits for a worker."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     flow_run = named_by(orphan.lease) if orphan.lease else ""
     left = orphans.remove(orphan)

@@ -12,15 +12,15 @@ from prefect.client.schemas.objects import State
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from tasks.carry import carry
-from tasks.cli import add_overrides, read_overrides
-from tasks.descriptors import raise_limit
-from tasks.errors import OwnedError, TorchyardError
-from tasks.line import Line
-from tasks.masking import mask, warn_overrides
-from tasks.profile import load_profile
-from tasks.quoting import plain, spell_anything
-from tasks.log import log
+from torchyard.cli.main import add_overrides, read_overrides
+from torchyard.common.escaping import plain, spell_anything
+from torchyard.common.log import log
+from torchyard.common.secrets import mask, warn_overrides
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import OwnedError, TorchyardError
+from torchyard.run.carry import carry
+from torchyard.run.runner import Line
+from torchyard.steps.descriptors import raise_limit
 
 
 @flow(name="train")

@@ -1,7 +1,7 @@
 """The automations that notice a lost run; by name, and made anew only where they differ.
 
 None of them starts a run: Prefect may fire them late, on a run that has ended since. What is to be done is decided by
-`comeback/crashed` (tasks/lost.py), from how each run is when it looks.
+`comeback/crashed` (torchyard/run/recovery.py), from how each run is when it looks.
 """
 
 from datetime import timedelta
@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-from tasks.comeback import BEGINNING_S, NOT_LOST
+from torchyard.run.resume import BEGINNING_S, NOT_LOST
 
 RUNS = {"prefect.resource.id": "prefect.flow-run.*"}
 # Our flow in our pool: another project on the same server may have a flow of this name.

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, prefect_client
-from tasks.profile import ROOT
+from torchyard.loading.profile import ROOT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.api import YardError
-from tasks.identity import identity
-from tasks.profile import ROOT
+from torchyard.common.identity import identity
+from torchyard.loading.profile import ROOT
 
 HOME = ROOT / ".prefect"
 YARD = ROOT / "scripts" / "yard.py"

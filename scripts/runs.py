@@ -20,10 +20,10 @@ from prefect.exceptions import ObjectNotFound
 from scripts.api import YardError, prefect_client
 from scripts.deployments import POOL
 from scripts.processes import FORMER_WORKER, until, worker_name
-from tasks.errors import TorchyardError
-from tasks.folder import RunFolder, all_runs, runs
-from tasks.strays import end_stray, strays
-from tasks.sweep import is_open, sweep_run
+from torchyard.machines.strays import end_stray, strays
+from torchyard.model.errors import TorchyardError
+from torchyard.run.folder import RunFolder, all_runs, runs
+from torchyard.run.sweep import is_open, sweep_run
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

@@ -15,8 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.api import YardError, prefect_client
 from scripts.processes import HOME, YARD, Process, detach, end, started, worker_name
 from scripts.server import choose_server, make_home, port_of, use_own
-from tasks.errors import TorchyardError
-from tasks.profile import ROOT, load_profile
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.errors import TorchyardError
 
 # Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
@@ -72,9 +72,9 @@ def start_worker(api: str) -> None:
 
 def bring_back() -> None:
     """Runs that a crash of this machine has taken from their launcher go on now, not when Prefect misses them."""
-    from tasks import lost
+    from torchyard.run import recovery
 
-    looked = lost.bring_back()
+    looked = recovery.bring_back()
     if looked.back:
         print(looked)
     for fault in looked.faults:

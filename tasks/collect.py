@@ -2,17 +2,17 @@
 
 from collections.abc import Set
 
-from tasks.causes import CAUSES, OWN, UNKNOWN
-from tasks.failure import TAIL, read_failure
-from tasks.log_ends import Tails, count_lines
-from tasks.logs import rank_zero
-from tasks.metrics import MARKS, READERS
-from tasks.model import Collected, Failure, LogFile, Metrics, Outcome
-from tasks.plan import CommandPlan, Plan
-from tasks.spec import MetricsFormat
 from tasks.step import step
-from tasks.streams import TORN
-from tasks.trouble import enduring
+from torchyard.common.own_trouble import enduring
+from torchyard.diagnosis.log_patterns import CAUSES, OWN, UNKNOWN
+from torchyard.diagnosis.root_cause import TAIL, read_failure
+from torchyard.machines.job_watch import TORN
+from torchyard.metrics.registry import MARKS, READERS
+from torchyard.model.plan import CommandPlan, Plan
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome
+from torchyard.steps.log_reader import rank_zero
+from torchyard.steps.log_tail import Tails, count_lines
 
 
 @step

@@ -14,9 +14,9 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFi
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from tasks.launchers import _lease
-from tasks.model import Run
-from tasks.log import log
+from torchyard.common.log import log
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
 KEY = "torchyard.key"  # the label of a flow run
 FLOW, ENTRYPOINT = "train", "flows/train.py:train"
@@ -48,19 +48,19 @@ def _obtain_key(run_id: str) -> str:
         return ""
 
 
-def named_by(lease: _lease.Lease) -> str:
+def named_by(lease: lease_record.Lease) -> str:
     """The id of the flow run that a Lease names; empty unless Prefect confirms that it is this run's.
 
     Its key must fit the Lease's seal. One without a key, of a version before, must be of a deployment of ours.
     """
-    run_id = _lease.flow_run(lease)
+    run_id = lease_record.flow_run(lease)
     try:
         with _client() as client:
             flow_run = client.read_flow_run(UUID(run_id))
             if client.read_flow(flow_run.flow_id).name != FLOW:
                 return ""
             if secret := _key(flow_run):
-                return run_id if _lease.is_sealed(lease, secret) else ""
+                return run_id if lease_record.is_sealed(lease, secret) else ""
             deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
             return run_id if deployment and deployment.entrypoint == ENTRYPOINT else ""
     except Exception as error:

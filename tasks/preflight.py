@@ -6,23 +6,23 @@ from concurrent.futures import ThreadPoolExecutor
 from itertools import groupby
 from typing import assert_never
 
-from tasks import shell
-from tasks.descriptors import allowed, check_limit
-from tasks.errors import HostError, PreflightError, UnreachedError
-from tasks.judge import judge
-from tasks.masking import check_exposed
-from tasks.needs import Check, HostNeed, Package, WritableFolder
-from tasks.plan import THIS_MACHINE, CommandPlan, ManifestPlan, Plan, Site
-from tasks.sites import script
-from tasks.log import log
 from tasks.step import step
+from torchyard.common.log import log
+from torchyard.common.secrets import check_exposed
+from torchyard.machines import processes
+from torchyard.machines.checks import judge
+from torchyard.machines.staging import script
+from torchyard.model.errors import HostError, PreflightError, UnreachedError
+from torchyard.model.plan import THIS_MACHINE, CommandPlan, ManifestPlan, Plan, Site
+from torchyard.model.requirements import Check, HostNeed, Package, WritableFolder
+from torchyard.steps.descriptors import allowed, check_limit
 
 
 @step
 def preflight(plan: Plan) -> tuple[Check, ...]:
     """Every check of the plan. PreflightError carries all of them where one failed."""
     if isinstance(plan, ManifestPlan):
-        from tasks.preflight_cluster import await_door
+        from torchyard.cluster.checks.cluster import await_door
 
         await_door(plan)
     checks = findings(plan)
@@ -40,7 +40,7 @@ def findings(plan: Plan) -> tuple[Check, ...]:
         case CommandPlan():
             return (*check_limit(plan, allowed()), *check(plan.requires, plan.sites), *check_exposed(plan))
         case ManifestPlan():
-            from tasks.preflight_cluster import check_cluster
+            from torchyard.cluster.checks.cluster import check_cluster
 
             folders = [need for need in plan.requires if isinstance(need, WritableFolder)]
             return (*check_limit(plan, allowed()), *check(folders), *check_cluster(plan), *check_exposed(plan))
@@ -65,11 +65,11 @@ def check(requires: Iterable[HostNeed], sites: Sequence[Site] = ()) -> tuple[Che
 def ask(at: tuple[str, str], needs: tuple[HostNeed, ...]) -> list[Check]:
     """The checks of one host and interpreter."""
     host, python = at
-    questions = script(host, python, "probe.py").model_copy(
+    questions = script(host, python, "facts.py").model_copy(
         update={"input": {"needs": [need.model_dump() for need in needs]}}
     )
     try:
-        facts = shell.call(host, questions, patience=0)
+        facts = processes.call(host, questions, patience=0)
     except UnreachedError as error:
         return [Check(need=host, verdict="failed", detail=f"{error.what}: {error.said}")]
     except HostError as error:

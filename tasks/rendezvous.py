@@ -6,13 +6,13 @@ from typing import Any, assert_never
 
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
-from tasks import shell
-from tasks.errors import RendezvousError
-from tasks.host.probe import FACTS
-from tasks.plan import Block, CommandPlan, ManifestPlan, Plan, Site
-from tasks.sites import place, script
-from tasks.log import log
 from tasks.step import step
+from torchyard.common.log import log
+from torchyard.host.facts import FACTS
+from torchyard.machines import processes
+from torchyard.machines.staging import place, script
+from torchyard.model.errors import RendezvousError
+from torchyard.model.plan import Block, CommandPlan, ManifestPlan, Plan, Site
 
 NO_V2 = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
 PATIENCE = 30.0
@@ -35,9 +35,9 @@ def ensure_rendezvous(plan: Plan) -> str | None:
         case CommandPlan():
             start(plan, plan.probe)
         case ManifestPlan():
-            from tasks import objects
+            from torchyard.cluster import create
 
-            objects.serve(plan)
+            create.serve(plan)
         case _:
             assert_never(plan)
     log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
@@ -48,7 +48,7 @@ def start(plan: CommandPlan, probe: str) -> None:
     """Start the store, if it is the run's own, and wait until it serves."""
     if plan.store and plan.store.submit:
         place([plan.store.site] if plan.store.site else [])
-        shell.call(plan.store.host, plan.store.submit)
+        processes.call(plan.store.host, plan.store.submit)
     try:
         prove(probe, plan.store, plan.on[0].site)
     except NotYetError as error:
@@ -74,14 +74,14 @@ def ask(url: str, site: Site | None) -> dict[str, Any]:
     need = {"kind": "store", "url": url}
     if site is None:
         return dict(FACTS["store"](need))
-    question = script(site.host, site.python, "probe.py").model_copy(update={"input": {"needs": [need]}})
-    (found,) = shell.call(site.host, question)
+    question = script(site.host, site.python, "facts.py").model_copy(update={"input": {"needs": [need]}})
+    (found,) = processes.call(site.host, question)
     return dict(found)
 
 
 def refuse_dead(url: str, store: Block) -> None:
     """A store that has ended will not answer any more."""
-    state = shell.call(store.host, store.status)
+    state = processes.call(store.host, store.status)
     if state["phase"] != "running":
-        last = [line for line, _ in shell.follow(Path(store.log), 0)][-1:] or ["nothing"]
+        last = [line for line, _ in processes.follow(Path(store.log), 0)][-1:] or ["nothing"]
         raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last[0]}", NO_V2)

@@ -25,8 +25,8 @@ from prefect.context import FlowRunContext
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed, Running
 
-from tasks.signals import CancelRequested
-from tasks.log import log
+from torchyard.common.log import log
+from torchyard.run.signals import CancelRequested
 
 LOOK_INTERVAL_S = 3.0  # between two looks at what people ask of the run
 CALL_TIMEOUT_S = 5.0  # of one call; what fails is tried again, with the latest value

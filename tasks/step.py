@@ -9,10 +9,10 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
-from tasks.errors import TorchyardError
-from tasks.log import NAME, Log, use_log
-from tasks.masking import mask
-from tasks.quoting import plain
+from torchyard.common.escaping import plain
+from torchyard.common.log import NAME, Log, use_log
+from torchyard.common.secrets import mask
+from torchyard.model.errors import TorchyardError
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -3,15 +3,15 @@
 import time
 from typing import assert_never
 
-from tasks import shell
-from tasks.errors import HostError
-from tasks.model import Handle
-from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.sites import place
-from tasks.spec import Deadlines
-from tasks.log import log
 from tasks.step import step
-from tasks.trouble import lasting
+from torchyard.common.log import log
+from torchyard.common.own_trouble import lasting
+from torchyard.machines import processes
+from torchyard.machines.staging import place
+from torchyard.model.errors import HostError
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle
 
 
 @step
@@ -43,7 +43,7 @@ def age(since: float) -> float:
 def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     place(plan.sites)
     begun = [(block, block.submit) for block in plan.on if block.submit]
-    answers = shell.call_each([(block.host, command) for block, command in begun])
+    answers = processes.call_each([(block.host, command) for block, command in begun])
     for (block, _), said in zip(begun, answers, strict=True):
         if isinstance(said, HostError):
             raise said
@@ -57,8 +57,8 @@ def start(plan: CommandPlan, deadlines: Deadlines) -> Handle:
 
 
 def create(plan: ManifestPlan, deadlines: Deadlines, since: float | None = None) -> Handle:
-    from tasks import objects
-    from tasks.launchers._pod_facts import seconds
+    from torchyard.cluster import create as objects
+    from torchyard.diagnosis.pod_facts import seconds
 
     job, created = objects.create(plan) if since is None else lasting(lambda: objects.create(plan))
     kind, where = plan.main["kind"], plan.cluster.namespace

@@ -2,11 +2,11 @@
 
 from typing import Any, assert_never
 
-from tasks import shell
-from tasks.plan import Block, CommandPlan, ManifestPlan, Plan
-from tasks.sites import end_unplaced, things_left, vacate
-from tasks.log import log
 from tasks.step import step
+from torchyard.common.log import log
+from torchyard.machines import processes
+from torchyard.machines.staging import end_unplaced, things_left, vacate
+from torchyard.model.plan import Block, CommandPlan, ManifestPlan, Plan
 
 
 @step
@@ -35,9 +35,9 @@ def remove(plan: Plan) -> list[str]:
             held = {block.host for block in plan.blocks if left.get(block.name) or unplaced(said.get(block.name))}
             return [*(thing for things in left.values() for thing in things), *vacate(plan, sites - held)]
         case ManifestPlan():
-            from tasks import removal
+            from torchyard.cluster import delete
 
-            return removal.remove(plan)
+            return delete.remove(plan)
         case _:
             assert_never(plan)
 
@@ -45,8 +45,8 @@ def remove(plan: Plan) -> list[str]:
 def release(plan: Plan) -> None:
     """Let go of a run of which nothing is left."""
     if isinstance(plan, ManifestPlan):
-        from tasks import lease
-        from tasks.renewer import renewer
+        from torchyard.cluster import lease
+        from torchyard.cluster.lease_renewal import renewer
 
         renewer().drop(plan)
         lease.release(plan)
@@ -58,9 +58,9 @@ def stop(plan: Plan) -> None:
         case CommandPlan():
             stop_blocks(plan.on)
         case ManifestPlan():
-            from tasks import removal
+            from torchyard.cluster import delete
 
-            removal.delete(plan, plan.main)
+            delete.delete(plan, plan.main)
         case _:
             assert_never(plan)
 
@@ -68,7 +68,7 @@ def stop(plan: Plan) -> None:
 def stop_blocks(blocks: tuple[Block, ...]) -> dict[str, Any]:
     """Stop blocks, all at once: what each of them answers, or the HostError in its place."""
     told = [(block, block.cancel) for block in blocks if block.cancel]
-    answers = shell.call_each([(block.host, command) for block, command in told], timeout=120)
+    answers = processes.call_each([(block.host, command) for block, command in told], timeout=120)
     return {block.name: answer for (block, _), answer in zip(told, answers, strict=True)}
 
 

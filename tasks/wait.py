@@ -5,18 +5,18 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from typing import Any, Protocol, Self, assert_never
 
-from tasks import streams
-from tasks.errors import ClusterError
-from tasks.late import Deadline, Late, Look
-from tasks.launchers import registry
-from tasks.logs import Follower
-from tasks.model import ENDED, Failure, Handle, Observation, Outcome, Status
-from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.log import log
 from tasks.step import step
-from tasks.stuck import Why
 from tasks.teardown import stop
-from tasks.trouble import Trouble, is_own
+from torchyard.common.log import log
+from torchyard.common.own_trouble import Trouble, is_own
+from torchyard.diagnosis.deadlines import Deadline, Late, Look
+from torchyard.diagnosis.no_progress import Why
+from torchyard.launchers import registry
+from torchyard.machines import job_watch
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.run import ENDED, Failure, Handle, Observation, Outcome, Status
+from torchyard.steps.log_reader import Follower
 
 SLICE = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
 SAY = 10.0  # seconds between two reasons why a job has not started
@@ -50,9 +50,9 @@ def open_watch(plan: Plan, pulse: Callable[[], object] = lambda: None) -> Watch:
     """The watch of a plan; it is current once it is entered, and until then `pulse` is called every half second."""
     match plan:
         case CommandPlan():
-            return streams.Watch(plan.on, plan.store)
+            return job_watch.Watch(plan.on, plan.store)
         case ManifestPlan():
-            from tasks.watch import ClusterWatch
+            from torchyard.cluster.job_watch import ClusterWatch
 
             return ClusterWatch(plan, pulse)
         case _:

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
 
 LEASE = ("coordination.k8s.io/v1", "Lease")
 LABEL = "torchyard.test/contract"

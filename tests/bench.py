@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 
 from tasks.collect import collect
-from tasks.launchers import baremetal, registry
-from tasks.model import Run
-from tasks.profile import ROOT, load_profile
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
 from tests.caller import forget_caller
+from torchyard.launchers import baremetal, registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.run import Run
 
 PAIRS = 9
 PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
@@ -162,7 +162,7 @@ def fail_fast(folder: Path) -> None:
     from prefect.testing.utilities import prefect_test_harness
 
     from flows.train import train
-    from tasks.folder import all_runs
+    from torchyard.run.folder import all_runs
 
     with prefect_test_harness():
         found = []

@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks import objects
-from tasks.cluster import Api
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
 from tests.cluster.provide import at_home
+from torchyard.cluster import create
+from torchyard.kube.client import Api
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
 
 JOBS, RUNS = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9
 QUIET, LONG = 60.0, 330.0  # seconds; the long one has all that is asked every five minutes
@@ -79,7 +79,7 @@ def started(name: str, namespace: str, seconds: float) -> Handle:
     where["pod.priority_class"] = None  # none of the guide's are on the test cluster
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit.fn(plan, profile.deadlines)
 
 

@@ -23,14 +23,14 @@ from typing import Any, TypeVar
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.model import Outcome, Run
-from tasks.plan import CommandPlan
 from tasks.preflight import findings
-from tasks.profile import load_profile
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import CommandPlan
+from torchyard.model.run import Outcome, Run
 
 HOSTS, FILES = 300, 4096
 SETTLED_S = 20.0  # of watching before a host fails

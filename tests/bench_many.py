@@ -20,19 +20,19 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import objects
-from tasks.cluster import Api, api
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
+from torchyard.cluster import create
+from torchyard.kube.client import Api, api
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
 
 WAITS, PODS, AT_ONCE = 200, 2, 8
 RISE, SETTLED, QUIET, PATIENCE = (
@@ -63,7 +63,7 @@ def started(folder: Path, namespace: str, pods: int) -> Handle:
     """A job that runs until its pods are told to end, written down for the child."""
     profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     handle = submit.fn(plan, profile.deadlines)
     (folder / f"{plan.job}.handle").write_text(handle.model_dump_json())
     return handle

@@ -23,23 +23,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import lookout, objects
-from tasks.cluster import Api, api
 from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster
-from tasks.stuck import explain
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import node
 from tests.cluster.jobs import as_user, until
+from torchyard.cluster import create, diagnose
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.diagnosis.no_progress import explain
+from torchyard.kube.client import Api, api
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
 
 PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
 PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; for everything else
@@ -184,7 +184,7 @@ def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
 def started(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit.fn(plan, profile.deadlines)
 
 
@@ -284,7 +284,7 @@ def child() -> None:
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
     timed, ends = Timed(explain), list[float]()
-    vars(lookout)["explain"] = timed
+    vars(diagnose)["explain"] = timed
     note = ClusterWatch.note
 
     def noted(watch: ClusterWatch, outcome: Any) -> None:

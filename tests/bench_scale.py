@@ -20,13 +20,13 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.metrics import READERS
-from tasks.model import Observation, Outcome, Run, State, Status
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import MetricsFormat
-from tasks.stuck import Around, explain
+from torchyard.diagnosis.no_progress import Around, explain
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.metrics.registry import READERS
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Observation, Outcome, Run, State, Status
 
 PODS, WARNINGS, TICKS = 1000, 1000, 5
 MB, BLOCK, LOG_MB, ROWS = 1e6, 1 << 20, 200, 500_000

@@ -9,16 +9,16 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tasks.cluster import Api
-from tasks.cluster import api as cluster_api
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.profile import load_profile
-from tasks.spec import Cluster, Profile
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
 from tests.skips import refuse_skip
+from torchyard.kube.client import Api
+from torchyard.kube.client import api as cluster_api
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.profile import Cluster, Profile
+from torchyard.model.run import Run
 
 forget_caller()
 

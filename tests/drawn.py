@@ -5,13 +5,13 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from tasks.hardware import Hardware
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import Plan
-from tasks.pod import PLAIN_RESOURCES
-from tasks.profile import hardware, load_hardware
-from tasks.spec import WITH_AGENT, WITHOUT_AGENT, Profile
+from torchyard.launchers import registry
+from torchyard.loading.profile import hardware, load_hardware
+from torchyard.model.hardware import Hardware
+from torchyard.model.plan import Plan
+from torchyard.model.pod import PLAIN_RESOURCES
+from torchyard.model.profile import WITH_AGENT, WITHOUT_AGENT, Profile
+from torchyard.model.run import Run
 
 PODS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")  # a launcher joins the properties here
 SHIPPED = {name: load_hardware(name) for name in sorted(hardware())}

@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from tasks.needs import plural
 from tests.fake_objects import BUILT_IN, Object, Objects, Place, RefusedError, is_chosen, known
+from torchyard.model.requirements import plural
 
 PATHS = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))"

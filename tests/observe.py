@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tasks import objects, removal
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.launchers import registry
-from tasks.model import Observation, Run
-from tasks.plan import ManifestPlan, at
-from tasks.profile import load_profile
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.e2e import cluster
 from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, plain, printed, settled, written
+from torchyard.cluster import create
+from torchyard.cluster import delete as removal
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Api, api
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan, at
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Observation, Run
 
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
 QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
@@ -169,7 +170,7 @@ def record(server: Api, name: str, case: Case) -> bool:
 def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
     """Submit the job and do what the case does to it; what was seen from when on, beginning with the job."""
     with Witness(scene.plan) as witness:
-        objects.create(scene.plan)
+        create.create(scene.plan)
         began = time.time()
         for act in [*case.get("acts", ()), {"at": case["lasts"]}]:
             while time.time() < began + act["at"]:

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.launchers import registry
-from tasks.model import Observation
+from torchyard.launchers import registry
+from torchyard.model.run import Observation
 
 OBSERVED = Path(__file__).parent / "observed"
 BRIEF = 0.4  # seconds that two pods may be apart in what they do together

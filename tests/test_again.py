@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.again import avoiding, failed_machines
-from tasks.launchers import registry
-from tasks.model import Attempt, Collected, Failure, Metrics, Outcome, Report, Run, Status
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.report import as_markdown, as_text
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, Report, Run, Status
+from torchyard.run.next_attempt import avoiding, failed_machines
+from torchyard.run.report import as_markdown, as_text
 
 RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r")
 

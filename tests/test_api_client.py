@@ -6,12 +6,12 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks import patience
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.patience import BusyError
-from tasks.spec import Cluster
 from tests.fake_api import FakeApi
+from torchyard.kube import retry
+from torchyard.kube.client import Api
+from torchyard.kube.retry import BusyError
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "one"}}
 
@@ -19,7 +19,7 @@ CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
 @pytest.fixture
 def hurried(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request is given up sooner than in life."""
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(retry, "PATIENCE", 1.0)
 
 
 @pytest.mark.parametrize("status", [429, 500, 502, 503, 504, 0])

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.launchers import appwrapper, registry
-from tasks.model import Observation
-from tasks.needs import Controller, Object, Right, Served
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
+from torchyard.launchers import appwrapper, registry
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Controller, Object, Right, Served
+from torchyard.model.run import Observation
 
 MCAD = ["mcad.ibm.com/v1beta1", "workload.codeflare.dev/v1beta1"]
 PREFIX = "workload.codeflare.dev.appwrapper/"

@@ -20,12 +20,12 @@ from prefect.states import Scheduled
 from flows.comeback import comeback
 from flows.train import train
 from scripts.automations import LOOKS, RETIRED, automate, missing_heartbeat
-from tasks.comeback import LOST
-from tasks.folder import RunFolder, runs
-from tasks.lost import bring_back, say_lost
-from tasks.sweep import revive, sweep_run
 from tests.conftest import Write
 from tests.test_lost import Carried, until
+from torchyard.run.folder import RunFolder, runs
+from torchyard.run.recovery import bring_back, say_lost
+from torchyard.run.resume import LOST
+from torchyard.run.sweep import revive, sweep_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 CRASHED = State[Any](type=StateType.CRASHED, name="Crashed")
@@ -82,7 +82,7 @@ def test_run_that_is_carried_is_left_alone(run: Callable[[State[Any]], Run]) -> 
     """A run whose process lives is neither told as lost nor scheduled."""
     carried = run(RUNNING)
     carried.left()
-    code = "import sys; from pathlib import Path; from tasks.folder import RunFolder\n"
+    code = "import sys; from pathlib import Path; from torchyard.run.folder import RunFolder\n"
     code += "with RunFolder(Path(sys.argv[1])).owned(): print(1, flush=True); sys.stdin.read()"
     with subprocess.Popen(
         ["python3", "-c", code, str(carried.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE

@@ -5,10 +5,10 @@ import re
 import pytest
 import yaml
 
-from tasks import catalog
-from tasks.cli import read_overrides
-from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import plan_of
+from torchyard.cli.main import read_overrides
+from torchyard.loading import catalog
+from torchyard.loading.profile import ROOT, load_profile, profiles
 
 GUIDES = (ROOT / "docs" / "guides.md").read_text()
 COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$", GUIDES, re.MULTILINE)

@@ -6,10 +6,10 @@ from email.utils import format_datetime
 
 import pytest
 
-from tasks import credentials
-from tasks.credentials import Credentials
-from tasks.errors import ClusterError
-from tasks.patience import BusyError, Pauses, retry_after
+from torchyard.kube import credentials
+from torchyard.kube.credentials import Credentials
+from torchyard.kube.retry import BusyError, Pauses, retry_after
+from torchyard.model.errors import ClusterError
 
 
 def test_pauses_grow_to_a_bound() -> None:

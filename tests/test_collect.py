@@ -3,8 +3,8 @@
 import pytest
 
 from tasks.collect import blame_disk
-from tasks.failure import read_failure
-from tasks.model import Failure, LogFile, LogLine
+from torchyard.diagnosis.root_cause import read_failure
+from torchyard.model.run import Failure, LogFile, LogLine
 
 FULL = "9 lines: No space left on device"
 

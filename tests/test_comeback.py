@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.comeback import BEGINNING_S, LOST, NEVER_BEGAN, RECENT_S, Told, asked_again, entry, judge
+from torchyard.run.resume import BEGINNING_S, LOST, NEVER_BEGAN, RECENT_S, Told, asked_again, entry, judge
 
 NOW = 10_000.0
 

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.needs import Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned, Write, command_plan_of, load
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Room
 
 ASKED = ["--nodes={nodes}", "--each={processes}", "--of={world_size}", "--rank={node_rank}", "--at={rendezvous}"]
 KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])

@@ -21,8 +21,8 @@ from prefect.client.schemas.schedules import CronSchedule
 from scripts.api import YardError
 from scripts.deployments import POOL, STEP, deploy
 from scripts.server import choose_server, free_port
-from tasks.profile import ROOT
 from tests.yard import prefect_server, speaking_to
+from torchyard.loading.profile import ROOT
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]

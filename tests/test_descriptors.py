@@ -8,16 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from tasks.descriptors import BEFORE, check_limit, needed
-from tasks.plan import Plan
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
 from tests.test_keep import keep
+from torchyard.model.plan import Plan
+from torchyard.steps.descriptors import BEFORE, check_limit, needed
 
 Job = Callable[[str, int], Plan]
 RAISE = """
 import os, resource, select, subprocess
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
-from tasks.descriptors import raise_limit
+from torchyard.steps.descriptors import raise_limit
 raise_limit(), raise_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"])
 """

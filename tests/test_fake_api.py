@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.cluster import Api
 from tests.api_contract import ApiContract
+from torchyard.kube.client import Api
 
 
 class TestFakeApi(ApiContract):

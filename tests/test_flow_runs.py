@@ -10,9 +10,9 @@ from prefect.client.schemas.objects import State, StateType
 from flows.train import train
 from tasks import flow_runs
 from tasks.flow_runs import ENTRYPOINT, alive_by_name, named_by, obtain_key
-from tasks.launchers import _lease
-from tasks.model import Run
 from tests.leases import lease
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -36,7 +36,7 @@ def held(run_id: str, secret: str = "") -> dict[str, Any]:
     run = Run(id=run_id, attempt=1, folder="")
     found = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
     found["metadata"]["namespace"] = "default"
-    found["metadata"]["annotations"][_lease.SEAL] = _lease.sealed(found, "default", secret)
+    found["metadata"]["annotations"][lease_record.SEAL] = lease_record.sealed(found, "default", secret)
     return found
 
 

@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import FolderError, OwnedError
-from tasks.folder import Intent, RunFolder, runs
-from tasks.identity import former, holds, identity
-from tasks.model import Outcome, Status
-from tasks.profile import ROOT
-from tasks.spec import Deadlines
 from tests.conftest import Write, load, plan_of
+from torchyard.common.identity import former, holds, identity
+from torchyard.loading.profile import ROOT
+from torchyard.model.errors import FolderError, OwnedError
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Outcome, Status
+from torchyard.run.folder import Intent, RunFolder, runs
 
 TORN = [
     b'{"at": 1, "event": "st',
@@ -153,7 +153,7 @@ def test_filesystem_without_locks_is_told(folder: RunFolder, number: int, monkey
 
 def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
     """A run's folder is the same place for a process that comes back, after a restart as well."""
-    code = "import sys; from tasks.identity import identity; print(identity(sys.argv[1]))"
+    code = "import sys; from torchyard.common.identity import identity; print(identity(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.path)], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tasks.plan import Block, Command
-from tasks.streams import TORN, Watch
+from torchyard.machines.job_watch import TORN, Watch
+from torchyard.model.plan import Block, Command
 
 Make = Callable[..., Block]
 RUNS = """echo '{"phase": "running", "started": 1}'; %s"""

@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.launchers._gid import find_gid
-from tasks.launchers._told import literal
+from torchyard.agents.process_env import literal
+from torchyard.agents.roce_gid import find_gid
 
 ADDRESSES = {
     "zero": "0000:0000:0000:0000:0000:0000:0000:0000",

@@ -6,12 +6,12 @@ from typing import Any
 
 import pytest
 
-from tasks.hardware import Fabric, Hardware
-from tasks.needs import Object
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, hardware, load_hardware, load_profile
 from tests.cluster import fake, objects
 from tests.conftest import Planned, manifest_plan_of
+from torchyard.loading.profile import ROOT, hardware, load_hardware, load_profile
+from torchyard.model.hardware import Fabric, Hardware
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Object
 
 SHAPES = {name: load_hardware(name) for name in sorted(hardware())}
 FABRICS = {f"{name}:{each}": fabric for name, shape in SHAPES.items() for each, fabric in shape.fabrics.items()}

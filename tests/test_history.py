@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.history import began, lost, past_steps
+from torchyard.run.history import began, lost, past_steps
 
 T0 = 1_800_000_000.0
 HERE = {"pid": 7, "host": "here"}

@@ -9,21 +9,22 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tasks import holding, lease, renewer
-from tasks import line as lines
-from tasks.carry import protect
-from tasks.cluster import api
 from tasks.collect import collect
-from tasks.errors import OwnedError
-from tasks.folder import RunFolder, all_runs
-from tasks.holding import held
-from tasks.launchers import _lease
-from tasks.line import Line
-from tasks.signals import Hold
 from tasks.teardown import release
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.fake_api import FakeApi
 from tests.waiting import until
+from torchyard.cluster import lease, lease_renewal
+from torchyard.kube.client import api
+from torchyard.model.errors import OwnedError
+from torchyard.pods import lease_record
+from torchyard.run import folder_lease
+from torchyard.run import runner as lines
+from torchyard.run.carry import protect
+from torchyard.run.folder import RunFolder, all_runs
+from torchyard.run.folder_lease import held
+from torchyard.run.runner import Line
+from torchyard.run.signals import Hold
 
 
 def mtime(folder: RunFolder) -> int:
@@ -40,7 +41,7 @@ def age(folder: RunFolder) -> int:
 @pytest.mark.usefixtures("api")
 def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """While the logs are read, for however long, the lease is renewed; and not any more once the run has ended."""
-    monkeypatch.setattr(holding, "RENEW_INTERVAL_S", 0.05)
+    monkeypatch.setattr(folder_lease, "RENEW_INTERVAL_S", 0.05)
 
     def slow(*of: Any) -> Any:
         (folder,) = all_runs()
@@ -61,29 +62,29 @@ def test_folder_that_is_gone_ends_nothing(tmp_path: Path, caplog: pytest.LogCapt
 
 
 def renewed(fake_api: FakeApi, run: str) -> str:
-    return _lease.renewed(fake_api.find(_lease.API, _lease.KIND, run) or {})
+    return lease_record.renewed(fake_api.find(lease_record.API, lease_record.KIND, run) or {})
 
 
 def test_lease_in_a_cluster_is_renewed_from_its_taking(
     planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """It is renewed before any watch is open and until the run lets go of it, and then it is gone."""
-    monkeypatch.setattr(renewer, "EVERY", 0.05)
+    monkeypatch.setattr(lease_renewal, "EVERY", 0.05)
     plan = planned(cluster={"namespace": "default"})
-    first = _lease.renewed(renewer.hold(plan))
+    first = lease_record.renewed(lease_renewal.hold(plan))
     until(lambda: renewed(fake_api, plan.run) > first)
     release(plan)
-    assert fake_api.find(_lease.API, _lease.KIND, plan.run) is None
+    assert fake_api.find(lease_record.API, lease_record.KIND, plan.run) is None
 
 
 def test_no_step_begins_in_a_run_that_another_carries(
     planned: Planned, fake_api: FakeApi, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A launcher whose Lease was taken over ends before it collects, or tears down what is another's."""
-    monkeypatch.setattr(renewer, "EVERY", 0.05)
+    monkeypatch.setattr(lease_renewal, "EVERY", 0.05)
     line = Line(load(write()), RUN_ID)
     line.plan = plan = planned(cluster={"namespace": "default"})
-    renewer.hold(plan)
+    lease_renewal.hold(plan)
     taken = {**lease.fill(plan, api(plan.cluster)), "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"}}
     fake_api.put(taken)
     with pytest.raises(OwnedError, match="taken it over"):

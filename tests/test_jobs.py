@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.launchers import _store
-from tasks.launchers._torchrun import LOCAL_ADDR
-from tasks.needs import Controller, OpenQueue, Right, Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
+from torchyard.agents.torchrun import LOCAL_ADDR
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Controller, OpenQueue, Right, Room
+from torchyard.pods import etcd as _store
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 ELASTIC = {"nodes": {"min": 2, "max": 8}}

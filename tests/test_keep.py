@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
-from tasks.host.processes import labelled
-from tasks.launchers.baremetal import KEEP
+from torchyard.host.processes import labelled
+from torchyard.launchers.baremetal import KEEP
 
 Keep = Callable[..., Any]
 

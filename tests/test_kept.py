@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.host.state import BLOCK, boot, view, write_state
-from tasks.launchers._kept import read_status
-from tasks.model import Observation
 from tests.test_keep import folder, keep, start
+from torchyard.diagnosis.process_status import read_status
+from torchyard.host.state import BLOCK, boot, view, write_state
+from torchyard.model.run import Observation
 
 __all__ = ["folder"]
 

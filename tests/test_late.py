@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.late import GAP_S, GRACE_S, MOST_S, Arrival, Deadline, Look
-from tasks.spec import Deadlines
+from torchyard.diagnosis.deadlines import GAP_S, GRACE_S, MOST_S, Arrival, Deadline, Look
+from torchyard.model.profile import Deadlines
 
 LIMITS = Deadlines(start=60, run=1000, silence=100)
 SEES = Look(at=0.0, known=True, heard=True, started=True, lines=0)

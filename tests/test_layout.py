@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.launchers.registry import launcher, launchers
-from tasks.noun import Noun
-from tasks.profile import ROOT
 from tests.shape import bodies, modules, p90
+from torchyard.launchers.registry import launcher, launchers
+from torchyard.loading.profile import ROOT
+from torchyard.model.base import Noun
 
 
 @pytest.mark.parametrize("folder", ["flows", "tasks"])

@@ -8,19 +8,19 @@ import pytest
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks import line as module
-from tasks.carry import protect
-from tasks.comeback import may_run, submitted_at
-from tasks.errors import FolderError, HostError, LeftError
-from tasks.folder import all_runs
-from tasks.line import Line
-from tasks.model import End
-from tasks.profile import load_profile
-from tasks.signals import Hold
 from tasks.submit import submit
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.test_comeback import NOW, life
 from tests.test_line import labelled_with
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import FolderError, HostError, LeftError
+from torchyard.model.run import End
+from torchyard.run import runner as module
+from torchyard.run.carry import protect
+from torchyard.run.folder import all_runs
+from torchyard.run.resume import may_run, submitted_at
+from torchyard.run.runner import Line
+from torchyard.run.signals import Hold
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = life("preflight", "submit", "wait")

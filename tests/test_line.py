@@ -15,10 +15,10 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tasks.folder import RunFolder, all_runs
-from tasks.host.processes import carries
-from tasks.model import Report
 from tests.conftest import Write
+from torchyard.host.processes import carries
+from torchyard.model.run import Report
+from torchyard.run.folder import RunFolder, all_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tasks.host.network import LISTEN_URLS, is_own, listen_urls, resolve, way_to
 from tasks.rendezvous import ensure_rendezvous
 from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load
 from tests.test_keep import ended, folder, start, texts
+from torchyard.host.network import LISTEN_URLS, is_own, listen_urls, resolve, way_to
 
 __all__ = ["folder"]
 NOBODYS = "192.0.2.1"  # of documentation: no host has it

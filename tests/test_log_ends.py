@@ -10,14 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks import log_ends
-from tasks.log_ends import Tails, count_lines
-from tasks.logs import rank_zero, read_line, read_log
-from tasks.metrics import READERS
-from tasks.model import MOST_ROWS, Metrics
-from tasks.plan import ManifestPlan
-from tasks.readers._rows import Rows
 from tests.conftest import Planned
+from torchyard.metrics.registry import READERS
+from torchyard.metrics.rows import Rows
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import MOST_ROWS, Metrics
+from torchyard.steps import log_tail
+from torchyard.steps.log_reader import rank_zero, read_line, read_log
+from torchyard.steps.log_tail import Tails, count_lines
 
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "
 PIECES = st.sampled_from([STAMP.encode() + b"[default0]:x", b"\n", b"\r"])
@@ -27,7 +27,7 @@ BYTES = st.lists(st.binary(max_size=40) | PIECES, max_size=30)
 @pytest.fixture
 def small(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few bytes, so that every line is cut somewhere."""
-    monkeypatch.setattr(log_ends, "BLOCK_BYTES", 7)
+    monkeypatch.setattr(log_tail, "BLOCK_BYTES", 7)
 
 
 @given(BYTES, st.integers(1, 12))
@@ -37,7 +37,7 @@ def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: l
     path.write_bytes(b"\n".join(pieces))
     whole = list(read_log("a", str(path)))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(log_ends, "BLOCK_BYTES", 7)
+        patch.setattr(log_tail, "BLOCK_BYTES", 7)
         assert Tails({"a": str(path)}).last("a", count) == whole[-count:]
         assert count_lines(str(path)) == len(whole)
 
@@ -49,8 +49,8 @@ def test_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
 
 def test_long_end_is_bounded(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines of any length cost no more than the bytes that a node may have."""
-    monkeypatch.setattr(log_ends, "ALL_BYTES", 100)
-    monkeypatch.setattr(log_ends, "LEAST_BYTES", 100)
+    monkeypatch.setattr(log_tail, "ALL_BYTES", 100)
+    monkeypatch.setattr(log_tail, "LEAST_BYTES", 100)
     path = tmp_path / "log"
     path.write_bytes(b"".join(b"%060d\n" % each for each in range(50)))
     assert [int(line.text) for line in Tails({"a": str(path)})["a"]] == [49]
@@ -61,7 +61,7 @@ def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_bytes(b"x\n" * 6000)
     few, many = ({str(node): str(path) for node in range(count)} for count in (2, 1000))
-    assert (len(Tails(few)["1"]), len(Tails(many)["1"])) == (log_ends.NODE_LINES, log_ends.ALL_LINES // 1000)
+    assert (len(Tails(few)["1"]), len(Tails(many)["1"])) == (log_tail.NODE_LINES, log_tail.ALL_LINES // 1000)
 
 
 # --- what rank 0 printed
@@ -153,7 +153,7 @@ def test_rows_hold_what_came_last(values: list[int], most: int) -> None:
     """In whatever order keys come: a kept row is the last that its key had, the first one stays, memory is bounded."""
     last: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.readers._rows.MOST_ROWS", most)
+        patch.setattr("torchyard.metrics.rows.MOST_ROWS", most)
         rows = Rows()
         for at, value in enumerate(values):
             rows.put(("step", value), {"step": value, "at": at})

@@ -16,11 +16,11 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.folder import RunFolder, all_runs
-from tasks.host.processes import carries
-from tasks.host.state import read_state
-from tasks.profile import ROOT
 from tests.conftest import Write
+from torchyard.host.processes import carries
+from torchyard.host.state import read_state
+from torchyard.loading.profile import ROOT
+from torchyard.run.folder import RunFolder, all_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 TICK = str(ROOT / "tests" / "programs" / "tick.py")

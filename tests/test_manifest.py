@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.errors import ProfileError
-from tasks.launchers._traps import traps
-from tasks.needs import Advice, OpenQueue, Right, Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned, Write, load, manifest_plan_of
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Advice, OpenQueue, Right, Room
+from torchyard.pods.lint import traps
 
 MANIFESTS = Path(__file__).parent / "manifests"
 ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))

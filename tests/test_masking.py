@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks import masking
-from tasks.cli import main
-from tasks.masking import MASK, check_exposed, find, is_secret, mask, masked, warn_overrides
-from tasks.plan import CommandPlan, ManifestPlan
 from tasks.step import Plain
 from tests.conftest import Planned, Write, command_plan_of, load
+from torchyard.cli.main import main
+from torchyard.common import secrets
+from torchyard.common.secrets import MASK, check_exposed, find, is_secret, mask, masked, warn_overrides
+from torchyard.model.plan import CommandPlan, ManifestPlan
 
 GOLDEN = sorted(Path("tests/golden").glob("*.json"))
 WANDB = "0123456789abcdef0123456789abcdef01234567"
@@ -19,7 +19,7 @@ WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    masking._known.clear()
+    secrets._known.clear()
 
 
 @pytest.mark.parametrize(
@@ -103,7 +103,7 @@ def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: 
 def test_what_a_plan_spells_out_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
     """A program may print its environment as it fails."""
     assert mask(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{MASK}'}}"
-    masking.learn(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
+    secrets.learn(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
     assert mask(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{MASK}'}}"
 
 

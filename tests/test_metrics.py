@@ -6,13 +6,21 @@ from typing import get_args
 
 import pytest
 
-from tasks.logs import Node, read_line
-from tasks.metrics import LINE_READERS, READERS, describe, number, read_json_lines, read_object, read_progress
-from tasks.model import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
-from tasks.picture import draw
-from tasks.readers.yolov5 import read_yolov5, read_yolov5_line
-from tasks.report import as_markdown, as_text, span
-from tasks.spec import MetricsFormat
+from torchyard.metrics.registry import (
+    LINE_READERS,
+    READERS,
+    describe,
+    number,
+    read_json_lines,
+    read_object,
+    read_progress,
+)
+from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
+from torchyard.run.plot import draw
+from torchyard.run.report import as_markdown, as_text, span
+from torchyard.steps.log_reader import Node, read_line
 
 ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
 # A bar is redrawn after each carriage return: no newline is to be translated.

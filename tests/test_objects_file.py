@@ -3,10 +3,10 @@
 import json
 from pathlib import Path
 
-from tasks.cluster import Api
-from tasks.watch import ClusterWatch
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Api
 
 
 def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Api, planned: Planned) -> None:

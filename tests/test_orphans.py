@@ -7,12 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks import cluster, orphans
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.orphans import Orphan, Terms
 from tests.fake_api import FakeApi, Handler
 from tests.leases import ID, JOBS, RUN, Cast, is_there, lease, stamp, thing
+from torchyard.cluster import orphans
+from torchyard.cluster.orphans import Orphan, Terms
+from torchyard.kube import client
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
 
 DEAD = Terms(alive=lambda _: "", alive_by_name=lambda _: "")
 Make = Callable[..., Cast]
@@ -317,5 +318,5 @@ def test_context_must_be_there(fake_api: FakeApi) -> None:
     with pytest.raises(ClusterError):
         orphans.has_cluster("nowhere")
     fake_api.kubeconfig.unlink()
-    cluster.api.cache_clear()
+    client.api.cache_clear()
     assert not orphans.has_cluster(None)

@@ -11,8 +11,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import Suspended
 
 from flows.train import train
-from tasks.report import as_text
 from tests.test_lost import Carried, carried, ticking, until  # noqa: F401  a fixture
+from torchyard.run.report import as_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks import lease
-from tasks.cluster import Api
-from tasks.errors import OwnedError
-from tasks.folder import runs
-from tasks.identity import former, identity
-from tasks.launchers import _lease
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.spec import Deadlines
-from tasks.streams import Watch
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
+from torchyard.cluster import lease
+from torchyard.common.identity import former, identity
+from torchyard.kube.client import Api
+from torchyard.machines.job_watch import Watch
+from torchyard.model.errors import OwnedError
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.pods import lease_record
+from torchyard.run.folder import runs
 
 FOLDER = "sample-a1b2c3d4"
 
@@ -37,7 +37,7 @@ def test_lease_of_the_version_before_is_taken_over_at_once(pods: ManifestPlan, f
     """What this folder held as `host:folder` is its own: nothing is waited for, and it is held under the new name."""
     hold(fake_server, pods, former(str(runs() / FOLDER)))
     began = time.monotonic()
-    assert _lease.holder(lease.take(pods)) == identity(str(runs() / FOLDER))
+    assert lease_record.holder(lease.take(pods)) == identity(str(runs() / FOLDER))
     assert time.monotonic() - began < lease.LOOK
 
 

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tasks.errors import ProfileError
-from tasks.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
-from tasks.model import Observation, Run
-from tasks.needs import FreePort
-from tasks.plan import Plan
-from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import Write, command_plan_of, load, plan_of
+from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
+from torchyard.loading.profile import ROOT, load_profile, profiles
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Plan
+from torchyard.model.requirements import FreePort
+from torchyard.model.run import Observation, Run
 
 GOLDEN = Path(__file__).parent / "golden"
 

@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.hardware import Hardware
-from tasks.launchers import _pod
-from tasks.needs import Advice, Object, Room
-from tasks.plan import ManifestPlan
-from tasks.pod import Pod
-from tasks.profile import load_profile
 from tests.conftest import Planned, Write, load
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.hardware import Hardware
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.pod import Pod
+from torchyard.model.requirements import Advice, Object, Room
+from torchyard.pods import template
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
 HOST, VF, NO_RDMA = ({**B4_8, "fabric": fabric} for fabric in ("host", "vf", "no-rdma"))
@@ -228,8 +228,8 @@ def test_gpus_have_the_name_of_the_hardware() -> None:
     assert profile.hardware
     gpus = {**profile.hardware.model_dump(), "gpus": {"resource": "amd.com/gpu", "per_node": 8}}
     other = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
-    assert "amd.com/gpu" in _pod.requests(other)
-    assert _pod.tolerations(other) == ("amd.com/gpu",)
+    assert "amd.com/gpu" in template.requests(other)
+    assert template.tolerations(other) == ("amd.com/gpu",)
 
 
 # --- where it runs

@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import PreflightError
-from tasks.needs import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
 from tasks.preflight import check, preflight
-from tasks.preflight_cluster import started_with
 from tests.conftest import Write, load, plan_of
+from torchyard.cluster.checks.cluster import started_with
+from torchyard.model.errors import PreflightError
+from torchyard.model.requirements import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
 
 TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
 

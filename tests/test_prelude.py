@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.launchers._told import literal
 from tests.conftest import Planned
+from torchyard.agents.process_env import literal
 
 TORCHRUN = f"""#!{sys.executable} -IS
 import json, os, sys

@@ -10,15 +10,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 
 from flows.train import train
-from tasks import masking
-from tasks.folder import RunFolder, all_runs, runs
-from tasks.host.site import look
-from tasks.host.state import write_state
-from tasks.model import Report
-from tasks.stream import append
-from tasks.tail import Tail
 from tests.conftest import Write
 from tests.waiting import until
+from torchyard.cluster.log_file import Tail
+from torchyard.common import secrets
+from torchyard.host.staging import look
+from torchyard.host.state import write_state
+from torchyard.machines.status_stream import append
+from torchyard.model.run import Report
+from torchyard.run.folder import RunFolder, all_runs, runs
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 # It leaves a file, prints its environment in an escape and in Markdown, and fails.
@@ -34,7 +34,7 @@ raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
 def usual_umask() -> Iterator[None]:
     """As on most machines: everybody may read what is made."""
     before = os.umask(0o022)
-    masking._known.clear()
+    secrets._known.clear()
     yield
     os.umask(before)
 

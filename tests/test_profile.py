@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.cli import main
-from tasks.errors import ProfileError
-from tasks.profile import hardware, load_hardware, load_profile, profiles
 from tests.conftest import Write, load
+from torchyard.cli.main import main
+from torchyard.loading.profile import hardware, load_hardware, load_profile, profiles
+from torchyard.model.errors import ProfileError
 
 GOOD = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
 

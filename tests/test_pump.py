@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks import tail as module
-from tasks.pumps import has_begun, is_over
-from tasks.tail import LONGEST, WINDOW, GapError, Lines, Tail, ending
+from torchyard.cluster import log_file as module
+from torchyard.cluster.log_file import LONGEST, WINDOW, GapError, Lines, Tail, ending
+from torchyard.cluster.pod_logs import has_begun, is_over
 
 SECOND = b"2026-01-01T00:00:07"
 STAMP = len(SECOND + b"Z ")

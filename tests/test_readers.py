@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.metrics import LINE_READERS, READERS, describe, read_progress
-from tasks.model import Row
-from tasks.readers.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
-from tasks.readers.mnist import read_mnist, read_mnist_line
-from tasks.readers.nccl_tests import read_nccl_tests
-from tasks.spec import MetricsFormat
+from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from torchyard.metrics.mnist import read_mnist, read_mnist_line
+from torchyard.metrics.nccl_tests import read_nccl_tests
+from torchyard.metrics.registry import LINE_READERS, READERS, describe, read_progress
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Row
 
 BEFORE = (
     "",

@@ -13,13 +13,13 @@ from typing import Any
 import pytest
 
 from flows.sweep import without_folder
-from tasks.host import processes
-from tasks.host.processes import labelled
-from tasks.launchers.baremetal import KEEP
-from tasks.plan import Command
-from tasks.shell import call
-from tasks.strays import end_stray, strays
 from tests.test_keep import keep
+from torchyard.host import processes
+from torchyard.host.processes import labelled
+from torchyard.launchers.baremetal import KEEP
+from torchyard.machines.processes import call
+from torchyard.machines.strays import end_stray, strays
+from torchyard.model.plan import Command
 
 LABEL = "sample-a1b2c3d4/1/node-0"
 LASTS = "trap 'exit 5' TERM; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 3"
@@ -127,7 +127,7 @@ def test_keeper_that_breaks_ends_its_process(start: Start) -> None:
 
 def test_host_without_our_files_proves_that_nothing_runs(start: Start) -> None:
     """Where no keeper's file is any more, the text that is sent ends a whole attempt's processes."""
-    from tasks.sites import text  # what goes over ssh
+    from torchyard.machines.staging import text  # what goes over ssh
 
     start()
     said = call("localhost", Command(argv=text(sys.executable, "processes.py", "end", "sample-a1b2c3d4/1/", "5")))

@@ -8,12 +8,12 @@ import pytest
 from tenacity import stop_after_delay
 
 from tasks import rendezvous
-from tasks.errors import RendezvousError
-from tasks.host.processes import labelled
-from tasks.plan import CommandPlan
 from tasks.rendezvous import ensure_rendezvous
 from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load, plan_of
+from torchyard.host.processes import labelled
+from torchyard.model.errors import RendezvousError
+from torchyard.model.plan import CommandPlan
 
 
 @pytest.fixture

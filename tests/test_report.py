@@ -11,10 +11,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.model import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
-from tasks.picture import POINTS, thin
-from tasks.quoting import code, cut, fence, markdown, paragraph, plain
-from tasks.report import PAGE_BYTES, as_markdown, as_text
+from torchyard.common.escaping import code, cut, fence, markdown, paragraph, plain
+from torchyard.model.run import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
+from torchyard.run.plot import POINTS, thin
+from torchyard.run.report import PAGE_BYTES, as_markdown, as_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
 FORMS = [as_text, as_markdown]
@@ -174,8 +174,8 @@ def test_a_sentence_of_many_lines_looks_like_no_other_row() -> None:
 def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
     """What it cannot spell is printed as an escape, and files are UTF-8 all the same."""
     program = (
-        "from pathlib import Path; import sys; from tasks.quoting import spell_anything; spell_anything();"
-        "from tasks.folder import RunFolder; from tests.test_report import report;"
+        "from pathlib import Path; import sys; from torchyard.common.escaping import spell_anything; spell_anything();"
+        "from torchyard.run.folder import RunFolder; from tests.test_report import report;"
         "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.note('end', sentence='\\u6f22');"
         "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
     )

@@ -14,9 +14,9 @@ from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reporter
 from tasks.reporter import Reporter
-from tasks.signals import CancelRequested
 from tests.conftest import RUN_ID
 from tests.waiting import until
+from torchyard.run.signals import CancelRequested
 
 STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
 

@@ -2,8 +2,8 @@
 
 from typing import Any
 
-from tasks.needs import Room
-from tasks.room import Node, fit, lacking
+from torchyard.cluster.checks.capacity import Node, fit, lacking
+from torchyard.model.requirements import Room
 
 GPU = "nvidia.com/gpu"
 

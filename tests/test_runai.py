@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import ProfileError
-from tasks.host.runai_cli import entry, words
-from tasks.launchers import _pod, runai
-from tasks.launchers._runai_flags import script
-from tasks.model import Observation, Run
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.spec import Profile
 from tests.conftest import RUN_ID, Write, load, plan_of
 from tests.test_prelude import kubelet
+from torchyard.host.runai_cli import entry, words
+from torchyard.launchers import runai
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Observation, Run
+from torchyard.pods import template
+from torchyard.pods.runai_flags import script
 
 RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
 BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", program="pi.py", nodes=2)
@@ -70,7 +71,7 @@ def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str,
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
 def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
     """A job through the CLI has no Lease, so nothing of it carries the label by which a sweep finds runs."""
-    assert not [word for word in said(profile(write, through)) if word.startswith(f"{_pod.RUN}=")]
+    assert not [word for word in said(profile(write, through)) if word.startswith(f"{template.RUN}=")]
 
 
 @pytest.mark.parametrize(

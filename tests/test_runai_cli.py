@@ -14,20 +14,20 @@ from prefect.client.schemas.objects import State
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.errors import HostError
-from tasks.folder import all_runs
-from tasks.launchers import runai
-from tasks.launchers._pod import CLI_RUN, RUN
-from tasks.model import ENDED, Handle, Observation, Report, Status
-from tasks.plan import Block, CommandPlan
 from tasks.preflight import check
-from tasks.profile import ROOT
-from tasks.spec import Deadlines
 from tasks.submit import start
 from tasks.teardown import remove
 from tasks.wait import open_watch
 from tests.conftest import Write, command_plan_of, load
 from tests.test_lost import Carried
+from torchyard.launchers import runai
+from torchyard.loading.profile import ROOT
+from torchyard.model.errors import HostError
+from torchyard.model.plan import Block, CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import ENDED, Handle, Observation, Report, Status
+from torchyard.pods.template import CLI_RUN, RUN
+from torchyard.run.folder import all_runs
 
 FAKE = ROOT / "tests" / "programs" / "runai.py"
 Cli = Callable[..., Path]

@@ -6,16 +6,16 @@ from typing import Any
 
 import pytest
 
-from tasks import lookout
-from tasks.cluster import Api
-from tasks.launchers import registry
-from tasks.lookout import Lookout
-from tasks.model import Observation
-from tasks.plan import ManifestPlan
-from tasks.stuck import Around, explain
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.test_stuck import NOT_FOUND, NOW, stamp, unplaced
+from torchyard.cluster import diagnose
+from torchyard.cluster.diagnose import Lookout
+from torchyard.diagnosis.no_progress import Around, explain
+from torchyard.kube.client import Api
+from torchyard.launchers import registry
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Observation
 
 PODS = 50
 READS = 25  # of one pod, at most: for each explanation in turn
@@ -75,7 +75,7 @@ def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) ->
 @pytest.fixture
 def at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """The first look is due at once."""
-    monkeypatch.setattr(lookout, "AFTER", -1.0)
+    monkeypatch.setattr(diagnose, "AFTER", -1.0)
 
 
 @pytest.fixture
@@ -119,8 +119,8 @@ def test_pending_runs_share_one_look(fake_api: FakeApi, runs: list[Lookout]) -> 
 def test_shared_look_grows_old(fake_api: FakeApi, runs: list[Lookout], monkeypatch: pytest.MonkeyPatch) -> None:
     """After its age the look is repeated, once for all runs again."""
     all_look(runs)
-    later = time.monotonic() + lookout.AGAIN + 1
-    monkeypatch.setattr("tasks.lookout.time.monotonic", lambda: later)
+    later = time.monotonic() + diagnose.AGAIN + 1
+    monkeypatch.setattr("torchyard.cluster.diagnose.time.monotonic", lambda: later)
     all_look(runs)
     assert (lists(fake_api, "nodes"), lists(fake_api, "events")) == (2, 2)
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from scripts.server import free_port
-from tasks.needs import Object
-from tasks.profile import ROOT, load_profile, profiles
 from tests.cluster.small import ELSEWHERE, in_pods, small
 from tests.conftest import manifest_plan_of
+from torchyard.loading.profile import ROOT, load_profile, profiles
+from torchyard.model.requirements import Object
 
 NAMES = tuple(in_pods())
 OF_MACHINES = {name for name in profiles() if load_profile(name).launcher == "baremetal"}

@@ -15,22 +15,22 @@ from typing import Any
 import pytest
 
 from tasks.collect import collect
-from tasks.errors import HostError, OwnedError
-from tasks.folder import RunFolder
-from tasks.model import Collected, Outcome
-from tasks.moving import adopt
-from tasks.plan import CommandPlan
 from tasks.preflight import findings
 from tasks.rendezvous import ensure_rendezvous
-from tasks.sites import latest
-from tasks.spec import Deadlines
-from tasks.streams import Watch
 from tasks.submit import submit
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests import sshd
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.sshd import Hosts, until
+from torchyard.machines.job_watch import Watch
+from torchyard.machines.staging import latest
+from torchyard.model.errors import HostError, OwnedError
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Collected, Outcome
+from torchyard.run.folder import RunFolder
+from torchyard.run.takeover import adopt
 
 WHY = sshd.missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY)]

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.launchers.baremetal import read_status
-from tasks.model import Observation
-from tasks.plan import Command
-from tasks.shell import words
-from tasks.sites import saved
 from tests.conftest import Write, command_plan_of, load
+from torchyard.launchers.baremetal import read_status
+from torchyard.machines.processes import words
+from torchyard.machines.staging import saved
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Command
+from torchyard.model.run import Observation
 
 USERS = (
     "Host gpu1\n  User me\n  BatchMode no\n  ServerAliveInterval 0\n  PermitLocalCommand yes\n  RemoteCommand tmux\n"

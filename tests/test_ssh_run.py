@@ -9,12 +9,12 @@ import pytest
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.folder import all_runs
-from tasks.profile import ROOT
 from tests import sshd
 from tests.conftest import Write
 from tests.sshd import Hosts
 from tests.test_lost import TICK, Carried, ticking, until
+from torchyard.loading.profile import ROOT
+from torchyard.run.folder import all_runs
 
 WHY = sshd.missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY), pytest.mark.usefixtures("api")]

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.archive import unpack
-from tasks.sites import HOST, saved, script, tree
+from torchyard.machines.archive import unpack
+from torchyard.machines.staging import HOST, saved, script, tree
 
-SITE = str(HOST / "site.py")
+SITE = str(HOST / "staging.py")
 
 
 def tar(*members: tarfile.TarInfo, whole: bool = True) -> io.BytesIO:
@@ -160,7 +160,7 @@ def test_place_takes_only_what_is_whole(tmp_path: Path) -> None:
 
 def test_old_python_says_so(tmp_path: Path) -> None:
     """A host's interpreter that is too old is told with its version and the one that is needed."""
-    words = script("far", "python3", "probe.py").argv
+    words = script("far", "python3", "facts.py").argv
     old = words[2].replace("(3, 8)", "(9, 9)")
     done = subprocess.run([sys.executable, "-c", old, words[3]], capture_output=True, text=True, check=False)
     assert done.stderr.endswith(", and 3.8 or newer is needed\n")

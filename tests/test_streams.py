@@ -9,11 +9,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import HostError
-from tasks.plan import Block, Command
-from tasks.shell import MAX_ANSWER_BYTES, call, pipe
-from tasks.stream import MAX_STATE_BYTES
-from tasks.streams import Watch
+from torchyard.machines.job_watch import Watch
+from torchyard.machines.processes import MAX_ANSWER_BYTES, call, pipe
+from torchyard.machines.status_stream import MAX_STATE_BYTES
+from torchyard.model.errors import HostError
+from torchyard.model.plan import Block, Command
 
 RUNS = '{"phase": "running", "started": 1.0}'
 Make = Callable[..., Block]

@@ -10,13 +10,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tasks.collect import find_failure
-from tasks.launchers import _pod_causes, _pod_status
-from tasks.model import Failure, Observation, Outcome, Status
-from tasks.needs import Check, failed, ok
-from tasks.plan import ManifestPlan
-from tasks.stuck import Around, Why, explain
 from tests.conftest import Planned
 from tests.test_observed import JUNK, damaged, places
+from torchyard.diagnosis import job_status, pod_reasons
+from torchyard.diagnosis.no_progress import Around, Why, explain
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Check, failed, ok
+from torchyard.model.run import Failure, Observation, Outcome, Status
 
 NOW = 1_700_000_000.0
 OPEN = ok("room", "2 fit on 4 of 9 nodes")
@@ -247,7 +247,7 @@ def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
     """A registry that does not answer is worth another attempt; a name that it does not know is not."""
     state = {"waiting": {"reason": "ErrImagePull", "message": message}}
     seen = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
-    found = _pod_causes.blame({"worker-0": seen}, NOW)
+    found = pod_reasons.blame({"worker-0": seen}, NOW)
     assert found
     assert (found.cause, found.retry) == PULLS[message]
 
@@ -264,7 +264,7 @@ def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> N
     """A pod that is gone when its peers fail has been taken by whom its last conditions name."""
     gone = pod("Running", **condition)
     gone["metadata"]["deletionTimestamp"] = stamp(20)
-    failure = _pod_status.failed(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
+    failure = job_status.failed(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, True)
 

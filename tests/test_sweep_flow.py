@@ -8,10 +8,11 @@ from prefect.client.schemas.objects import State
 
 from flows import sweep as flow
 from flows.sweep import Due, clear, close, folders, in_clusters, main, refused, remove, summary
-from tasks import flow_runs, orphans
-from tasks.folder import RunFolder, runs
+from tasks import flow_runs
 from tests.fake_api import FakeApi
 from tests.leases import RUN, Cast, lease
+from torchyard.cluster import orphans
+from torchyard.run.folder import RunFolder, runs
 
 Folder = Callable[..., RunFolder]
 

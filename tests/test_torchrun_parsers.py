@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.profile import load_profile, profiles
 from tests.cluster.images import old_torchrun
 from tests.conftest import plan_of
 from tests.record_torchrun import FOLDER, UnknownWordsError, parser
+from torchyard.loading.profile import load_profile, profiles
+from torchyard.model.plan import CommandPlan, ManifestPlan
 
 VERSIONS = sorted(path.stem for path in FOLDER.glob("*.json"))
 STARTS = ("torchrun", "torch.distributed.launch")

@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.launchers._traps import traps
-from tasks.launchers._workload import read_options, split
-from tasks.profile import load_profile
 from tests.conftest import Planned, manifest_plan_of
+from torchyard.loading.profile import load_profile
+from torchyard.pods.lint import traps
+from torchyard.pods.workload import read_options, split
 
 MANIFESTS = Path(__file__).parent / "manifests"
 POD = "spec.tasks[0].template.spec"

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.cli import main
-from tasks.errors import ProfileError
-from tasks.profile import ROOT
-from tasks.spec import Profile
-from tasks.values import Values
 from tests.conftest import Write, load, manifest_plan_of
+from torchyard.cli.main import main
+from torchyard.loading.helm_values import Values
+from torchyard.loading.profile import ROOT
+from torchyard.model.errors import ProfileError
+from torchyard.model.profile import Profile
 
 GUIDE = Path(__file__).parent / "values"
 JOB: dict[str, Any] = {"jobName": "train", "containerImage": "train:v1", "mainProgram": "train.py"}

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import FolderError
-from tasks.logs import MOST_BYTES, Follower
-from tasks.model import Handle, Outcome
-from tasks.plan import Command, CommandPlan
-from tasks.spec import Deadlines
 from tasks.wait import wait
 from tests.conftest import Write, command_plan_of, load
+from torchyard.model.errors import FolderError
+from torchyard.model.plan import Command, CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome
+from torchyard.steps.log_reader import MOST_BYTES, Follower
 
 Make = Callable[..., CommandPlan]
 OLD, JOINED = "2026-01-01T00:00:00.000Z node-0 | %s\n", "Rendezvous complete for workers."

@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tasks import objects, pump, seal
 from tasks import wait as waiting
-from tasks.launchers import _lease
-from tasks.model import Handle, Outcome
-from tasks.plan import ManifestPlan
-from tasks.pump import Pump
-from tasks.spec import Deadlines
-from tasks.trouble import is_own
 from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.fake_objects import Object
+from torchyard.cluster import create, log_follower
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.log_follower import Pump
+from torchyard.common.own_trouble import is_own
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome
+from torchyard.pods import lease_record, seal
 
 NODES = ("worker-0", "worker-1")
 STAMP = b"2026-01-01T00:00:00.%03dZ "
@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, server: FakeApi, plan: ManifestPlan) -> None:
         self.server, self.plan = server, plan
-        objects.create(plan)
+        create.create(plan)
         for node in NODES:
             self.set_pod(node, "Running", {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
         self.set_job("Running")
@@ -178,7 +178,7 @@ def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
 
 def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that nobody can give now is read when the API server is back, however long that takes."""
-    monkeypatch.setattr(pump, "LONG", 0.3)
+    monkeypatch.setattr(log_follower, "LONG", 0.3)
     job.server.logs[job.name("worker-0")] = b"".join(lines(5))
     job.server.fail("GET", "/log", 0)
     with ClusterWatch(job.plan) as watch:
@@ -261,8 +261,8 @@ def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatc
     monkeypatch.setattr(seal, "key", lambda _: "the run's own")
     job.end(code=1)
     job.wait()
-    held = job.server.find(_lease.API, _lease.KIND, job.plan.run)
+    held = job.server.find(lease_record.API, lease_record.KIND, job.plan.run)
     assert held
-    outcome = _lease.outcome(held, "the run's own")
+    outcome = lease_record.outcome(held, "the run's own")
     assert outcome
     assert outcome.status.state == "failed"

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks import watcher
-from tasks.cluster import Api
-from tasks.plan import ManifestPlan, Watched
-from tasks.watcher import News, Watcher
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.waiting import until
+from torchyard.cluster import reflector
+from torchyard.cluster.reflector import News, Watcher
+from torchyard.kube.client import Api
+from torchyard.model.plan import ManifestPlan, Watched
 
 PODS = Watched(api="v1", kind="Pod")
 GROUPS = Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
@@ -48,7 +48,7 @@ def begin(fake_server: Api, plan: ManifestPlan, news: "queue.Queue[News]") -> It
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full list every second, in place of every four minutes."""
-    monkeypatch.setattr(watcher, "RESYNC", (1.0, 1.5))
+    monkeypatch.setattr(reflector, "RESYNC", (1.0, 1.5))
 
 
 def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:

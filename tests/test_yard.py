@@ -17,9 +17,9 @@ from prefect import flow, get_client
 
 from scripts import processes, server
 from scripts.runs import tear_down_left
-from tasks.folder import RunFolder
-from tasks.host import processes as host
 from tests.yard import prefect_server, speaking_to
+from torchyard.host import processes as host
+from torchyard.run.folder import RunFolder
 
 IDLE = "import time\ntime.sleep(60)\n"
 

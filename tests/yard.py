@@ -12,7 +12,7 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from scripts.processes import until
 from scripts.server import free_port, healthy
-from tasks.profile import ROOT
+from torchyard.loading.profile import ROOT
 
 PASSWORD = "a password of a test"
 

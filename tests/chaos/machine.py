@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.host.state import listening, read_state
-from tasks.launchers._torchrun import first_port
-from tasks.model import Run
-from tasks.profile import ROOT
 from tests.chaos.trial import ARRIVAL, DEADLINES, Trial
 from tests.chaos.world import SIGNALS, until
+from torchyard.agents.torchrun import first_port
+from torchyard.host.state import listening, read_state
+from torchyard.loading.profile import ROOT
+from torchyard.model.run import Run
 
 TICK = ROOT / "tests" / "programs" / "tick.py"
 

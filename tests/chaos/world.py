@@ -15,8 +15,8 @@ import httpx
 import yaml
 
 from scripts.server import free_port
-from tasks.profile import ROOT
 from tests.caller import SERVER
+from torchyard.loading.profile import ROOT
 
 BIN = Path(sys.executable).parent
 HANGS_S = 40.0  # how long a server that is stopped answers nobody
@@ -147,7 +147,7 @@ class World:
         """What `make up` does once the server answers; server and worker are the supervisor's."""
         until("the server", self.healthy, 180, 0.5)
         environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
-        subprocess.run([sys.executable, "-m", "tasks.lost", "back"], env=environment, check=False, cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "torchyard.run.recovery", "back"], env=environment, check=False, cwd=ROOT)
 
     def lose_machine(self) -> None:
         """Everything of the worker's machine dies at once; another machine's worker looks for runs from now on."""

@@ -3,8 +3,8 @@
 from typing import Any
 
 from flows.train import train
-from tasks.folder import all_runs
-from tasks.model import Report
+from torchyard.model.run import Report
+from torchyard.run.folder import all_runs
 
 
 def reported() -> Report:

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
 from tests.caller import CLUSTER
 from tests.cluster.jobs import Jobs, as_user
 from tests.cluster.wire import Wire
+from torchyard.kube.client import Api, api
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 SHOWN = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.cluster import load
 from tests.cluster.wire import VERBS, Link, Wire
+from torchyard.kube.client import load
 
 Fault = Literal["500", "429", "401", "410", "reset", "black hole"]
 SAID = {

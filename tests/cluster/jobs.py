@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks import objects
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.renewer import renewer
-from tasks.spec import Cluster
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import create
+from torchyard.cluster.lease_renewal import renewer
+from torchyard.kube.client import Api, api
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Run
 
 ANNOTATION = "torchyard.test/"
 USER = "torchyard@torchyard"
@@ -70,7 +70,7 @@ class Jobs:
         """Create a job."""
         plan = self.plan(wire, **annotations)
         self._started.append(plan)
-        objects.create(plan)
+        create.create(plan)
         return plan
 
     def named(self, plan: ManifestPlan, node: str) -> dict[str, Any]:

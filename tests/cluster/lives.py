@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
 from tests.cluster.jobs import ANNOTATION, until
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
 
 SAYS = "echo one; sleep 1; echo two; sleep 0.3; echo three"
 TWICE = f"if [ -e /kept/begun ]; then echo again; sleep 5; exit 0; fi; touch /kept/begun; {SAYS}; exit 1"

@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.needs import Object
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
 from tests.cluster.jobs import until
 from tests.cluster.objects import network
+from torchyard.kube.client import Api
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Object
 
 SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
 Thing = dict[str, Any]

@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.document import merge
-from tasks.errors import ProfileError
-from tasks.launchers import registry
-from tasks.launchers._pod import pod_needs
-from tasks.model import Run
-from tasks.plan import ManifestPlan
-from tasks.pod import PLAIN_RESOURCES
-from tasks.profile import ROOT, load_profile, profiles
-from tasks.spec import Profile
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile, profiles
+from torchyard.loading.yaml_document import merge
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.pod import PLAIN_RESOURCES
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+from torchyard.pods.template import pod_needs
 
 Overrides = dict[str, Any]
 ALIKE: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())

@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.spec import Cluster
 from tests.api_contract import ApiContract
+from torchyard.kube.client import Api
+from torchyard.model.profile import Cluster
 
 
 class TestRealApi(ApiContract):

@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from flows.sweep import sweep
-from tasks.folder import all_runs
-from tasks.logs import read_log
-from tasks.model import Report
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT
-from tasks.sweep import sweep_run
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.test_lost import Carried
+from torchyard.loading.profile import ROOT
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Report
+from torchyard.run.folder import all_runs
+from torchyard.run.sweep import sweep_run
+from torchyard.steps.log_reader import read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -8,14 +8,14 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.cluster import Api, load
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.certificates import make_authority
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import ended, run
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Api, load
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 RBAC = "rbac.authorization.k8s.io"
 PLUGIN = """#!/bin/sh

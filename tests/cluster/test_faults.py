@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tasks import connection, outage, patience, watcher
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import ended, run, there
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import outage, reflector
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube import http, retry
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 GONE = {"kind": "Status", "status": "Failure", "message": "too old resource version", "reason": "Expired", "code": 410}
 Fault = Callable[[Wire], None]
@@ -87,8 +88,8 @@ def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
     """A fault; what is silent is given up within seconds, and not within minutes."""
-    monkeypatch.setattr(watcher, "QUIET", 8.0)
-    monkeypatch.setattr(connection, "ANSWER", 8.0)
+    monkeypatch.setattr(reflector, "QUIET", 8.0)
+    monkeypatch.setattr(http, "ANSWER", 8.0)
     return FAULTS[request.param]
 
 
@@ -123,7 +124,7 @@ def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
 
 def test_patience_ends(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is busy for too long is told with its last status and its own words."""
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(retry, "PATIENCE", 1.0)
     answered(503)(wire)
     with pytest.raises(ClusterError, match="told") as caught:
         Api(Cluster(context=CONTEXT, namespace=jobs.namespace)).items("v1", "Pod")
@@ -237,20 +238,20 @@ def test_first_refusal_is_not_believed(jobs: Jobs, wire: Wire) -> None:
 
 def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose deletion no watch tells is missed at the next full list, every few minutes."""
-    monkeypatch.setattr(watcher, "RESYNC", (6.0, 6.0))
+    monkeypatch.setattr(reflector, "RESYNC", (6.0, 6.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
         wire.stall("watch=1")
         jobs.delete(plan)
-        monkeypatch.setattr(watcher, "QUIET", 2.0)
+        monkeypatch.setattr(reflector, "QUIET", 2.0)
         wire.cut("watch=1")
         until(lambda: there(watch) == set())
 
 
 def test_waiting_costs_few_requests(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind costs one list and one watch every few minutes: with RESYNC as it is, fewer than two a minute in all."""
-    monkeypatch.setattr(watcher, "RESYNC", (5.0, 5.0))
+    monkeypatch.setattr(reflector, "RESYNC", (5.0, 5.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))

@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.pumps import Pumps, is_over
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.lives import SAYS, TWICE, Bare
+from torchyard.cluster.pod_logs import Pumps, is_over
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 NODES = ({"type": "kwok"}, {"torchyard/node": "real"})
 

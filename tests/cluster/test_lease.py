@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tasks import lease, objects, orphans, renewer, seal
-from tasks.errors import OwnedError
 from tasks.flow_runs import obtain_key
-from tasks.launchers import _lease
-from tasks.model import Handle, Outcome, Status
-from tasks.plan import ManifestPlan
-from tasks.spec import Deadlines
 from tasks.submit import submit
-from tasks.sweep import sweep_run
 from tasks.teardown import teardown
 from tasks.wait import wait
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
+from torchyard.cluster import create, lease, lease_renewal, orphans
+from torchyard.model.errors import OwnedError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome, Status
+from torchyard.pods import lease_record, seal
+from torchyard.run.sweep import sweep_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -51,9 +51,9 @@ def test_one_delete_takes_everything(jobs: Jobs) -> None:
     """The Lease owns the store and the job: whoever deletes it, deletes the run."""
     plan = jobs.start(profile="yolov5-volcano-etcd")
     for thing in plan.store:
-        jobs.server.create(objects.owned(thing, held(jobs, plan)))
+        jobs.server.create(create.owned(thing, held(jobs, plan)))
     until(lambda: there(jobs, plan) == 4)
-    jobs.server.delete(_lease.API, _lease.KIND, plan.run)
+    jobs.server.delete(lease_record.API, lease_record.KIND, plan.run)
     until(lambda: there(jobs, plan) == 0)
 
 
@@ -61,22 +61,22 @@ def test_lease_goes_last(jobs: Jobs) -> None:
     """A teardown that ends the run removes its Lease, and one that another attempt follows keeps it."""
     plan = jobs.start()
     assert teardown.fn(plan, end_run=False) == ()
-    assert _lease.holder(held(jobs, plan)) == lease.place(plan)
+    assert lease_record.holder(held(jobs, plan)) == lease.place(plan)
     assert teardown.fn(plan) == ()
     assert held(jobs, plan) == {}
 
 
 def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the submit on the Lease is renewed, whether or not the job is watched."""
-    monkeypatch.setattr(renewer, "EVERY", 0.2)
+    monkeypatch.setattr(lease_renewal, "EVERY", 0.2)
     plan = jobs.start()
-    first = _lease.renewed(held(jobs, plan))
-    until(lambda: _lease.renewed(held(jobs, plan)) > first)
+    first = lease_record.renewed(held(jobs, plan))
+    until(lambda: lease_record.renewed(held(jobs, plan)) > first)
 
 
 def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that was cut off, and whose run goes on elsewhere, ends without touching the job."""
-    monkeypatch.setattr(renewer, "EVERY", 0.2)
+    monkeypatch.setattr(lease_renewal, "EVERY", 0.2)
     handle = submit.fn(jobs.plan(), Deadlines())
     assert isinstance(handle.plan, ManifestPlan)
     plan = handle.plan
@@ -251,7 +251,7 @@ def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
     strange = {**plan.lease, "metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.server.create(strange)
     assert "strange" not in swept(dry_run=True)
-    assert jobs.server.delete(_lease.API, _lease.KIND, "strange")
+    assert jobs.server.delete(lease_record.API, lease_record.KIND, "strange")
 
 
 def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training) -> None:  # noqa: F811

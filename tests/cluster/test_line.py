@@ -12,17 +12,17 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import jobset, pytorchjob, registry, volcano
-from tasks.model import Report, Run
-from tasks.needs import Room
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
 from tests.cluster.carried import reported
 from tests.cluster.provide import Home, at_home
 from tests.cluster.small import ELSEWHERE, in_pods, one_a_way
+from torchyard.kube.client import Api
+from torchyard.launchers import jobset, pytorchjob, registry, volcano
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Room
+from torchyard.model.run import Report, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 PROFILES = (*in_pods(), *ELSEWHERE)

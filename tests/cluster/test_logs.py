@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tasks import pump as module
-from tasks.cluster import Api
-from tasks.logs import read_line
-from tasks.plan import ManifestPlan
-from tasks.pump import Pump, Source
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import log_follower as module
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.log_follower import Pump, Source
+from torchyard.kube.client import Api
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.steps.log_reader import read_line
 
 MANY = [f"step {index}" for index in range(20_000)]
 WATCH = """
 import sys
 from pathlib import Path
-from tasks.plan import ManifestPlan
-from tasks.watch import ClusterWatch
+from torchyard.model.plan import ManifestPlan
+from torchyard.cluster.job_watch import ClusterWatch
 with ClusterWatch(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text())) as watch:
     while True:
         watch.changes(0.5)

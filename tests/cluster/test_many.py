@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.launchers import _lease
-from tasks.profile import ROOT
-from tasks.removal import found, kinds
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs
+from torchyard.cluster.delete import found, kinds
+from torchyard.kube.client import Api
+from torchyard.loading.profile import ROOT
+from torchyard.model.profile import Cluster
+from torchyard.pods import lease_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -54,4 +54,4 @@ def test_nothing_of_many_runs_is_left(shown: ModuleType, values: list[dict[str, 
     """The last step removes every job, and every Lease."""
     shown.search("yolov5-volcano", values)
     here = Api(Cluster(namespace=jobs.namespace))
-    assert found(here, [*kinds(here), (_lease.API, _lease.KIND)], {"torchyard/run": ""}) == []
+    assert found(here, [*kinds(here), (lease_record.API, lease_record.KIND)], {"torchyard/run": ""}) == []

@@ -12,24 +12,25 @@ from typing import Any
 
 import pytest
 
-from tasks import objects, removal
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import _pod_facts
-from tasks.model import Handle
-from tasks.plan import ManifestPlan
-from tasks.spec import Deadlines
 from tasks.submit import submit
 from tasks.teardown import stop, teardown
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import Wire
+from torchyard.cluster import create as objects
+from torchyard.cluster import delete
+from torchyard.diagnosis import pod_facts
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle
 
 ETCD = "yolov5-volcano-etcd"
 SUBMIT = """
 import sys
 from pathlib import Path
-from tasks.plan import ManifestPlan
-from tasks.objects import create
+from torchyard.model.plan import ManifestPlan
+from torchyard.cluster.create import create
 print(create(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
@@ -45,7 +46,7 @@ def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
 
 def running(jobs: Jobs, plan: ManifestPlan) -> bool:
     pods = jobs.labelled(plan, "v1", "Pod")
-    return len(pods) == 2 and all(_pod_facts.phase(pod) == "Running" for pod in pods)
+    return len(pods) == 2 and all(pod_facts.phase(pod) == "Running" for pod in pods)
 
 
 # --- creating
@@ -115,7 +116,7 @@ def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
     before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
         objects.create(plan.model_copy(update={"objects": (before, refused)}))
-    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
+    assert delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -142,7 +143,7 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
     for _ in range(2):
         objects.serve(plan)
     (pod,) = jobs.labelled(plan, "v1", "Pod")
-    assert _pod_facts.phase(pod) == "Running"
+    assert pod_facts.phase(pod) == "Running"
 
 
 def test_store_goes_with_the_job(jobs: Jobs) -> None:
@@ -151,7 +152,7 @@ def test_store_goes_with_the_job(jobs: Jobs) -> None:
     objects.serve(plan)
     objects.create(plan)
     jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == [])
+    until(lambda: delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == [])
 
 
 # --- removing
@@ -165,7 +166,7 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     objects.create(plan)
     until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
     assert teardown.fn(plan) == ()
-    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
+    assert delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
@@ -220,7 +221,7 @@ def held(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stuck is named, with what holds it, within the grace and a bounded time."""
-    monkeypatch.setattr(removal, "GOING", -12.0)
+    monkeypatch.setattr(delete, "GOING", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(left.startswith(pod) for left in teardown.fn(held))
 
@@ -258,7 +259,7 @@ def test_pod_on_a_dead_node_is_told(
     jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod whose node does not confirm its end is named with its node, and left as it is."""
-    monkeypatch.setattr(removal, "GOING", -9.0)
+    monkeypatch.setattr(delete, "GOING", -9.0)
     plan = deserted()
     (pod, *_) = sorted(teardown.fn(plan), key=lambda each: not each.startswith("Pod"))
     assert "does not confirm its end" in pod
@@ -268,7 +269,7 @@ def test_pod_on_a_dead_node_is_told(
 
 def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the profile says force, a pod goes whose node is known to be dead."""
-    monkeypatch.setattr(removal, "GOING", -9.0)
+    monkeypatch.setattr(delete, "GOING", -9.0)
     assert teardown.fn(deserted(on_stuck_pod="force")) == ()
 
 

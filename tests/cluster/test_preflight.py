@@ -16,10 +16,14 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tasks import cluster
-from tasks.cluster import Api
-from tasks.errors import ClusterError, PreflightError
-from tasks.needs import (
+from tasks.preflight import preflight
+from torchyard.cluster.checks.cluster import check_cluster
+from torchyard.kube import client
+from torchyard.kube.client import Api
+from torchyard.model.errors import ClusterError, PreflightError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import (
     Admitted,
     Advice,
     Check,
@@ -32,10 +36,6 @@ from tasks.needs import (
     Served,
     WritableFolder,
 )
-from tasks.plan import ManifestPlan
-from tasks.preflight import preflight
-from tasks.preflight_cluster import check_cluster
-from tasks.spec import Cluster
 
 pytestmark = pytest.mark.cluster
 SPACE = f"torchyard-preflight-{uuid.uuid4().hex[:6]}"
@@ -57,8 +57,8 @@ def plane(plane: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]
     """The cluster, with two namespaces of ours, and a kubeconfig with users and servers that do not work."""
     config = os.environ["KUBECONFIG"]
     with pytest.MonkeyPatch.context() as patch:
-        cluster.api.cache_clear()
-        api = cluster.api(Cluster(namespace=SPACE))
+        client.api.cache_clear()
+        api = client.api(Cluster(namespace=SPACE))
         try:
             for name, labels in ((SPACE, {}), (STRICT, {"pod-security.kubernetes.io/enforce": "baseline"})):
                 post(api, "v1", "Namespace", name, labels=labels)
@@ -69,7 +69,7 @@ def plane(plane: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]
             yield api
         finally:
             clear(api)
-    cluster.api.cache_clear()
+    client.api.cache_clear()
 
 
 def contexts(api: Api) -> Thing:
@@ -77,7 +77,7 @@ def contexts(api: Api) -> Thing:
     post(api, "v1", "ServiceAccount", "nobody")
     path = api.path("v1", "ServiceAccount", "nobody") + "/token"
     token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-    known, _ = kube_config.list_kube_config_contexts(cluster.files())
+    known, _ = kube_config.list_kube_config_contexts(client.files())
     here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
     return {

@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
 from tests.cluster.carried import completed
 from tests.cluster.provide import at_home
 from tests.cluster.small import in_pods, one_a_way, small
+from torchyard.kube.client import Api
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 SEEN = {"digits.py": "accuracy", "pi.py": "pi", "allreduce.py": "busbw"}

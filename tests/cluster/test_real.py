@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tasks.cluster import Api
-from tasks.folder import all_runs
-from tasks.model import Report
-from tasks.profile import ROOT
-from tasks.spec import Cluster
 from tests.cluster.carried import completed, reported
+from torchyard.kube.client import Api
+from torchyard.loading.profile import ROOT
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Report
+from torchyard.run.folder import all_runs
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd")

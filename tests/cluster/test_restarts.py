@@ -7,13 +7,13 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.plan import ManifestPlan
-from tasks.pump import RESTARTED, ROTATED
-from tasks.pumps import Pumps
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.lives import Bare, begin_again
+from torchyard.cluster.log_follower import RESTARTED, ROTATED
+from torchyard.cluster.pod_logs import Pumps
+from torchyard.kube.client import Api
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
 
 LOST = RESTARTED.format(1)
 

@@ -10,22 +10,24 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tasks import cluster, objects, orphans
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import _lease, registry
-from tasks.model import Run
-from tasks.needs import Check, Right
-from tasks.plan import ManifestPlan
-from tasks.preflight_cluster import check_cluster
-from tasks.profile import ROOT, load_profile
-from tasks.removal import found, kinds
-from tasks.rights import allowed
-from tasks.spec import Cluster
 from tests.cluster.carried import completed
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.provide import Home, at_home
 from tests.cluster.small import ELSEWHERE, in_pods
+from torchyard.cluster import create, orphans
+from torchyard.cluster.checks.cluster import check_cluster
+from torchyard.cluster.checks.permissions import allowed
+from torchyard.cluster.delete import found, kinds
+from torchyard.kube import client
+from torchyard.kube.client import Api
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Check, Right
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
 GROUP, NAME = "rbac.authorization.k8s.io", "least"
 ONE_A_SYSTEM = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "fms-vela", "yolov5-jobset", *ELSEWHERE)
@@ -94,8 +96,8 @@ class Account:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self.admin.path("v1", "ServiceAccount", NAME)
         token = self.admin.ask("POST", f"{path}/token", body=asked)["status"]["token"]
-        known, active = kube_config.list_kube_config_contexts(cluster.files())
-        here = next(each for each in known if each["name"] == (cluster.current() or active["name"]))
+        known, active = kube_config.list_kube_config_contexts(client.files())
+        here = next(each for each in known if each["name"] == (client.current() or active["name"]))
         context = {"cluster": here["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
 
@@ -106,7 +108,7 @@ class Account:
             for each, verb in rights
         ]
         self.admin.patch(self.role, {"rules": rules})
-        mine = cluster.api(Cluster(context=NAME, namespace=self.admin.namespace))
+        mine = client.api(Cluster(context=NAME, namespace=self.admin.namespace))
         for right in rights ^ self.granted:
             until(partial(self._is_known, mine, right, right in rights))
         self.granted = rights
@@ -122,9 +124,9 @@ def account(plane: Api, namespace: str, tmp_path_factory: pytest.TempPathFactory
     with pytest.MonkeyPatch.context() as patch:
         made = Account(Api(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
         patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
-        cluster.api.cache_clear()
+        client.api.cache_clear()
         yield made
-    cluster.api.cache_clear()
+    client.api.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -204,7 +206,7 @@ def test_sweeper_that_may_not_list_leases_takes_nothing(account: Account, jobs: 
     terms = orphans.Terms(lambda _: "", lambda _: "", without_lease=True)
     with pytest.raises(ClusterError, match=r"list leases.*torchyard-sweep"):
         list(orphans.orphans(NAME, terms))
-    assert jobs.server.read(_lease.API, _lease.KIND, plan.run)
+    assert jobs.server.read(lease_record.API, lease_record.KIND, plan.run)
 
 
 @pytest.mark.usefixtures("everywhere")
@@ -214,7 +216,7 @@ def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monk
     account.grant(ROLE)
     plan = jobs.plan()
     plan.lease["spec"]["leaseDurationSeconds"] = 1
-    objects.create(plan)
+    create.create(plan)
     terms = orphans.Terms(lambda _: "")
     mine = until(lambda: [each for each in orphans.orphans(NAME, terms) if each.run == plan.run])
     assert orphans.remove(mine[0]) == []

@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks import lookout, objects, removal
-from tasks.cluster import Api, Object
 from tasks.collect import find_failure
-from tasks.launchers import registry
-from tasks.model import Failure, Handle, Run
-from tasks.plan import ManifestPlan, at
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster, Deadlines
 from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.cluster.fake import node
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.wire import Wire
 from tests.observe import QUEUE, close, state_of
+from torchyard.cluster import create, delete, diagnose
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Api, Object
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan, at
+from torchyard.model.profile import Cluster, Deadlines
+from torchyard.model.run import Failure, Handle, Run
 
 GPU, OWN = "nvidia.com/gpu", "torchyard.test/own"
 SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -53,7 +53,7 @@ class Yard(NamedTuple):
     def clear(self) -> None:
         """Nothing of a test stays."""
         for plan in self.made:
-            removal.delete(plan, plan.main)
+            delete.delete(plan, plan.main)
 
     def real(self, overrides: Overrides) -> ManifestPlan:
         """The same on the real nodes, small."""
@@ -64,7 +64,7 @@ class Yard(NamedTuple):
 
     def why(self, plan: ManifestPlan, cause: str) -> Failure:
         """What is told of a job that stands, once it has this cause."""
-        objects.create(plan)
+        create.create(plan)
 
         def explained() -> Failure | None:
             watch.changes(0.3)
@@ -78,7 +78,7 @@ class Yard(NamedTuple):
 
     def end(self, plan: ManifestPlan, start: float = 60.0, strike: Strike | None = None) -> Failure:
         """Why the job failed in the end; it is struck once its pods run."""
-        objects.create(plan)
+        create.create(plan)
         handle = Handle(plan=plan, deadlines=Deadlines(start=start), created=True, submitted_at=time.time())
 
         def hit(strike: Strike) -> None:
@@ -138,7 +138,7 @@ def mute(
     name, yard = add_node(plane), start(namespace, fake, tmp_path_factory.mktemp("mute"))
     try:
         plan = yard.plan(on(name))
-        objects.create(plan)
+        create.create(plan)
         until(lambda: yard.running(plan), 60)
         plane.ask("PATCH", f"/api/v1/nodes/{name}", body={"metadata": {"labels": {"type": None}}})
         yield yard, plan
@@ -311,19 +311,19 @@ def stuck(jobs: Jobs, wire: Wire) -> ManifestPlan:
     plan = jobs.plan(wire)
     for amounts in at(plan.main, plan.template)["spec"]["containers"][0]["resources"].values():
         amounts[GPU] = "16"
-    objects.create(plan)
+    create.create(plan)
     return plan
 
 
 def test_a_stuck_job_is_looked_at_rarely(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked until the job has stood for a while, then once, and again only much later."""
-    monkeypatch.setattr(lookout, "AFTER", 2.0)
+    monkeypatch.setattr(diagnose, "AFTER", 2.0)
     looks = "/events?fieldSelector=type%3DWarning"
     with ClusterWatch(stuck(jobs, wire)) as watch:
         begin = time.monotonic()
         until(lambda: not watch.changes(0.1) and watch.why() and wire.count(looks))
-        assert time.monotonic() - begin > lookout.AFTER
-        until(lambda: watch.why() and time.monotonic() - begin > 3 * lookout.AFTER)
+        assert time.monotonic() - begin > diagnose.AFTER
+        until(lambda: watch.why() and time.monotonic() - begin > 3 * diagnose.AFTER)
         assert wire.count(looks) == 1
 
 

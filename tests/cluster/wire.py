@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tasks.cluster import load
+from torchyard.kube.client import load
 
 VERBS = (b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 CONTEXT = "wire"

@@ -1,0 +1,297 @@
+"""The only door to Kubernetes: plain dicts in, plain dicts out, over the kubeconfig's own connection."""
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator, Mapping
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import yaml
+from kubernetes import client, config
+from kubernetes.config.config_exception import ConfigException
+from kubernetes.utils import parse_quantity
+from tenacity import stop_before_delay
+
+from torchyard.kube.credentials import Credentials
+from torchyard.kube.http import Asked, Connection, ServerClock, alive, lines, parts, read
+from torchyard.kube.retry import BRIEFLY, BusyError, patiently
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import plural
+
+CONNECTIONS = 4000  # kept open at most: one a kind that is watched, and one a log that is followed, of hundreds of runs
+FOREGROUND = {"propagationPolicy": "Foreground"}
+AT_ONCE = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+Object = dict[str, Any]
+
+
+class Api:
+    """One API server and one namespace, as a context of the kubeconfig (or a pod's own account) gives them."""
+
+    def __init__(self, cluster: Cluster) -> None:
+        """ClusterError where there is no such context, or no kubeconfig at all."""
+        loaded, found = load(cluster.context)
+        self.context = cluster.context or found.get("name")
+        self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
+        first = connect(loaded, self.context)
+        self._credentials = Credentials(first, lambda: renewed(first, self.context))
+        self._clock = ServerClock()
+
+    @property
+    def host(self) -> str:
+        return str(self._credentials.now.settings.host)
+
+    @property
+    def cluster(self) -> Cluster:
+        """What this is, in full: what a plan keeps."""
+        return Cluster(context=self.context, namespace=self.namespace)
+
+    def path(self, api: str, kind: str, name: str = "", namespace: str | None = "") -> str:
+        """The path of an object, or of all of a kind; `namespace=None` for what has none, or for all namespaces."""
+        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
+        place = f"/namespaces/{namespace or self.namespace}" if namespace is not None else ""
+        return f"{root}{place}/{plural(kind)}{f'/{name}' if name else ''}"
+
+    # --- objects
+
+    def create(self, thing: Object, dry_run: bool = False) -> Object:
+        """Create an object, unknown fields refused. ClusterError 409 where the name is taken."""
+        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
+        path = self.path(thing["apiVersion"], thing["kind"], namespace=thing["metadata"].get("namespace", ""))
+        return self.ask("POST", path, query, thing)
+
+    def read(self, api: str, kind: str, name: str, namespace: str | None = "") -> Object | None:
+        """An object; None where there is none."""
+        try:
+            return self.ask("GET", self.path(api, kind, name, namespace))
+        except ClusterError as error:
+            if error.status == 404:
+                return None
+            raise
+
+    def items(
+        self, api: str, kind: str, query: Mapping[str, str] | None = None, everywhere: bool = False
+    ) -> list[Object]:
+        """All objects of a kind in the namespace, or everywhere; none where the server does not know the kind.
+
+        ClusterError where the list is refused, or is not whole.
+        """
+        path, asked, items = (
+            self.path(api, kind, namespace=None if everywhere else ""),
+            dict(query or {}),
+            list[Object](),
+        )
+        while True:
+            try:
+                found = self.ask("GET", path, asked)
+            except ClusterError as error:
+                if error.status == 404 and "continue" not in asked:
+                    return []
+                raise
+            if "items" not in found:
+                raise ClusterError(self.host, f"GET {path}", "the answer is no list", 0)
+            items += found["items"] or []
+            if not (rest := (found.get("metadata") or {}).get("continue")):
+                return [{"apiVersion": api, "kind": kind, **item} for item in items]
+            asked["continue"] = rest
+
+    def patch(self, thing: Object, change: Object | list[Object]) -> Object:
+        """Merge a change into an object, or carry out a JSON patch: a list, all of it or nothing."""
+        path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+        return self.ask("PATCH", path, body=change)
+
+    def delete(self, api: str, kind: str, name: str, force: bool = False) -> bool:
+        """Delete an object, what it owns first; False where there was none. By force nobody's word is waited for."""
+        try:
+            self.ask("DELETE", self.path(api, kind, name), body=AT_ONCE if force else FOREGROUND)
+        except ClusterError as error:
+            if error.status == 404:
+                return False
+            raise
+        return True
+
+    def delete_same(self, thing: Object, force: bool = False) -> bool:
+        """Delete this very object; False where it is gone, or another one has its name by now."""
+        path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+        how = {**(AT_ONCE if force else FOREGROUND), "preconditions": {"uid": thing["metadata"]["uid"]}}
+        try:
+            self.ask("DELETE", path, body=how)
+        except ClusterError as error:
+            if error.status not in (404, 409):
+                raise
+            return False
+        return True
+
+    # --- requests
+
+    def now(self) -> float:
+        """The API server's time: Leases are written and judged by this one clock, however machines' own differ."""
+        if not self._clock.is_set:
+            self.knock()
+        return self._clock.now()
+
+    def knock(self) -> None:
+        """ClusterError where nobody answers within seconds, or where the server does not know who asks."""
+        self.glance("/api")
+
+    def glance(self, path: str) -> Object:
+        """One GET, given up within seconds."""
+        briefly = self._answer.retry_with(stop=stop_before_delay(BRIEFLY))
+        try:
+            found: Object = briefly(self, Asked("GET", path))
+        except BusyError as error:
+            raise ClusterError(self.host, f"GET {path}", error.said, error.status) from error
+        return found
+
+    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
+        """One request, repeated while the server is away or busy. ClusterError with the server's own words."""
+        try:
+            return self._answer(Asked(method, spell(path, query), body))
+        except BusyError as error:
+            raise ClusterError(self.host, f"{method} {path}", error.said, error.status) from error
+
+    @patiently
+    def _answer(self, asked: Asked) -> Object:
+        try:
+            return self._once(asked)
+        except ClusterError as error:
+            if error.status != 401:
+                raise
+            raise BusyError(error.said, 401) from error  # a server that lost its memory of us may find it again
+
+    def look(self, path: str, query: Mapping[str, Any] | None = None) -> Object:
+        """One GET, tried once. BusyError where the server is away or busy, ClusterError where it refuses."""
+        return self._once(Asked("GET", spell(path, query)))
+
+    def _once(self, asked: Asked) -> Object:
+        with self._open(asked) as response:
+            self._clock.learn(response.headers.get("Date"))
+            answer: Object = read(response)
+            return answer
+
+    def stream(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
+        """The lines of an answer that goes on, each with its end; the last one may lack it.
+
+        BusyError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
+        """
+        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
+            yield from lines(response)
+
+    def parts(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
+        """The same in the parts in which it comes: of a log there may be many lines in one."""
+        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
+            yield from parts(response)
+
+    @contextlib.contextmanager
+    def opened(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[Iterator[bytes]]:
+        """The same, once the server has begun to answer: it has no longer for that than for any answer."""
+        with self._open(Asked("GET", spell(path, query))) as response:
+            if sock := getattr(response.connection, "sock", None):
+                sock.settimeout(silence)
+            yield lines(response)
+
+    def _open(self, asked: Asked) -> Any:
+        """The answer. Credentials that are refused are loaded anew, once each time that they expire."""
+        link = self._credentials.now
+        try:
+            return link.send(asked)
+        except ClusterError as error:
+            if error.status == 403 and starting(link):
+                raise BusyError(f"the server is not ready: {error.said}", 403) from error
+            # What is ready by now may not have been a moment ago: only its second refusal counts.
+            if error.status != 403 and (error.status != 401 or not self._credentials.renew(link)):
+                raise
+        return self._credentials.now.send(asked)
+
+
+def spell(path: str, query: Mapping[str, Any] | None) -> str:
+    return path + (f"?{urlencode(query)}" if query else "")
+
+
+def starting(link: Connection) -> bool:
+    """Whether the server has only just started: it refuses everything before it has read who may do what."""
+    try:
+        link.send(Asked("GET", "/readyz")).drain_conn()  # what is not read would stand before the next answer
+    except BusyError:
+        return True
+    except ClusterError:
+        pass
+    return False
+
+
+def quantity(text: str) -> Decimal:
+    """`500m`, `64` or `512Gi` as a number: what nodes and pods say of cpu, memory and devices."""
+    return Decimal(parse_quantity(text))
+
+
+@functools.cache
+def api(cluster: Cluster) -> Api:
+    """The connection of a cluster and namespace: made once a process."""
+    return Api(cluster)
+
+
+def connect(loaded: Any, context: str | None) -> Connection:
+    """The connections that settings allow."""
+    loaded.connection_pool_maxsize = CONNECTIONS
+    loaded.socket_options = alive()
+    loaded.refresh_api_key_hook = None  # knows tokens only, and asks for one from each thread
+    http = client.ApiClient(loaded).rest_client.pool_manager
+    return Connection(f"context {context}" if context else "this pod", loaded, http)
+
+
+def renewed(first: Connection, context: str | None) -> Connection:
+    """The connection with the credentials of today. ClusterError where there are none any more."""
+    fresh = connect(load(context)[0], context)
+    if first.known and not fresh.known:
+        raise ClusterError("kubeconfig", f"context {context}", "it gives no credentials any more: log in again", 401)
+    return fresh
+
+
+def load(context: str | None) -> tuple[Any, Object]:
+    """The connection's settings and the context that they came from; in a pod without a kubeconfig, its account."""
+    loaded = client.Configuration()
+    try:
+        known, active = config.list_kube_config_contexts(files())
+        wanted = context or current() or active["name"]
+        found = next((each for each in known if each["name"] == wanted), None)
+        if found is None:
+            names = ", ".join(sorted(each["name"] for each in known)) or "none"
+            raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
+        config.load_kube_config(files(), context=wanted, client_configuration=loaded)
+        return loaded, found
+    except yaml.YAMLError as error:
+        raise ClusterError("kubeconfig", "read it", str(error), 0) from error
+    except ConfigException as error:
+        return load_inside(loaded, str(error))
+
+
+def files() -> str:
+    """KUBECONFIG as it is now; the client library keeps what it was when that was imported."""
+    return os.environ.get("KUBECONFIG") or "~/.kube/config"
+
+
+def current() -> str | None:
+    """The current context as kubectl understands it: the first file of KUBECONFIG that names one.
+
+    The client library takes the last one, and would send the job to another cluster than kubectl shows.
+    """
+    for path in filter(None, files().split(os.pathsep)):
+        with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
+            document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
+            if isinstance(document, dict) and document.get("current-context"):
+                return str(document["current-context"])
+    return None
+
+
+def load_inside(loaded: Any, why: str) -> tuple[Any, Object]:
+    """The account of the pod that this runs in, or the reason why there is no kubeconfig."""
+    try:
+        config.load_incluster_config(client_configuration=loaded)
+        with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:
+            return loaded, {"context": {"namespace": file.read().strip()}}
+    except (ConfigException, OSError):
+        remedy = "set KUBECONFIG to the file of your cluster; `make cluster-up` makes a cluster to try"
+        raise ClusterError("kubeconfig", "read it", f"{why}; {remedy}", 0) from None

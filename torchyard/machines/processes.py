@@ -1,0 +1,285 @@
+"""The only door to processes: on this machine, or the same command behind the user's own `ssh HOST`."""
+
+import contextlib
+import json
+import os
+import selectors
+import shlex
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import IO, Any, TypeVar, cast
+
+from tenacity import Retrying, retry_if_exception, stop_after_delay, wait_fixed
+
+from torchyard.model.errors import HostError, UnreachedError
+from torchyard.model.plan import THIS_MACHINE, Command
+
+T = TypeVar("T")
+Process = subprocess.Popen[bytes]
+# The user's configuration counts, but for what cannot work without a person or outlives the command.
+SSH = (
+    *("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"),
+    *("-oControlMaster=no", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oPermitLocalCommand=no"),
+)
+SSH_FAILED = 255
+FINAL = ("Permission denied", "verification failed", "Could not resolve", "Bad configuration", "Bad owner")
+PATIENCE = 10.0  # seconds in which a connection that failed is tried again: every verb can be called again
+LONG = 200
+MAX_SAID_BYTES = 4096  # of what a command says beside its output: the last of it
+MAX_ANSWER_BYTES = 16 * 2**20
+HANGS = 3600.0  # seconds for what is sent or brought
+
+
+def words(host: str, command: Command) -> tuple[str, ...]:
+    """What is started here; TORCHYARD_SSH may name another ssh, or give it options."""
+    if host in THIS_MACHINE:
+        return command.argv
+    return (*shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh"), *SSH, host, shlex.join(command.argv))
+
+
+def start(host: str, command: Command) -> Process:
+    """Start a command on a host; its stdin stays open until it is closed here."""
+    process = popen(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    if command.input is not None and process.stdin:
+        with contextlib.suppress(BrokenPipeError):  # it died at once; what it said is told by `finish`
+            process.stdin.write(json.dumps(command.input).encode())
+            process.stdin.close()
+    return process
+
+
+def start_stream(host: str, command: Command) -> Process:
+    """Start a command that is heard and spoken to for long: through one descriptor, and one for what it says beside."""
+    try:
+        ours, theirs = socket.socketpair()
+    except OSError as error:
+        raise HostError(host, "start its command", error.strerror or str(error)) from error
+    with ours, theirs:
+        process = popen(host, command, stdin=theirs, stdout=theirs)
+        process.stdin = cast(IO[bytes], ours.makefile("wb", buffering=0))
+        process.stdout = cast(IO[bytes], ours.makefile("rb", buffering=0))
+    assert process.stderr
+    os.set_blocking(process.stderr.fileno(), False)
+    return process
+
+
+def receive(process: Process) -> bytes:
+    """What a stream has sent, once there is something; empty at its end, even if it did not read what it was sent."""
+    assert process.stdout
+    with contextlib.suppress(ConnectionResetError):
+        return os.read(process.stdout.fileno(), 1 << 16)
+    return b""
+
+
+def beside(process: Process) -> bytes:
+    """What a stream has said beside its output so far: were it not read, the command would stand still at 64 KiB."""
+    assert process.stderr
+    with contextlib.suppress(BlockingIOError):
+        return os.read(process.stderr.fileno(), 1 << 16)[-MAX_SAID_BYTES:]
+    return b""
+
+
+def popen(host: str, command: Command, **ends: Any) -> Process:
+    argv = words(host, command)
+    try:
+        return subprocess.Popen(argv, stderr=subprocess.PIPE, **ends)
+    except OSError as error:
+        raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
+
+
+def call(host: str, command: Command, timeout: float = 60.0, patience: float = PATIENCE) -> Any:
+    """Run a command to its end: the JSON that it printed. HostError where it failed, and what it said.
+
+    Where ssh itself failed it is called again for `patience` seconds.
+    """
+    return patiently(lambda: finish(host, command, start(host, command), timeout), patience)
+
+
+def patiently(work: Callable[[], T], patience: float = PATIENCE) -> T:
+    """What `work` returns, tried again where ssh itself failed for a reason that may pass."""
+
+    def passing(error: BaseException) -> bool:
+        return isinstance(error, UnreachedError) and not any(word in error.said for word in FINAL)
+
+    return Retrying(
+        retry=retry_if_exception(passing), wait=wait_fixed(1), stop=stop_after_delay(patience), reraise=True
+    )(work)
+
+
+def call_each(commands: Sequence[tuple[str, Command]], timeout: float = 60.0, patience: float = PATIENCE) -> list[Any]:
+    """Run one command a host, all at once: the answers in the same order, a HostError in place of a missing one."""
+    with ThreadPoolExecutor(max(len(commands), 1)) as pool:
+        return list(pool.map(lambda pair: attempt(pair[0], pair[1], timeout, patience), commands))
+
+
+def attempt(host: str, command: Command, timeout: float, patience: float) -> Any:
+    try:
+        return call(host, command, timeout, patience)
+    except HostError as error:
+        return error
+
+
+def finish(host: str, command: Command, process: Process, timeout: float) -> Any:
+    try:
+        printed, said = hear(process, timeout)
+    except (TimeoutError, OverflowError) as error:
+        raise HostError(host, title(command), str(error)) from error
+    finally:
+        process.kill()
+        process.wait()
+        for end in (process.stdin, process.stdout, process.stderr):
+            if end:
+                end.close()
+    try:
+        return json.loads(printed)
+    except (ValueError, RecursionError) as error:
+        noise = b"answers `%s`: what its shell prints by itself must go away" % last_line(printed)[:60].encode()
+        raise fault(host, command, process.returncode, said or noise if printed else said) from error
+
+
+def hear(process: Process, timeout: float) -> tuple[bytes, bytes]:
+    """All that a command prints, and what it said last beside it, once nobody is there any more who could print.
+
+    TimeoutError and OverflowError where it does not end.
+    """
+    assert process.stdout
+    assert process.stderr
+    printed, said, until = bytearray(), b"", time.monotonic() + timeout
+    if process.stdin:
+        process.stdin.close()
+    with selectors.PollSelector() as selector:
+        for stream in (process.stdout, process.stderr):
+            selector.register(stream, selectors.EVENT_READ)
+        while selector.get_map():
+            if time.monotonic() > until:
+                raise TimeoutError(f"no answer within {timeout:.0f} s")
+            for key, _ in selector.select(until - time.monotonic()):
+                data = os.read(key.fd, 1 << 16)
+                if not data:
+                    selector.unregister(key.fileobj)
+                elif key.fileobj is process.stderr:
+                    said = (said + data)[-MAX_SAID_BYTES:]
+                else:
+                    printed += data
+            if len(printed) > MAX_ANSWER_BYTES:
+                raise OverflowError(f"it answers more than {MAX_ANSWER_BYTES >> 20} MiB")
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(max(0.1, until - time.monotonic()))
+    return bytes(printed), said
+
+
+def fault(host: str, command: Command, code: int, said: bytes) -> HostError:
+    """Why a command did not do its work, in one sentence."""
+    why = last_line(said)
+    if code == SSH_FAILED and host not in THIS_MACHINE:
+        advice = f"`ssh {host} true` must work without a question"
+        return UnreachedError(host, "reach it by ssh", f"{why or 'ssh failed'}; {advice}")
+    return HostError(host, title(command), why or f"exit code {code}, no answer")
+
+
+def title(command: Command) -> str:
+    """A command in few words: a script that is sent as text has none."""
+    said = [Path(word).name for word in command.argv[-3:] if len(word) < LONG and " " not in word and word != "-c"]
+    return " ".join(said) or command.argv[0]
+
+
+def last_line(said: bytes) -> str:
+    return (said.decode(errors="replace").strip().splitlines() or [""])[-1].strip()
+
+
+def pipe(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T]) -> T:
+    """What `work` makes of a command's stdin and stdout. HostError where it or the command fails."""
+    process = start(host, command)
+    assert process.stdin
+    assert process.stdout
+    last = Last(process)
+    end = threading.Timer(HANGS, process.kill)
+    end.start()
+    try:
+        made, broken = work(process.stdin, process.stdout), None
+    except (OSError, ValueError) as error:
+        made, broken = None, error
+    finally:
+        end.cancel()
+        for end_of in (process.stdin, process.stdout):
+            with contextlib.suppress(OSError):
+                end_of.close()
+        said, code = last.words(), process.wait()
+    if code or broken or made is None:
+        raise fault(host, command, code, said or str(broken or "").encode()) from broken
+    return made
+
+
+class Last(threading.Thread):
+    """Reads what a command says beside its output, and keeps the last of it."""
+
+    def __init__(self, process: Process) -> None:
+        super().__init__(daemon=True)
+        assert process.stderr
+        self._stream, self._said = process.stderr, b""
+        self.start()
+
+    def run(self) -> None:
+        with self._stream:
+            while data := os.read(self._stream.fileno(), 1 << 16):
+                self._said = (self._said + data)[-MAX_SAID_BYTES:]
+
+    def words(self) -> bytes:
+        """What was said last, once the command has ended."""
+        self.join()
+        return self._said
+
+
+def close(process: Process, patience: float) -> bytes:
+    """End a stream, which may do so by itself for a moment; what it said last, as far as it is there.
+
+    Its pipes are not read to their end: others may hold them open.
+    """
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(patience)
+    process.kill()
+    process.wait()
+    said = beside(process)
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe:
+            pipe.close()
+    return said
+
+
+class Guard:
+    """A detached process that sees, through a pipe, the moment this process dies (torchyard/run/watchdog.py)."""
+
+    def __init__(self, argv: Iterable[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )  # fmt: skip
+
+    def tell(self, word: str) -> None:
+        """`ending`: teardown has begun. `done`: nothing is left to guard."""
+        try:
+            assert self._process.stdin is not None
+            self._process.stdin.write(word.encode() + b"\n")
+            self._process.stdin.flush()
+        except BrokenPipeError:
+            return  # somebody killed the guard; the run goes on without it
+
+
+def follow(path: Path, offset: int) -> Iterator[tuple[str, int]]:
+    """The whole lines that a growing file has gained since `offset`, each with the offset behind it."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield line[:-1].decode(errors="replace"), offset
