@@ -7,7 +7,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from torchyard.run.recovery import bring_back
+from tasks.recovery import bring_back
 
 
 @flow(name="comeback")

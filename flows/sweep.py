@@ -13,13 +13,14 @@ from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
 from tasks.flow_runs import alive_by_name, named_by
+from tasks.flow_states import alive, ended, revive, tell, tell_end
+from tasks.recovery import bring_back
 from torchyard.common.escaping import markdown, plain, spell_anything
 from torchyard.common.log import log
 from torchyard.machines.strays import end_stray, strays
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import all_runs, runs
-from torchyard.run.recovery import bring_back
-from torchyard.run.sweep import alive, ended, is_open, revive, sweep_run, tell
+from torchyard.run.sweep import is_open, sweep_run
 from torchyard.steps.descriptors import raise_limit
 
 
@@ -108,7 +109,7 @@ def folders(named: frozenset[str] | None, faults: list[str]) -> Iterator[Due]:
             over = folder.lease_left() < 0
             if is_open(folder) and (over if named is None else folder.name in named):
                 why = "no launcher carries it" + (", and its lease has ended" if over else "")
-                yield Due(folder.name, "here", why, partial(sweep_run, folder, "sweep", why))
+                yield Due(folder.name, "here", why, partial(sweep_run, folder, "sweep", why, tell_end))
         except TorchyardError as error:
             faults.append(str(error))
 

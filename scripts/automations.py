@@ -1,7 +1,7 @@
 """The automations that notice a lost run; by name, and made anew only where they differ.
 
 None of them starts a run: Prefect may fire them late, on a run that has ended since. What is to be done is decided by
-`comeback/crashed` (torchyard/run/recovery.py), from how each run is when it looks.
+`comeback/crashed` (tasks/recovery.py), from how each run is when it looks.
 """
 
 from datetime import timedelta

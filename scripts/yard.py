@@ -72,7 +72,7 @@ def start_worker(api: str) -> None:
 
 def bring_back() -> None:
     """Runs that a crash of this machine has taken from their launcher go on now, not when Prefect misses them."""
-    from torchyard.run import recovery
+    from tasks import recovery
 
     looked = recovery.bring_back()
     if looked.back:

@@ -1,18 +1,22 @@
 """What a run tells Prefect and asks of it, on a thread of its own: a server that hangs holds no step up."""
 
+import asyncio
 import contextlib
 import contextvars
 import math
+import sys
 import threading
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
+from concurrent.futures import TimeoutError as NotYetError
 from typing import Self
 from uuid import UUID
 
 from httpx import HTTPStatusError, TransportError
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
@@ -22,29 +26,40 @@ from prefect.client.schemas.filters import (
 )
 from prefect.client.schemas.objects import StateType
 from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run, task_run
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Crashed, Running
 
+from tasks.recovery import asked_by_person
+from torchyard.common.escaping import paragraph
 from torchyard.common.log import log
+from torchyard.model.run import Report
+from torchyard.run.report import SENTENCE, as_markdown
 from torchyard.run.signals import CancelRequested
 
 LOOK_INTERVAL_S = 3.0  # between two looks at what people ask of the run
 CALL_TIMEOUT_S = 5.0  # of one call; what fails is tried again, with the latest value
 RETRY_INTERVAL_S = 1.0
+PAGE_TIMEOUT_S = 10.0  # that Prefect may take for the report: the end of the run does not wait longer
 SIGNAL_TIMEOUT_S = 3.0  # that the signal of a cancel may take; a worker that died sends none
 PASSING = (401, 403, 408, 429)  # answers below 500 that may be others a moment later
 NO_SUSPENSION = "a run cannot be suspended, as its job would train on: cancel it, and retry it later"
 Call = Callable[[SyncPrefectClient], None]
 
 
-class Reporter:
+class PrefectReporter:
     """A mailbox for Prefect, where the latest call of a key wins, and a regular look at the state of the run.
 
     A call that Prefect does not answer stays in the mailbox; one that it refuses is dropped.
     """
 
-    def __init__(self, run_id: str) -> None:
-        self._run_id = UUID(run_id)
+    stops: tuple[type[BaseException], ...] = (TerminationSignal,)
+    watchdog: tuple[str, ...] = (sys.executable, "-m", "tasks.recovery")
+
+    def __init__(self, run_id: str, count: int = 1) -> None:
+        self._run_id, self.count = UUID(run_id), count
+        self._artifact: UUID | None = None
         self._calls: dict[str, tuple[Call, Future[None]]] = {}
         self._news = threading.Condition()
         self._over = threading.Event()
@@ -55,6 +70,8 @@ class Reporter:
         run = contextvars.copy_context().run  # Prefect's settings and the run's log belong to a context
         self._thread = threading.Thread(target=run, args=(self._run,), daemon=True, name="reporter")
         self._thread.start()
+        self._lost_steps = self.send("lost", end_lost_steps(str(self._run_id), self.count))
+        ignore_suspension()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -81,6 +98,51 @@ class Reporter:
         with contextlib.suppress(Exception):
             self.send("look", self._look).result(SIGNAL_TIMEOUT_S)
         return self._cancelled_at < math.inf
+
+    def is_void(self, stop: BaseException) -> bool:
+        """Whether Prefect's client has given up renewing the run's slot: it cancels a flow for nothing else."""
+        context = FlowRunContext.get()
+        limited = context is not None and context.flow is not None and context.flow.timeout_seconds is not None
+        if not isinstance(stop, asyncio.CancelledError) or limited:
+            return False
+        log().warning("Prefect has taken the run's concurrency slot away, as it could not be renewed; the job goes on")
+        return True
+
+    def was_asked_again(self) -> bool:
+        return asked_by_person(str(self._run_id))
+
+    def show_progress(self, name: str, percent: float) -> None:
+        """Show in Prefect how much is done."""
+        runs = {"flow_run_id": flow_run.id, "task_run_id": task_run.id}
+
+        def call(client: SyncPrefectClient) -> None:
+            if self._artifact:
+                client.update_artifact(self._artifact, ArtifactUpdate(data=percent))
+            else:
+                about = {"key": "progress", "type": "progress", "description": name}
+                self._artifact = client.create_artifact(ArtifactCreate(data=percent, **about, **runs)).id
+
+        self.send("progress", call)
+
+    def show_report(self, report: Report) -> None:
+        """Show the report in Prefect; a server that is away costs the page, not the report."""
+        said = paragraph(report.sentence, SENTENCE)
+        about = {"key": f"report-{report.profile}", "type": "markdown", "description": said}
+        page = ArtifactCreate(data=as_markdown(report), flow_run_id=self._run_id, **about)
+
+        def call(client: SyncPrefectClient) -> None:
+            client.create_artifact(page)
+
+        try:
+            self.send("report", call).result(PAGE_TIMEOUT_S)
+        except NotYetError:
+            log().warning("the report is not in Prefect: no answer for %.0f s", PAGE_TIMEOUT_S)
+        except Exception as error:
+            log().warning("the report is not in Prefect: %s", error)
+
+    def flush(self) -> None:
+        with contextlib.suppress(Exception):  # away, or slow: it says so itself
+            self._lost_steps.result(PAGE_TIMEOUT_S)
 
     # --- on the reporter's own thread
 
@@ -157,8 +219,8 @@ def end_lost_steps(run_id: str, count: int) -> Call:
         kinds = TaskRunFilterStateType(any_=[StateType.PENDING, StateType.RUNNING])
         living = TaskRunFilter(state=TaskRunFilterState(type=kinds))
         this = FlowRunFilter(id=FlowRunFilterId(any_=[UUID(run_id)]))
-        for task_run in client.read_task_runs(flow_run_filter=this, task_run_filter=living):
-            if task_run.flow_run_run_count < count:
-                client.set_task_run_state(task_run.id, Crashed(message="its process was lost"), force=True)
+        for lost in client.read_task_runs(flow_run_filter=this, task_run_filter=living):
+            if lost.flow_run_run_count < count:
+                client.set_task_run_state(lost.id, Crashed(message="its process was lost"), force=True)
 
     return call

@@ -9,10 +9,8 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
-from torchyard.common.escaping import plain
 from torchyard.common.log import NAME, Log, use_log
-from torchyard.common.secrets import mask
-from torchyard.model.errors import TorchyardError
+from torchyard.common.log_filter import SafeText
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -31,20 +29,14 @@ def run_log() -> Log:
         return logging.getLogger(NAME)
 
 
-class Plain(logging.Filter):
-    """Our own errors are sentences for a person: Prefect's engine logs them without its stack, or not again.
-
-    What a line quotes of a program, a host or a cluster obeys no terminal, and no secret goes to the server.
-    """
+class Plain(SafeText):
+    """Prefect's engine logs our own errors without its stack, or not again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, CancelledRun | CrashedRun | FailedRun):
             return False  # the flow returned its own end, and Prefect raises it only to log it
-        if isinstance(error, TorchyardError):
-            record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
-        record.msg, record.args = mask(plain(record.getMessage())), ()
-        return True
+        return super().filter(record)
 
 
 use_log(run_log)

@@ -13,15 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tasks.collect import collect
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
 from tests.caller import forget_caller
 from torchyard.launchers import baremetal, registry
 from torchyard.loading.profile import ROOT, load_profile
 from torchyard.model.run import Run
+from torchyard.steps.collect import collect
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 PAIRS = 9
 PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
@@ -114,10 +114,10 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
     profile = load_profile(str(folder / "nothing.yaml"))
     began = time.perf_counter()
     plan = registry.launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
-    outcome = wait.fn(submit.fn(plan, profile.deadlines))
+    outcome = wait(submit(plan, profile.deadlines))
     late = time.time() - (outcome.ended_at or 0)
-    collect.fn(plan, outcome, "none")
-    assert teardown.fn(plan) == ()
+    collect(plan, outcome, "none")
+    assert teardown(plan) == ()
     assert outcome.status.state == "succeeded"
     return time.perf_counter() - began, late
 

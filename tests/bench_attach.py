@@ -45,8 +45,8 @@ def attach(folder: Path, mib: int) -> dict[str, Any]:
 
 def child(folder: Path, mib: int) -> None:
     """Wait for a job whose log is there, until the last line has come."""
-    from tasks.wait import wait
     from torchyard.launchers import registry
+    from torchyard.steps.wait import wait
 
     profile = load_profile(str(folder / "bench.yaml"))
     plan = registry.launcher(profile.launcher).plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
@@ -63,7 +63,7 @@ def child(folder: Path, mib: int) -> None:
             over.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age=4000)
-    outcome = wait.fn(handle, pulse)
+    outcome = wait(handle, pulse)
     assert outcome.status.state == "succeeded", outcome
     slowest = max(after - at for at, after in itertools.pairwise(calls))
     said = {"mib": rss("VmHWM") - before, "slowest": slowest, "seconds": time.monotonic() - began}

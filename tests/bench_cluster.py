@@ -14,9 +14,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
 from tests.cluster.provide import at_home
@@ -27,6 +24,9 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Handle, Run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 JOBS, RUNS = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9
 QUIET, LONG = 60.0, 330.0  # seconds; the long one has all that is asked every five minutes
@@ -80,7 +80,7 @@ def started(name: str, namespace: str, seconds: float) -> Handle:
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
     plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    return submit.fn(plan, profile.deadlines)
+    return submit(plan, profile.deadlines)
 
 
 def late(name: str, namespace: str) -> float:
@@ -91,11 +91,11 @@ def late(name: str, namespace: str) -> float:
     other = threading.Thread(target=lambda: seen.append(last_status(handle.plan)))
     other.start()
     try:
-        outcome = wait.fn(handle)
+        outcome = wait(handle)
         returned = time.time()
     finally:
         other.join()
-        teardown.fn(handle.plan)
+        teardown(handle.plan)
     assert outcome.status.state == "succeeded", outcome
     return returned - seen[0]
 
@@ -120,7 +120,7 @@ def has_succeeded(job: dict[str, Any]) -> bool:
 def requests(name: str, namespace: str, seconds: float) -> float:
     """What `wait` asks a minute while nothing happens: logs, PodGroup and Lease included."""
     admin, handle = Api(Cluster()), started(name, namespace, seconds + 20)
-    waiting = threading.Thread(target=lambda: wait.fn(handle))
+    waiting = threading.Thread(target=lambda: wait(handle))
     waiting.start()
     time.sleep(10)
     before = counted(admin)
@@ -128,7 +128,7 @@ def requests(name: str, namespace: str, seconds: float) -> float:
     time.sleep(seconds)
     made = counted(admin) - before
     waiting.join()
-    teardown.fn(handle.plan)
+    teardown(handle.plan)
     return made * 60 / seconds
 
 

@@ -20,9 +20,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
@@ -33,6 +30,9 @@ from torchyard.loading.profile import ROOT, load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Handle, Run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 WAITS, PODS, AT_ONCE = 200, 2, 8
 RISE, SETTLED, QUIET, PATIENCE = (
@@ -56,7 +56,7 @@ def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
             measure(show, handles, folder)
         finally:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(lambda handle: teardown.fn(handle.plan), handles))
+                list(pool.map(lambda handle: teardown(handle.plan), handles))
 
 
 def started(folder: Path, namespace: str, pods: int) -> Handle:
@@ -64,7 +64,7 @@ def started(folder: Path, namespace: str, pods: int) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
     plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    handle = submit.fn(plan, profile.deadlines)
+    handle = submit(plan, profile.deadlines)
     (folder / f"{plan.job}.handle").write_text(handle.model_dump_json())
     return handle
 
@@ -152,7 +152,7 @@ def child(folder: Path) -> None:
 
 
 def one(handle: Handle) -> None:
-    outcome = wait.fn(handle)
+    outcome = wait(handle)
     tell(job=handle.plan.job, at=time.time(), state=outcome.status.state)
 
 

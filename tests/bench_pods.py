@@ -23,10 +23,6 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.collect import collect
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import node
@@ -40,6 +36,10 @@ from torchyard.loading.profile import ROOT, load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Handle, Run
+from torchyard.steps.collect import collect
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
 PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; for everything else
@@ -178,14 +178,14 @@ def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
         try:
             measure(show, handle, place)
         finally:
-            teardown.fn(handle.plan)
+            teardown(handle.plan)
 
 
 def started(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
     plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    return submit.fn(plan, profile.deadlines)
+    return submit(plan, profile.deadlines)
 
 
 def measure(show: Any, handle: Handle, place: Real | Fake) -> None:
@@ -302,8 +302,8 @@ def child() -> None:
             said.append(True)
             tell(share=(time.process_time() - cpu) / (time.monotonic() - wall))
 
-    outcome = wait.fn(handle, pulse)
-    found = collect.fn(handle.plan, outcome, "none")
+    outcome = wait(handle, pulse)
+    found = collect(handle.plan, outcome, "none")
     failure = found.failure
     assert failure
     empty = sum(log.lines == 0 for log in found.logs)
@@ -313,7 +313,7 @@ def child() -> None:
         **{"cause": failure.cause, "sentence": failure.sentence},
     )
     began = time.monotonic()
-    left = teardown.fn(handle.plan)
+    left = teardown(handle.plan)
     tell(left=len(left), teardown=time.monotonic() - began)
 
 

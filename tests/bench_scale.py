@@ -19,7 +19,6 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.collect import collect
 from torchyard.diagnosis.no_progress import Around, explain
 from torchyard.launchers import registry
 from torchyard.loading.profile import ROOT, load_profile
@@ -27,6 +26,7 @@ from torchyard.metrics.registry import READERS
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Observation, Outcome, Run, State, Status
+from torchyard.steps.collect import collect
 
 PODS, WARNINGS, TICKS = 1000, 1000, 5
 MB, BLOCK, LOG_MB, ROWS = 1e6, 1 << 20, 200, 500_000
@@ -239,7 +239,7 @@ def run_child(how: str, path: str, format: MetricsFormat) -> None:
         with open(path) as file:
             metrics = READERS[format](line.rstrip("\n") for line in file)
     else:
-        metrics = collect.fn(plan, outcome, format).metrics
+        metrics = collect(plan, outcome, format).metrics
     took = time.process_time() - began
     kept = len(metrics.model_dump_json())
     print(json.dumps({"s": took, "mib": memory("VmHWM") - before, "rows": len(metrics.rows), "kept": kept}))

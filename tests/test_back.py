@@ -20,12 +20,13 @@ from prefect.states import Scheduled
 from flows.comeback import comeback
 from flows.train import train
 from scripts.automations import LOOKS, RETIRED, automate, missing_heartbeat
+from tasks.flow_states import revive
+from tasks.recovery import bring_back, say_lost
 from tests.conftest import Write
 from tests.test_lost import Carried, until
 from torchyard.run.folder import RunFolder, runs
-from torchyard.run.recovery import bring_back, say_lost
 from torchyard.run.resume import LOST
-from torchyard.run.sweep import revive, sweep_run
+from torchyard.run.sweep import sweep_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 CRASHED = State[Any](type=StateType.CRASHED, name="Crashed")

@@ -24,7 +24,7 @@ def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
     """A plan costs no heavy import."""
-    code = "import sys; from torchyard.cli.main import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from torchyard.cli.main import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {"prefect", "kubernetes", "torch", "matplotlib"}.isdisjoint(done.stderr.split())
 

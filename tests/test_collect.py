@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.collect import blame_disk
 from torchyard.diagnosis.root_cause import read_failure
 from torchyard.model.run import Failure, LogFile, LogLine
+from torchyard.steps.collect import blame_disk
 
 FULL = "9 lines: No space left on device"
 

@@ -8,23 +8,24 @@ from typing import Any
 
 import pytest
 
+import tasks.train
 from flows.train import train
-from tasks.collect import collect
-from tasks.teardown import release
+from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.fake_api import FakeApi
 from tests.waiting import until
+from torchyard.backend import backend_of
 from torchyard.cluster import lease, lease_renewal
 from torchyard.kube.client import api
 from torchyard.model.errors import OwnedError
 from torchyard.pods import lease_record
 from torchyard.run import folder_lease
-from torchyard.run import runner as lines
-from torchyard.run.carry import protect
 from torchyard.run.folder import RunFolder, all_runs
 from torchyard.run.folder_lease import held
-from torchyard.run.runner import Line
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.runner import Runner
 from torchyard.run.signals import Hold
+from torchyard.steps.collect import collect
 
 
 def mtime(folder: RunFolder) -> int:
@@ -49,7 +50,7 @@ def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytes
         until(lambda: mtime(folder) > old)
         return collect(*of)
 
-    monkeypatch.setattr(lines, "collect", slow)
+    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(collect=slow))
     assert train(str(write(code="")), return_state=True).is_completed()
     until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])
 
@@ -73,7 +74,7 @@ def test_lease_in_a_cluster_is_renewed_from_its_taking(
     plan = planned(cluster={"namespace": "default"})
     first = lease_record.renewed(lease_renewal.hold(plan))
     until(lambda: renewed(fake_api, plan.run) > first)
-    release(plan)
+    backend_of(plan).release()
     assert fake_api.find(lease_record.API, lease_record.KIND, plan.run) is None
 
 
@@ -82,14 +83,14 @@ def test_no_step_begins_in_a_run_that_another_carries(
 ) -> None:
     """A launcher whose Lease was taken over ends before it collects, or tears down what is another's."""
     monkeypatch.setattr(lease_renewal, "EVERY", 0.05)
-    line = Line(load(write()), RUN_ID)
+    line = Runner(load(write()), RUN_ID, LocalReporter())
     line.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold(plan)
     taken = {**lease.fill(plan, api(plan.cluster)), "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"}}
     fake_api.put(taken)
     with pytest.raises(OwnedError, match="taken it over"):
-        until(line.check_owner)
-    for touch in (lambda: line.step("collect", lambda: "", str), lambda: line.remove(plan)):
+        until(line._check_owner)
+    for touch in (lambda: line._step("collect", lambda: "", str), lambda: line.remove(plan)):
         with pytest.raises(OwnedError):
             touch()
     assert not line.folder.events()
@@ -98,7 +99,7 @@ def test_no_step_begins_in_a_run_that_another_carries(
 
 def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
     """Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage: the job is attached to."""
-    line, tries = Line(load(write()), RUN_ID), iter([asyncio.CancelledError(), None])
+    line, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
 
     def work() -> tuple[Any, str]:
         if stop := next(tries):
@@ -106,4 +107,4 @@ def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
         return "succeeded", "done"
 
     with Hold() as signals:
-        assert protect(line, work, signals) == ("succeeded", "done")
+        assert line.protect(work, signals) == ("succeeded", "done")

@@ -6,21 +6,21 @@ from typing import Any
 
 import pytest
 
+import tasks.train
 from flows.sweep import sweep
 from flows.train import train
-from tasks.submit import submit
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.test_comeback import NOW, life
 from tests.test_line import labelled_with
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import FolderError, HostError, LeftError
 from torchyard.model.run import End
-from torchyard.run import runner as module
-from torchyard.run.carry import protect
 from torchyard.run.folder import all_runs
+from torchyard.run.reporter import LocalReporter
 from torchyard.run.resume import may_run, submitted_at
-from torchyard.run.runner import Line
+from torchyard.run.runner import Runner
 from torchyard.run.signals import Hold
+from torchyard.steps.submit import submit
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = life("preflight", "submit", "wait")
@@ -55,7 +55,7 @@ def test_journal_tells_whether_a_job_may_run(lives: list[list[dict[str, Any]]], 
 @pytest.mark.parametrize("runs", [True, False])
 def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, runs: bool) -> None:
     """Before the submit a fault ends the run; once there is a job, the process leaves it alone."""
-    line = Line(load_profile(str(write())), RUN_ID)
+    line = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
     line.may_run = runs
 
     def work() -> tuple[End, str]:
@@ -63,16 +63,16 @@ def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exc
 
     if runs:
         with pytest.raises(LeftError):
-            protect(line, work, Hold())
+            line.protect(work, Hold())
     else:
-        assert protect(line, work, Hold())[0] == "failed"
+        assert line.protect(work, Hold())[0] == "failed"
 
 
 def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) -> None:
     """A host that is away when a run comes back does not fail it, and one that was wiped gets no second job."""
     options = {"hosts": ["nowhere.invalid"], "python": "python3"}
     plan = command_plan_of(load(write(agent="none", rendezvous="env", options=options)), tmp_path)
-    handle = submit.fn(plan, load(write()).deadlines, since=1.0)
+    handle = submit(plan, load(write()).deadlines, since=1.0)
     assert (handle.created, handle.submitted_at, handle.age > 1e6) == (False, 1.0, True)
 
 
@@ -81,10 +81,10 @@ def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) 
 def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is Crashed by that name, so that it comes back; its agents run on, and its journal says why."""
 
-    def fault(*_: object) -> None:
+    def fault(*_: object) -> Any:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(module, "wait", fault)
+    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(wait=fault))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
     (folder,) = all_runs()
     try:

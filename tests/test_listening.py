@@ -7,11 +7,11 @@ from urllib.parse import urlsplit
 
 import pytest
 
-from tasks.rendezvous import ensure_rendezvous
-from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load
 from tests.test_keep import ended, folder, start, texts
 from torchyard.host.network import LISTEN_URLS, is_own, listen_urls, resolve, way_to
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.teardown import teardown
 
 __all__ = ["folder"]
 NOBODYS = "192.0.2.1"  # of documentation: no host has it
@@ -89,8 +89,8 @@ def test_a_real_etcd_is_reached_there_alone(write: Write, tmp_path: Path) -> Non
     keys = {"nodes": 2, "rendezvous": "etcd-v2", "options": {"hosts": hosts}}
     plan = command_plan_of(load(write(**keys)), tmp_path / "run")
     try:
-        assert ensure_rendezvous.fn(plan) == plan.probe
+        assert ensure_rendezvous(plan) == plan.probe
         port = urlsplit(str(plan.probe)).port or 0
         assert [answers(host, port) for host in ("127.0.0.5", "127.0.0.1", "127.0.0.9")] == [True, True, False]
     finally:
-        assert teardown.fn(plan) == ()
+        assert teardown(plan) == ()

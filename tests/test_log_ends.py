@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
+from torchyard.common.log_lines import read_line, read_log
 from torchyard.metrics.registry import READERS
 from torchyard.metrics.rows import Rows
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import MOST_ROWS, Metrics
 from torchyard.steps import log_tail
-from torchyard.steps.log_reader import rank_zero, read_line, read_log
+from torchyard.steps.log_reader import rank_zero
 from torchyard.steps.log_tail import Tails, count_lines
 
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "

@@ -6,6 +6,7 @@ from typing import get_args
 
 import pytest
 
+from torchyard.common.log_lines import read_line
 from torchyard.metrics.registry import (
     LINE_READERS,
     READERS,
@@ -20,7 +21,7 @@ from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
 from torchyard.run.plot import draw
 from torchyard.run.report import as_markdown, as_text, span
-from torchyard.steps.log_reader import Node, read_line
+from torchyard.steps.log_reader import Node
 
 ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
 # A bar is redrawn after each carriage return: no newline is to be translated.

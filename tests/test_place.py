@@ -6,8 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tasks.submit import submit
-from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
 from torchyard.cluster import lease
 from torchyard.common.identity import former, identity
@@ -18,6 +16,8 @@ from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.pods import lease_record
 from torchyard.run.folder import runs
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
 
 FOLDER = "sample-a1b2c3d4"
 
@@ -53,9 +53,9 @@ def job(write: Write) -> Iterator[CommandPlan]:
     """A job of one process, submitted."""
     profile = load(write(code="import time; time.sleep(60)", agent="none", rendezvous="env"))
     plan = command_plan_of(profile, runs() / FOLDER)
-    submit.fn(plan, Deadlines())
+    submit(plan, Deadlines())
     yield plan
-    teardown.fn(plan)
+    teardown(plan)
 
 
 def say(plan: CommandPlan, who: str) -> Path:

@@ -13,7 +13,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reporter
-from tasks.reporter import Reporter
+from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.waiting import until
 from torchyard.run.signals import CancelRequested
@@ -97,7 +97,7 @@ def value(number: float) -> Callable[[SyncPrefectClient], None]:
 
 def test_latest_value_wins_where_prefect_hangs(server: Server) -> None:
     """Of all that was said to a server that hangs, the newest value alone arrives once it answers."""
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         told.send("bar", value(1.0))
         until(lambda: server.asked > 2)
         done = [told.send("bar", value(float(number))) for number in range(2, 100)][-1]
@@ -109,7 +109,7 @@ def test_latest_value_wins_where_prefect_hangs(server: Server) -> None:
 
 def test_unreachable_prefect_cancels_nothing(server: Server) -> None:
     """A look that is not answered says nothing about a cancel, and the run goes on."""
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         until(lambda: server.asked > 2)
         told.check_cancelled()
         assert not told.is_cancelled()
@@ -118,7 +118,7 @@ def test_unreachable_prefect_cancels_nothing(server: Server) -> None:
 def test_cancel_is_found_once_prefect_answers(server: Server) -> None:
     """A cancel that came while the server hung ends the run as soon as the server answers."""
     server.state = "CANCELLING"
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         until(lambda: server.asked > 2)
         told.check_cancelled()
         server.answering.set()
@@ -132,7 +132,7 @@ def test_what_prefect_refuses_is_not_said_again(server: Server, status: int, kep
     """A call is repeated while the server is in trouble, and dropped where it says no."""
     server.status = status
     server.answering.set()
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         done = told.send("bar", value(1.0))
         until(lambda: server.asked > 4)
         assert done.done() is not kept

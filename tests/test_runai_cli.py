@@ -14,14 +14,12 @@ from prefect.client.schemas.objects import State
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.preflight import check
-from tasks.submit import start
-from tasks.teardown import remove
-from tasks.wait import open_watch
 from tests.conftest import Write, command_plan_of, load
 from tests.test_lost import Carried
 from torchyard.launchers import runai
 from torchyard.loading.profile import ROOT
+from torchyard.machines.backend import MachinesBackend, remove, start
+from torchyard.machines.checks import check_hosts
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Block, CommandPlan
 from torchyard.model.profile import Deadlines
@@ -133,7 +131,7 @@ def begun(plan: CommandPlan) -> Handle:
 
 def until(plan: CommandPlan, holds: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
     """Watch the job until something holds of its state; how it is then."""
-    with open_watch(plan) as watch:
+    with MachinesBackend(plan).watch(list) as watch:
         end, status = time.monotonic() + seconds, Status(state="pending", reason="")
         while not holds(watch.seen, status):
             assert time.monotonic() < end, status
@@ -202,7 +200,7 @@ def test_cancel_leaves_nothing_and_keeps_the_log(planned: Planned, tmp_path: Pat
     plan = planned("echo up; sleep 60")
     begun(plan)
     until(plan, lambda seen, status: status.state == "running")
-    with open_watch(plan) as watch:
+    with MachinesBackend(plan).watch(list) as watch:
         assert remove(plan) == []
         watch.settle(5.0)
         assert watch.lost() == {}
@@ -285,7 +283,7 @@ def test_log_is_served_from_a_byte(planned: Planned) -> None:
 def test_preflight_asks_the_cli(planned: Planned, changed: dict[str, str], said: str) -> None:
     """The program, its generation, the login and the project are asked before anything is submitted."""
     need = next(each for each in planned("true").requires if each.kind == "runai").model_copy(update=changed)
-    (found,) = check([need])
+    (found,) = check_hosts([need])
     assert (said in found.detail, found.verdict) == (True, "failed" if changed else "ok")
 
 
@@ -293,5 +291,5 @@ def test_preflight_tells_a_missing_login(planned: Planned, cli: Cli) -> None:
     """A CLI that nobody is logged in to is told with the way to log in."""
     plan, path = planned("true"), cli()
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
-    (found,) = check([each for each in plan.requires if each.kind == "runai"])
+    (found,) = check_hosts([each for each in plan.requires if each.kind == "runai"])
     assert (found.detail, found.remedy) == ("nobody is logged in: not logged in", f"{path} login")

@@ -9,7 +9,6 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.collect import find_failure
 from tests.conftest import Planned
 from tests.test_observed import JUNK, damaged, places
 from torchyard.diagnosis import job_status, pod_reasons
@@ -17,6 +16,7 @@ from torchyard.diagnosis.no_progress import Around, Why, explain
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Check, failed, ok
 from torchyard.model.run import Failure, Observation, Outcome, Status
+from torchyard.steps.collect import find_failure
 
 NOW = 1_700_000_000.0
 OPEN = ok("room", "2 fit on 4 of 9 nodes")

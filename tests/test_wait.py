@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.wait import wait
 from tests.conftest import Write, command_plan_of, load
 from torchyard.model.errors import FolderError
 from torchyard.model.plan import Command, CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome
 from torchyard.steps.log_reader import MOST_BYTES, Follower
+from torchyard.steps.wait import wait
 
 Make = Callable[..., CommandPlan]
 OLD, JOINED = "2026-01-01T00:00:00.000Z node-0 | %s\n", "Rendezvous complete for workers."
@@ -50,7 +50,7 @@ def job(write: Write, tmp_path: Path) -> Make:
 
 def waited(plan: CommandPlan, age: float = 0.0, pulse: Callable[[list[str]], None] = lambda _: None) -> Outcome:
     limits = Deadlines(start=1.0, silence=1.0)
-    return wait.fn(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age=age), pulse)
+    return wait(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age=age), pulse)
 
 
 def speak(path: Path, stamp: str, times: int) -> None:

@@ -9,8 +9,6 @@ from typing import Any
 
 import pytest
 
-from tasks import wait as waiting
-from tasks.wait import wait
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.fake_objects import Object
@@ -22,6 +20,8 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome
 from torchyard.pods import lease_record, seal
+from torchyard.steps import wait as waiting
+from torchyard.steps.wait import wait
 
 NODES = ("worker-0", "worker-1")
 STAMP = b"2026-01-01T00:00:00.%03dZ "
@@ -69,7 +69,7 @@ class Job:
 
     def wait(self, age: float = 0.0, pulse: Callable[[list[str]], None] = lambda _: None, **limits: float) -> Outcome:
         handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age, submitted_at=1.0, age=age)
-        return wait.fn(handle, pulse)
+        return wait(handle, pulse)
 
 
 @pytest.fixture

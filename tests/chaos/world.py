@@ -147,7 +147,7 @@ class World:
         """What `make up` does once the server answers; server and worker are the supervisor's."""
         until("the server", self.healthy, 180, 0.5)
         environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
-        subprocess.run([sys.executable, "-m", "torchyard.run.recovery", "back"], env=environment, check=False, cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "tasks.recovery", "back"], env=environment, check=False, cwd=ROOT)
 
     def lose_machine(self) -> None:
         """Everything of the worker's machine dies at once; another machine's worker looks for runs from now on."""

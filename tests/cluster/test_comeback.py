@@ -14,12 +14,12 @@ from flows.sweep import sweep
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.test_lost import Carried
+from torchyard.common.log_lines import read_log
 from torchyard.loading.profile import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
 from torchyard.run.folder import all_runs
 from torchyard.run.sweep import sweep_run
-from torchyard.steps.log_reader import read_log
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -11,9 +11,6 @@ import pytest
 
 from flows.sweep import sweep
 from tasks.flow_runs import obtain_key
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
 from torchyard.cluster import create, lease, lease_renewal, orphans
@@ -23,6 +20,9 @@ from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Outcome, Status
 from torchyard.pods import lease_record, seal
 from torchyard.run.sweep import sweep_run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -60,9 +60,9 @@ def test_one_delete_takes_everything(jobs: Jobs) -> None:
 def test_lease_goes_last(jobs: Jobs) -> None:
     """A teardown that ends the run removes its Lease, and one that another attempt follows keeps it."""
     plan = jobs.start()
-    assert teardown.fn(plan, end_run=False) == ()
+    assert teardown(plan, end_run=False) == ()
     assert lease_record.holder(held(jobs, plan)) == lease.place(plan)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert held(jobs, plan) == {}
 
 
@@ -77,13 +77,13 @@ def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pyte
 def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that was cut off, and whose run goes on elsewhere, ends without touching the job."""
     monkeypatch.setattr(lease_renewal, "EVERY", 0.2)
-    handle = submit.fn(jobs.plan(), Deadlines())
+    handle = submit(jobs.plan(), Deadlines())
     assert isinstance(handle.plan, ManifestPlan)
     plan = handle.plan
     until(lambda: there(jobs, plan) == 3)
     rewrite(jobs, handle.plan, holderIdentity="elsewhere:/runs")
     with pytest.raises(OwnedError, match="taken it over"):
-        wait.fn(handle)
+        wait(handle)
     assert there(jobs, plan) == 3
 
 
@@ -92,8 +92,8 @@ def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
     plan = jobs.start()
     jobs.delete(plan)
     until(lambda: there(jobs, plan) == 0)
-    again: Handle = submit.fn(plan, Deadlines())
-    assert (again.created, wait.fn(again).status.state) == (False, "gone")
+    again: Handle = submit(plan, Deadlines())
+    assert (again.created, wait(again).status.state) == (False, "gone")
     assert there(jobs, plan) == 0
 
 

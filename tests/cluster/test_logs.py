@@ -14,10 +14,10 @@ from tests.cluster.wire import CONTEXT, Wire
 from torchyard.cluster import log_follower as module
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import Pump, Source
+from torchyard.common.log_lines import read_line
 from torchyard.kube.client import Api
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
-from torchyard.steps.log_reader import read_line
 
 MANY = [f"step {index}" for index in range(20_000)]
 WATCH = """

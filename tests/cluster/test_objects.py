@@ -12,10 +12,9 @@ from typing import Any
 
 import pytest
 
-from tasks.submit import submit
-from tasks.teardown import stop, teardown
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import Wire
+from torchyard.backend import backend_of
 from torchyard.cluster import create as objects
 from torchyard.cluster import delete
 from torchyard.diagnosis import pod_facts
@@ -24,6 +23,8 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
 
 ETCD = "yolov5-volcano-etcd"
 SUBMIT = """
@@ -55,7 +56,7 @@ def running(jobs: Jobs, plan: ManifestPlan) -> bool:
 def test_second_submit_adopts(jobs: Jobs) -> None:
     """The same plan submitted again finds its job, and says that it made nothing."""
     plan = jobs.plan()
-    made = [submit.fn(plan, Deadlines()) for _ in range(2)]
+    made = [submit(plan, Deadlines()) for _ in range(2)]
     assert [handle.created for handle in made] == [True, False]
     assert made[0].submitted_at == made[1].submitted_at
     assert len(jobs_of(jobs, plan)) == 1
@@ -103,7 +104,7 @@ def test_taken_name_is_refused(jobs: Jobs) -> None:
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
     with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and belongs to somebody else"):
-        submit.fn(plan, Deadlines())
+        submit(plan, Deadlines())
     assert jobs_of(jobs, plan) == []
 
 
@@ -165,21 +166,21 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     objects.serve(plan)
     objects.create(plan)
     until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
     """Tearing down what is gone, or was never there, is a success."""
     plan = jobs.start()
-    assert (teardown.fn(plan), teardown.fn(plan), teardown.fn(jobs.plan())) == ((), (), ())
-    stop(plan)
+    assert (teardown(plan), teardown(plan), teardown(jobs.plan())) == ((), (), ())
+    backend_of(plan).stop()
 
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
     """A sweep beside the run's own teardown disturbs nobody."""
     plan, told = jobs.start(), list[tuple[str, ...]]()
-    both = [threading.Thread(target=lambda: told.append(teardown.fn(plan))) for _ in range(2)]
+    both = [threading.Thread(target=lambda: told.append(teardown(plan))) for _ in range(2)]
     for each in both:
         each.start()
     for each in both:
@@ -193,14 +194,14 @@ def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
     plan = jobs.start()
     pods = {"created": lambda: True, "has pods": lambda: jobs.labelled(plan, "v1", "Pod"), "runs": None}[moment]
     until(pods or (lambda: running(jobs, plan)))
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
 
 
 def test_job_goes_after_its_pods(jobs: Jobs) -> None:
     """A job that is stopped stays, being deleted, until its pods are gone: that proves them gone."""
     plan = jobs.start()
     until(lambda: running(jobs, plan))
-    stop(plan)
+    backend_of(plan).stop()
     (job,) = jobs_of(jobs, plan)
     assert "foregroundDeletion" in job["metadata"]["finalizers"]
     until(lambda: not jobs_of(jobs, plan))
@@ -223,7 +224,7 @@ def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatc
     """What is stuck is named, with what holds it, within the grace and a bounded time."""
     monkeypatch.setattr(delete, "GOING", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
-    assert any(left.startswith(pod) for left in teardown.fn(held))
+    assert any(left.startswith(pod) for left in teardown(held))
 
 
 @pytest.fixture
@@ -261,23 +262,23 @@ def test_pod_on_a_dead_node_is_told(
     """A pod whose node does not confirm its end is named with its node, and left as it is."""
     monkeypatch.setattr(delete, "GOING", -9.0)
     plan = deserted()
-    (pod, *_) = sorted(teardown.fn(plan), key=lambda each: not each.startswith("Pod"))
+    (pod, *_) = sorted(teardown(plan), key=lambda each: not each.startswith("Pod"))
     assert "does not confirm its end" in pod
     jobs.server.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
 
 
 def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the profile says force, a pod goes whose node is known to be dead."""
     monkeypatch.setattr(delete, "GOING", -9.0)
-    assert teardown.fn(deserted(on_stuck_pod="force")) == ()
+    assert teardown(deserted(on_stuck_pod="force")) == ()
 
 
 def test_what_others_labelled_is_told(jobs: Jobs) -> None:
     """A ConfigMap that somebody gave the run's labels is proven to be left, at once, and is not deleted."""
     plan = jobs.start()
     jobs.server.create(config_map("notes", labels=plan.labels))
-    assert teardown.fn(plan) == (f"ConfigMap {jobs.namespace}/notes",)
+    assert teardown(plan) == (f"ConfigMap {jobs.namespace}/notes",)
     assert jobs.server.delete("v1", "ConfigMap", "notes")
 
 
@@ -287,8 +288,8 @@ def test_what_others_named_alike_is_left_alone(jobs: Jobs) -> None:
     theirs = copy.deepcopy(plan.main)
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
-    stop(plan)
-    left = teardown.fn(plan)  # its pods carry our labels: they are told, and stay as well
+    backend_of(plan).stop()
+    left = teardown(plan)  # its pods carry our labels: they are told, and stay as well
     assert [each for each in left if not each.startswith("Pod ")] == []
     there = jobs.server.read(theirs["apiVersion"], "Job", plan.job)
     assert there
@@ -301,7 +302,7 @@ def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
     until(lambda: running(jobs, plan))
     other = threading.Timer(0.3, wire.leave, [2.0])
     other.start()
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     other.join()
 
 
@@ -311,11 +312,11 @@ def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire)
     down = {"kind": "Status", "message": "the server is currently unable to handle the request"}
     wire.answer("GET /apis/apps/v1", 503, down, times=1000)
     began = time.monotonic()
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert time.monotonic() - began < 10
 
 
 def test_handle_is_enough(jobs: Jobs) -> None:
     """What submit returns can be written down and read again by another process."""
-    handle = submit.fn(jobs.plan(), Deadlines())
+    handle = submit(jobs.plan(), Deadlines())
     assert Handle.model_validate_json(handle.model_dump_json()) == handle

@@ -16,7 +16,6 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tasks.preflight import preflight
 from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.kube import client
 from torchyard.kube.client import Api
@@ -36,6 +35,7 @@ from torchyard.model.requirements import (
     Served,
     WritableFolder,
 )
+from torchyard.steps.preflight import preflight
 
 pytestmark = pytest.mark.cluster
 SPACE = f"torchyard-preflight-{uuid.uuid4().hex[:6]}"
@@ -220,7 +220,7 @@ def test_all_findings_are_one_error(plane: Api, tmp_path: Path) -> None:
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
     missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
     with pytest.raises(PreflightError) as error:
-        preflight.fn(plan(folder, Right(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
+        preflight(plan(folder, Right(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
     assert "2 of 5 checks failed" in str(error.value)
 
 

@@ -10,8 +10,6 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks.collect import find_failure
-from tasks.wait import wait
 from tests.cluster.fake import node
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.wire import Wire
@@ -24,6 +22,8 @@ from torchyard.loading.profile import ROOT, load_profile
 from torchyard.model.plan import ManifestPlan, at
 from torchyard.model.profile import Cluster, Deadlines
 from torchyard.model.run import Failure, Handle, Run
+from torchyard.steps.collect import find_failure
+from torchyard.steps.wait import wait
 
 GPU, OWN = "nvidia.com/gpu", "torchyard.test/own"
 SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -87,7 +87,7 @@ class Yard(NamedTuple):
 
         if strike:
             threading.Thread(target=hit, args=(strike,), daemon=True).start()
-        return find_failure(plan, wait.fn(handle))
+        return find_failure(plan, wait(handle))
 
     def make(self, thing: Object) -> None:
         self.server.create(thing)

@@ -43,11 +43,12 @@ def parser() -> argparse.ArgumentParser:
     for name, run in VERBS.items():
         made[name] = verbs.add_parser(name, help=run.__doc__)
         made[name].set_defaults(run=run)
-    for name in ("plan", "check"):
+    for name in ("plan", "check", "run"):
         made[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         add_overrides(made[name])
     made["profiles"].add_argument("--as", dest="form", choices=FORMS, help="README's table; prefect.yaml's entries")
-    made["logs"].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
+    for name in ("logs", "attach"):
+        made[name].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
     return top
 
 
@@ -92,7 +93,7 @@ def show_plan(asked: argparse.Namespace) -> int:
 def show_checks(asked: argparse.Namespace) -> int:
     """preflight only; exit code 1 where a check failed"""
     plan = plan_of(asked)
-    from tasks.preflight import findings
+    from torchyard.steps.preflight import findings
 
     checks = findings(plan)
     for found in checks:
@@ -101,6 +102,21 @@ def show_checks(asked: argparse.Namespace) -> int:
     failed = sum(found.verdict == "failed" for found in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed")
     return 1 if failed else 0
+
+
+def run(asked: argparse.Namespace) -> int:
+    """the whole line without a server; exit code 1 where the run does not succeed"""
+    profile = load_profile(asked.profile, read_overrides(asked.set))
+    from torchyard.cli.run import run_profile
+
+    return run_profile(profile)
+
+
+def attach(asked: argparse.Namespace) -> int:
+    """go on with a run of `torchyard run` that has lost its process"""
+    from torchyard.cli.run import attach
+
+    return attach(asked.run_name)
 
 
 def show_profiles(asked: argparse.Namespace) -> int:
@@ -156,6 +172,8 @@ def show_logs(asked: argparse.Namespace) -> int:
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": show_plan,
     "check": show_checks,
+    "run": run,
+    "attach": attach,
     "profiles": show_profiles,
     "schema": show_schema,
     "logs": show_logs,

@@ -16,13 +16,13 @@ from torchyard.cluster.outage import Outage, Trouble
 from torchyard.cluster.pod_logs import Pumps
 from torchyard.cluster.reflector import News, Watcher
 from torchyard.common.log import log
+from torchyard.common.log_lines import follow
 from torchyard.common.own_trouble import Trouble as OwnTrouble
 from torchyard.common.private_files import make_folder, write_text
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import Arrival
 from torchyard.diagnosis.no_progress import Why
 from torchyard.kube.client import api
-from torchyard.machines import processes
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Outcome
@@ -162,7 +162,7 @@ class ClusterWatch:
 
     def last_line(self, node: str) -> str:
         """The last thing that a pod said."""
-        lines = [line for line, _ in processes.follow(Path(self._plan.folder, node, "log"), 0)]
+        lines = [line for line, _ in follow(Path(self._plan.folder, node, "log"), 0)]
         return lines[-1].partition(" | ")[2] if lines else "nothing"
 
     def why(self, last: bool = False) -> Why | None:

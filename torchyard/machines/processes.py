@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO, Any, TypeVar, cast
@@ -268,18 +268,3 @@ class Guard:
             self._process.stdin.flush()
         except BrokenPipeError:
             return  # somebody killed the guard; the run goes on without it
-
-
-def follow(path: Path, offset: int) -> Iterator[tuple[str, int]]:
-    """The whole lines that a growing file has gained since `offset`, each with the offset behind it."""
-    try:
-        file = path.open("rb")
-    except FileNotFoundError:
-        return
-    with file:
-        file.seek(offset)
-        for line in file:
-            if not line.endswith(b"\n"):
-                return
-            offset += len(line)
-            yield line[:-1].decode(errors="replace"), offset

@@ -103,7 +103,7 @@ def tree(source: Path) -> Iterator[tuple[Path, str]]:
 
 
 def fill(site: Site, kept: Sequence[tuple[Path, str]], there: IO[bytes], answer: IO[bytes]) -> Any:
-    """Send the tar that host/staging.py unpacks, where it is wanted: who comes back may not have the program any more."""
+    """Send the tar that host/staging.py unpacks, where it is wanted: the program may be gone here by then."""
     found = json.loads(answer.readline(MAX_ANSWER_BYTES))
     if not isinstance(found, dict):
         raise ValueError("it does not say whether the run's folder is there")

@@ -1,62 +1,72 @@
-"""One process that carries one run along the line, from wherever the run is to its end."""
+"""One process that carries one run: from wherever the run is, attempt after attempt, to its end."""
 
 import contextlib
+import socket
 import time
 from collections.abc import Callable
-from concurrent.futures import TimeoutError as NotYetError
-from typing import TypeVar
+from pathlib import Path
+from typing import Any, NamedTuple, TypeVar
 
-from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import ArtifactCreate
-
-from tasks.collect import collect
-from tasks.preflight import preflight
-from tasks.rendezvous import ensure_rendezvous
-from tasks.reporter import Reporter
-from tasks.submit import submit
-from tasks.teardown import release, teardown
-from tasks.wait import wait
+from torchyard.backend import backend_of
 from torchyard.common import secrets
-from torchyard.common.escaping import paragraph
 from torchyard.common.log import log
 from torchyard.launchers import registry
+from torchyard.machines.processes import Guard
 from torchyard.model.errors import (
     FolderError,
+    LeftError,
     OwnedError,
     PreflightError,
     ProfileError,
     RendezvousError,
     TorchyardError,
 )
-from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.run import Attempt, End, Failure, Outcome, Report, Run, Status, Step
-from torchyard.run import history
+from torchyard.model.requirements import Check
+from torchyard.model.run import Attempt, Collected, End, Failure, Handle, Outcome, Run, Status, Step
+from torchyard.run import history, takeover, watchdog
+from torchyard.run.ending import Ending
 from torchyard.run.folder import Intent, RunFolder
+from torchyard.run.folder_lease import held, renewed_at
 from torchyard.run.next_attempt import avoiding
-from torchyard.run.report import (
-    SENTENCE,
-    as_markdown,
-    as_text,
-    checks_detail,
-    logs_detail,
-    submit_detail,
-    success,
-    wait_detail,
-)
-from torchyard.run.resume import may_run, submitted_at
-from torchyard.steps.progress import Progress
+from torchyard.run.progress import Progress
+from torchyard.run.report import checks_detail, logs_detail, submit_detail, success, wait_detail
+from torchyard.run.reporter import Reporter
+from torchyard.run.resume import LOSSES, Entry, entry, may_run, submitted_at
+from torchyard.run.signals import STOPS, Hold, stopper
+from torchyard.steps.collect import collect
+from torchyard.steps.preflight import preflight
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 T = TypeVar("T")
-PAGE_TIMEOUT_S = 10.0  # that Prefect may take for the report: the end of the run does not wait longer
+Ended = tuple[End, str]  # and the sentence that says why
 
 
-class Line:
-    """One process that carries one run along the line."""
+class Steps(NamedTuple):
+    """The six steps of an attempt. Another orchestrator gives its own: Prefect its tasks."""
 
-    def __init__(self, profile: Profile, run_id: str) -> None:
-        self.profile, self.run_id = profile, run_id
-        self.folder, self.reporter = RunFolder.of(profile, run_id), Reporter(run_id)
+    preflight: Callable[..., tuple[Check, ...]] = preflight
+    rendezvous: Callable[..., str | None] = ensure_rendezvous
+    submit: Callable[..., Handle] = submit
+    wait: Callable[..., Outcome] = wait
+    collect: Callable[..., Collected] = collect
+    teardown: Callable[..., tuple[str, ...]] = teardown
+
+
+class Runner:
+    """Carries one run. Each attempt goes preflight, rendezvous, submit, wait, collect, teardown.
+
+    `run` looks at the journal first: a new run begins, one that lost its process is attached to, one that was ending is
+    ended, and one that has ended says so again. Whatever happens then becomes an end with a sentence.
+    """
+
+    def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: Steps | None = None) -> None:
+        self.profile, self.run_id, self.reporter = profile, run_id, reporter
+        self.folder = RunFolder.of(profile, run_id)
         self.began = time.time()
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
@@ -64,18 +74,104 @@ class Line:
         self.open: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
         self.may_run = False  # a job that nothing but its own end, or a person, may end
+        self._do = steps or Steps()
 
-    # --- the line
+    # --- one attempt
 
-    def remember(self) -> None:
-        """Take over what the journal tells of the processes before this one, for the report."""
-        events = self.folder.events()
-        self.began, self.steps = history.began(events, self.began), history.past_steps(events)
-        if sentence := history.lost(self.steps):
-            log().warning("%s", sentence)
+    def attempt(self, number: int) -> Attempt:
+        """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
+        self.reporter.check_cancelled()
+        run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
+        intent = self.folder.intent(number) or self._prepare(run)
+        self.open, self.plan = (number, intent.plan), intent.plan
+        secrets.learn(intent.plan)
+        outcome = self.folder.outcome(number) or self._execute(number, intent)
+        return self.close(number, intent.plan, outcome)
 
-    def go(self, first: int) -> tuple[End, str]:
-        """Attempt after attempt, from the latest one on, while the budget lasts and there is a cause worth another."""
+    def _prepare(self, run: Run) -> Intent:
+        """The plan of a new attempt, checked and written down before anything is started."""
+        chosen = avoiding(self.profile, self.attempts)
+        try:
+            plan = self._check(chosen, run)
+        except (ProfileError, PreflightError) as error:
+            if chosen is self.profile:
+                raise
+            log().warning("avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error)
+            plan = self._check(self.profile, run)
+        intent = Intent(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+        self.folder.save_intent(run.attempt, intent)
+        return intent
+
+    def _check(self, profile: Profile, run: Run) -> Plan:
+        plan = backend_of(registry.launcher(profile.launcher).plan(profile, run)).locate()
+        self._step("preflight", lambda: self._do.preflight(plan), checks_detail)
+        return plan
+
+    def _execute(self, number: int, intent: Intent) -> Outcome:
+        """Submit, or attach where an earlier process has done that, and wait for the end."""
+        plan, since = intent.plan, submitted_at(self.folder.events())
+        if plan.probe and since is None:
+            try:
+                self._step("rendezvous", lambda: self._do.rendezvous(plan), str)
+            except RendezvousError as error:
+                return _unserved(error)
+        handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), submit_detail)
+        self.may_run = True
+        progress = Progress(plan.job, self.profile.metrics, self.reporter)
+        outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: wait_detail(end, handle))
+        progress.close()
+        with contextlib.suppress(FolderError):  # the next process asks the keepers again
+            self.folder.save_outcome(number, outcome)
+        return outcome
+
+    def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
+        """Collect, then tear down: after a success, a failure and a signal alike."""
+
+        def read() -> Attempt:
+            collected = self._do.collect(plan, outcome, self.profile.metrics)
+            return secrets.hide(Attempt(number=number, outcome=outcome, collected=collected))
+
+        attempt = self._step("collect", read, logs_detail)
+        self.attempts.append(attempt)
+        with contextlib.suppress(FolderError):
+            self.folder.save_ended(attempt)
+        self.may_run = False
+        self.left += self._step("teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left")
+        self.open = None
+        return attempt
+
+    def remove(self, plan: Plan) -> tuple[str, ...]:
+        """What is left of an attempt: where that cannot be told, how the job ended counts all the same."""
+        self._check_owner()
+        try:
+            return self._do.teardown(plan, end_run=False)
+        except OwnedError:
+            raise
+        except TorchyardError as error:
+            return (str(error),)
+
+    def _step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
+        """Do one step: journalled before it begins and once it is done, timed for the report.
+
+        OwnedError where another process has taken the run over.
+        """
+        self._check_owner()
+        self.folder.note("step", name=name)
+        began = time.monotonic()
+        result = work()
+        done = Step(name=name, seconds=time.monotonic() - began, detail=detail(result))
+        self.folder.note("did", **done.model_dump())
+        self.steps.append(done)
+        return result
+
+    def _check_owner(self) -> None:
+        if self.plan:
+            backend_of(self.plan).check_owner()
+
+    # --- the attempts
+
+    def _try_all(self, first: int) -> Ended:
+        """Attempt after attempt, from the latest one on, while the budget lasts and the cause is worth another."""
         latest = max([first, *self.folder.attempts()])
         self.may_run = may_run(self.folder.events())
         past = [self.folder.ended(number) for number in range(first, latest)]
@@ -92,200 +188,112 @@ class Line:
             log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
         raise AssertionError("attempts is at least 1")
 
-    def attempt(self, number: int) -> Attempt:
-        """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
-        self.reporter.check_cancelled()
-        run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
-        intent = self.folder.intent(number) or self.prepare(run)
-        self.open, self.plan = (number, intent.plan), intent.plan
-        secrets.learn(intent.plan)
-        outcome = self.folder.outcome(number) or self.execute(number, intent)
-        return self.close(number, intent.plan, outcome)
+    # --- the run, from its beginning to its end
 
-    def prepare(self, run: Run) -> Intent:
-        chosen = avoiding(self.profile, self.attempts)
-        try:
-            plan = self.check(chosen, run)
-        except (ProfileError, PreflightError) as error:
-            if chosen is self.profile:
-                raise
-            log().warning("avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error)
-            plan = self.check(self.profile, run)
-        intent = Intent(plan=permit(plan), deadlines=self.profile.deadlines)
-        self.folder.save_intent(run.attempt, intent)
-        return intent
+    def run(self) -> Ended:
+        """From wherever the run is to its end.
 
-    def check(self, profile: Profile, run: Run) -> Plan:
-        """The plan of an attempt, once everything is there that it needs."""
-        plan = locate(registry.launcher(profile.launcher).plan(profile, run))
-        self.step("preflight", lambda: preflight(plan), checks_detail)
-        return plan
-
-    def execute(self, number: int, intent: Intent) -> Outcome:
-        """Submit, or attach where an earlier process has done that, and wait for the end."""
-        since = submitted_at(self.folder.events())
-        if intent.plan.probe and since is None:
-            try:
-                self.step("rendezvous", lambda: ensure_rendezvous(intent.plan), str)
-            except RendezvousError as error:
-                return unserved(error)
-        handle = self.step("submit", lambda: submit(intent.plan, intent.deadlines, since), submit_detail)
-        self.may_run = True
-        progress = Progress(intent.plan.job, self.profile.metrics, self.reporter, self.reporter.check_cancelled)
-        outcome = self.step("wait", lambda: wait(handle, progress), lambda end: wait_detail(end, handle))
-        progress.close()
-        with contextlib.suppress(FolderError):  # whoever comes back asks the keepers again
-            self.folder.save_outcome(number, outcome)
-        return outcome
-
-    def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
-        """Collect, then tear down: after a success, a failure and a signal alike."""
-
-        def read() -> Attempt:
-            collected = collect(plan, outcome, self.profile.metrics)
-            return secrets.hide(Attempt(number=number, outcome=outcome, collected=collected))
-
-        attempt = self.step("collect", read, logs_detail)
-        self.attempts.append(attempt)
-        with contextlib.suppress(FolderError):
-            self.folder.save_ended(attempt)
-        self.may_run = False
-        self.left += self.step("teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left")
-        self.open = None
-        return attempt
-
-    def remove(self, plan: Plan) -> tuple[str, ...]:
-        """What is left of an attempt: where that cannot be told, how the job ended counts all the same."""
-        self.check_owner()
-        try:
-            return teardown(plan, end_run=False)
-        except OwnedError:
-            raise
-        except TorchyardError as error:
-            return (str(error),)
-
-    def abandon(self, number: int, plan: Plan, why: str) -> None:
-        """End an attempt in the middle: stop it first, then read what it left."""
-        stopped = Outcome(status=Status(state="failed", reason=why), cause="stopped", exits={})
-        self.left += self.remove(plan)
-        try:
-            self.close(number, plan, self.folder.outcome(number) or stopped)
-        except OwnedError:
-            raise
-        except TorchyardError as error:
-            self.left.append(str(error))
-
-    def step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
-        """Do one step: journalled before it begins and once it is done, timed for the report.
-
-        OwnedError where another process has taken the run over.
+        OwnedError where another process carries it. LeftError where this process cannot go on and the job can.
         """
-        self.check_owner()
-        self.folder.note("step", name=name)
-        began = time.monotonic()
-        result = work()
-        done = Step(name=name, seconds=time.monotonic() - began, detail=detail(result))
-        self.folder.note("did", **done.model_dump())
-        self.steps.append(done)
-        return result
+        with self.folder.owned(), self.reporter:
+            if self.reporter.count > 1:
+                takeover.adopt(self.folder, self.profile, self.run_id)
+            how = entry(self.folder.events(), self.reporter.was_asked_again)
+            first = self._first_attempt(how)
+            facts = {"host": socket.gethostname(), "lost_at": renewed_at(self.folder)}
+            self.folder.note("start", entry=how, run=self.run_id, count=self.reporter.count, first=first, **facts)
+            if how not in ("echo", "give-up"):
+                return self._go_on(how, first)
+            self.reporter.flush()
+            return self._give_up() if how == "give-up" else self._echo(self.folder.last("end"))
 
-    def check_owner(self) -> None:
-        """OwnedError where the Lease of the run in its cluster belongs to another process by now."""
-        if isinstance(self.plan, ManifestPlan):
-            from torchyard.cluster.lease_renewal import renewer
+    def _first_attempt(self, how: Entry) -> int:
+        """The first attempt of the budget: a new one, or where the budget of the process before began."""
+        begun = self.folder.attempts()
+        return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
 
-            renewer().check(self.plan)
-
-    # --- the end
-
-    def say_ending(self, end: End, sentence: str) -> None:
-        """Write down what the next process shall make of it. OwnedError where another one carries the run by now."""
-        sentence = secrets.mask(sentence)
-        self.folder.note("ending", end=end, sentence=sentence)
-        if self.open and isinstance(self.open[1], ManifestPlan):
-            from torchyard.cluster import lease
-
+    def _go_on(self, how: Entry, first: int) -> Ended:
+        """Bring the run to its end; a watchdog does so where this process cannot."""
+        then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
+        guard = Guard(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
+        with Hold() as signals, held(self.folder, self.profile.deadlines.lease):
+            self._remember()
             try:
-                lease.tell_ending(self.open[1], end, sentence)
-            except OwnedError:
+                end = self._reopen() if how == "finish" else self.protect(lambda: self._try_all(first), signals)
+                signals.begin()
+                guard.tell("ending")
+                report = Ending(self).finish(*end)
+            except OwnedError as error:
+                self.folder.note("end", end="moved", by="flow", sentence=str(error))
+                guard.tell("done")
                 raise
-            except TorchyardError as error:
-                log().debug("the Lease does not say how the run ends: %s", error)
+            except LeftError as error:
+                self.folder.note("left", sentence=str(error))
+                log().error("%s; see %s/journal", error, self.folder.path)
+                raise
+            guard.tell("done")
+        return report.end, report.sentence
 
-    def release(self) -> None:
-        """Nobody need look after the run any more; what is left of it is the sweep's."""
-        if isinstance(self.plan, ManifestPlan):
-            from torchyard.cluster.lease_renewal import renewer
+    def _remember(self) -> None:
+        """Take over what the journal tells of the processes before this one, for the report."""
+        events = self.folder.events()
+        self.began, self.steps = history.began(events, self.began), history.past_steps(events)
+        if sentence := history.lost(self.steps):
+            log().warning("%s", sentence)
 
-            renewer().drop(self.plan)
+    def _reopen(self) -> Ended:
+        """The end that an earlier process was bringing about, and the attempt that it may have left open."""
+        begun, past = self.folder.attempts(), self.folder.last("ending")
+        intent = self.folder.intent(begun[-1]) if begun else None
+        if intent:
+            self.open, self.plan = (begun[-1], intent.plan), intent.plan
+        return past["end"], past["sentence"]
+
+    def protect(self, work: Callable[[], Ended], signals: Hold) -> Ended:
+        """Whatever happens becomes an end with a sentence: what comes after must come.
+
+        LeftError where what happened says nothing of the job, and the job may run: it is left alone.
+        """
+        stops: tuple[type[BaseException], ...] = (*STOPS, *self.reporter.stops)
         try:
-            if self.plan and not self.left:
-                release(self.plan)
+            return work()
+        except OwnedError:
+            raise
         except TorchyardError as error:
-            self.left.append(str(error))
-
-    def finish(self, end: End, sentence: str) -> Report:
-        """Tear down what is still open, write the report, and say it."""
-        if self.open:
-            self.abandon(*self.open, sentence)
-        report = Report(
-            profile=self.profile.name,
-            run=self.folder.name,
-            end=end,
-            sentence=sentence,
-            seconds=time.time() - self.began,
-            steps=tuple(self.steps),
-            attempts=tuple(self.attempts),
-            left=tuple(dict.fromkeys(self.left)),
-            folder=str(self.folder.path),
-        )
-        report = secrets.hide(report)
-        self.folder.note("end", end=end, by="flow", sentence=report.sentence)
-        self.release()
-        log().info("\n%s", as_text(report))
-        try:
-            self.folder.save_report(report)
-        except FolderError as error:
-            log().error("the report is not on disk: %s", error)
-        self.publish(report)
-        return report
-
-    def publish(self, report: Report) -> None:
-        """Show the report in Prefect; a server that is away costs the page, not the report."""
-        said = paragraph(report.sentence, SENTENCE)
-        about = {"key": f"report-{report.profile}", "type": "markdown", "description": said}
-        page = ArtifactCreate(data=as_markdown(report), flow_run_id=self.run_id, **about)
-
-        def call(client: SyncPrefectClient) -> None:
-            client.create_artifact(page)
-
-        try:
-            self.reporter.send("report", call).result(PAGE_TIMEOUT_S)
-        except NotYetError:
-            log().warning("the report is not in Prefect: no answer for %.0f s", PAGE_TIMEOUT_S)
+            return self._fail_or_leave(str(error), error)
+        except stops as stop:
+            if self.reporter.is_void(stop):
+                return self.protect(work, signals)
+            signals.begin()
+            if self.reporter.is_cancelled():
+                return "cancelled", "cancelled through Prefect"
+            return "stopped", f"stopped by {stopper(stop)}"
         except Exception as error:
-            log().warning("the report is not in Prefect: %s", error)
+            log().exception("a fault in torchyard itself")
+            return self._fail_or_leave(f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
+
+    def _fail_or_leave(self, sentence: str, error: Exception) -> Ended:
+        if self.may_run:
+            raise LeftError(sentence) from error
+        return "failed", sentence
+
+    def _echo(self, end: dict[str, Any]) -> Ended:
+        self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
+        log().info("this run has ended already: %s", end["sentence"])
+        return end["end"], end["sentence"]
+
+    def _give_up(self) -> Ended:
+        lease = max(self.folder.lease_left(), 0)
+        sentence = (
+            f"given up: {LOSSES} processes that carried this run were lost in a row at the same step; the job, if any, "
+            f"lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
+        )
+        self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
+        log().error("%s", sentence)
+        return "gave-up", sentence
 
 
-def unserved(error: RendezvousError) -> Outcome:
+def _unserved(error: RendezvousError) -> Outcome:
     """The end of an attempt whose store does not serve."""
     known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
     return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})
-
-
-def locate(plan: Plan) -> Plan:
-    """The plan, tied to the cluster that the kubeconfig names today: whoever comes back must find the job there."""
-    if isinstance(plan, CommandPlan):
-        return plan
-    from torchyard.cluster import create
-
-    return create.located(plan)
-
-
-def permit(plan: Plan) -> Plan:
-    """The plan without what the job does without and this user may not make."""
-    if isinstance(plan, CommandPlan):
-        return plan
-    from torchyard.cluster import create
-
-    return create.permitted(plan)

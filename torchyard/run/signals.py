@@ -4,18 +4,14 @@ import asyncio
 import signal
 import threading
 from typing import Self
-from uuid import UUID
-
-from prefect import get_client
-from prefect.exceptions import TerminationSignal
 
 
 class CancelRequested(BaseException):
     """The run was cancelled, and no signal came: a worker that died delivers none."""
 
 
-# How Prefect and Python tell a flow that it shall end: none of them is an Exception, or would be caught as one.
-STOPS = (TerminationSignal, KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
+# How Python tells a run that it shall end: none of them is an Exception, or would be caught as one.
+STOPS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
 
 
 class Hold:
@@ -36,16 +32,6 @@ class Hold:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
-
-
-def cancelling(run_id: str) -> bool:
-    """Whether somebody has cancelled the run. For processes that carry no run: those have a reporter."""
-    try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 3}) as client:
-            now = client.read_flow_run(UUID(run_id)).state
-    except Exception:  # a server that is away cannot have asked
-        return False
-    return now is not None and (now.is_cancelling() or now.is_cancelled())
 
 
 def stopper(stop: BaseException) -> str:

@@ -1,21 +1,18 @@
-"""What others do about a run whose launcher is gone: take away what it has left, and tell Prefect."""
+"""What is done about a run whose launcher is gone: what it has left is taken away, and its end is told."""
 
 import sys
-from collections.abc import Sequence
-from typing import Any
-from uuid import UUID
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
-from prefect import get_client
-from prefect.client.schemas.objects import FlowRun, State, StateType
-from prefect.exceptions import ObjectNotFound
-from prefect.states import Scheduled
-
-from tasks.teardown import release, teardown
-from torchyard.common.log import log
+from torchyard.backend import backend_of
 from torchyard.model.errors import OwnedError, TorchyardError
-from torchyard.model.plan import ManifestPlan, Plan
+from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
-from torchyard.run.resume import CRASHED, LOST, last, split
+from torchyard.run.resume import last, split
+from torchyard.steps.teardown import teardown
+
+Tell = Callable[[str, str, str], object]  # the run's id, its end, and the sentence
+STOPPED = "the launcher died, and the profile says stop (on_launcher_lost)"
 
 
 def is_open(folder: RunFolder) -> bool:
@@ -25,8 +22,8 @@ def is_open(folder: RunFolder) -> bool:
     return bool(folder.attempts())  # a journal of which nothing can be read
 
 
-def sweep_run(folder: RunFolder, by: str, why: str) -> tuple[str, ...] | None:
-    """Tear down everything of one run, journal its end and tell Prefect; None where a living process carries it.
+def sweep_run(folder: RunFolder, by: str, why: str, tell: Tell = lambda *_: None) -> tuple[str, ...] | None:
+    """Tear down everything of one run, journal its end and tell it; None where a living process carries the run.
 
     A run that was being ended when its launcher died gets the end that it was coming to. What cannot be read or removed
     is left, and is told as that.
@@ -44,79 +41,30 @@ def sweep_run(folder: RunFolder, by: str, why: str) -> tuple[str, ...] | None:
         return None
     except TorchyardError as error:
         return (str(error),)
-    tell(last(events, "start").get("run", ""), ended(end, sentence))
+    tell(last(events, "start").get("run", ""), end, sentence)
     return left
 
 
 def remove(plans: Sequence[Plan]) -> tuple[str, ...]:
     """Everything of a run's attempts, and their Lease; what is left. OwnedError where another machine carries it."""
     for plan in plans[-1:]:
-        if isinstance(plan, ManifestPlan):
-            from torchyard.cluster import lease
-
-            lease.refuse_carried(plan)
-    left = tuple(thing for plan in plans for thing in teardown.fn(plan, end_run=False))
+        backend_of(plan).refuse_carried()
+    left = tuple(thing for plan in plans for thing in teardown(plan, end_run=False))
     for plan in plans[-1:] if not left else ():
-        release(plan)
+        backend_of(plan).release()
     return left
 
 
-def ended(end: str, sentence: str) -> State[Any]:
-    """The Prefect state of an end.
+def main(words: Sequence[str]) -> int:
+    """`keep FOLDER` and `stop FOLDER`: what the watchdog of a run does, whose process has died.
 
-    A meant end is never *named* Crashed: that is the name of a run that is lost and comes back.
+    A run that is kept trains on under its lease, until a person attaches to it.
     """
-    kinds = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
-    name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
-    return State(type=kinds.get(end, StateType.CRASHED), name=name, message=sentence)
+    verb, folder = words
+    if verb == "stop":
+        sweep_run(RunFolder(Path(folder)), "guard", STOPPED)
+    return 0
 
 
-def alive(run_id: str) -> str:
-    """Its state, where a run may be alive by Prefect's word; empty where it has ended, waits or is unknown.
-
-    A Prefect server that does not answer may know that it is alive.
-    """
-    try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
-            state = client.read_flow_run(UUID(run_id)).state
-    except (ObjectNotFound, ValueError):
-        return ""
-    except Exception as error:
-        return f"Prefect cannot be asked: {error}"
-    return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
-
-
-def tell(run_id: str, state: State[Any], count: int | None = None) -> None:
-    """Set the state of the flow run, which would stay Running or Crashed for ever: nobody lives who would end it.
-
-    With `count`, only if nobody has begun the run again since.
-    """
-    try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
-            flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            now = flow_run.state
-            over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
-            if not over and count in (None, flow_run.run_count):
-                client.set_flow_run_state(flow_run.id, state, force=True)
-    except Exception as error:
-        log().debug("flow run %s was not told: %s", run_id, error)
-
-
-def revive(run_id: str) -> bool:
-    """Schedule a run of a deployment that is still Crashed by that very name."""
-    try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
-            flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
-                return False
-            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST), force=True)
-    except Exception as error:
-        log().debug("flow run %s was not scheduled: %s", run_id, error)
-        return False
-    return True
-
-
-if __name__ == "__main__":  # what the guard of a run calls
-    from torchyard.run.recovery import main
-
+if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

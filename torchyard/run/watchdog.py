@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Sees the end of the process that carries a run, however it comes: the other end of a pipe closes.
 
-Started as `python -I -S watchdog.py LOST COMMAND...`. LOST is what the profile says of a lost launcher, `keep` or `stop`.
+Started as `python -I -S watchdog.py LOST COMMAND...`. LOST is `keep` or `stop`, as the profile has it.
 The launcher tells `ending` when teardown has begun, and `done` when nothing is left to guard. At the end of the pipe
 without `done`, COMMAND takes over: it is given `stop` where teardown had begun or the profile says so, else `keep`.
 """

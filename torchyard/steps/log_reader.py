@@ -1,37 +1,17 @@
 """Logs on disk: one file a node, one stamped line each (torchyard/host/supervisor.py writes them)."""
 
-import re
 from collections import deque
 from collections.abc import Iterator
 from contextlib import suppress
-from datetime import datetime
 from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents import torchrun
-from torchyard.machines import processes
+from torchyard.common.log_lines import BLOCK_BYTES, follow, read_line, read_text
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
-BLOCK_BYTES = 1 << 18
 MOST_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
-STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
-
-
-def read_line(text: str, node: str) -> LogLine:
-    """`2026-11-21T08:00:47.123Z node-0 | text`; a line without a stamp (torn by a full disk) is kept as it is."""
-    stamp, _, rest = text.partition(" ")
-    try:
-        at = datetime.fromisoformat(stamp).timestamp()
-    except ValueError:
-        return LogLine(0.0, node, text)
-    return LogLine(at, node, rest.partition(" | ")[2])
-
-
-def read_log(node: str, path: str) -> Iterator[LogLine]:
-    """Every line of one node, from its file."""
-    for text, _ in processes.follow(Path(path), 0):
-        yield read_line(text, node)
 
 
 class Node:
@@ -63,12 +43,6 @@ class Node:
         """Whether a line as it is in the file need not be taken: most are other ranks', and are not even decoded."""
         mine = self._rank == 0 and (not self._teed or torchrun.ZERO_MARK in raw)
         return not mine and torchrun.GROUP_RANK_MARK not in raw
-
-
-def read_text(raw: bytes, node: str) -> str:
-    """What a line says behind its stamp."""
-    stamp = STAMP.match(raw)
-    return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
 
 
 def readers(plan: Plan) -> dict[str, Node]:
@@ -146,7 +120,7 @@ class Follower:
         self._reached[name] = _Place(about.st_ino, begin)
         if about.st_size <= begin:
             return
-        for text, offset in processes.follow(path, begin):
+        for text, offset in follow(path, begin):
             self._reached[name] = _Place(about.st_ino, offset)
             self.lines += 1
             yield read_line(text, name)

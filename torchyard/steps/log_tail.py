@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import BinaryIO
 
+from torchyard.common.log_lines import BLOCK_BYTES, read_line
 from torchyard.model.run import LogLine
-from torchyard.steps.log_reader import BLOCK_BYTES, read_line
 
 NODE_LINES, ALL_LINES = 5000, 320_000  # of the last ones: of a node, and of all nodes together
 ALL_BYTES, LEAST_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one where they are many

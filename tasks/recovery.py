@@ -27,11 +27,12 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
+from tasks.flow_states import ended, tell, tell_end
 from torchyard.common.log import log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, all_runs
 from torchyard.run.resume import CRASHED, LOST, NEVER_BEGAN, RECENT_S, Told, asked_again, is_lost, judge, last
-from torchyard.run.sweep import ended, sweep_run, tell
+from torchyard.run.sweep import STOPPED, sweep_run
 from torchyard.steps.descriptors import raise_limit
 
 # A living worker tells within a second or two that its flow died; only then is it the guard's turn.
@@ -123,7 +124,7 @@ def recover(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, le
             return run.name if schedule(client, run, folder) else ""
         case "finish" if folder:
             folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
-            sweep_run(folder, "guard", "")
+            sweep_run(folder, "guard", "", tell_end)
         case "tell":
             end = last(events, "end")
             tell(run_id, ended(end.get("end", "failed"), end.get("sentence", "")))
@@ -211,7 +212,7 @@ def main(words: Iterable[str]) -> int:
     if verb == "keep":
         say_lost(folder)
     else:
-        sweep_run(folder, "guard", "the launcher died, and the profile says stop (on_launcher_lost)")
+        sweep_run(folder, "guard", STOPPED, tell_end)
     return 0
 
 
