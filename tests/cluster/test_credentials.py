@@ -2,6 +2,7 @@
 
 import shutil
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -127,9 +128,11 @@ def test_refused_for_good_is_told(account: Account, jobs: Jobs, wire: Wire) -> N
     asking, old = server(jobs), account.file.read_text()
     account.expire(renew=False)
     until(lambda: is_refused(account, old))
+    began = time.monotonic()
     with pytest.raises(ClusterError, match=r"credentials of context wire are refused.*log in again") as caught:
         asking.items("v1", "Pod")
-    assert (caught.value.status, account.asked() in range(2, 6)) == (401, True)
+    most = 3 + (time.monotonic() - began) / 10
+    assert (caught.value.status, 2 <= account.asked() <= most) == (401, True)
 
 
 def test_program_that_fails_for_a_moment_is_asked_again(account: Account, jobs: Jobs, wire: Wire) -> None:

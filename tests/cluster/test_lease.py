@@ -107,6 +107,12 @@ def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture
+def keyless(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This process has no run's key, also where a run was carried in it before."""
+    monkeypatch.setattr(seal, "source", lambda _: "")
+
+
+@pytest.fixture
 def elsewhere(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
     """The folder of runs of another machine."""
     yield tmp_path / "elsewhere"
@@ -151,6 +157,7 @@ def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere:
     assert ["what there is of it is on" in log.lost for log in logs] == [stopped, stopped]
 
 
+@pytest.mark.usefixtures("keyless")
 def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> None:  # noqa: F811
     """Whoever may write on a Lease cannot make a success of a job that he has deleted."""
     training.lose()
