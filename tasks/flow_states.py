@@ -1,15 +1,23 @@
 """The state of a run in Prefect: how an end is shown, and what is set where no process of the run is alive."""
 
+import contextlib
+from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
 from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Scheduled
+from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log import log
 from torchyard.run.resume import CRASHED, LOST
+
+CALL_TIMEOUT_S = 5.0  # of one call to Prefect
+TELL_S = 30.0  # for which an end is told to a Prefect that is away
 
 
 def ended(end: str, sentence: str) -> State[Any]:
@@ -22,13 +30,21 @@ def ended(end: str, sentence: str) -> State[Any]:
     return State(type=kinds.get(end, StateType.CRASHED), name=name, message=sentence)
 
 
+@contextlib.contextmanager
+def asking() -> Iterator[SyncPrefectClient]:
+    """A client whose calls end within seconds: Prefect's own repeats each for a minute where its server is busy."""
+    http = {"timeout": CALL_TIMEOUT_S}
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True, httpx_settings=http) as made:
+        yield made
+
+
 def alive(run_id: str) -> str:
     """Its state, where a run may be alive by Prefect's word; empty where it has ended, waits or is unknown.
 
     A Prefect server that does not answer may know that it is alive.
     """
     try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
+        with asking() as client:
             state = client.read_flow_run(UUID(run_id)).state
     except (ObjectNotFound, ValueError):
         return ""
@@ -43,20 +59,27 @@ def tell(run_id: str, state: State[Any], count: int | None = None) -> None:
     With `count`, only if nobody has begun the run again since.
     """
     try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
-            flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            now = flow_run.state
-            over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
-            if not over and count in (None, flow_run.run_count):
-                client.set_flow_run_state(flow_run.id, state, force=True)
+        _tell(run_id, state, count)
     except Exception as error:
         log().debug("flow run %s was not told: %s", run_id, error)
+
+
+@retry(
+    stop=stop_after_delay(TELL_S), wait=wait_fixed(1), retry=retry_if_not_exception_type((ObjectNotFound, ValueError))
+)
+def _tell(run_id: str, state: State[Any], count: int | None) -> None:
+    with asking() as client:
+        flow_run: FlowRun = client.read_flow_run(UUID(run_id))
+        now = flow_run.state
+        over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
+        if not over and count in (None, flow_run.run_count):
+            client.set_flow_run_state(flow_run.id, state, force=True)
 
 
 def revive(run_id: str) -> bool:
     """Schedule a run of a deployment that is still Crashed by that very name."""
     try:
-        with get_client(sync_client=True, httpx_settings={"timeout": 5}) as client:
+        with asking() as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
             if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
                 return False

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
 
-from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
     FlowFilter,
@@ -27,7 +26,7 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
-from tasks.flow_states import ended, tell, tell_end
+from tasks.flow_states import asking, ended, tell, tell_end
 from torchyard.common.log import log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, all_runs
@@ -63,7 +62,7 @@ def bring_back(leased: bool = False) -> Looked:
     back, faults = list[str](), list[str]()
     here = dict(carried_here(faults))
     try:
-        with connect() as client:
+        with asking() as client:
             for run_id in dict.fromkeys((*unended(client), *(each for each in here if is_lost(here[each].events())))):
                 try:
                     if name := recover(client, run_id, here.get(run_id), leased):
@@ -73,10 +72,6 @@ def bring_back(leased: bool = False) -> Looked:
     except Exception as error:
         faults.append(f"Prefect cannot be asked for lost runs: {error}")
     return Looked(tuple(back), tuple(faults))
-
-
-def connect() -> SyncPrefectClient:
-    return get_client(sync_client=True, httpx_settings={"timeout": 5})
 
 
 def carried_here(faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
@@ -157,7 +152,7 @@ def told(state: State[Any] | None) -> Told:
 def asked_by_person(run_id: str) -> bool:
     """Whether a person asked for a run again since it ended. Where Prefect does not say so, nobody did."""
     try:
-        with connect() as client:
+        with asking() as client:
             return asked_again([told(state) for state in client.read_flow_run_states(UUID(run_id))])
     except Exception as error:
         log().warning("Prefect does not say whether somebody asked for this run again: %s", error)
@@ -177,7 +172,7 @@ def say_lost(folder: RunFolder) -> None:
     until = time.monotonic() + WATCH_S
     while time.monotonic() < until and folder.last("start") == start and is_lost(folder.events()):
         try:
-            with connect() as client:
+            with asking() as client:
                 recover(client, start["run"], folder)
         except Exception as error:  # a server that is away for as long as the lease lasts
             log().debug("%s was not looked at: %s", folder.name, error)
@@ -190,7 +185,7 @@ def await_worker(run_id: UUID) -> None:
     until = time.monotonic() + WORKERS_TURN_S
     while time.monotonic() < until:
         try:
-            with connect() as client:
+            with asking() as client:
                 state = client.read_flow_run(run_id).state
             if state and not state.is_running():
                 time.sleep(max(0.0, min(SECOND_WORD_S, SECOND_WORD_S - told(state).age_s)))

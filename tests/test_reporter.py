@@ -6,13 +6,16 @@ import threading
 from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from uuid import UUID
 
 import pytest
+from httpx import HTTPStatusError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reporter
+from tasks.flow_states import asking, ended, tell
 from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.waiting import until
@@ -27,6 +30,7 @@ class Server:
     def __init__(self) -> None:
         self.answering, self.status, self.state = threading.Event(), 200, "RUNNING"
         self.patched: list[Any] = []
+        self.set_to: list[str] = []
         self.asked = 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
@@ -54,6 +58,12 @@ class Handler(BaseHTTPRequestHandler):
         run = {"id": RUN_ID, "flow_id": RUN_ID, "name": "a-run", "state": state, "created": STATE["timestamp"]}
         self._answer(run)
         return None
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        answer = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
+        if self._answer(answer) and self.path.endswith("/set_state"):
+            self.server_of.set_to.append(body["state"]["name"])
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
@@ -139,3 +149,21 @@ def test_what_prefect_refuses_is_not_said_again(server: Server, status: int, kep
         server.status = 200
         until(done.done)
         assert server.patched == ([1.0] if kept else [])
+
+
+def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: Server) -> None:
+    """A guard's call is made once, where Prefect's own client would repeat it for a minute: the guard looks again."""
+    server.status = 503
+    server.answering.set()
+    with asking() as client, pytest.raises(HTTPStatusError):
+        client.read_flow_run(UUID(RUN_ID))
+    assert server.asked == 1
+
+
+def test_end_is_told_again_to_a_prefect_that_was_busy(server: Server) -> None:
+    """Nobody else would tell it: the run would be Running for ever."""
+    server.status = 503
+    server.answering.set()
+    threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
+    tell(RUN_ID, ended("swept", "it was lost"))
+    assert server.set_to == ["Swept"]

@@ -7,7 +7,7 @@ import time
 from collections.abc import Mapping
 from typing import Any
 
-from torchyard.kube.client import Api
+from torchyard.kube.client import Api, Object
 from torchyard.kube.retry import BusyError, Pauses
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan, Watched
@@ -111,7 +111,7 @@ class Watcher(threading.Thread):
         self._until = time.monotonic() + random.uniform(*RESYNC)
         self._version = str(found["metadata"]["resourceVersion"])
 
-    def _take(self, there: Mapping[str, Mapping[str, Any]]) -> None:
+    def _take(self, there: Mapping[str, Object]) -> None:
         """Everything there is now; what was known and is not there any more has gone meanwhile."""
         for name in self._known - there.keys():
             self._tell(name, None)
@@ -139,6 +139,8 @@ class Watcher(threading.Thread):
             self._tell(thing["metadata"]["name"], None if event["type"] == "DELETED" else thing)
         self._version = thing["metadata"]["resourceVersion"]
 
-    def _tell(self, name: str, thing: Mapping[str, Any] | None) -> None:
+    def _tell(self, name: str, thing: Object | None) -> None:
         self._known = self._known | {name} if thing else self._known - {name}
+        if thing:
+            thing["metadata"].pop("managedFields", None)  # half of a pod, and of use to nobody here
         self._news.put((self._watched.kind, name, thing))
