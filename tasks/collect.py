@@ -1,6 +1,6 @@
 """Read the logs of an ended job: metrics and root cause."""
 
-from tasks.step import step
+from tasks.step import make_task
 from torchyard.steps.collect import collect as run
 
-collect = step(run)
+collect = make_task(run)

@@ -13,14 +13,14 @@ from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Scheduled
 from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
 
-from torchyard.common.log import log
-from torchyard.run.resume import CRASHED, LOST
+from torchyard.common.log import get_log
+from torchyard.run.resume import CRASHED, LOST_MESSAGE
 
-CALL_TIMEOUT_S = 5.0  # of one call to Prefect
-TELL_S = 30.0  # for which an end is told to a Prefect that is away
+_CALL_TIMEOUT_S = 5.0  # of one call to Prefect
+_REPORT_TIMEOUT_S = 30.0  # for which an end is told to a Prefect that is away
 
 
-def ended(end: str, sentence: str) -> State[Any]:
+def final_state(end: str, sentence: str) -> State[Any]:
     """The Prefect state of an end.
 
     A meant end is never *named* Crashed: that is the name of a run that is lost and comes back.
@@ -31,20 +31,20 @@ def ended(end: str, sentence: str) -> State[Any]:
 
 
 @contextlib.contextmanager
-def asking() -> Iterator[SyncPrefectClient]:
+def open_bounded_client() -> Iterator[SyncPrefectClient]:
     """A client whose calls end within seconds: Prefect's own repeats each for a minute where its server is busy."""
-    http = {"timeout": CALL_TIMEOUT_S}
+    http = {"timeout": _CALL_TIMEOUT_S}
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True, httpx_settings=http) as made:
         yield made
 
 
-def alive(run_id: str) -> str:
+def read_liveness(run_id: str) -> str:
     """Its state, where a run may be alive by Prefect's word; empty where it has ended, waits or is unknown.
 
     A Prefect server that does not answer may know that it is alive.
     """
     try:
-        with asking() as client:
+        with open_bounded_client() as client:
             state = client.read_flow_run(UUID(run_id)).state
     except (ObjectNotFound, ValueError):
         return ""
@@ -53,22 +53,24 @@ def alive(run_id: str) -> str:
     return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
 
 
-def tell(run_id: str, state: State[Any], count: int | None = None) -> None:
+def report_state(run_id: str, state: State[Any], count: int | None = None) -> None:
     """Set the state of the flow run, which would stay Running or Crashed for ever: nobody lives who would end it.
 
     With `count`, only if nobody has begun the run again since.
     """
     try:
-        _tell(run_id, state, count)
+        _set_flow_run_state(run_id, state, count)
     except Exception as error:
-        log().debug("flow run %s was not told: %s", run_id, error)
+        get_log().debug("flow run %s was not told: %s", run_id, error)
 
 
 @retry(
-    stop=stop_after_delay(TELL_S), wait=wait_fixed(1), retry=retry_if_not_exception_type((ObjectNotFound, ValueError))
+    stop=stop_after_delay(_REPORT_TIMEOUT_S),
+    wait=wait_fixed(1),
+    retry=retry_if_not_exception_type((ObjectNotFound, ValueError)),
 )
-def _tell(run_id: str, state: State[Any], count: int | None) -> None:
-    with asking() as client:
+def _set_flow_run_state(run_id: str, state: State[Any], count: int | None) -> None:
+    with open_bounded_client() as client:
         flow_run: FlowRun = client.read_flow_run(UUID(run_id))
         now = flow_run.state
         over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
@@ -76,20 +78,20 @@ def _tell(run_id: str, state: State[Any], count: int | None) -> None:
             client.set_flow_run_state(flow_run.id, state, force=True)
 
 
-def revive(run_id: str) -> bool:
+def reschedule_run(run_id: str) -> bool:
     """Schedule a run of a deployment that is still Crashed by that very name."""
     try:
-        with asking() as client:
+        with open_bounded_client() as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
             if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
                 return False
-            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST), force=True)
+            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST_MESSAGE), force=True)
     except Exception as error:
-        log().debug("flow run %s was not scheduled: %s", run_id, error)
+        get_log().debug("flow run %s was not scheduled: %s", run_id, error)
         return False
     return True
 
 
-def tell_end(run_id: str, end: str, sentence: str) -> None:
+def report_end(run_id: str, end: str, sentence: str) -> None:
     """Tell Prefect how a run has ended that no process carries."""
-    tell(run_id, ended(end, sentence))
+    report_state(run_id, final_state(end, sentence))

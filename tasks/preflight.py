@@ -1,6 +1,6 @@
 """Check everything that a plan needs."""
 
-from tasks.step import step
+from tasks.step import make_task
 from torchyard.steps.preflight import preflight as run
 
-preflight = step(run)
+preflight = make_task(run)

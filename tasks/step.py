@@ -9,27 +9,27 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
-from torchyard.common.log import NAME, Log, use_log
+from torchyard.common.log import LOGGER_NAME, RunLogger, set_log_source
 from torchyard.common.log_filter import SafeText
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def step(function: Callable[P, R]) -> Task[P, R]:
+def make_task(function: Callable[P, R]) -> Task[P, R]:
     """A task without cache or stored result: state lives where the job lives, and every step can be run again."""
     return task(cache_policy=NO_CACHE, persist_result=False)(function)
 
 
-def run_log() -> Log:
+def _get_run_log() -> RunLogger:
     """The run's log, or plain logging where a step is called outside of a run."""
     try:
         return get_run_logger()
     except MissingContextError:
-        return logging.getLogger(NAME)
+        return logging.getLogger(LOGGER_NAME)
 
 
-class Plain(SafeText):
+class _EngineLogFilter(SafeText):
     """Prefect's engine logs our own errors without its stack, or not again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
@@ -39,6 +39,6 @@ class Plain(SafeText):
         return super().filter(record)
 
 
-use_log(run_log)
-for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", NAME):
-    logging.getLogger(name).addFilter(Plain())
+set_log_source(_get_run_log)
+for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
+    logging.getLogger(name).addFilter(_EngineLogFilter())

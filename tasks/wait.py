@@ -1,6 +1,6 @@
 """Look after a job until it has ended."""
 
-from tasks.step import step
+from tasks.step import make_task
 from torchyard.steps.wait import wait as run
 
-wait = step(run)
+wait = make_task(run)

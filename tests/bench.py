@@ -113,7 +113,7 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
     """The steps alone, without Prefect: how long they took, and how late the end was seen."""
     profile = load_profile(str(folder / "nothing.yaml"))
     began = time.perf_counter()
-    plan = registry.launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
+    plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
     outcome = wait(submit(plan, profile.deadlines))
     late = time.time() - (outcome.ended_at or 0)
     collect(plan, outcome, "none")
@@ -135,7 +135,7 @@ def plan() -> None:
 
 def planned_once(name: str, nodes: int) -> None:
     profile = load_profile(name, {"nodes": nodes})
-    registry.launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
+    registry.load_launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
 
 
 def run(command: list[str]) -> None:
@@ -162,13 +162,13 @@ def fail_fast(folder: Path) -> None:
     from prefect.testing.utilities import prefect_test_harness
 
     from flows.train import train
-    from torchyard.run.folder import all_runs
+    from torchyard.run.folder import list_run_folders
 
     with prefect_test_harness():
         found = []
         for _ in range(3):
             end = train(str(folder / "dies.yaml"), return_state=True)
-            last = max(all_runs(), key=lambda each: (each.path / "lease").stat().st_mtime)
+            last = max(list_run_folders(), key=lambda each: (each.path / "lease").stat().st_mtime)
             logs = "".join(log.read_text() for log in last.path.glob("*/node-*/log"))
             at = float(logs.partition("dies at ")[2].split()[0])
             assert end.is_failed()

@@ -49,7 +49,9 @@ def child(folder: Path, mib: int) -> None:
     from torchyard.steps.wait import wait
 
     profile = load_profile(str(folder / "bench.yaml"))
-    plan = registry.launcher(profile.launcher).plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
+    plan = registry.load_launcher(profile.launcher).plan(
+        profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run"))
+    )
     assert isinstance(plan, CommandPlan)
     over = folder / "over"
     status = Command(argv=("sh", "-c", RUNS % over))

@@ -18,7 +18,7 @@ from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
 from tests.cluster.provide import at_home
 from torchyard.cluster import create
-from torchyard.kube.client import Api
+from torchyard.kube.client import Client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
@@ -63,9 +63,9 @@ def main(show: Any) -> None:
 @contextmanager
 def new_namespace() -> Iterator[str]:
     """A namespace that is removed again; called as Run:ai calls that of a project."""
-    admin, name = Api(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
+    admin, name = Client(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
     admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
-    while not Api(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
+    while not Client(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     try:
         yield name
@@ -79,7 +79,7 @@ def started(name: str, namespace: str, seconds: float) -> Handle:
     where["pod.priority_class"] = None  # none of the guide's are on the test cluster
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
-    plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 
@@ -102,7 +102,7 @@ def late(name: str, namespace: str) -> float:
 
 def last_status(plan: Any) -> float:
     """When a bare watch sees the job succeeded."""
-    admin = Api(Cluster(namespace=plan.cluster.namespace))
+    admin = Client(Cluster(namespace=plan.cluster.namespace))
     path = admin.path(plan.main["apiVersion"], plan.main["kind"])
     for line in admin.stream(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
         if has_succeeded(json.loads(line)["object"]):
@@ -119,7 +119,7 @@ def has_succeeded(job: dict[str, Any]) -> bool:
 
 def requests(name: str, namespace: str, seconds: float) -> float:
     """What `wait` asks a minute while nothing happens: logs, PodGroup and Lease included."""
-    admin, handle = Api(Cluster()), started(name, namespace, seconds + 20)
+    admin, handle = Client(Cluster()), started(name, namespace, seconds + 20)
     waiting = threading.Thread(target=lambda: wait(handle))
     waiting.start()
     time.sleep(10)
@@ -132,7 +132,7 @@ def requests(name: str, namespace: str, seconds: float) -> float:
     return made * 60 / seconds
 
 
-def counted(admin: Api) -> float:
+def counted(admin: Client) -> float:
     """The requests of the bench's user so far."""
     lines = list(admin.stream("/metrics", {}, 30))
     found = [line for line in lines if any(line.startswith(name) and which in line for name, which in COUNTERS)]

@@ -27,7 +27,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Outcome, Run
 from torchyard.steps.collect import collect
-from torchyard.steps.preflight import findings
+from torchyard.steps.preflight import run_checks
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
@@ -98,10 +98,10 @@ def child(folder: Path, files: int) -> None:
     costs = Costs()
     profile = load_profile(str(folder / "many.yaml"))
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "runs/x"))
-    plan = timed(said, "plan", lambda: registry.launcher("baremetal").plan(profile, run))
+    plan = timed(said, "plan", lambda: registry.load_launcher("baremetal").plan(profile, run))
     assert isinstance(plan, CommandPlan)
     try:
-        timed(said, "preflight", lambda: findings(plan))
+        timed(said, "preflight", lambda: run_checks(plan))
         handle = timed(said, "submit", lambda: submit(plan, profile.deadlines))
         outcome = watched(said, plan, partial(wait, handle), folder / "fail")
         collected = timed(said, "collect", lambda: collect(plan, outcome, "none"))

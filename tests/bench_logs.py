@@ -26,7 +26,7 @@ from tests.cluster.jobs import Jobs
 from tests.cluster.wire import Wire
 from torchyard.cluster import create
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.kube.client import api
+from torchyard.kube.client import get_cluster_client
 from torchyard.loading.profile import ROOT
 from torchyard.model.plan import ManifestPlan
 
@@ -50,7 +50,7 @@ def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
         (folder / "logs.yaml").write_text(PROFILE)
         jobs = Jobs(namespace, {"nodes": pods}, folder)
         plan = jobs.plan(wire, str(folder / "logs.yaml"), log=f"{folder}/{{pod}}.said")
-        create.create(plan)
+        create.create_job(plan)
         try:
             said = watched(plan, jobs, wire, seconds)
         finally:
@@ -64,13 +64,13 @@ def wired(folder: Path) -> Iterator[Wire]:
     """A way to the API server that can be cut, in KUBECONFIG."""
     wire, before = Wire(folder), os.environ["KUBECONFIG"]
     os.environ["KUBECONFIG"] = f"{before}{os.pathsep}{wire.kubeconfig}"
-    api.cache_clear()
+    get_cluster_client.cache_clear()
     try:
         yield wire
     finally:
         wire.close()
         os.environ["KUBECONFIG"] = before
-        api.cache_clear()
+        get_cluster_client.cache_clear()
 
 
 def watched(plan: ManifestPlan, jobs: Jobs, wire: Wire, seconds: int) -> dict[str, Any]:

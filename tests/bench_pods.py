@@ -31,8 +31,8 @@ from tests.cluster.fake import node
 from tests.cluster.jobs import as_user, until
 from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.diagnosis.no_progress import explain
-from torchyard.kube.client import Api, api
+from torchyard.diagnosis.no_progress import explain_no_progress
+from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import ROOT, load_profile
 from torchyard.model.plan import ManifestPlan
@@ -61,7 +61,7 @@ class Real:
     def stage(self) -> Iterator[dict[str, Any]]:
         """What a profile must say to run here, on nodes of its own."""
         with cluster(), new_namespace() as namespace:
-            admin, count = Api(Cluster()), -(-self._pods // PER_NODE)
+            admin, count = Client(Cluster()), -(-self._pods // PER_NODE)
             for number in range(count):
                 made = node(f"{self._own}-{number}", {OWN: self._own}, {}, 9000 + number)
                 admin.ask("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [taint()]}})
@@ -73,13 +73,13 @@ class Real:
                 for number in range(count):
                     admin.ask("DELETE", f"/api/v1/nodes/{self._own}-{number}")
 
-    def start(self, plan: ManifestPlan, here: Api) -> None:
+    def start(self, plan: ManifestPlan, here: Client) -> None:
         """The controllers and kwok do all."""
 
-    def run(self, plan: ManifestPlan, here: Api) -> None:
+    def run(self, plan: ManifestPlan, here: Client) -> None:
         """So they do here."""
 
-    def fail(self, plan: ManifestPlan, here: Api, name: str) -> None:
+    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
         here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "1"}}})
 
@@ -127,7 +127,7 @@ class Fake:
             self._over.set()
             self._server.close()
 
-    def start(self, plan: ManifestPlan, here: Api) -> None:
+    def start(self, plan: ManifestPlan, here: Client) -> None:
         waiting = {"waiting": {"reason": "ContainerCreating"}}
         owner = here.read(plan.main["apiVersion"], plan.main["kind"], plan.job)
         assert owner
@@ -139,17 +139,17 @@ class Fake:
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
             self._server.put({**pod, "status": status("Pending", plan, waiting)})
 
-    def run(self, plan: ManifestPlan, here: Api) -> None:
+    def run(self, plan: ManifestPlan, here: Client) -> None:
         time.sleep(PENDING_S)
         for name in plan.nodes:
             self._move(here, f"{plan.job}-{name}", status("Running", plan, {"running": {"startedAt": stamp()}}))
 
-    def fail(self, plan: ManifestPlan, here: Api, name: str) -> None:
+    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
         ended = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": stamp(), "startedAt": stamp()}}
         self._move(here, name, status("Failed", plan, ended))
         self._over.set()
 
-    def _move(self, here: Api, name: str, status: Said) -> None:
+    def _move(self, here: Client, name: str, status: Said) -> None:
         found = here.read("v1", "Pod", name)
         assert found
         self._server.put({**found, "apiVersion": "v1", "kind": "Pod", "status": status})
@@ -187,7 +187,7 @@ def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
 def started(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
-    plan = create.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
     return submit(plan, profile.deadlines)
 
 
@@ -195,7 +195,7 @@ def measure(show: Any, handle: Handle, place: Real | Fake) -> None:
     """Let the pods stand, warn of each, let them run, end one; what the launcher says of itself meanwhile."""
     plan = handle.plan
     assert isinstance(plan, ManifestPlan)
-    here, command = api(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
+    here, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdin
         assert child.stdout
@@ -236,13 +236,13 @@ def report(show: Any, said: Said) -> None:
     print(f"  {said['cause']}: {said['sentence'][:150]}", *said["why"], sep="\n  ", flush=True)
 
 
-def all_pods(here: Api, plan: ManifestPlan) -> list[Said]:
+def all_pods(here: Client, plan: ManifestPlan) -> list[Said]:
     """The pods, once all are there."""
     found = here.items("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
     return found if len(found) >= len(plan.nodes) else []
 
 
-def warn(here: Api, pods: list[Said]) -> None:
+def warn(here: Client, pods: list[Said]) -> None:
     """A warning about each pod, as a kubelet gives it that waits for a volume."""
 
     def make(pod: Said) -> None:
@@ -258,7 +258,7 @@ def warn(here: Api, pods: list[Said]) -> None:
         list(pool.map(make, pods))
 
 
-def failed_at(here: Api, name: str) -> float:
+def failed_at(here: Client, name: str) -> float:
     """When a bare watch of the pod sees that it failed."""
     query = {"watch": "1", "fieldSelector": f"metadata.name={name}"}
     for line in here.stream(here.path("v1", "Pod"), query, PATIENCE_S):
@@ -300,7 +300,7 @@ def child() -> None:
     """Wait for the job, and end it as the line does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
-    timed, ends = Timed(explain), list[float]()
+    timed, ends = Timed(explain_no_progress), list[float]()
     vars(diagnose)["explain"] = timed
     note = ClusterWatch.note
 

@@ -23,8 +23,8 @@ def lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
     spec = {"holderIdentity": "elsewhere:/runs", "leaseDurationSeconds": 1800, "renewTime": stamp(ago)}
     about = {"name": run, "labels": {"torchyard/run": run, **changes.get("labels", {})}, "annotations": told}
     return {
-        "apiVersion": lease_record.API,
-        "kind": lease_record.KIND,
+        "apiVersion": lease_record.LEASE_API,
+        "kind": lease_record.LEASE_KIND,
         "metadata": about,
         "spec": spec | changes.get("spec", {}),
     }

@@ -170,7 +170,7 @@ def stamped(tick: int) -> str:
 
 def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
     """Each moment by what has changed in it, with the state and reason that are read from it."""
-    read = registry.launcher(case["launcher"]).read_status
+    read = registry.load_launcher(case["launcher"]).read_status
     ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
     ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
     before: Seen = {}
@@ -235,7 +235,7 @@ def recorded(name: str, made: Case) -> list[Recorded]:
 
 def newer(old: Case, made: Case) -> Case:
     """A new recording; with the moments of the old one where it says the same: no two have all moments alike."""
-    read = registry.launcher(made["launcher"]).read_status
+    read = registry.load_launcher(made["launcher"]).read_status
     again = [read(each.observed) for each in recorded("", old)]
     moments = [
         {**moment, "expected": status.state, "reason": status.reason}

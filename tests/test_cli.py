@@ -11,7 +11,7 @@ import yaml
 from tests.conftest import Write
 from torchyard.cli.main import main
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, profiles
+from torchyard.loading.profile import ROOT, list_profiles
 from torchyard.model.plan import CommandPlan
 
 
@@ -69,18 +69,18 @@ def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     """Every profile has a line with what it is about."""
     assert main(["profiles"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(profiles())
+    assert [line.split()[0] for line in lines] == list(list_profiles())
 
 
 def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
     """The schema's keys are those of the profiles, and each launcher's options are in it."""
     main(["schema"])
     schema = json.loads(capsys.readouterr().out)
-    for path in profiles().values():
+    for path in list_profiles().values():
         assert yaml.safe_load(path.read_text()).keys() <= schema["properties"].keys()
     options = {each["if"]["properties"]["launcher"]["const"]: each["then"]["properties"] for each in schema["allOf"]}
     for name, each in options.items():
-        assert each["options"]["properties"].keys() == registry.launcher(name).Options.model_fields.keys()
+        assert each["options"]["properties"].keys() == registry.load_launcher(name).Options.model_fields.keys()
 
 
 def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,12 +3,12 @@
 import pytest
 
 from tests.api_contract import ApiContract
-from torchyard.kube.client import Api
+from torchyard.kube.client import Client
 
 
 class TestFakeApi(ApiContract):
     """The contract, on the fake server."""
 
     @pytest.fixture
-    def server(self, fake_server: Api) -> Api:
+    def server(self, fake_server: Client) -> Client:
         return fake_server

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.shape import bodies, modules, p90
-from torchyard.launchers.registry import launcher, launchers
+from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.loading.profile import ROOT
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 
 
 @pytest.mark.parametrize("folder", ["flows", "tasks"])
@@ -27,9 +27,9 @@ def test_no_flow_shadows_a_library(path: Path) -> None:
 
 def test_no_noun_passes_for_a_mapping() -> None:
     """Prefect copies what a step is given by `dict(noun)`, which would call a field named `keys`."""
-    for name in launchers():
-        launcher(name)
-    nouns = [Noun]
+    for name in list_launchers():
+        load_launcher(name)
+    nouns = [FrozenModel]
     for each in nouns:
         nouns += each.__subclasses__()
     assert len(nouns) > 50
@@ -56,7 +56,7 @@ def test_design_names_every_module() -> None:
     text = (ROOT / "docs" / "design.md").read_text()
     files = [path for folder in ("tasks", "torchyard", "flows", "scripts") for path in (ROOT / folder).rglob("*.py")]
     named = {path.name for path in files if path.stem != "__init__"}
-    schedulers = {f"{name}.py" for name in launchers()}
+    schedulers = {f"{name}.py" for name in list_launchers()}
     readers = {path.name for path in (ROOT / "torchyard/metrics").glob("*.py")}
     assert sorted(name for name in named - schedulers - readers - {"keep.py"} if name not in text) == []
 

@@ -15,11 +15,11 @@ from tests.test_line import labelled_with
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import FolderError, HostError, LeftError
 from torchyard.model.run import End
-from torchyard.run.folder import all_runs
+from torchyard.run.folder import list_run_folders
 from torchyard.run.reporter import LocalReporter
-from torchyard.run.resume import may_run, submitted_at
+from torchyard.run.resume import find_submission_time, has_possible_job
 from torchyard.run.runner import Runner
-from torchyard.run.signals import Hold
+from torchyard.run.signals import SignalHold
 from torchyard.steps.submit import submit
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
@@ -48,7 +48,7 @@ def joined(*lives: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_journal_tells_whether_a_job_may_run(lives: list[list[dict[str, Any]]], at: float | None, runs: bool) -> None:
     """One that was submitted by an earlier process, and neither torn down nor ended since."""
     events = joined(*lives)
-    assert (submitted_at(events), may_run(events)) == (at, runs)
+    assert (find_submission_time(events), has_possible_job(events)) == (at, runs)
 
 
 @pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])
@@ -63,9 +63,9 @@ def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exc
 
     if runs:
         with pytest.raises(LeftError):
-            line.protect(work, Hold())
+            line.protect(work, SignalHold())
     else:
-        assert line.protect(work, Hold())[0] == "failed"
+        assert line.protect(work, SignalHold())[0] == "failed"
 
 
 def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytes
 
     monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(wait=fault))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     try:
         assert (state.name, folder.report(), folder.last("end")) == ("Crashed", None, {})
         assert "a fault of ours" in folder.last("left")["sentence"]

@@ -9,16 +9,24 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load, plan_of
-from torchyard.cluster.checks.cluster import started_with
+from torchyard.cluster.checks.cluster import _has_flag
 from torchyard.machines.checks import check_hosts
 from torchyard.model.errors import PreflightError
-from torchyard.model.requirements import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
+from torchyard.model.requirements import (
+    Check,
+    FreePort,
+    HostRequirement,
+    Package,
+    Processors,
+    ProgramFile,
+    WritableFolder,
+)
 from torchyard.steps.preflight import preflight
 
 TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
 
 
-def only(need: HostNeed) -> Check:
+def only(need: HostRequirement) -> Check:
     (found,) = check_hosts([need])
     return found
 
@@ -114,4 +122,4 @@ def test_error_survives_pickle() -> None:
 def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], found: bool) -> None:
     """A flag may be one word or two; `none` is as good as no flag."""
     deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
-    assert started_with(deployment, "--gang") is found
+    assert _has_flag(deployment, "--gang") is found

@@ -8,7 +8,7 @@ import pytest
 from tenacity import stop_after_delay
 
 from tests.conftest import Write, command_plan_of, load, plan_of
-from torchyard.host.processes import labelled
+from torchyard.host.processes import find_labelled
 from torchyard.machines import store
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import CommandPlan
@@ -43,17 +43,17 @@ def etcd_argv(plan: CommandPlan) -> list[str]:
 def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
     """The run's own etcd answers on /v2/keys, and teardown leaves neither process nor port."""
     assert ensure_rendezvous(plan) == plan.probe
-    assert labelled(f"{plan.label}etcd")
+    assert find_labelled(f"{plan.label}etcd")
     assert teardown(plan) == ()
-    assert not labelled(f"{plan.label}etcd")
+    assert not find_labelled(f"{plan.label}etcd")
 
 
 def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
     """Asking again starts no second etcd."""
     ensure_rendezvous(plan)
-    before = labelled(f"{plan.label}etcd")
+    before = find_labelled(f"{plan.label}etcd")
     ensure_rendezvous(plan)
-    assert labelled(f"{plan.label}etcd") == before
+    assert find_labelled(f"{plan.label}etcd") == before
 
 
 def test_store_without_v2_is_told_at_once(plan: CommandPlan) -> None:
@@ -75,9 +75,9 @@ def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     absent = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
-    prove = store._prove.retry_with(stop=stop_after_delay(0.1))
+    prove = store._await_store.retry_with(stop=stop_after_delay(0.1))
     assert absent.probe
-    with pytest.raises(store.NotYetError, match="refused"):
+    with pytest.raises(store.StoreNotReadyError, match="refused"):
         prove(absent.probe, None, None)
 
 

@@ -15,7 +15,7 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reporter
-from tasks.flow_states import asking, ended, tell
+from tasks.flow_states import final_state, open_bounded_client, report_state
 from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.waiting import until
@@ -155,7 +155,7 @@ def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: Server) ->
     """A guard's call is made once, where Prefect's own client would repeat it for a minute: the guard looks again."""
     server.status = 503
     server.answering.set()
-    with asking() as client, pytest.raises(HTTPStatusError):
+    with open_bounded_client() as client, pytest.raises(HTTPStatusError):
         client.read_flow_run(UUID(RUN_ID))
     assert server.asked == 1
 
@@ -165,5 +165,5 @@ def test_end_is_told_again_to_a_prefect_that_was_busy(server: Server) -> None:
     server.status = 503
     server.answering.set()
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
-    tell(RUN_ID, ended("swept", "it was lost"))
+    report_state(RUN_ID, final_state("swept", "it was lost"))
     assert server.set_to == ["Swept"]

@@ -17,16 +17,16 @@ import pytest
 from tests import sshd
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.sshd import Hosts, until
-from torchyard.machines.job_watch import Watch
-from torchyard.machines.staging import latest
-from torchyard.model.errors import HostError, OwnedError
+from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.staging import find_last_attempt
+from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Collected, Outcome
 from torchyard.run.folder import RunFolder
-from torchyard.run.takeover import adopt
+from torchyard.run.takeover import adopt_run
 from torchyard.steps.collect import collect
-from torchyard.steps.preflight import findings
+from torchyard.steps.preflight import run_checks
 from torchyard.steps.rendezvous import ensure_rendezvous
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
@@ -284,14 +284,14 @@ def test_run_goes_on_from_another_machine(planned: Planned, thought: Planned, ho
     submit(first, Deadlines())
     until(lambda: "is held by this run" in told(second), 30)
     hosts.forget()
-    assert (failures(second), latest(second)) == ("", 1)
+    assert (failures(second), find_last_attempt(second)) == ("", 1)
     handle = submit(second, Deadlines())
     (tmp_path / "enough").touch()
     assert (handle.created, wait(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
 
 
 def told(plan: CommandPlan) -> str:
-    return "\n".join(each.detail for each in findings(plan))
+    return "\n".join(each.detail for each in run_checks(plan))
 
 
 def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: Write, tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: W
     options = {"hosts": [block.host for block in plan.on]}
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
-    adopt(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
+    adopt_run(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
     assert (folder.attempts(), folder.last("start")["first"]) == ([2], 1)
 
 
@@ -310,10 +310,10 @@ def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Plann
     """While one machine carries a run, another one is refused with its name, for this attempt and for the next."""
     plan = planned(args=["60"])
     submit(plan, Deadlines())
-    with Watch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
+    with ProcessWatch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, thought(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.changes(0.1) is None or second.done(), 30)
-        with pytest.raises(OwnedError, match=rf"is carried by {socket.gethostname()}:.*/run#\w+; this process ends"):
+        with pytest.raises(RunInUseError, match=rf"is carried by {socket.gethostname()}:.*/run#\w+; this process ends"):
             second.result()
 
 
@@ -322,7 +322,7 @@ def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planne
     first = submit(planned(args=["60"]), Deadlines())
     hosts.forget()
     submit(thought(args=["60"], run="elsewhere"), Deadlines())
-    with pytest.raises(OwnedError, match=r"/elsewhere#\w+; this process ends"):
+    with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process ends"):
         wait(first)
 
 
@@ -330,7 +330,9 @@ def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planne
 
 
 def failures(plan: CommandPlan) -> str:
-    return "\n".join(f"{each.need}: {each.detail} {each.remedy}" for each in findings(plan) if each.verdict == "failed")
+    return "\n".join(
+        f"{each.need}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
+    )
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -385,7 +387,7 @@ def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
     plan = planned(args=["60"])
     submit(plan, Deadlines())
     shutil.rmtree(hosts.folder / "host-a" / ".torchyard")
-    with Watch(plan.on) as watch:
+    with ProcessWatch(plan.on) as watch:
         until(lambda: watch.changes(0.1) and all(watch.seen.values()))
         assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
     assert teardown(plan) == ()

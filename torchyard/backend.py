@@ -7,16 +7,16 @@ does not know which one it speaks to. Another kind of plan needs a class with th
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol, Self, assert_never
 
-from torchyard.diagnosis.no_progress import Why
+from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import Check
 from torchyard.model.run import End, Handle, Outcome
 
-Poll = Callable[[], object]
+PollCallback = Callable[[], object]
 
 
-class Watch(Protocol):
+class JobWatch(Protocol):
     """What tells how a job is, wherever it runs. `seen` is current after each `changes`."""
 
     seen: dict[str, Mapping[str, Any]]
@@ -29,16 +29,16 @@ class Watch(Protocol):
     def running_at(self) -> float: ...
     def losing(self) -> dict[str, str]: ...
     def lost(self) -> dict[str, str]: ...
-    def why(self, last: bool = False) -> Why | None: ...
+    def why(self, last: bool = False) -> Diagnosis | None: ...
     def machines(self) -> dict[str, str]: ...
     def known(self) -> bool: ...
     def deaf(self) -> bool: ...
     def note(self, outcome: Outcome) -> None: ...
-    def secure(self, quiet: float, pulse: Poll) -> None: ...
-    def settle(self, quiet: float, pulse: Poll = ...) -> bool: ...
+    def secure(self, quiet: float, pulse: PollCallback) -> None: ...
+    def settle(self, quiet: float, pulse: PollCallback = ...) -> bool: ...
 
 
-class Elsewhere(NamedTuple):
+class RemoteAttempt(NamedTuple):
     """What another machine has done of a run: its latest attempt, and how that ended, where it has.
 
     `facts` are journalled with the beginning of the run here.
@@ -76,7 +76,7 @@ class Backend(Protocol):
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
         """The job, started or adopted. `since`: when an earlier process submitted it; it is only attached to then."""
 
-    def watch(self, on_poll: Poll) -> Watch:
+    def watch(self, on_poll: PollCallback) -> JobWatch:
         """The watch of the job; it is current once it is entered, and calls `on_poll` until then."""
 
     def stop(self) -> None:
@@ -100,7 +100,7 @@ class Backend(Protocol):
     def record_ending(self, end: End, sentence: str) -> None:
         """Write down, where another machine will read it, which end the run is coming to."""
 
-    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> Elsewhere | None:
+    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
         """What another machine has done of this run, which is ours from now on; None where this machine knows it all.
 
         `plan_of` gives the plan of an attempt; `begun` are the attempts that are known here.

@@ -14,7 +14,7 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.server import free_port
+from scripts.server import _find_free_port
 from tests.caller import SERVER
 from torchyard.loading.profile import ROOT
 
@@ -61,7 +61,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         # A port of its own: a worker left by an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, _find_free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.runs = {"worker": folder / "runs", "other": folder / "elsewhere"}
         self.gates = folder / "gates.yaml"

@@ -4,12 +4,12 @@ from typing import Any
 
 from flows.train import train
 from torchyard.model.run import Report
-from torchyard.run.folder import all_runs
+from torchyard.run.folder import list_run_folders
 
 
 def reported() -> Report:
     """The report of the one run of this test."""
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     report = folder.report()
     assert report
     return report

@@ -16,7 +16,7 @@ from tests.caller import CLUSTER, forget_caller
 from tests.cluster import nodes
 from tests.cluster.plane import Plane
 from tests.skips import MAY_SKIP
-from torchyard.kube.client import api
+from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
@@ -60,7 +60,7 @@ def main() -> int:
     os.environ.setdefault(MAY_SKIP, may_skip())
     with cluster():
         try:
-            api(Cluster()).ask("GET", "/version")
+            get_cluster_client(Cluster()).ask("GET", "/version")
         except ClusterError as error:
             print(f"no cluster answers at {os.environ[CLUSTER]}: {error}", file=sys.stderr)
             return 1

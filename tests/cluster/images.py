@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from tests.record_torchrun import options
-from torchyard.pods.etcd import IMAGE as ETCD
+from torchyard.pods.etcd import DEFAULT_IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local

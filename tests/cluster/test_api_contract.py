@@ -3,7 +3,7 @@
 import pytest
 
 from tests.api_contract import ApiContract
-from torchyard.kube.client import Api
+from torchyard.kube.client import Client
 from torchyard.model.profile import Cluster
 
 
@@ -11,5 +11,5 @@ class TestRealApi(ApiContract):
     """The contract, on the cluster's own server."""
 
     @pytest.fixture
-    def server(self, namespace: str) -> Api:
-        return Api(Cluster(namespace=namespace))
+    def server(self, namespace: str) -> Client:
+        return Client(Cluster(namespace=namespace))

@@ -18,7 +18,7 @@ from torchyard.backend import backend_of
 from torchyard.cluster import create as objects
 from torchyard.cluster import delete
 from torchyard.diagnosis import pod_facts
-from torchyard.kube.client import Api
+from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Deadlines
@@ -47,7 +47,7 @@ def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
 
 def running(jobs: Jobs, plan: ManifestPlan) -> bool:
     pods = jobs.labelled(plan, "v1", "Pod")
-    return len(pods) == 2 and all(pod_facts.phase(pod) == "Running" for pod in pods)
+    return len(pods) == 2 and all(pod_facts.read_pod_phase(pod) == "Running" for pod in pods)
 
 
 # --- creating
@@ -75,7 +75,7 @@ def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
     plan, made = jobs.plan(), list[tuple[str, bool]]()
 
     def create() -> None:
-        job, created = objects.create(plan)
+        job, created = objects.create_job(plan)
         made.append((job["metadata"]["uid"], created))
 
     both = [threading.Thread(target=create) for _ in range(2)]
@@ -91,8 +91,8 @@ def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
     """Where the connection breaks after the job was created, and before that was told, there is still one job."""
     plan = jobs.plan(wire)
     wire.cut_after("/jobs?fieldValidation=Strict", -1)
-    server = Api(plan.cluster)
-    job, _ = objects.adopt_or_create(server, plan, plan.main)
+    server = Client(plan.cluster)
+    job, _ = objects._adopt_or_create(server, plan, plan.main)
     assert wire.count("POST ") == 2
     assert [each["metadata"]["uid"] for each in jobs_of(jobs, plan)] == [job["metadata"]["uid"]]
 
@@ -116,8 +116,8 @@ def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
     about = {"name": f"{plan.job}-first", "labels": plan.labels}
     before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
-        objects.create(plan.model_copy(update={"objects": (before, refused)}))
-    assert delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == []
+        objects.create_job(plan.model_copy(update={"objects": (before, refused)}))
+    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -125,7 +125,7 @@ def test_unknown_field_is_refused(jobs: Jobs) -> None:
     plan = jobs.plan()
     plan.main["spec"]["minAvailble"] = 2
     with pytest.raises(ClusterError, match=r'unknown field "spec.minAvailble"'):
-        objects.create(plan)
+        objects.create_job(plan)
 
 
 def test_dry_run_makes_nothing(jobs: Jobs) -> None:
@@ -142,18 +142,18 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
     """The store of a run is ready once it was ensured, and is found again the second time."""
     plan = jobs.plan(profile=ETCD)
     for _ in range(2):
-        objects.serve(plan)
+        objects.create_store(plan)
     (pod,) = jobs.labelled(plan, "v1", "Pod")
-    assert pod_facts.phase(pod) == "Running"
+    assert pod_facts.read_pod_phase(pod) == "Running"
 
 
 def test_store_goes_with_the_job(jobs: Jobs) -> None:
     """Whoever deletes the job by hand takes the store away with it."""
     plan = jobs.plan(profile=ETCD)
-    objects.serve(plan)
-    objects.create(plan)
+    objects.create_store(plan)
+    objects.create_job(plan)
     jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == [])
+    until(lambda: delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == [])
 
 
 # --- removing
@@ -163,11 +163,11 @@ def test_store_goes_with_the_job(jobs: Jobs) -> None:
 def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     """After the teardown of a running job no object of any kind carries its labels."""
     plan = jobs.plan(profile=profile)
-    objects.serve(plan)
-    objects.create(plan)
+    objects.create_store(plan)
+    objects.create_job(plan)
     until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
     assert teardown(plan) == ()
-    assert delete.found(jobs.server, delete.kinds(jobs.server), plan.labels) == []
+    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
@@ -222,7 +222,7 @@ def held(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stuck is named, with what holds it, within the grace and a bounded time."""
-    monkeypatch.setattr(delete, "GOING", -12.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(left.startswith(pod) for left in teardown(held))
 
@@ -241,7 +241,7 @@ def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         jobs.more = {"nodes": 1, "hardware": None, "fabric": None, **keys}
         jobs.more["pod.node_selector"] = {"dead": name}
         made = jobs.plan()
-        objects.create(made)
+        objects.create_job(made)
         until(lambda: [pod for pod in jobs.labelled(made, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
         report(jobs, path, "False", {})
         return made
@@ -260,7 +260,7 @@ def test_pod_on_a_dead_node_is_told(
     jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod whose node does not confirm its end is named with its node, and left as it is."""
-    monkeypatch.setattr(delete, "GOING", -9.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     plan = deserted()
     (pod, *_) = sorted(teardown(plan), key=lambda each: not each.startswith("Pod"))
     assert "does not confirm its end" in pod
@@ -270,7 +270,7 @@ def test_pod_on_a_dead_node_is_told(
 
 def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the profile says force, a pod goes whose node is known to be dead."""
-    monkeypatch.setattr(delete, "GOING", -9.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     assert teardown(deserted(on_stuck_pod="force")) == ()
 
 

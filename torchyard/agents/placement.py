@@ -8,13 +8,13 @@ from typing import Annotated, NamedTuple
 
 from pydantic import BeforeValidator, Field, WithJsonSchema
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.plan import THIS_MACHINE, Site
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
 
-class Host(Noun):
+class Host(FrozenModel):
     """A host entry: `gpu1`, `me@gpu1` or an alias of the ssh configuration is short for {host: it}."""
 
     host: str = Field(pattern=r"^[^\s-]\S*$", description="what ssh calls it; localhost is this machine")
@@ -32,19 +32,19 @@ class Host(Noun):
         return self.address or ("127.0.0.1" if self.here else self.host.rpartition("@")[2])
 
 
-def read_host(value: object) -> object:
+def _read_host(value: object) -> object:
     return {"host": value} if isinstance(value, str) else value
 
 
-NAMED = {"host": {"type": "string"}, "address": {"type": "string"}}
-OBJECT = {"type": "object", "properties": NAMED, "required": ["host"], "additionalProperties": False}
-Entry = Annotated[Host, BeforeValidator(read_host), WithJsonSchema({"anyOf": [{"type": "string"}, OBJECT]})]
+_HOST_PROPERTIES = {"host": {"type": "string"}, "address": {"type": "string"}}
+_HOST_SCHEMA = {"type": "object", "properties": _HOST_PROPERTIES, "required": ["host"], "additionalProperties": False}
+_HostEntry = Annotated[Host, BeforeValidator(_read_host), WithJsonSchema({"anyOf": [{"type": "string"}, _HOST_SCHEMA]})]
 
 
-class Options(Noun):
+class Options(FrozenModel):
     """What only this launcher knows."""
 
-    hosts: tuple[Entry, ...] = Field(
+    hosts: tuple[_HostEntry, ...] = Field(
         (),
         description="one entry an agent, then spares: what ssh calls a host, or {host, address}; else this machine",
     )
@@ -62,7 +62,7 @@ class Options(Noun):
     etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of an etcd of yours, for etcd-v2")
 
 
-class Seat(NamedTuple):
+class Placement(NamedTuple):
     """Where one agent lives. The paths are its host's; those of a site begin with the site's folder."""
 
     host: Host
@@ -73,53 +73,53 @@ class Seat(NamedTuple):
     site: Site | None
 
 
-def seats(profile: Profile, run: Run, options: Options) -> tuple[Seat, ...]:
+def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placement, ...]:
     """A seat a node, or fewer where too few hosts are left."""
     named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
     hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
     first: dict[str, int] = {}
     for node, each in enumerate(hosts):
         first.setdefault(each.host, node)
-    office = Office(profile, run, options)
+    office = _PlacementFactory(profile, run, options)
     return tuple(office.here(host) if host.here else office.there(host, first[host.host]) for host in hosts)
 
 
-class Office(NamedTuple):
+class _PlacementFactory(NamedTuple):
     """Gives out the seats of one attempt."""
 
     profile: Profile
     run: Run
     options: Options
 
-    def here(self, host: Host) -> Seat:
+    def here(self, host: Host) -> Placement:
         """A seat on this machine, where everything is at its place already."""
         folder = f"{self.run.folder}/attempt-{self.run.attempt}"
         checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
-        return Seat(host, folder, checkpoints, str(self.profile.program), python, None)
+        return Placement(host, folder, checkpoints, str(self.profile.program), python, None)
 
-    def there(self, host: Host, first: int) -> Seat:
+    def there(self, host: Host, first: int) -> Placement:
         """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
         profile, run, options = self
-        work, inside = source(profile, options)
+        work, inside = find_program_source(profile, options)
         site = Site(
             host=host.host,
             folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
             python=options.keeper_python,
             work=work,
             files=f"{run.folder}/attempt-{run.attempt}/node-{first}/files",
-            before=before(run),
+            before=_previous_folders(run),
         )
         program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
-        return Seat(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
+        return Placement(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
 
 
-def before(run: Run) -> tuple[str, ...]:
+def _previous_folders(run: Run) -> tuple[str, ...]:
     """Where the attempt before has left checkpoints, on any node: a spare may have taken a host's place since."""
     past = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
     return (f"{past}/node-*/files", run.folder) if run.attempt > 1 else ()
 
 
-def source(profile: Profile, options: Options) -> tuple[str | None, str]:
+def find_program_source(profile: Profile, options: Options) -> tuple[str | None, str]:
     """What is copied, and the program's place in it; it begins with `..` where it is outside."""
     program = Path(str(profile.program))
     if options.program_there:

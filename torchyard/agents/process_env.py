@@ -3,25 +3,25 @@
 import re
 from typing import Any, assert_never
 
-from torchyard.agents.torchrun import LOCAL_ADDR, Place
+from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE, JobNode
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
-NODE = "TORCHYARD_NODE"
-GIVEN = re.compile(r"\{(\w+)\}")
+NODE_VARIABLE = "TORCHYARD_NODE"
+_PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
-def literal(text: str) -> str:
+def escape_dollars(text: str) -> str:
     """The text as the kubelet makes it the same again: it takes `$(NAME)` for a variable, and `$$` for one `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def written(text: str, place: Place) -> str:
+def command_word(text: str, place: JobNode) -> str:
     """A text of the profile's as a word of a command: in pods the kubelet reads every word."""
-    return literal(text) if isinstance(place.node, str) else text
+    return escape_dollars(text) if isinstance(place.node, str) else text
 
 
-def arguments(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
+def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     """The program's arguments, with what it is told in the place of `{nodes}`, `{node_rank}` and the like."""
     told = {
         "nodes": str(profile.nodes),
@@ -30,17 +30,17 @@ def arguments(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
         "node_rank": place.rank,
         "master_addr": place.endpoint.address,
         "master_port": str(place.endpoint.port),
-        "rendezvous": url(profile, run, place),
+        "rendezvous": _init_method_url(profile, run, place),
     }
-    given = (written(each, place) for each in profile.args)
-    return tuple(GIVEN.sub(lambda found: told.get(found[1], found[0]), each) for each in given)
+    given = (command_word(each, place) for each in profile.args)
+    return tuple(_PLACEHOLDER.sub(lambda found: told.get(found[1], found[0]), each) for each in given)
 
 
-def url(profile: Profile, run: Run, place: Place) -> str:
+def _init_method_url(profile: Profile, run: Run, place: JobNode) -> str:
     """Where a program without an agent meets: what torch calls its init_method."""
     match profile.rendezvous:
         case "file":
-            return f"file://{written(meeting_file(profile, run, run.attempt), place)}"
+            return f"file://{command_word(rendezvous_file(profile, run, run.attempt), place)}"
         case "env":
             return "env://"
         case "static" | "c10d" | "etcd-v2":
@@ -49,12 +49,12 @@ def url(profile: Profile, run: Run, place: Place) -> str:
             assert_never(profile.rendezvous)
 
 
-def meeting_file(profile: Profile, run: Run, attempt: int) -> str:
+def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
     """A file of the attempt's own: torch waits for ever in one that another attempt has used."""
     return f"{profile.shared_file}.{run.name(profile)}-{attempt}"
 
 
-def environment(profile: Profile, place: Place) -> dict[str, str]:
+def program_environment(profile: Profile, place: JobNode) -> dict[str, str]:
     """What a program without an agent is told, be it one process or many: RANK is that of its node."""
     if profile.starter != "none":
         return {}
@@ -66,11 +66,14 @@ def environment(profile: Profile, place: Place) -> dict[str, str]:
     }
 
 
-def pod_environment(profile: Profile, place: Place, index: str) -> list[dict[str, Any]]:
+def pod_environment(profile: Profile, place: JobNode, index: str) -> list[dict[str, Any]]:
     """The same in a pod, after TORCHYARD_NODE, which the kubelet reads from the field `index` of the pod.
 
     An agent is told the pod's own address here, because older ones end at an option that they do not know.
     """
-    node = {"name": NODE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
-    own = {LOCAL_ADDR: place.address} if place.address and profile.starter != "none" else {}
-    return [node, *({"name": name, "value": value} for name, value in {**own, **environment(profile, place)}.items())]
+    node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
+    own = {LOCAL_ADDR_VARIABLE: place.address} if place.address and profile.starter != "none" else {}
+    return [
+        node,
+        *({"name": name, "value": value} for name, value in {**own, **program_environment(profile, place)}.items()),
+    ]

@@ -8,7 +8,7 @@ from shlex import quote
 
 # Builtins alone: an image need not have grep. No `$(` and no `$$`: the kubelet would read them as its own.
 # A slot that is empty, or of another network namespace, cannot be read: the kernel answers EINVAL.
-FIND = """\
+_FIND_GID_FUNCTIONS = """\
 gid_read() { read -r gid_line 2>/dev/null <"$1"; }
 gid_fits() {
   gid_read "$1/gids/$2" || return 1
@@ -49,7 +49,7 @@ gid_find() {
 """
 
 
-def find_gid(hca: str, root: str = "/sys") -> str:
+def gid_script(hca: str, root: str = "/sys") -> str:
     """Lines that export NCCL_IB_GID_INDEX where one index is right for all of `hca`'s active ports.
 
     `hca` is as in NCCL_IB_HCA: prefixes with commas between, or exact names after `=`; each may have a `:port`.
@@ -57,10 +57,12 @@ def find_gid(hca: str, root: str = "/sys") -> str:
     pod's own interfaces. Where nothing or more than one index is right, one line on stderr tells what each port has.
     An index that is set already, by whomever, is left as it is.
     """
-    return f'{FIND}[ -n "${{NCCL_IB_GID_INDEX+set}}" ] || gid_find {" ".join(ports(hca, root))}\n'
+    return (
+        f'{_FIND_GID_FUNCTIONS}[ -n "${{NCCL_IB_GID_INDEX+set}}" ] || gid_find {" ".join(_port_patterns(hca, root))}\n'
+    )
 
 
-def ports(hca: str, root: str) -> list[str]:
+def _port_patterns(hca: str, root: str) -> list[str]:
     """Patterns of the ports' folders."""
     found = []
     for each in hca.removeprefix("=").split(","):

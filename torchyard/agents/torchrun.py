@@ -4,21 +4,21 @@ import re
 import zlib
 from typing import NamedTuple
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
-JOINED = "Rendezvous complete for workers"
-ZERO = "[default0]:"  # what --tee writes before a line of local rank 0
+_JOINED_TEXT = "Rendezvous complete for workers"
+LOCAL_RANK_0_PREFIX = "[default0]:"  # what --tee writes before a line of local rank 0
 # What a raw line must hold to be one of local rank 0, or to say a node's rank.
-ZERO_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
-GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
-WORKER = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
-LOCAL_ADDR = "PET_LOCAL_ADDR"  # what torchrun's parser takes for --local_addr, where it knows that option
+LOCAL_RANK_0_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
+_GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
+_WORKER_LINE = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # what torchrun's parser takes for --local_addr, where it knows that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
 
-class Endpoint(Noun):
+class Endpoint(FrozenModel):
     """Where the nodes meet."""
 
     address: str
@@ -28,7 +28,7 @@ class Endpoint(Noun):
         return f"{self.address}:{self.port}"
 
 
-class Place(NamedTuple):
+class JobNode(NamedTuple):
     """A node in its job: `node` is its rank or, in pods that are all alike, the variable that holds it."""
 
     endpoint: Endpoint
@@ -46,7 +46,7 @@ def first_port(run: Run) -> int:
     return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
 
 
-def options(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
+def agent_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling.
 
     A pod's image may have any torch: it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0, which
@@ -58,17 +58,17 @@ def options(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
         f"--nproc_per_node={profile.processes}",
         "--max_restarts=0",
         "--tee=3",
-        *meeting(profile, run, place),
+        *_rendezvous_options(profile, run, place),
         *((f"--local_addr={place.address}",) if own else ()),
     )
 
 
-def meeting(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
+def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     """How a node finds the others. Only static looks at the node rank; the others rank by arrival."""
     endpoint = place.endpoint
     if profile.rendezvous == "static":
         fixed = (f"--node_rank={place.rank}", f"--master_addr={endpoint.address}", f"--master_port={endpoint.port}")
-        return ("--rdzv_backend=static", *fixed, f"--rdzv_conf=timeout={patience(profile)}")
+        return ("--rdzv_backend=static", *fixed, f"--rdzv_conf=timeout={join_timeout(profile)}")
     common = (
         f"--rdzv_backend={profile.rendezvous}",
         f"--rdzv_endpoint={endpoint}",
@@ -77,7 +77,7 @@ def meeting(profile: Profile, run: Run, place: Place) -> tuple[str, ...]:
     if profile.rendezvous == "c10d" and isinstance(place.node, str):
         return common  # the pod's prelude says which one is the host
     host = f",is_host={int(place.node == 0)}" if profile.rendezvous == "c10d" else ""
-    return (*common, f"--rdzv_conf=join_timeout={patience(profile)}{host}")
+    return (*common, f"--rdzv_conf=join_timeout={join_timeout(profile)}{host}")
 
 
 def rendezvous_id(profile: Profile, run: Run) -> str:
@@ -85,23 +85,23 @@ def rendezvous_id(profile: Profile, run: Run) -> str:
     return run.job(profile)
 
 
-def patience(profile: Profile) -> str:
+def join_timeout(profile: Profile) -> str:
     """Seconds that a node waits for the others."""
     return str(int(profile.deadlines.start) or 1)
 
 
-def read_joined(text: str) -> bool:
+def has_joined(text: str) -> bool:
     """Whether an agent's line says that its node has joined. Needs LOGLEVEL=INFO."""
-    return JOINED in text
+    return _JOINED_TEXT in text
 
 
 def read_group_rank(text: str) -> int | None:
     """The rank that the rendezvous gave a node; the node of group rank 0 has global rank 0."""
-    match = GROUP_RANK.search(text)
+    match = _GROUP_RANK.search(text)
     return int(match[1]) if match else None
 
 
-def read_worker(text: str) -> tuple[int, str] | None:
+def read_worker_line(text: str) -> tuple[int, str] | None:
     """The local rank that printed a line, and the line as it was printed; None for a line of the agent."""
-    match = WORKER.match(text)
+    match = _WORKER_LINE.match(text)
     return (int(match[1]), match[2]) if match else None

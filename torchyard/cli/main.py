@@ -8,35 +8,35 @@ from typing import Any
 
 import yaml
 
-from torchyard.common.escaping import plain
-from torchyard.common.secrets import check_exposed, masked
+from torchyard.common.escaping import strip_control_codes
+from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
-from torchyard.loading.profile import load_profile, profiles
+from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
-from torchyard.run.folder import runs
+from torchyard.run.folder import runs_folder
 
-TRIAL = "00000000-0000-0000-0000-000000000000"
-FORMS = {"table": catalog.table, "deployments": catalog.deployments}
-SIGN = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
+_TRIAL_RUN_ID = "00000000-0000-0000-0000-000000000000"
+_CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalog.format_deployments}
+_VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
 def main(words: list[str] | None = None) -> int:
     """Exit code 0; 1 where a check or the profile failed, with one clear message on stderr."""
-    asked = parser().parse_args(words)
+    asked = _build_parser().parse_args(words)
     try:
         return int(asked.run(asked))
     except TorchyardError as error:
-        print(plain(str(error)), file=sys.stderr)
+        print(strip_control_codes(str(error)), file=sys.stderr)
         return 1
     except BrokenPipeError:
         return 0
 
 
-def parser() -> argparse.ArgumentParser:
+def _build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="torchyard", description=__doc__)
     verbs = top.add_subparsers(required=True, metavar="VERB")
     made = {}
@@ -46,7 +46,9 @@ def parser() -> argparse.ArgumentParser:
     for name in ("plan", "check", "run"):
         made[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         add_overrides(made[name])
-    made["profiles"].add_argument("--as", dest="form", choices=FORMS, help="README's table; prefect.yaml's entries")
+    made["profiles"].add_argument(
+        "--as", dest="form", choices=_CATALOG_FORMATS, help="README's table; prefect.yaml's entries"
+    )
     for name in ("logs", "attach"):
         made[name].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
     return top
@@ -72,39 +74,39 @@ def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def plan_of(asked: argparse.Namespace) -> Plan:
+def _make_plan(asked: argparse.Namespace) -> Plan:
     profile = load_profile(asked.profile, read_overrides(asked.set))
-    run = Run(id=TRIAL, attempt=1, folder="")
-    return registry.launcher(profile.launcher).plan(
-        profile, run.model_copy(update={"folder": str(runs() / run.name(profile))})
+    run = Run(id=_TRIAL_RUN_ID, attempt=1, folder="")
+    return registry.load_launcher(profile.launcher).plan(
+        profile, run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
     )
 
 
-def show_plan(asked: argparse.Namespace) -> int:
+def _show_plan(asked: argparse.Namespace) -> int:
     """what would run, without running it"""
-    plan = plan_of(asked)
-    dumped = masked(plan.model_dump(mode="json", exclude_none=True))
+    plan = _make_plan(asked)
+    dumped = mask_document(plan.model_dump(mode="json", exclude_none=True))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
-    for found in check_exposed(plan):
+    for found in check_exposed_secrets(plan):
         print(f"{found.need}: {found.detail}; {found.remedy}", file=sys.stderr)
     return 0
 
 
-def show_checks(asked: argparse.Namespace) -> int:
+def _show_checks(asked: argparse.Namespace) -> int:
     """preflight only; exit code 1 where a check failed"""
-    plan = plan_of(asked)
-    from torchyard.steps.preflight import findings
+    plan = _make_plan(asked)
+    from torchyard.steps.preflight import run_checks
 
-    checks = findings(plan)
+    checks = run_checks(plan)
     for found in checks:
         remedy = f"\n        {found.remedy}" if found.remedy else ""
-        print(plain(f"{SIGN[found.verdict]}{found.need}: {found.detail}{remedy}"))
+        print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.need}: {found.detail}{remedy}"))
     failed = sum(found.verdict == "failed" for found in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed")
     return 1 if failed else 0
 
 
-def run(asked: argparse.Namespace) -> int:
+def _run_profile(asked: argparse.Namespace) -> int:
     """the whole line without a server; exit code 1 where the run does not succeed"""
     profile = load_profile(asked.profile, read_overrides(asked.set))
     from torchyard.cli.run import run_profile
@@ -112,19 +114,19 @@ def run(asked: argparse.Namespace) -> int:
     return run_profile(profile)
 
 
-def attach(asked: argparse.Namespace) -> int:
+def _attach_run(asked: argparse.Namespace) -> int:
     """go on with a run of `torchyard run` that has lost its process"""
-    from torchyard.cli.run import attach
+    from torchyard.cli.run import attach_run
 
-    return attach(asked.run_name)
+    return attach_run(asked.run_name)
 
 
-def show_profiles(asked: argparse.Namespace) -> int:
+def _show_profiles(asked: argparse.Namespace) -> int:
     """every profile that can be named"""
     if asked.form:
-        print("\n".join(FORMS[asked.form](catalog.catalog())))
+        print("\n".join(_CATALOG_FORMATS[asked.form](catalog.load_catalog())))
         return 0
-    found = profiles()
+    found = list_profiles()
     width = max(map(len, found), default=0)
     for name, path in found.items():
         try:
@@ -134,14 +136,14 @@ def show_profiles(asked: argparse.Namespace) -> int:
     return 0
 
 
-def show_schema(_: argparse.Namespace) -> int:
+def _show_schema(_: argparse.Namespace) -> int:
     """JSON Schema of a profile, for editors"""
     schema = Profile.model_json_schema()
     schema["properties"].pop("name")
     schema["required"] = [key for key in schema["required"] if key not in ("name", "launcher")]
     schema["anyOf"] = [{"required": ["launcher"]}, {"required": ["values"]}]
-    schema["properties"]["launcher"]["enum"] = registry.launchers()
-    options = {name: registry.launcher(name).Options.model_json_schema() for name in registry.launchers()}
+    schema["properties"]["launcher"]["enum"] = registry.list_launchers()
+    options = {name: registry.load_launcher(name).Options.model_json_schema() for name in registry.list_launchers()}
     for each in options.values():
         schema["$defs"] |= each.pop("$defs", {})  # a reference begins at the root
     schema["allOf"] = [
@@ -152,29 +154,29 @@ def show_schema(_: argparse.Namespace) -> int:
     return 0
 
 
-def show_logs(asked: argparse.Namespace) -> int:
+def _show_logs(asked: argparse.Namespace) -> int:
     """what global rank 0 of a run printed, without the other ranks and the agents"""
     from torchyard.run.folder import RunFolder
-    from torchyard.steps.log_reader import rank_zero
+    from torchyard.steps.log_reader import read_rank_zero
 
-    path = runs() / asked.run_name
+    path = runs_folder() / asked.run_name
     folder = RunFolder(path)
     if not folder.attempts():
-        known = ", ".join(sorted(each.name for each in runs().glob("*") if each.is_dir())) or "none"
-        raise ProfileError(asked.run_name, (f"there is no such run in {runs()}; there are: {known}",))
+        known = ", ".join(sorted(each.name for each in runs_folder().glob("*") if each.is_dir())) or "none"
+        raise ProfileError(asked.run_name, (f"there is no such run in {runs_folder()}; there are: {known}",))
     plan = folder.plans()[-1]
-    safe: Callable[[str], str] = plain if sys.stdout.isatty() else str  # a file or a pipe gets every byte
-    for text in rank_zero(plan):
+    safe: Callable[[str], str] = strip_control_codes if sys.stdout.isatty() else str  # a file or a pipe gets every byte
+    for text in read_rank_zero(plan):
         print(safe(text))
     return 0
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
-    "plan": show_plan,
-    "check": show_checks,
-    "run": run,
-    "attach": attach,
-    "profiles": show_profiles,
-    "schema": show_schema,
-    "logs": show_logs,
+    "plan": _show_plan,
+    "check": _show_checks,
+    "run": _run_profile,
+    "attach": _attach_run,
+    "profiles": _show_profiles,
+    "schema": _show_schema,
+    "logs": _show_logs,
 }

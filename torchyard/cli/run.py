@@ -7,49 +7,51 @@ import uuid
 
 from pydantic import ValidationError
 
-from torchyard.common.log import NAME
+from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
-from torchyard.common.private_files import make_folder, write_text
+from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.model.errors import LeftError, ProfileError
 from torchyard.model.profile import Profile
-from torchyard.run.folder import RunFolder, runs
+from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
-from torchyard.steps.descriptors import raise_limit
+from torchyard.steps.descriptors import raise_file_limit
 
-PROFILE = "profile.json"  # what `attach` goes on with
+_PROFILE_FILE = "profile.json"  # what `attach` goes on with
 
 
 def run_profile(profile: Profile) -> int:
     """Carry a new run to its end. Exit code 0 where it succeeded."""
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
-    make_folder(folder.path)
-    write_text(folder.path / PROFILE, profile.model_dump_json() + "\n")
-    return _carry(Runner(profile, run_id, LocalReporter()))
+    make_private_folder(folder.path)
+    write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json() + "\n")
+    return _carry_run(Runner(profile, run_id, LocalReporter()))
 
 
-def attach(name: str) -> int:
+def attach_run(name: str) -> int:
     """Go on with a run whose launcher was lost; one that has ended tells its end once more."""
-    folder = RunFolder(runs() / name)
+    folder = RunFolder(runs_folder() / name)
     start = folder.last("start") if folder.path.is_dir() else {}
     if not start:
-        known = ", ".join(sorted(each.parent.name for each in runs().glob(f"*/{PROFILE}"))) or "none"
-        raise ProfileError(name, (f"there is no such run in {runs()}; there are: {known}",))
+        known = ", ".join(sorted(each.parent.name for each in runs_folder().glob(f"*/{_PROFILE_FILE}"))) or "none"
+        raise ProfileError(name, (f"there is no such run in {runs_folder()}; there are: {known}",))
     try:
-        profile = Profile.model_validate_json((folder.path / PROFILE).read_bytes())
+        profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
         raise ProfileError(name, (f"Prefect carries it: prefect flow-run retry {start['run']}",)) from error
     except ValidationError as error:
-        raise ProfileError(str(folder.path / PROFILE), (f"it cannot be read: {error.errors()[0]['msg']}",)) from error
+        raise ProfileError(
+            str(folder.path / _PROFILE_FILE), (f"it cannot be read: {error.errors()[0]['msg']}",)
+        ) from error
     count = sum(event["event"] == "start" for event in folder.events()) + 1
-    return _carry(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
+    return _carry_run(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
 
 
-def _carry(runner: Runner) -> int:
+def _carry_run(runner: Runner) -> int:
     gc.enable()  # the short verbs do without (console.py)
     _log_to_terminal()
-    raise_limit()
+    raise_file_limit()
     try:
         end, _ = runner.run()
     except LeftError:
@@ -62,6 +64,6 @@ def _log_to_terminal() -> None:
     handler = logging.StreamHandler(sys.stdout)
     handler.setFormatter(logging.Formatter("%(asctime)s | %(levelname)-7s | %(message)s", "%H:%M:%S"))
     handler.addFilter(SafeText())
-    log = logging.getLogger(NAME)
+    log = logging.getLogger(LOGGER_NAME)
     log.addHandler(handler)
     log.setLevel(logging.INFO)

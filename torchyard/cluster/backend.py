@@ -3,17 +3,17 @@
 import time
 from collections.abc import Callable, Sequence
 
-from torchyard.backend import Elsewhere, Poll
+from torchyard.backend import PollCallback, RemoteAttempt
 from torchyard.cluster import create, delete, lease, takeover
-from torchyard.cluster.checks.cluster import await_door, check_cluster
+from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.cluster.lease_renewal import renewer
-from torchyard.common.log import log
-from torchyard.common.own_trouble import lasting
-from torchyard.diagnosis.host_facts import judge
-from torchyard.diagnosis.pod_facts import seconds
+from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.common.log import get_log
+from torchyard.common.own_trouble import retry_own_trouble_forever
+from torchyard.diagnosis.host_facts import check_fact
+from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import FACTS
-from torchyard.model.errors import OwnedError, TorchyardError
+from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import Check, WritableFolder
@@ -27,60 +27,64 @@ class ClusterBackend:
         self._plan = plan
 
     def locate(self) -> Plan:
-        return create.located(self._plan)
+        return create.resolve_cluster(self._plan)
 
     def reach(self) -> None:
-        await_door(self._plan)
+        await_api_server(self._plan)
 
     def check(self) -> tuple[Check, ...]:
         here = [need for need in self._plan.requires if isinstance(need, WritableFolder)]
-        folders = (judge(need, FACTS[need.kind](need.model_dump())) for need in here)
+        folders = (check_fact(need, FACTS[need.kind](need.model_dump())) for need in here)
         return (*folders, *check_cluster(self._plan))
 
     def prepare(self) -> Plan:
-        return create.permitted(self._plan)
+        return create.drop_forbidden_objects(self._plan)
 
     def start_store(self) -> None:
-        create.serve(self._plan)
+        create.create_store(self._plan)
 
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
         plan = self._plan
-        job, created = create.create(plan) if since is None else lasting(lambda: create.create(plan))
+        job, created = (
+            create.create_job(plan) if since is None else retry_own_trouble_forever(lambda: create.create_job(plan))
+        )
         kind, where, count = plan.main["kind"], plan.cluster.namespace, len(plan.nodes)
-        log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
-        made = seconds(job["metadata"].get("creationTimestamp")) or time.time()  # of one that is gone nobody knows it
+        get_log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
+        made = (
+            parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()
+        )  # of one that is gone nobody knows it
         age = 0.0 if created else max(time.time() - (since or made), 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age=age)
 
-    def watch(self, on_poll: Poll) -> ClusterWatch:
+    def watch(self, on_poll: PollCallback) -> ClusterWatch:
         return ClusterWatch(self._plan, on_poll)
 
     def stop(self) -> None:
-        delete.delete(self._plan, self._plan.main)
+        delete.delete_object(self._plan, self._plan.main)
 
     def remove(self) -> list[str]:
-        return delete.remove(self._plan)
+        return delete.delete_all_objects(self._plan)
 
     def release(self) -> None:
         self.abandon_lease()
-        lease.release(self._plan)
+        lease.release_lease(self._plan)
 
     def check_owner(self) -> None:
-        renewer().check(self._plan)
+        get_renewer().check(self._plan)
 
     def refuse_carried(self) -> None:
-        lease.refuse_carried(self._plan)
+        lease.refuse_held_lease(self._plan)
 
     def abandon_lease(self) -> None:
-        renewer().drop(self._plan)
+        get_renewer().drop(self._plan)
 
     def record_ending(self, end: End, sentence: str) -> None:
         try:
-            lease.tell_ending(self._plan, end, sentence)
-        except OwnedError:
+            lease.record_ending(self._plan, end, sentence)
+        except RunInUseError:
             raise
         except TorchyardError as error:
-            log().debug("the Lease does not say how the run ends: %s", error)
+            get_log().debug("the Lease does not say how the run ends: %s", error)
 
-    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> Elsewhere | None:
-        return takeover.take_over(self._plan, plan_of, begun)
+    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
+        return takeover.take_over_run(self._plan, plan_of, begun)

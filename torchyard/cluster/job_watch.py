@@ -10,28 +10,30 @@ from pathlib import Path
 from typing import Any, Self
 
 from torchyard.cluster import lease
-from torchyard.cluster.diagnose import Lookout
-from torchyard.cluster.lease_renewal import renewer
-from torchyard.cluster.outage import Outage, Trouble
-from torchyard.cluster.pod_logs import Pumps
-from torchyard.cluster.reflector import News, Watcher
-from torchyard.common.log import log
-from torchyard.common.log_lines import follow
-from torchyard.common.own_trouble import Trouble as OwnTrouble
-from torchyard.common.private_files import make_folder, write_text
+from torchyard.cluster.diagnose import ProgressMonitor
+from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.cluster.outage import OutageCause, OutageReporter
+from torchyard.cluster.pod_logs import PodLogs
+from torchyard.cluster.reflector import ObjectChange, Reflector
+from torchyard.common.log import get_log
+from torchyard.common.log_lines import read_new_lines
+from torchyard.common.own_trouble import OwnTrouble
+from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.diagnosis import pod_facts
-from torchyard.diagnosis.deadlines import Arrival
-from torchyard.diagnosis.no_progress import Why
-from torchyard.kube.client import api
+from torchyard.diagnosis.deadlines import ArrivalTimer
+from torchyard.diagnosis.no_progress import Diagnosis
+from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Outcome
 
-FIRST = 86400.0  # seconds that the first look at the job and its pods may take: who gives up would take the job away
-MORE = 10.0  # seconds that is waited for what only tells more
-SAY_S = 30.0  # between two words on logs that take long to read
-SETTLE_S = 0.05  # between two looks at logs that are still being read
-SLICE = 0.5  # a run is ended by an exception in this thread, which a longer sleep would hold up
+_FIRST_LIST_TIMEOUT_S = (
+    86400.0  # seconds that the first look at the job and its pods may take: who gives up would take the job away
+)
+_OPTIONAL_LIST_TIMEOUT_S = 10.0  # seconds that is waited for what only tells more
+_MESSAGE_INTERVAL_S = 30.0  # between two words on logs that take long to read
+_LOG_POLL_INTERVAL_S = 0.05  # between two looks at logs that are still being read
+_LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would hold up
 
 
 class ClusterWatch:
@@ -41,13 +43,13 @@ class ClusterWatch:
         """`pulse` is called every half second while the first look is waited for."""
         self._pulse = pulse
         self.seen: dict[str, Mapping[str, Any]] = {}
-        self._plan, self._api = plan, api(plan.cluster)
-        self._news: queue.Queue[News] = queue.Queue()
+        self._plan, self._api = plan, get_cluster_client(plan.cluster)
+        self._news: queue.Queue[ObjectChange] = queue.Queue()
         self._over = threading.Event()
-        self._pumps = Pumps(self._api, plan)
-        self._lookout, self._machines = Lookout(self._api, plan), dict[str, str]()
-        self._outage, self._own = Outage(), OwnTrouble()
-        self._watchers = [Watcher(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
+        self._pumps = PodLogs(self._api, plan)
+        self._lookout, self._machines = ProgressMonitor(self._api, plan), dict[str, str]()
+        self._outage, self._own = OutageReporter(), OwnTrouble()
+        self._watchers = [Reflector(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
 
     def __enter__(self) -> Self:
         """Everything is listed once before anything is said: an object that is not seen is not there.
@@ -69,16 +71,16 @@ class ClusterWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def _look(self, watcher: Watcher, began: float) -> None:
+    def _look(self, watcher: Reflector, began: float) -> None:
         """Wait for a first look."""
-        while not watcher.looked.wait(SLICE):
+        while not watcher.looked.wait(_LIST_POLL_INTERVAL_S):
             self._outage.tell(self._trouble())
             self._pulse()
             gone = time.monotonic() - began
-            if gone > MORE and not watcher.vital:
+            if gone > _OPTIONAL_LIST_TIMEOUT_S and not watcher.vital:
                 return
-            if gone > FIRST:
-                said = f"no answer for {FIRST:.0f} s: {watcher.trouble or 'it is still looking'}"
+            if gone > _FIRST_LIST_TIMEOUT_S:
+                said = f"no answer for {_FIRST_LIST_TIMEOUT_S:.0f} s: {watcher.trouble or 'it is still looking'}"
                 raise ClusterError(self._api.host, f"list {watcher.kind}", said, 0)
         if watcher.refusal:
             raise watcher.refusal
@@ -88,7 +90,7 @@ class ClusterWatch:
 
         OwnedError where another process has taken the run over.
         """
-        renewer().check(self._plan)
+        get_renewer().check(self._plan)
         self._outage.tell(self._trouble())
         with self._own.endured("follow every log"):
             self._pumps.go_on()
@@ -105,17 +107,17 @@ class ClusterWatch:
 
     def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
         key = f"{kind}/{self._plan.node(name)}" if kind == "Pod" else f"{kind}/{name}"
-        if thing is None and pod_facts.part(self.seen.get(key), "metadata").get("name") != name:
+        if thing is None and pod_facts.get_mapping(self.seen.get(key), "metadata").get("name") != name:
             return  # another pod is that node by now
         before = self.seen.pop(key, None) if thing is None else thing
         if thing is not None:
             self.seen[key] = thing
         if kind == "Pod":
             node = key.partition("/")[2]
-            if before and (thing is None or pod_facts.leaving(thing)):
+            if before and (thing is None or pod_facts.is_being_deleted(thing)):
                 # Kept: the first one that goes may be why the others fail, and is gone by then.
                 self.seen.setdefault(f"Removed/{node}", before)
-            if machine := pod_facts.machine(before or {}):
+            if machine := pod_facts.read_node_name(before or {}):
                 self._machines[node] = machine
             self._pumps.take(node, name, thing)
 
@@ -127,7 +129,7 @@ class ClusterWatch:
         """Whether logs may grow unseen: the API server does not answer, or a log is still to be read."""
         return self._trouble() is not None or self._pumps.deaf()
 
-    def _trouble(self) -> Trouble:
+    def _trouble(self) -> OutageCause:
         """Why the job or its pods are not seen, if so."""
         return next((each.trouble for each in self._watchers if each.vital and each.trouble), None)
 
@@ -136,16 +138,20 @@ class ClusterWatch:
     def note(self, outcome: Outcome) -> None:
         """Write the end down before anything is stopped: whoever comes back must not begin anew."""
         with contextlib.suppress(ClusterError):
-            lease.tell_outcome(self._plan, outcome)
+            lease.record_outcome(self._plan, outcome)
 
     def exits(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal."""
-        codes = pod_facts.exits(self._pods())
+        codes = pod_facts.read_pod_exit_codes(self._pods())
         return {name: 128 - code if code and code > 128 else code for name, code in codes.items()}
 
     def ended_at(self) -> float | None:
         """When the last container exited, by its node's clock."""
-        ends = [pod_facts.ended(pod) for pod in self._pods().values() if pod_facts.exit_code(pod) is not None]
+        ends = [
+            pod_facts.read_container_end(pod)
+            for pod in self._pods().values()
+            if pod_facts.read_pod_exit_code(pod) is not None
+        ]
         return max((end for end in ends if end < float("inf")), default=None)
 
     def losing(self) -> dict[str, str]:
@@ -158,14 +164,14 @@ class ClusterWatch:
 
     def running_at(self) -> float:
         """When the last of the containers began, by its node's clock; 0 where none has."""
-        return max((pod_facts.began(pod) for pod in self._pods().values()), default=0.0)
+        return max((pod_facts.read_container_start(pod) for pod in self._pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
         """The last thing that a pod said."""
-        lines = [line for line, _ in follow(Path(self._plan.folder, node, "log"), 0)]
+        lines = [line for line, _ in read_new_lines(Path(self._plan.folder, node, "log"), 0)]
         return lines[-1].partition(" | ")[2] if lines else "nothing"
 
-    def why(self, last: bool = False) -> Why | None:
+    def why(self, last: bool = False) -> Diagnosis | None:
         """Why the job does not get on, if it does not. `last`: look around once more before it is given up."""
         return self._lookout.why(self.seen, last)
 
@@ -186,21 +192,23 @@ class ClusterWatch:
         # One object a line: indented, those of a thousand pods take seconds and 200 MB of memory.
         said = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in self.seen.items())
         with contextlib.suppress(OSError):
-            make_folder(Path(self._plan.folder))
-            write_text(Path(self._plan.folder, "objects.json"), f"{{\n{said}\n}}\n")
+            make_private_folder(Path(self._plan.folder))
+            write_private_text(Path(self._plan.folder, "objects.json"), f"{{\n{said}\n}}\n")
         return is_whole
 
     def _read_out(self, settling: Callable[[], bool], quiet: float, pulse: Callable[[], object]) -> bool:
         """Whether everything has come before it was given up."""
-        arrival, said_at = Arrival(quiet, time.monotonic()), time.monotonic()
+        arrival, said_at = ArrivalTimer(quiet, time.monotonic()), time.monotonic()
         while settling():
             now = time.monotonic()
             if arrival.is_over(now, self._pumps.received, away=self._trouble() is not None):
                 return False
-            if now - said_at > SAY_S:
+            if now - said_at > _MESSAGE_INTERVAL_S:
                 said_at = now
-                log().info("the job has ended, and its logs are still being read: %d MiB", self._pumps.received >> 20)
-            self.changes(SETTLE_S)
+                get_log().info(
+                    "the job has ended, and its logs are still being read: %d MiB", self._pumps.received >> 20
+                )
+            self.changes(_LOG_POLL_INTERVAL_S)
             pulse()
         return True
 

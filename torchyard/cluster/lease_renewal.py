@@ -5,21 +5,21 @@ import threading
 import time
 
 from torchyard.cluster import lease
-from torchyard.common.log import log
-from torchyard.kube.client import Object
-from torchyard.model.errors import ClusterError, OwnedError
+from torchyard.common.log import get_log
+from torchyard.kube.client import KubeObject
+from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 
-EVERY = 40.0  # seconds between two renewals
-AT_ONCE = 4  # one after the other, hundreds of renewals would take longer than that where the API server is slow
-MAKING = threading.Lock()
+_RENEW_INTERVAL_S = 40.0  # seconds between two renewals
+_THREAD_COUNT = 4  # one after the other, hundreds of renewals would take longer than that where the API server is slow
+_RENEWER_LOCK = threading.Lock()
 
 
-class Renewer:
+class LeaseRenewer:
     """Knows the runs that are carried, and those that another process has taken over."""
 
     def __init__(self) -> None:
-        self._lost: dict[str, OwnedError] = {}
+        self._lost: dict[str, RunInUseError] = {}
         self._due: dict[str, tuple[float, ManifestPlan]] = {}
         self._news = threading.Condition()
 
@@ -27,7 +27,7 @@ class Renewer:
         """Renew a Lease from now on; whoever adds it has just taken it."""
         with self._news:
             self._lost.pop(plan.run, None)
-            self._due[plan.run] = time.monotonic() + EVERY, plan
+            self._due[plan.run] = time.monotonic() + _RENEW_INTERVAL_S, plan
             self._news.notify()
 
     def drop(self, plan: ManifestPlan) -> None:
@@ -44,43 +44,43 @@ class Renewer:
         while True:
             plan = self._next()
             try:
-                lease.renew(plan)
-            except OwnedError as error:
+                lease.renew_lease(plan)
+            except RunInUseError as error:
                 self._lost[plan.run] = error
                 self.drop(plan)
             except ClusterError as error:  # away, or not allowed any more: the watches tell it
-                log().debug("the Lease of %s is not renewed: %s", plan.run, error)
+                get_log().debug("the Lease of %s is not renewed: %s", plan.run, error)
             except Exception:  # this process's own trouble, such as too few descriptors: other runs need this thread
-                log().exception("the Lease of %s is not renewed", plan.run)
+                get_log().exception("the Lease of %s is not renewed", plan.run)
 
     def _next(self) -> ManifestPlan:
         """Wait for the plan whose turn it is."""
         with self._news:
             while True:
                 now = time.monotonic()
-                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + EVERY, None))
+                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + _RENEW_INTERVAL_S, None))
                 if plan and due <= now:
-                    self._due[plan.run] = now + EVERY, plan
+                    self._due[plan.run] = now + _RENEW_INTERVAL_S, plan
                     return plan
                 self._news.wait(due - now)
 
 
-def hold(plan: ManifestPlan) -> Object:
+def hold_lease(plan: ManifestPlan) -> KubeObject:
     """Take a run's Lease, and renew it until the run is over. OwnedError where another living process holds it."""
-    held = lease.take(plan)
-    renewer().add(plan)
+    held = lease.acquire_lease(plan)
+    get_renewer().add(plan)
     return held
 
 
-def renewer() -> Renewer:
+def get_renewer() -> LeaseRenewer:
     """The one of this process, also where two waits begin at once."""
-    with MAKING:
-        return make()
+    with _RENEWER_LOCK:
+        return _start_renewer()
 
 
 @functools.cache
-def make() -> Renewer:
-    made = Renewer()
-    for _ in range(AT_ONCE):
+def _start_renewer() -> LeaseRenewer:
+    made = LeaseRenewer()
+    for _ in range(_THREAD_COUNT):
         threading.Thread(target=made.run, daemon=True, name="leases").start()
     return made

@@ -9,19 +9,19 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import BinaryIO
 
-from torchyard.common.private_files import make_folder, opener
+from torchyard.common.private_files import make_private_folder, open_private_file
 
-OVERLAP = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
-LONGEST = 1 << 20  # bytes of a line; what is longer goes on in a line of its own, with the same stamp
-WINDOW = 1 << 20  # bytes at a log's end that are read first to know its last lines
-SCARCE = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
+_OVERLAP_S = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
+_MAX_LINE_BYTES = 1 << 20  # bytes of a line; what is longer goes on in a line of its own, with the same stamp
+_WINDOW_BYTES = 1 << 20  # bytes at a log's end that are read first to know its last lines
+_SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class GapError(Exception):
     """New lines came, and the newest one of the file had not come again before them."""
 
 
-class Lines:
+class LineSplitter:
     """Cuts what comes from a stream into lines; of a line that does not end, no more than LONGEST is held."""
 
     def __init__(self) -> None:
@@ -37,22 +37,22 @@ class Lines:
         """The lines that are whole by now, without their ends."""
         self._parts.append(data)
         self._size += len(data)
-        if b"\n" not in data and self._size <= LONGEST:
+        if b"\n" not in data and self._size <= _MAX_LINE_BYTES:
             return []
         *whole, rest = self.rest.split(b"\n")
-        whole = [piece for line in whole for piece in pieces(line)] if self._size > LONGEST else whole
-        *more, rest = pieces(rest)
+        whole = [piece for line in whole for piece in _split_long_line(line)] if self._size > _MAX_LINE_BYTES else whole
+        *more, rest = _split_long_line(rest)
         self._parts, self._size = [rest], len(rest)
         return [*whole, *more]
 
 
-def pieces(line: bytes) -> list[bytes]:
+def _split_long_line(line: bytes) -> list[bytes]:
     """A line in pieces of at most LONGEST, each with the line's stamp: the same ones wherever the stream was cut."""
     found = []
-    stamp = line[:64].partition(b" ")[0] + b" " if len(line) > LONGEST else b""
-    while len(line) > LONGEST:
-        found.append(line[:LONGEST])
-        line = stamp + line[LONGEST:]
+    stamp = line[:64].partition(b" ")[0] + b" " if len(line) > _MAX_LINE_BYTES else b""
+    while len(line) > _MAX_LINE_BYTES:
+        found.append(line[:_MAX_LINE_BYTES])
+        line = stamp + line[_MAX_LINE_BYTES:]
     return [*found, line]
 
 
@@ -87,7 +87,7 @@ class Overlap:
         return True
 
 
-class Tail:
+class LogWriter:
     """A log's file. Lines are written as a whole or not at all, and those that are not are counted."""
 
     def __init__(self, path: Path, node: str, begun: bool = True) -> None:
@@ -104,12 +104,12 @@ class Tail:
         self._prefix, self._row, self._returns = b"", self._recent[0], False
         self._is_kept = path.exists()
         if begun and self._is_kept:
-            self._remember(self._plain(line) for line in ending(path))
+            self._remember(self._plain(line) for line in _read_recent_lines(path))
             self.missed = self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
 
     def ask(self, another: bool = False) -> Overlap:
         """What to ask for, and what will come again; of `another` container's log nothing has to."""
-        since = self._newest - OVERLAP if self._newest else 0
+        since = self._newest - _OVERLAP_S if self._newest else 0
         marks = (mark for row in self._recent.values() for mark in row)
         return Overlap(since, marks, None if another else self._last)
 
@@ -132,9 +132,9 @@ class Tail:
     def _write(self, lines: list[bytes]) -> int:
         """Write lines; how many there was no room for."""
         try:
-            left = append(self._path, b"".join(map(self._stamped, lines)))
+            left = _append_lines(self._path, b"".join(map(self._stamped, lines)))
         except OSError as error:
-            if error.errno in SCARCE:
+            if error.errno in _SHORTAGE_ERRNOS:
                 raise
             self.why = error.strerror or str(error)
             return len(lines)
@@ -155,7 +155,7 @@ class Tail:
         if what not in self.missed:
             self.missed.append(what)
             try:
-                append(self._notes, what.encode() + b"\n")
+                _append_lines(self._notes, what.encode() + b"\n")
             except OSError as error:
                 self.why = error.strerror or str(error)
 
@@ -183,16 +183,16 @@ class Tail:
 
     def _turn(self, line: bytes) -> None:
         """Go to the row of a line's second, and forget those that will not be asked for again."""
-        second = read_second(line)
+        second = _read_second(line)
         self._prefix = line[:19]
         self._newest = max(self._newest, second or 0)
-        self._returns = second is not None and second >= self._newest - OVERLAP  # a kubelet's own words do not
-        kept = {each: row for each, row in self._recent.items() if each >= self._newest - OVERLAP}
+        self._returns = second is not None and second >= self._newest - _OVERLAP_S  # a kubelet's own words do not
+        kept = {each: row for each, row in self._recent.items() if each >= self._newest - _OVERLAP_S}
         self._row = kept.setdefault(second or self._newest, array("q"))
         self._recent = kept
 
 
-def read_second(line: bytes) -> int | None:
+def _read_second(line: bytes) -> int | None:
     """The second of a line's stamp, which may have a node's own time zone; None where it has none."""
     try:
         return int(datetime.fromisoformat(line[:64].partition(b" ")[0].decode()).timestamp())
@@ -200,7 +200,7 @@ def read_second(line: bytes) -> int | None:
         return None
 
 
-def ending(path: Path) -> Iterator[bytes]:
+def _read_recent_lines(path: Path) -> Iterator[bytes]:
     """The last lines of a log that an earlier process wrote; half a line, where it was killed, is taken off.
 
     However much was said in its last seconds, no more than a window of it is held.
@@ -208,14 +208,14 @@ def ending(path: Path) -> Iterator[bytes]:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        last, end = last_line(file)
+        last, end = _read_last_line(file)
         begin = end
         while begin > 0:
-            begin = max(begin - WINDOW, 0)
+            begin = max(begin - _WINDOW_BYTES, 0)
             file.seek(begin)
             if begin:
                 file.readline()
-            if spans(file.readline(), last):
+            if _is_beyond_overlap(file.readline(), last):
                 break
         file.seek(begin)
         if begin:
@@ -224,9 +224,9 @@ def ending(path: Path) -> Iterator[bytes]:
             yield file.readline()[:-1]
 
 
-def last_line(file: BinaryIO) -> tuple[bytes, int]:
+def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
     """The last whole line, and where it ends; what is behind it is taken off."""
-    size, window, found = file.seek(0, os.SEEK_END), WINDOW, b""
+    size, window, found = file.seek(0, os.SEEK_END), _WINDOW_BYTES, b""
     while True:
         file.seek(max(size - window, 0))
         found = file.read(window)
@@ -239,17 +239,17 @@ def last_line(file: BinaryIO) -> tuple[bytes, int]:
     return found[begin:end], size - len(found) + end
 
 
-def spans(first: bytes, last: bytes) -> bool:
+def _is_beyond_overlap(first: bytes, last: bytes) -> bool:
     """Whether there is more between two lines than will be asked for again."""
-    begin, end = read_second(first), read_second(last)
-    return begin is not None and end is not None and begin < end - OVERLAP
+    begin, end = _read_second(first), _read_second(last)
+    return begin is not None and end is not None and begin < end - _OVERLAP_S
 
 
-def append(path: Path, lines: bytes) -> int:
+def _append_lines(path: Path, lines: bytes) -> int:
     """Add lines, each of them as a whole or not at all; how many there was no room for."""
     if not path.exists():
-        make_folder(path.parent)
-    with open(path, "ab", buffering=0, opener=opener) as file:
+        make_private_folder(path.parent)
+    with open(path, "ab", buffering=0, opener=open_private_file) as file:
         end = file.tell()
         done = file.write(lines)
         if done == len(lines):

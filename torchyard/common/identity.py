@@ -9,28 +9,28 @@ from pathlib import Path
 
 
 @functools.cache
-def identity(path: str) -> str:
+def holder_identity(path: str) -> str:
     """Who carries a run of this folder, `host:folder#id`: two containers may share the name and the path, never the id.
 
     The id lies beside the runs, so that it is the same in each process that uses them, and after a restart.
     """
     try:
-        return f"{former(path)}#{_read_id(Path(path).parent / '.id')}"
+        return f"{_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
     except OSError:  # no such folder, or no room for it: then host and folder must do
-        return former(path)
+        return _former_identity(path)
 
 
-def former(path: str) -> str:
+def _former_identity(path: str) -> str:
     """The same as the version before wrote it."""
     return f"{socket.gethostname()}:{path}"
 
 
-def holds(who: str, path: str) -> bool:
+def is_holder(who: str, path: str) -> bool:
     """Whether `who` is whoever carries a run from this folder."""
-    return who in (identity(path), former(path))
+    return who in (holder_identity(path), _former_identity(path))
 
 
-def _read_id(file: Path) -> str:
+def _get_or_create_id(file: Path) -> str:
     """The id, made by the first process that asks."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:

@@ -2,8 +2,8 @@
 
 import logging
 
-from torchyard.common.escaping import plain
-from torchyard.common.secrets import mask
+from torchyard.common.escaping import strip_control_codes
+from torchyard.common.secrets import mask_text
 from torchyard.model.errors import TorchyardError
 
 
@@ -14,5 +14,5 @@ class SafeText(logging.Filter):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, TorchyardError):
             record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
-        record.msg, record.args = mask(plain(record.getMessage())), ()
+        record.msg, record.args = mask_text(strip_control_codes(record.getMessage())), ()
         return True

@@ -8,7 +8,7 @@ from pathlib import Path
 from torchyard.model.run import LogLine
 
 BLOCK_BYTES = 1 << 18
-STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
+_LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
 
 
 def read_line(text: str, node: str) -> LogLine:
@@ -21,19 +21,19 @@ def read_line(text: str, node: str) -> LogLine:
     return LogLine(at, node, rest.partition(" | ")[2])
 
 
-def read_log(node: str, path: str) -> Iterator[LogLine]:
+def _read_log(node: str, path: str) -> Iterator[LogLine]:
     """Every line of one node, from its file."""
-    for text, _ in follow(Path(path), 0):
+    for text, _ in read_new_lines(Path(path), 0):
         yield read_line(text, node)
 
 
-def read_text(raw: bytes, node: str) -> str:
+def read_line_text(raw: bytes, node: str) -> str:
     """What a line says behind its stamp."""
-    stamp = STAMP.match(raw)
+    stamp = _LINE_STAMP.match(raw)
     return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
 
 
-def follow(path: Path, offset: int) -> Iterator[tuple[str, int]]:
+def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
     """The whole lines that a growing file has gained since `offset`, each with the offset behind it."""
     try:
         file = path.open("rb")

@@ -21,7 +21,7 @@ from typing import Any
 Json = Any
 
 
-def folder(need: Json) -> Json:
+def probe_folder(need: Json) -> Json:
     """Make the folder and write in it, as the run will; then take away what was not there before."""
     wanted = os.path.abspath(need["path"])
     there = wanted
@@ -37,11 +37,11 @@ def folder(need: Json) -> Json:
     except OSError as error:
         return {"error": "%s: %s" % (error.strerror, error.filename or wanted)}
     finally:
-        remove_empty(wanted, there)
+        _remove_empty_folders(wanted, there)
     return {"free": usage.f_bavail * usage.f_frsize}
 
 
-def remove_empty(path: str, kept: str) -> None:
+def _remove_empty_folders(path: str, kept: str) -> None:
     """Remove the empty folders from `path` upwards, not as far as `kept`."""
     while path != kept:
         try:
@@ -51,18 +51,18 @@ def remove_empty(path: str, kept: str) -> None:
         path = os.path.dirname(path)
 
 
-def file(need: Json) -> Json:
+def probe_file(need: Json) -> Json:
     return {"exists": os.path.isfile(need["path"]), "readable": os.access(need["path"], os.R_OK)}
 
 
-def package(need: Json) -> Json:
+def probe_package(need: Json) -> Json:
     try:
         return {"version": importlib.metadata.version(need["name"])}
     except importlib.metadata.PackageNotFoundError:
         return {"version": None}
 
 
-def port(need: Json) -> Json:
+def probe_port(need: Json) -> Json:
     """Listen for a moment: the only proof that a port can be had."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -72,13 +72,13 @@ def port(need: Json) -> Json:
             listener.bind(("", need["port"]))
             listener.listen()
         except OSError as error:
-            return dict(holder(need["port"], need["label"]), free=False, error=error.strerror)
+            return dict(_find_port_holder(need["port"], need["label"]), free=False, error=error.strerror)
     return {"free": True}
 
 
-def holder(number: int, label: str) -> Json:
+def _find_port_holder(number: int, label: str) -> Json:
     """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it, and if it has the label."""
-    inodes = sockets(number)
+    inodes = _list_listening_sockets(number)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
@@ -92,7 +92,7 @@ def holder(number: int, label: str) -> Json:
     return {"holder": "", "ours": False}
 
 
-def sockets(number: int) -> set[str]:
+def _list_listening_sockets(number: int) -> set[str]:
     """The listening sockets of a port, as /proc/PID/fd names them."""
     found: set[str] = set()
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -107,11 +107,11 @@ def sockets(number: int) -> set[str]:
     return found
 
 
-def processors(need: Json) -> Json:
+def probe_processors(need: Json) -> Json:
     return {"count": len(os.sched_getaffinity(0))}
 
 
-def reaches(need: Json) -> Json:
+def probe_route(need: Json) -> Json:
     """Whether the name is known, and its address routed: no packet is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
@@ -121,11 +121,11 @@ def reaches(need: Json) -> Json:
         return {"error": error.strerror or str(error)}
 
 
-def clock(need: Json) -> Json:
+def probe_clock(need: Json) -> Json:
     return {"now": time.time()}
 
 
-def store(need: Json) -> Json:
+def probe_store(need: Json) -> Json:
     """What a rendezvous store answers, and no proxy in its place."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -137,24 +137,24 @@ def store(need: Json) -> Json:
         return {"error": str(error)}
 
 
-def runai(need: Json) -> Json:
+def probe_runai(need: Json) -> Json:
     """Only on the launcher's machine, where its file is."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
-    from torchyard.host.runai_cli import check
+    from torchyard.host.runai_cli import check_cli
 
-    return check(need)
+    return check_cli(need)
 
 
 FACTS = {
-    "folder": folder,
-    "file": file,
-    "package": package,
-    "port": port,
-    "processors": processors,
-    "reaches": reaches,
-    "clock": clock,
-    "store": store,
-    "runai": runai,
+    "folder": probe_folder,
+    "file": probe_file,
+    "package": probe_package,
+    "port": probe_port,
+    "processors": probe_processors,
+    "reaches": probe_route,
+    "clock": probe_clock,
+    "store": probe_store,
+    "runai": probe_runai,
 }
 
 if __name__ == "__main__":

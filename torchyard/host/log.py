@@ -12,24 +12,24 @@ import sys
 import time
 from typing import BinaryIO
 
-from torchyard.host.state import Glance, note_state, path
+from torchyard.host.state import StateCache, file_path, note_state
 
-ENDED = ("exited", "unkept", "absent")  # nothing is written any more
-LONGEST = 1 << 20  # bytes; a program that never ends its line must not fill the memory
+ENDED_PHASES = ("exited", "unkept", "absent")  # nothing is written any more
+_MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 
 
-class Log:
+class ProcessLog:
     """Appends stamped lines; a disk that is full costs lines, never the job."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
-        self.fd = os.open(path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        self.fd = os.open(file_path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         self.rest, self.lines, self.lost, self.torn, self.error = b"", 0, 0, False, ""
 
     def feed(self, data: bytes) -> None:
         """Write every whole line of `data`; keep the rest for the next call."""
         *whole, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > LONGEST:
+        if len(self.rest) > _MAX_LINE_BYTES:
             whole, self.rest = [*whole, self.rest], b""
         if whole:
             self.write(whole)
@@ -65,23 +65,23 @@ class Log:
             self.lines = 0
 
 
-def recover(folder: str, log: Log) -> None:
+def recover_output(folder: str, log: ProcessLog) -> None:
     """Append what torchrun had on disk but had not printed yet when it was killed; then drop its copy."""
-    if not os.path.isdir(path(folder, "ranks")):
+    if not os.path.isdir(file_path(folder, "ranks")):
         return
-    with open(path(folder, "log"), "rb") as file:
-        printed = collections.Counter(line.partition(b" | ")[2] for line in tail(file))
-    for name in sorted(glob.glob(path(folder, "ranks/*/attempt_*/*/std*.log"))):
+    with open(file_path(folder, "log"), "rb") as file:
+        printed = collections.Counter(line.partition(b" | ")[2] for line in read_tail(file))
+    for name in sorted(glob.glob(file_path(folder, "ranks/*/attempt_*/*/std*.log"))):
         mark = b"[default" + os.path.basename(os.path.dirname(name)).encode() + b"]:"
         with open(name, "rb") as file:
-            for line in tail(file):
+            for line in read_tail(file):
                 printed[mark + line] -= 1
                 if printed[mark + line] < 0:
                     log.write([mark + line])
-    shutil.rmtree(path(folder, "ranks"), ignore_errors=True)
+    shutil.rmtree(file_path(folder, "ranks"), ignore_errors=True)
 
 
-def tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
+def read_tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
     """The whole lines in the last 4 MiB: torchrun is never more than a moment behind."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - size))
@@ -93,13 +93,13 @@ def tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
 # --- the log, read
 
 
-def follow(folder: str, offset: int) -> None:
+def follow_process_log(folder: str, offset: int) -> None:
     """Print the log from a byte on, until all of it is printed; exit 1 where the caller goes before."""
-    glance = Glance(folder)
+    glance = StateCache(folder)
     while True:
-        ended = glance.view()["phase"] in ENDED  # before the last read: nothing is written after it
+        ended = glance.view()["phase"] in ENDED_PHASES  # before the last read: nothing is written after it
         try:
-            with open(path(folder, "log"), "rb") as file:
+            with open(file_path(folder, "log"), "rb") as file:
                 file.seek(offset)
                 shutil.copyfileobj(file, sys.stdout.buffer)
                 offset = file.tell()
@@ -108,16 +108,16 @@ def follow(folder: str, offset: int) -> None:
         sys.stdout.flush()
         if ended:
             return
-        if unheard():
+        if _has_caller_left():
             sys.exit(1)
 
 
-def unheard() -> bool:
+def _has_caller_left() -> bool:
     """Wait a moment; True where the caller is gone."""
-    return hear() is None
+    return read_caller() is None
 
 
-def hear() -> bytes | None:
+def read_caller() -> bytes | None:
     """What the caller has said after a moment; None where it is gone."""
     if not select.select([0], [], [], 0.05)[0]:
         return b""

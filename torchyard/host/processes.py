@@ -17,33 +17,33 @@ import time
 from typing import Any, Iterable
 
 Json = Any
-JOB = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
-KEPT = "TORCHYARD_KEPT"  # the folder of its block
-KILLED_WITHIN_S = 5.0
-BLOCK_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
+JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
+FOLDER_VARIABLE = "TORCHYARD_KEPT"  # the folder of its block
+_KILL_TIMEOUT_S = 5.0
+_PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
 
 def label_of(folder: str) -> str:
     """The label of a block, by where its folder is; empty where that says nothing."""
-    found = BLOCK_FOLDER.search(os.path.abspath(folder))
+    found = _PROCESS_FOLDER.search(os.path.abspath(folder))
     return "/".join(found.groups()) if found else ""
 
 
-def labelled(label: str) -> list[int]:
+def find_labelled(label: str) -> list[int]:
     """The ids of the living processes that carry the label."""
-    mark = ("%s=%s%s" % (JOB, label, "" if label.endswith("/") else "\0")).encode()
-    return [pid for pid in pids() if carries(str(pid), mark)]
+    mark = ("%s=%s%s" % (JOB_VARIABLE, label, "" if label.endswith("/") else "\0")).encode()
+    return [pid for pid in _list_pids() if _has_variable(str(pid), mark)]
 
 
-def pids() -> list[int]:
+def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def carries(pid: str, mark: bytes) -> bool:
-    return b"\0" + mark in b"\0" + read(pid, "environ") + b"\0"
+def _has_variable(pid: str, mark: bytes) -> bool:
+    return b"\0" + mark in b"\0" + _read_proc_file(pid, "environ") + b"\0"
 
 
-def read(pid: object, name: str) -> bytes:
+def _read_proc_file(pid: object, name: str) -> bytes:
     """A file of a process; empty where it has ended (also a zombie's), or is another user's."""
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as file:
@@ -52,18 +52,18 @@ def read(pid: object, name: str) -> bytes:
         return b""
 
 
-def parent(pid: int) -> int:
-    fields = read(pid, "stat").rpartition(b")")[2].split()
+def _read_parent(pid: int) -> int:
+    fields = _read_proc_file(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if len(fields) > 1 else 0
 
 
-def children(pid: int) -> list[int]:
+def list_descendants(pid: int) -> list[int]:
     """The living descendants of a process, the label aside: a program may overwrite its environment."""
-    direct = [int(word) for word in read(pid, "task/%d/children" % pid).split()]
-    return [each for child in direct for each in [child] + children(child)]
+    direct = [int(word) for word in _read_proc_file(pid, "task/%d/children" % pid).split()]
+    return [each for child in direct for each in [child] + list_descendants(child)]
 
 
-def send(pids: Iterable[int], number: int) -> None:
+def send_signal(pids: Iterable[int], number: int) -> None:
     for pid in pids:
         try:
             os.kill(pid, number)
@@ -74,9 +74,9 @@ def send(pids: Iterable[int], number: int) -> None:
 # --- whose they are
 
 
-def kept(pid: int) -> str:
+def _supervised_folder(pid: int) -> str:
     """The folder that a keeper was started for; empty where the process is none."""
-    words = read(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+    words = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
     if len(words) < 3 or os.path.basename(words[-3]) not in ("supervisor.py", "keep.py") or words[-2] != "submit":
         return ""
     try:
@@ -85,30 +85,32 @@ def kept(pid: int) -> str:
         return ""
 
 
-def keepers(found: Iterable[int]) -> list[int]:
+def _find_supervisors(found: Iterable[int]) -> list[int]:
     """The keepers of processes: a keeper has no label, but its process is its child."""
-    return sorted({above for above in map(parent, found) if kept(above)})
+    return sorted({above for above in map(_read_parent, found) if _supervised_folder(above)})
 
 
-def jobs() -> dict[str, Json]:
+def list_local_jobs() -> dict[str, Json]:
     """What this user's labelled processes here belong to: by label the block's folder, the keepers, and the ids.
 
     A process of a version before has no folder in its environment; its keeper knows it.
     """
     found: dict[str, Json] = {}
-    for pid in pids():
-        names = dict(word.partition("=")[::2] for word in read(pid, "environ").decode(errors="replace").split("\0"))
-        if names.get(JOB) and os.stat("/proc/self").st_uid == owner(pid):
-            job = found.setdefault(names[JOB], {"folder": "", "pids": []})
-            job["folder"] = job["folder"] or names.get(KEPT, "")
+    for pid in _list_pids():
+        names = dict(
+            word.partition("=")[::2] for word in _read_proc_file(pid, "environ").decode(errors="replace").split("\0")
+        )
+        if names.get(JOB_VARIABLE) and os.stat("/proc/self").st_uid == _read_owner(pid):
+            job = found.setdefault(names[JOB_VARIABLE], {"folder": "", "pids": []})
+            job["folder"] = job["folder"] or names.get(FOLDER_VARIABLE, "")
             job["pids"].append(pid)
     for job in found.values():
-        job["keepers"] = keepers(job["pids"])
-        job["folder"] = job["folder"] or next(map(kept, job["keepers"]), "")
+        job["keepers"] = _find_supervisors(job["pids"])
+        job["folder"] = job["folder"] or next(map(_supervised_folder, job["keepers"]), "")
     return found
 
 
-def owner(pid: int) -> int:
+def _read_owner(pid: int) -> int:
     try:
         return os.stat("/proc/%d" % pid).st_uid
     except OSError:
@@ -118,23 +120,23 @@ def owner(pid: int) -> int:
 # --- their end
 
 
-def end(label: str, grace: float) -> list[str]:
+def end_processes(label: str, grace: float) -> list[str]:
     """End what carries the label, and its keepers with it: SIGTERM, SIGKILL after the grace; what is left."""
-    found = labelled(label)
-    watched = keepers(found)
-    send([pid for pid in found if parent(pid) not in found], signal.SIGTERM)
-    if found and not gone(label, watched, grace):
-        send(labelled(label), signal.SIGKILL)
-        if not gone(label, watched, KILLED_WITHIN_S):
-            send(filter(kept, watched), signal.SIGKILL)
-            gone(label, watched, KILLED_WITHIN_S)
-    return ["process %d" % pid for pid in labelled(label) + list(filter(kept, watched))]
+    found = find_labelled(label)
+    watched = _find_supervisors(found)
+    send_signal([pid for pid in found if _read_parent(pid) not in found], signal.SIGTERM)
+    if found and not _await_gone(label, watched, grace):
+        send_signal(find_labelled(label), signal.SIGKILL)
+        if not _await_gone(label, watched, _KILL_TIMEOUT_S):
+            send_signal(filter(_supervised_folder, watched), signal.SIGKILL)
+            _await_gone(label, watched, _KILL_TIMEOUT_S)
+    return ["process %d" % pid for pid in find_labelled(label) + list(filter(_supervised_folder, watched))]
 
 
-def gone(label: str, watched: list[int], seconds: float) -> bool:
+def _await_gone(label: str, watched: list[int], seconds: float) -> bool:
     """Wait until no process carries the label, and its keepers have ended; False where it did not come to that."""
     deadline = time.monotonic() + seconds
-    while labelled(label) or any(map(kept, watched)):
+    while find_labelled(label) or any(map(_supervised_folder, watched)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)
@@ -142,4 +144,4 @@ def gone(label: str, watched: list[int], seconds: float) -> bool:
 
 
 if __name__ == "__main__":
-    print(json.dumps({"left": end(sys.argv[2], float(sys.argv[3]))}))
+    print(json.dumps({"left": end_processes(sys.argv[2], float(sys.argv[3]))}))

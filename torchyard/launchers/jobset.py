@@ -6,150 +6,164 @@ from typing import Any
 from pydantic import Field
 
 from torchyard.agents import command, process_env, torchrun
-from torchyard.agents.torchrun import Endpoint, Place
+from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, Watched
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterNeed, Controller, Object, Right, Served
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Object, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
-from torchyard.pods.template import Part
+from torchyard.pods.template import PodSet
 
-API, KIND, JOB = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
-INSTALL = (
+_API, _KIND, _JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
+_INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
-INDEX = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
-QUEUE = "kueue.x-k8s.io/queue-name"
-LONGEST = 63  # characters of a pod's name
+_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 
 
-class Options(Noun):
+class Options(FrozenModel):
     """What only this launcher knows."""
 
     queue: str | None = Field(None, description="a LocalQueue of Kueue")
     suspend: bool = Field(False, description="the JobSet waits until somebody, such as Kueue, resumes it")
-    etcd_image: str = Field(_store.IMAGE, description="of the run's own store: one that serves the v2 API")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
     """One JobSet of one Job; with etcd-v2 a store of the run's own before it."""
     options = Options.model_validate(profile.options)
-    template.refuse(profile)
+    template.validate_pod_profile(profile)
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        needs = requires(None)
-        frame = user_manifest.Frame(API, KIND, "jobset", watch(), needs, parts, suffixed=True)
-        return user_manifest.plan(profile, run, frame)
-    refuse(profile, run)
-    etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+        needs = _list_requirements(None)
+        frame = user_manifest.JobKind(
+            _API, _KIND, "jobset", _list_watched_kinds(), needs, _list_pod_sets, suffixed=True
+        )
+        return user_manifest.plan_manifest(profile, run, frame)
+    _validate_profile(profile, run)
+    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
         launcher="jobset",
         cluster=profile.cluster,
         store=etcd,
-        objects=(job_set(profile, run, options),),
-        tasks={f"{JOB}-0": profile.nodes.max},
+        objects=(_build_jobset(profile, run, options),),
+        tasks={f"{_JOB_NAME}-0": profile.nodes.max},
         suffixed=True,
-        container=JOB,
+        container=_JOB_NAME,
         template=("spec", "replicatedJobs", 0, "template", "spec", "template"),
-        watch=watch(),
-        ranks=command.ranks(profile),
-        requires=(*requires(options.queue), *_store.requires(profile), *requirements.requires(profile, run)),
-        **lease_record.of_run(profile, run),
+        watch=_list_watched_kinds(),
+        ranks=command.rank_source(profile),
+        requires=(
+            *_list_requirements(options.queue),
+            *_store.list_etcd_requirements(profile),
+            *requirements.list_pod_requirements(profile, run),
+        ),
+        **lease_record.build_plan_fields(profile, run),
     )
 
 
-def refuse(profile: Profile, run: Run) -> None:
+def _validate_profile(profile: Profile, run: Run) -> None:
     """What a JobSet cannot be. Its webhook counts the pods' random ends too (jobset_webhook.go, longestPodName)."""
     findings = []
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: a JobSet needs all of its pods: one number, not {profile.nodes}")
-    last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{JOB}-0-{profile.nodes.max - 1}-abcde"
-    if over := max(len(last) - LONGEST, 0):
-        findings.append(f"name: the pod {last} would have over {LONGEST} characters: leave out {over} of the profile's")
+    last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
+    if over := max(len(last) - _MAX_POD_NAME_CHARS, 0):
+        findings.append(
+            f"name: the pod {last} would have over {_MAX_POD_NAME_CHARS} characters: leave out {over} of the profile's"
+        )
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
-def job_set(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The JobSet. A failed pod ends it, and nothing begins again: a new try is ours."""
-    place, pods = placed(profile, run), profile.nodes.max
-    env = template.environment(profile, run, process_env.pod_environment(profile, place, INDEX))
-    container = template.container(profile, JOB, command.pod_command(profile, run, place), env)
+    place, pods = _build_place(profile, run), profile.nodes.max
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
+    container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, place), env)
     job = {
         "completionMode": "Indexed",
         "completions": pods,
         "parallelism": pods,
         "backoffLimit": 0,
-        "template": template.template(profile, run, container),
+        "template": template.pod_template(profile, run, container),
     }
-    queue = {QUEUE: options.queue} if options.queue else {}
+    queue = {_QUEUE_LABEL: options.queue} if options.queue else {}
     return {
-        "apiVersion": API,
-        "kind": KIND,
-        "metadata": {"name": run.job(profile), "labels": {**template.labels(profile, run), **queue}},
+        "apiVersion": _API,
+        "kind": _KIND,
+        "metadata": {"name": run.job(profile), "labels": {**template.attempt_labels(profile, run), **queue}},
         "spec": {
             "failurePolicy": {"maxRestarts": 0},
             "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
             **({"suspend": True} if options.suspend else {}),
             "replicatedJobs": [
                 {
-                    "name": JOB,
+                    "name": _JOB_NAME,
                     "replicas": 1,
-                    "template": {"metadata": {"labels": template.labels(profile, run)}, "spec": job},
+                    "template": {"metadata": {"labels": template.attempt_labels(profile, run)}, "spec": job},
                 }
             ],
         },
     }
 
 
-def placed(profile: Profile, run: Run) -> Place:
+def _build_place(profile: Profile, run: Run) -> JobNode:
     """A pod's host name is that of the pod without its random end, in a Service called like the JobSet."""
     job = run.job(profile)
-    own = f"{job}-{JOB}-0-$({process_env.NODE}).{job}"
+    own = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
     if profile.rendezvous == "etcd-v2":
-        return Place(Endpoint(address=_store.name(profile, run), port=_store.PORT), process_env.NODE, own)
-    return Place(Endpoint(address=f"{job}-{JOB}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE, own)
+        return JobNode(
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+        )
+    return JobNode(
+        Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE_VARIABLE, own
+    )
 
 
-def watch() -> tuple[Watched, ...]:
-    return (Watched(api=API, kind=KIND), Watched(api="v1", kind="Pod"))
+def _list_watched_kinds() -> tuple[Watched, ...]:
+    return (Watched(api=_API, kind=_KIND), Watched(api="v1", kind="Pod"))
 
 
-def parts(job: Mapping[str, Any]) -> Iterator[Part]:
+def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
     """Each Job of a JobSet: <name>-<number>. Without `completions` it ends with any one of its pods."""
     for place, each in enumerate(job["spec"]["replicatedJobs"]):
         spec = each["template"]["spec"]
         way = ("spec", "replicatedJobs", place, "template", "spec", "template")
         for number in range(int(each.get("replicas", 1))):
-            yield Part(f"{each['name']}-{number}", int(spec.get("parallelism", 1)), way)
+            yield PodSet(f"{each['name']}-{number}", int(spec.get("parallelism", 1)), way)
 
 
-def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
+def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     return (
-        Served(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=INSTALL),
+        CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
         # Helm's chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
         *((Object(what="LocalQueue", name=queue),) if queue else ()),
-        requirements.job_right("jobsets.jobset.x-k8s.io"),
-        Right(verbs=("list",), resource="jobs.batch"),  # is the one that it makes gone?
+        requirements.job_permission("jobsets.jobset.x-k8s.io"),
+        Permission(verbs=("list",), resource="jobs.batch"),  # is the one that it makes gone?
     )
 
 
 def read_status(observed: Observation) -> Status:
     """How the JobSet is: its conditions tell the end, its pods the rest."""
-    told = job_status.told(observed, KIND, "Completed", "spec.suspend")
+    told = job_status.read_job_conditions(observed, _KIND, "Completed", "spec.suspend")
     begun = any(name.startswith("Removed/") for name in observed.seen)  # no condition tells it
-    return told or job_status.under_way(observed, job_status.job_pods(observed), gang_of(observed), begun)
+    return told or job_status.unfinished_status(
+        observed, job_status.select_job_pods(observed), _read_gang(observed), begun
+    )
 
 
-def gang_of(observed: Observation) -> job_status.Gang:
-    job, total = job_status.main(observed, KIND) or {}, 0
-    for each in pod_facts.rows(job, "spec", "replicatedJobs"):
-        replicas, pods = each.get("replicas", 1), pod_facts.part(each, "template", "spec").get("parallelism", 1)
+def _read_gang(observed: Observation) -> job_status.Gang:
+    job, total = job_status.find_job_object(observed, _KIND) or {}, 0
+    for each in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
+        replicas, pods = each.get("replicas", 1), pod_facts.get_mapping(each, "template", "spec").get("parallelism", 1)
         total += replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else 0
     return job_status.Gang(total, total)

@@ -7,90 +7,92 @@ from typing import Any
 from pydantic import Field
 
 from torchyard.agents import command, process_env, torchrun
-from torchyard.agents.torchrun import Endpoint, Place
+from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.plan import ManifestPlan, Watched
 from torchyard.model.profile import WITH_AGENT, Profile
-from torchyard.model.requirements import ClusterNeed, Controller, OpenQueue, Right, Served
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
-from torchyard.pods.template import Part
+from torchyard.pods.template import PodSet
 
-API, KIND = "kubeflow.org/v1", "PyTorchJob"
-INSTALL = (
+_API, KIND = "kubeflow.org/v1", "PyTorchJob"
+_INSTALL_COMMAND = (
     "kubectl apply --server-side -k "
     "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'"
 )
-INDEX = "metadata.labels['training.kubeflow.org/replica-index']"
-OWN = requirements.job_right("pytorchjobs.kubeflow.org")
-CONTAINER = "pytorch"  # the operator looks for this name
+_INDEX_FIELD = "metadata.labels['training.kubeflow.org/replica-index']"
+JOB_PERMISSION = requirements.job_permission("pytorchjobs.kubeflow.org")
+_CONTAINER_NAME = "pytorch"  # the operator looks for this name
 
 
-class Options(Noun):
+class Options(FrozenModel):
     """What only this launcher knows."""
 
     queue: str | None = Field(None, description="of the gang scheduler, where the operator has one")
-    etcd_image: str = Field(_store.IMAGE, description="of the run's own store: one that serves the v2 API")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
     suspend: bool = Field(False, description="the job waits until somebody, such as Kueue, resumes it")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
     """One PyTorchJob; with etcd-v2 a store of the run's own before it."""
     options = Options.model_validate(profile.options)
-    template.refuse(profile)
+    template.validate_pod_profile(profile)
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        needs = requires(queue_of(profile))
-        return user_manifest.plan(
-            profile, run, user_manifest.Frame(API, KIND, "pytorchjob", watch(), needs, parts, ports=True)
+        needs = list_requirements(_read_queue(profile))
+        return user_manifest.plan_manifest(
+            profile,
+            run,
+            user_manifest.JobKind(_API, KIND, "pytorchjob", list_watched_kinds(), needs, list_pod_sets, ports=True),
         )
-    job = pytorch_job(profile, run, options)
-    etcd = _store.objects(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    job = _build_pytorchjob(profile, run, options)
+    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
         launcher="pytorchjob",
         cluster=profile.cluster,
         store=etcd,
         objects=(job,),
-        tasks={role.lower(): pods for role, pods in roles(profile).items()},
-        container=CONTAINER,
-        template=("spec", "pytorchReplicaSpecs", next(iter(roles(profile))), "template"),
-        watch=watch(),
-        ranks=command.ranks(profile),
+        tasks={role.lower(): pods for role, pods in _count_pods_by_role(profile).items()},
+        container=_CONTAINER_NAME,
+        template=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),
+        watch=list_watched_kinds(),
+        ranks=command.rank_source(profile),
         requires=(
-            *requires(options.queue),
-            *_store.requires(profile),
-            *requirements.requires(profile, run, ports=True),
+            *list_requirements(options.queue),
+            *_store.list_etcd_requirements(profile),
+            *requirements.list_pod_requirements(profile, run, ports=True),
         ),
-        **lease_record.of_run(profile, run),
+        **lease_record.build_plan_fields(profile, run),
     )
 
 
-def roles(profile: Profile) -> dict[str, int]:
+def _count_pods_by_role(profile: Profile) -> dict[str, int]:
     """Pods by role. Only a master makes the operator tell the pods their ranks and where it is."""
     if profile.rendezvous in WITH_AGENT:
         return {"Worker": profile.nodes.max}
     return {"Master": 1, **({"Worker": profile.nodes.max - 1} if profile.nodes.max > 1 else {})}
 
 
-def pytorch_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod stays, with its log; a new try is ours."""
-    place = placed(profile, run)
-    told = process_env.pod_environment(profile, place, INDEX) if profile.rendezvous in WITH_AGENT else []
-    env = template.environment(profile, run, told)
-    container = template.container(profile, CONTAINER, command.pod_command(profile, run, place), env)
+    place = _build_place(profile, run)
+    told = process_env.pod_environment(profile, place, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
+    env = template.build_container_env(profile, run, told)
+    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, place), env)
     # The operator adds 23456 where no port has this name: under the host's network, one such job a node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
-    pod = {"restartPolicy": "Never", "template": template.template(profile, run, container)}
+    pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
     policy = {"minAvailable": profile.nodes.min, "queue": options.queue}
     return {
-        "apiVersion": API,
+        "apiVersion": _API,
         "kind": KIND,
-        "metadata": {"name": run.job(profile), "labels": template.labels(profile, run)},
+        "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
         "spec": {
-            **elastic(profile, run, place.endpoint),
+            **_build_elastic_policy(profile, run, place.endpoint),
             "nprocPerNode": str(profile.processes),
             "runPolicy": {
                 "cleanPodPolicy": "None",
@@ -99,13 +101,13 @@ def pytorch_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
                 **({"suspend": True} if options.suspend else {}),
             },
             "pytorchReplicaSpecs": {
-                role: {"replicas": pods, **copy.deepcopy(pod)} for role, pods in roles(profile).items()
+                role: {"replicas": pods, **copy.deepcopy(pod)} for role, pods in _count_pods_by_role(profile).items()
             },
         },
     }
 
 
-def elastic(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
+def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
     """The rendezvous as the operator knows it, where the agents meet in a store.
 
     Without an id every job would be called `none`, and a store refuses an id that another job has closed.
@@ -125,46 +127,48 @@ def elastic(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
     }
 
 
-def placed(profile: Profile, run: Run) -> Place:
+def _build_place(profile: Profile, run: Run) -> JobNode:
     """The operator makes a Service for each pod, and gives the pods of a job with a master their RANK."""
     job, port = run.job(profile), torchrun.first_port(run)
     if profile.rendezvous not in WITH_AGENT:
-        return Place(Endpoint(address=f"{job}-master-0", port=port), "RANK")
-    own = f"{job}-worker-$({process_env.NODE})"
+        return JobNode(Endpoint(address=f"{job}-master-0", port=port), "RANK")
+    own = f"{job}-worker-$({process_env.NODE_VARIABLE})"
     if profile.rendezvous == "etcd-v2":
-        return Place(Endpoint(address=_store.name(profile, run), port=_store.PORT), process_env.NODE, own)
-    return Place(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE, own)
+        return JobNode(
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+        )
+    return JobNode(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE_VARIABLE, own)
 
 
-def watch() -> tuple[Watched, ...]:
+def list_watched_kinds() -> tuple[Watched, ...]:
     return (
-        Watched(api=API, kind=KIND),
+        Watched(api=_API, kind=KIND),
         Watched(api="v1", kind="Pod"),
         Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
     )
 
 
-def queue_of(profile: Profile) -> str | None:
+def _read_queue(profile: Profile) -> str | None:
     """The queue that a manifest's PyTorchJob names for its PodGroup."""
     job = next((each for each in profile.manifest if each["kind"] == KIND), {})
-    queue = pod_facts.part(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
+    queue = pod_facts.get_mapping(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
     return str(queue) if queue else None
 
 
-def parts(job: Mapping[str, Any]) -> Iterator[Part]:
+def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
     """The replicas of a PyTorchJob; one where their number is not written."""
     for role, part in job["spec"]["pytorchReplicaSpecs"].items():
         pods = 1 if part.get("replicas") is None else int(part["replicas"])
-        yield Part(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
+        yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
 
 
-def requires(queue: str | None) -> tuple[ClusterNeed, ...]:
+def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     """A closed queue leaves a PyTorchJob Created for ever: no object says why, so it is asked before."""
     return (
-        Served(crd="pytorchjobs.kubeflow.org", version="v1", install=INSTALL),
+        CrdServed(crd="pytorchjobs.kubeflow.org", version="v1", install=_INSTALL_COMMAND),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
-        OWN,
-        Right(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
+        JOB_PERMISSION,
+        Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
         *((OpenQueue(name=queue),) if queue else ()),
     )
 
@@ -174,14 +178,14 @@ def read_status(observed: Observation) -> Status:
 
     An elastic job is Succeeded to the operator as soon as one worker is, and Running while a worker never fits.
     """
-    told = job_status.told(observed, KIND, "Succeeded", "runPolicy.suspend")
-    return told or job_status.under_way(observed, job_status.job_pods(observed), gang_of(observed))
+    told = job_status.read_job_conditions(observed, KIND, "Succeeded", "runPolicy.suspend")
+    return told or job_status.unfinished_status(observed, job_status.select_job_pods(observed), _read_gang(observed))
 
 
-def gang_of(observed: Observation) -> job_status.Gang:
+def _read_gang(observed: Observation) -> job_status.Gang:
     """An elastic job goes on with minReplicas workers."""
-    job = job_status.main(observed, KIND) or {}
-    specs = pod_facts.part(job, "spec", "pytorchReplicaSpecs").values()
-    total = sum(pod_facts.number(pod_facts.part(spec).get("replicas")) or 1 for spec in specs)
-    least = pod_facts.number(pod_facts.part(job, "spec", "elasticPolicy").get("minReplicas")) or total
+    job = job_status.find_job_object(observed, KIND) or {}
+    specs = pod_facts.get_mapping(job, "spec", "pytorchReplicaSpecs").values()
+    total = sum(pod_facts.to_number(pod_facts.get_mapping(spec).get("replicas")) or 1 for spec in specs)
+    least = pod_facts.to_number(pod_facts.get_mapping(job, "spec", "elasticPolicy").get("minReplicas")) or total
     return job_status.Gang(total, min(least, total))

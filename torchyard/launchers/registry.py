@@ -9,7 +9,7 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Observation, Run, Status
 
-LAUNCHERS = ("appwrapper", "baremetal", "jobset", "pytorchjob", "runai", "volcano")  # one module of this folder each
+_LAUNCHERS = ("appwrapper", "baremetal", "jobset", "pytorchjob", "runai", "volcano")  # one module of this folder each
 
 
 class Launcher(Protocol):
@@ -34,16 +34,16 @@ class UnknownLauncherError(Exception):
         self.name = name
 
     def __str__(self) -> str:
-        return f"launcher: there is no {self.name}; there are: {', '.join(launchers())}"
+        return f"launcher: there is no {self.name}; there are: {', '.join(list_launchers())}"
 
 
-def launchers() -> list[str]:
+def list_launchers() -> list[str]:
     """The names of all launchers."""
-    return list(LAUNCHERS)
+    return list(_LAUNCHERS)
 
 
-def launcher(name: str) -> Launcher:
+def load_launcher(name: str) -> Launcher:
     """The launcher of a name, imported now: a profile pays only for its own."""
-    if name not in LAUNCHERS:
+    if name not in _LAUNCHERS:
         raise UnknownLauncherError(name)
     return cast(Launcher, importlib.import_module(f"torchyard.launchers.{name}"))

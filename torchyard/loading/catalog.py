@@ -4,38 +4,38 @@ from collections.abc import Iterable, Iterator
 
 import yaml
 
-from torchyard.loading.profile import load_profile, profiles
+from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.profile import Profile
 
-COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware", "what")
+_COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware", "what")
 
 
-def catalog() -> list[tuple[Profile, str]]:
+def load_catalog() -> list[tuple[Profile, str]]:
     """Every profile that can be named, with the name of its hardware and fabric. ProfileError where one is wrong."""
-    found = sorted(profiles().items())
-    return [(load_profile(str(path)), hardware(path.read_text(encoding="utf-8"))) for _, path in found]
+    found = sorted(list_profiles().items())
+    return [(load_profile(str(path)), _read_hardware_name(path.read_text(encoding="utf-8"))) for _, path in found]
 
 
-def hardware(text: str) -> str:
+def _read_hardware_name(text: str) -> str:
     """What the file says: a profile has its hardware read, without its name."""
     said = yaml.safe_load(text)
     return f"{said['hardware']}, {said['fabric']}" if said.get("hardware") else ""
 
 
-def table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+def format_catalog_table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
     """The lines of a table in markdown."""
-    yield row(COLUMNS)
-    yield row("---" for _ in COLUMNS)
+    yield _format_row(_COLUMNS)
+    yield _format_row("---" for _ in _COLUMNS)
     for profile, shape in found:
         size = f"{profile.nodes} x {profile.processes}"
-        yield row((f"`{profile.name}`", profile.launcher, profile.rendezvous, size, shape, profile.about))
+        yield _format_row((f"`{profile.name}`", profile.launcher, profile.rendezvous, size, shape, profile.about))
 
 
-def row(cells: Iterable[str]) -> str:
+def _format_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
-def deployments(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+def format_deployments(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
     """The lines of prefect.yaml that deploy `train` once for each profile."""
     for profile, _ in found:
         tags = (profile.name.partition("-")[0], profile.launcher, profile.rendezvous)

@@ -8,76 +8,76 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 
-UNIT = "(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)"
-NETWORK = r"[a-z0-9.-]+(/[a-z0-9.-]+)?"
-WITH_DEFAULT = ("queueName", "priority")  # whose null means none, and not the chart's default
+_UNIT_PATTERN = "(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)"
+_NETWORK_PATTERN = r"[a-z0-9.-]+(/[a-z0-9.-]+)?"
+_NULLABLE_KEYS = ("queueName", "priority")  # whose null means none, and not the chart's default
 
 
-def read_processors(value: object) -> object:
+def _print_cpus(value: object) -> object:
     """`8` or `500m`."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def read_printed(value: object) -> object:
+def _print_value(value: object) -> object:
     """A value of a variable as helm prints it: a number's digits, true or false."""
-    return str(value).lower() if isinstance(value, bool) else read_number(value)
+    return str(value).lower() if isinstance(value, bool) else _print_number(value)
 
 
-def read_number(value: object) -> object:
+def _print_number(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-Name = Annotated[str, Field(min_length=1)]
-Label = Annotated[str, Field(pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-Lower = Annotated[str, BeforeValidator(read_number), Field(pattern="^[^A-Z]+$")]
-Printed = Annotated[str, BeforeValidator(read_printed)]
-Whole = Annotated[int, Field(strict=True, ge=0)]
-Processors = Annotated[str, BeforeValidator(read_processors), Field(pattern=f"^[0-9]+{UNIT}?$")]
-Memory = Annotated[str, Field(pattern=f"^[0-9]+{UNIT}$")]
-Path = Annotated[str, Field(pattern="^/")]
-Time = Annotated[str, Field(pattern="^0*[1-9][0-9]*(s|m|h|d)$")]
+NonEmptyText = Annotated[str, Field(min_length=1)]
+DnsLabel = Annotated[str, Field(pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
+LowerCaseText = Annotated[str, BeforeValidator(_print_number), Field(pattern="^[^A-Z]+$")]
+PrintedText = Annotated[str, BeforeValidator(_print_value)]
+WholeNumber = Annotated[int, Field(strict=True, ge=0)]
+CpuQuantity = Annotated[str, BeforeValidator(_print_cpus), Field(pattern=f"^[0-9]+{_UNIT_PATTERN}?$")]
+MemoryQuantity = Annotated[str, Field(pattern=f"^[0-9]+{_UNIT_PATTERN}$")]
+AbsolutePath = Annotated[str, Field(pattern="^/")]
+ChartDuration = Annotated[str, Field(pattern="^0*[1-9][0-9]*(s|m|h|d)$")]
 
 
-class Pair(Noun):
+class ChartLabel(FrozenModel):
     """A label."""
 
-    key: Lower
-    value: Lower
+    key: LowerCaseText
+    value: LowerCaseText
 
 
-class Named(Noun):
+class ObjectName(FrozenModel):
     """The name of an object of the namespace."""
 
-    name: Name
+    name: NonEmptyText
 
 
-class Reference(Named):
+class KeyReference(ObjectName):
     """A key of a Secret or a ConfigMap."""
 
-    key: Name
+    key: NonEmptyText
 
 
-class Variable(Named):
+class EnvVariable(ObjectName):
     """A variable, with one of the three."""
 
-    value: Printed | None = None
-    secret: Reference | None = None
-    configmap: Reference | None = None
+    value: PrintedText | None = None
+    secret: KeyReference | None = None
+    configmap: KeyReference | None = None
 
     @model_validator(mode="after")
-    def one(self) -> "Variable":
+    def one(self) -> "EnvVariable":
         if sum(each is not None for each in (self.value, self.secret, self.configmap)) != 1:
             raise ValueError("a variable has a name and one of value, secret, configmap")
         return self
 
 
-class EnvFrom(Noun):
+class EnvFrom(FrozenModel):
     """As Kubernetes has it, without its prefix and its optional."""
 
-    configMapRef: Named | None = None
-    secretRef: Named | None = None
+    configMapRef: ObjectName | None = None
+    secretRef: ObjectName | None = None
 
     @model_validator(mode="after")
     def one(self) -> "EnvFrom":
@@ -86,14 +86,14 @@ class EnvFrom(Noun):
         return self
 
 
-class Ssh(Noun):
+class SshClone(FrozenModel):
     """Where git finds its key and the hosts that it knows."""
 
-    secretName: Label
-    configMapName: Label
-    secretMountPath: Path = "/tmp/.ssh/keys"
-    configMapMountPath: Path = "/tmp/.ssh/hosts"
-    sshCmd: Name | None = None
+    secretName: DnsLabel
+    configMapName: DnsLabel
+    secretMountPath: AbsolutePath = "/tmp/.ssh/keys"
+    configMapMountPath: AbsolutePath = "/tmp/.ssh/hosts"
+    sshCmd: NonEmptyText | None = None
 
     @property
     def command(self) -> str:
@@ -101,74 +101,74 @@ class Ssh(Noun):
         return self.sshCmd or f"ssh -i {self.secretMountPath}/id_rsa -o UserKnownHostsFile={known} -vv"
 
 
-class Volume(Named):
+class ClaimVolume(ObjectName):
     """A PersistentVolumeClaim and its place."""
 
-    claimName: Name
-    mountPath: Path
+    claimName: NonEmptyText
+    mountPath: AbsolutePath
 
 
-class Nvme(Noun):
+class NvmeVolume(FrozenModel):
     """A volume on the disks of the node."""
 
-    storage: Memory
-    mountPath: Path = "/workspace/scratch-nvme"
+    storage: MemoryQuantity
+    mountPath: AbsolutePath = "/workspace/scratch-nvme"
 
 
-class Container(Named):
+class InitContainer(ObjectName):
     """A container before the job's."""
 
-    name: Label
-    image: Name
+    name: DnsLabel
+    image: NonEmptyText
     command: tuple[str, ...] = Field(min_length=1)
 
 
-class Values(Noun):
+class ChartValues(FrozenModel):
     """All keys of the chart. jobName and containerImage may be missing: a profile has a name, and may have an image."""
 
-    jobName: Annotated[Label, Field(max_length=50)] | None = None
-    namespace: Label | None = None
-    queueName: Label | None = "default-queue"
+    jobName: Annotated[DnsLabel, Field(max_length=50)] | None = None
+    namespace: DnsLabel | None = None
+    queueName: DnsLabel | None = "default-queue"
     priority: Literal["default-priority", "low-priority", "high-priority"] | None = "default-priority"
-    customLabels: tuple[Pair, ...] = ()
-    containerImage: Name | None = None
-    imagePullSecrets: tuple[Named, ...] = ()
+    customLabels: tuple[ChartLabel, ...] = ()
+    containerImage: NonEmptyText | None = None
+    imagePullSecrets: tuple[ObjectName, ...] = ()
     imagePullPolicy: Literal["IfNotPresent", "Always", "Never"] = "IfNotPresent"
-    numPods: Annotated[Whole, Field(ge=1)] = 1
-    numCpusPerPod: Processors = "1"
-    numGpusPerPod: Whole = 0
-    totalMemoryPerPod: Memory = "1Gi"
-    limitCpusPerPod: Processors | None = None
-    limitGpusPerPod: Whole | None = None
-    limitMemoryPerPod: Memory | None = None
-    environmentVariables: tuple[Variable, ...] = ()
+    numPods: Annotated[WholeNumber, Field(ge=1)] = 1
+    numCpusPerPod: CpuQuantity = "1"
+    numGpusPerPod: WholeNumber = 0
+    totalMemoryPerPod: MemoryQuantity = "1Gi"
+    limitCpusPerPod: CpuQuantity | None = None
+    limitGpusPerPod: WholeNumber | None = None
+    limitMemoryPerPod: MemoryQuantity | None = None
+    environmentVariables: tuple[EnvVariable, ...] = ()
     envFrom: tuple[EnvFrom, ...] = ()
-    sshGitCloneConfig: Ssh | None = None
+    sshGitCloneConfig: SshClone | None = None
     setupCommands: tuple[str, ...] = ()
     mainProgram: str = ""
-    volumes: tuple[Volume, ...] = ()
+    volumes: tuple[ClaimVolume, ...] = ()
     roceGdrResName: Annotated[str, Field(pattern=r"^[\w.-]+/[\w.-]+$")] = "nvidia.com/roce_gdr"
-    numRoceGdr: Whole = 0
-    topologyFileConfigMap: Label | None = None
-    ncclGdrEnvConfigMap: Label | None = None
-    multiNicNetworkName: Annotated[str, Field(pattern=f"^{NETWORK}(, *{NETWORK})*$")] | None = None
+    numRoceGdr: WholeNumber = 0
+    topologyFileConfigMap: DnsLabel | None = None
+    ncclGdrEnvConfigMap: DnsLabel | None = None
+    multiNicNetworkName: Annotated[str, Field(pattern=f"^{_NETWORK_PATTERN}(, *{_NETWORK_PATTERN})*$")] | None = None
     disableSharedMemory: Annotated[bool, Field(strict=True)] = False
-    mountNVMe: Nvme | None = None
-    initContainers: tuple[Container, ...] = ()
-    autopilotHealthChecks: tuple[Name, ...] = ()
-    hostIgnoreList: tuple[Name, ...] = ()
+    mountNVMe: NvmeVolume | None = None
+    initContainers: tuple[InitContainer, ...] = ()
+    autopilotHealthChecks: tuple[NonEmptyText, ...] = ()
+    hostIgnoreList: tuple[NonEmptyText, ...] = ()
     schedulerName: Literal["sakkara", "scheduler-plugins-scheduler", "default-scheduler"] | None = None
-    serviceAccountName: Label | None = None
+    serviceAccountName: DnsLabel | None = None
     restartPolicy: Literal["Never", "Always", "OnFailure"] = "Never"
-    terminationGracePeriodSeconds: Annotated[Whole, Field(ge=1)] | None = None
-    admissionGracePeriodDuration: Time | None = None
-    warmupGracePeriodDuration: Time | None = None
-    failureGracePeriodDuration: Time | None = None
-    retryPausePeriodDuration: Time | None = None
-    forcefulDeletionGracePeriodDuration: Time | None = None
-    deletionOnFailureGracePeriodDuration: Time | None = None
-    successTTLDuration: Time | None = None
-    retryLimit: Annotated[Whole, Field(le=100)] | None = None
+    terminationGracePeriodSeconds: Annotated[WholeNumber, Field(ge=1)] | None = None
+    admissionGracePeriodDuration: ChartDuration | None = None
+    warmupGracePeriodDuration: ChartDuration | None = None
+    failureGracePeriodDuration: ChartDuration | None = None
+    retryPausePeriodDuration: ChartDuration | None = None
+    forcefulDeletionGracePeriodDuration: ChartDuration | None = None
+    deletionOnFailureGracePeriodDuration: ChartDuration | None = None
+    successTTLDuration: ChartDuration | None = None
+    retryLimit: Annotated[WholeNumber, Field(le=100)] | None = None
 
     @model_validator(mode="before")
     @classmethod
@@ -176,5 +176,5 @@ class Values(Noun):
         """A null is a key that nobody says."""
         if not isinstance(raw, dict):
             return raw
-        known = set(cls.model_fields) - set(WITH_DEFAULT)
+        known = set(cls.model_fields) - set(_NULLABLE_KEYS)
         return {key: value for key, value in raw.items() if value is not None or key not in known}

@@ -7,19 +7,19 @@ from typing import Any, ClassVar
 
 import yaml
 
-from torchyard.loading.yaml_errors import short
+from torchyard.loading.yaml_errors import shorten_value
 from torchyard.model.errors import ProfileError
 
-DEEPEST, MOST = 100, 100_000  # levels and values of a document, an alias counted as what it stands for
-DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
+_MAX_LEVELS, _MAX_VALUES = 100, 100_000  # levels and values of a document, an alias counted as what it stands for
+_MAX_DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
 # What PyYAML's constructors let through for a value that its tag does not fit.
-INDENT = re.compile(rb"^[ ?:-]+", re.MULTILINE)
-INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
-SINGLE = ("bool", "float", "int", "timestamp")
-UNFIT = (ValueError, LookupError, AttributeError, ArithmeticError)
+_INDENT_PATTERN = re.compile(rb"^[ ?:-]+", re.MULTILINE)
+_INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_SCALAR_KINDS = ("bool", "float", "int", "timestamp")
+_CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
-class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
     """Safe YAML in which a date is a text, as it is to kubectl and helm: no noun has one."""
 
     yaml_implicit_resolvers: ClassVar = {
@@ -28,38 +28,38 @@ class Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mis
     }
 
 
-class WrittenInt(int):
+class _WrittenInt(int):
     """A number that is not written as Python prints it, and how it is."""
 
     written = ""
 
 
-class WrittenFloat(float):
+class _WrittenFloat(float):
     """The same: 1.10."""
 
     written = ""
 
 
-def number(loader: Any, node: yaml.ScalarNode) -> int | float:
+def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
     """A number that knows its digits: as a text, 1.10 is not 1.1, and 010 not 8."""
-    whole = node.tag == INT
+    whole = node.tag == _INT_TAG
     value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
     if str(value) == node.value:
         return value  # type: ignore[no-any-return]
-    known = WrittenInt(value) if whole else WrittenFloat(value)
+    known = _WrittenInt(value) if whole else _WrittenFloat(value)
     known.written = node.value
     return known
 
 
-for tag in (INT, FLOAT):
-    Loader.add_constructor(tag, number)
+for tag in (_INT_TAG, _FLOAT_TAG):
+    _Loader.add_constructor(tag, _construct_number)
 
 
-def read(
+def read_document(
     path: Path, name: str, what: str = "a profile", empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
     """The document, and its nodes, which know their lines. `empty`: it may say nothing at all."""
-    found = read_all(path, name)
+    found = read_documents(path, name)
     if len(found) > 1:
         raise ProfileError(name, (f"{path}:{found[1][1].start_mark.line + 1}: {what} is one document, not more",))
     if empty and all(document is None for document, _ in found):
@@ -71,56 +71,60 @@ def read(
     return document, root
 
 
-def read_all(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
+def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
     """Every document of a file, with its nodes. ProfileError where it cannot be read, or has a key twice."""
     try:
         text = path.read_bytes()
-        for event, level in nesting(text) if may_be_deep(text) else ():
-            held(level <= DEEPEST, f"more than {DEEPEST} levels", event.start_mark)
-        loader, found, twice = Loader(text), [], []
+        for event, level in _list_event_levels(text) if _is_possibly_deep(text) else ():
+            _check_condition(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
+        loader, found, twice = _Loader(text), [], []
         while loader.check_node():
             root = loader.get_node()
-            nodes = list(unfold(root))
-            twice += repeated(nodes)
-            found.append((construct(loader, root, nodes), root))
+            nodes = list(_unfold_nodes(root))
+            twice += _find_repeated_keys(nodes)
+            found.append((_construct_values(loader, root, nodes), root))
     except OSError as error:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     except yaml.YAMLError as error:
-        raise ProfileError(name, (syntax(path, error),)) from error
+        raise ProfileError(name, (_describe_syntax_error(path, error),)) from error
     if twice:
-        said = (f"{path}:{line}: the key {short(key)} stands here a second time" for key, line in twice)
+        said = (f"{path}:{line}: the key {shorten_value(key)} stands here a second time" for key, line in twice)
         raise ProfileError(name, tuple(said))
     return found
 
 
-def held(true: bool, problem: str, mark: Any) -> None:
+def _check_condition(true: bool, problem: str, mark: Any) -> None:
     """YAMLError where it is not true."""
     if not true:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def may_be_deep(text: bytes) -> bool:
+def _is_possibly_deep(text: bytes) -> bool:
     """Whether there are more brackets and more indentation than levels are allowed; most files have fewer."""
-    indented = max((len(found) for found in INDENT.findall(text)), default=0)
-    return text.count(b"[") + text.count(b"{") + indented > DEEPEST or b"\0" in text
+    indented = max((len(found) for found in _INDENT_PATTERN.findall(text)), default=0)
+    return text.count(b"[") + text.count(b"{") + indented > _MAX_LEVELS or b"\0" in text
 
 
-def nesting(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
+def _list_event_levels(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
     """Every event with its level: PyYAML makes nodes by recursion, in which libyaml's end is that of the process."""
     level = 0
-    for event in yaml.parse(text, Loader):
+    for event in yaml.parse(text, _Loader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         yield event, level
 
 
-def unfold(root: yaml.Node) -> Iterator[yaml.Node]:
+def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
     """Every node, an alias as what it stands for. YAMLError where that has no end, or one that is too far away."""
     waiting, count = [(root, 1)], 0
     while waiting:
         (node, level), count = waiting.pop(), count + 1
-        if level > DEEPEST or count > MOST:
-            held(level <= DEEPEST, f"more than {DEEPEST} levels: an alias may stand inside itself", node.start_mark)
-            held(False, f"more than {MOST} values", node.start_mark)
+        if level > _MAX_LEVELS or count > _MAX_VALUES:
+            _check_condition(
+                level <= _MAX_LEVELS,
+                f"more than {_MAX_LEVELS} levels: an alias may stand inside itself",
+                node.start_mark,
+            )
+            _check_condition(False, f"more than {_MAX_VALUES} values", node.start_mark)
         yield node
         if isinstance(node, yaml.ScalarNode):
             continue
@@ -129,37 +133,37 @@ def unfold(root: yaml.Node) -> Iterator[yaml.Node]:
         waiting += [(each, level + 1) for each in reversed(inner)]
 
 
-def construct(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
+def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
     """The values of a document. YAMLError where one is not what its tag says."""
     for node in nodes:
-        if node.tag == INT and len(node.value) > DIGITS:
-            said = f"a number of {len(node.value)} digits; at most {DIGITS} are read"
-            held(False, said, node.start_mark)
+        if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
+            said = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
+            _check_condition(False, said, node.start_mark)
     try:
         return loader.construct_document(root)
-    except UNFIT:
-        blame(nodes)
+    except _CONSTRUCTOR_ERRORS:
+        _blame_value(nodes)
         raise
 
 
-def blame(nodes: list[yaml.Node]) -> None:
+def _blame_value(nodes: list[yaml.Node]) -> None:
     """YAMLError for the first value that is not what its tag says."""
     for node in nodes:
         kind = node.tag.rpartition(":")[2]
         try:
-            if kind in SINGLE:
-                Loader("").construct_object(node)
-        except UNFIT:
-            held(False, f"{short(repr(node.value))} cannot be read as {kind}", node.start_mark)
+            if kind in _SCALAR_KINDS:
+                _Loader("").construct_object(node)
+        except _CONSTRUCTOR_ERRORS:
+            _check_condition(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
 
 
-def syntax(path: Path, error: yaml.YAMLError) -> str:
+def _describe_syntax_error(path: Path, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
-def repeated(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
+def _find_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
     """Keys that stand twice in one mapping: YAML readers take the last one without a word."""
     found = []
     for node in nodes:
@@ -171,7 +175,7 @@ def repeated(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
     return list(dict.fromkeys(found))
 
 
-def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `changes`: mappings are merged key by key, everything else is replaced.
 
     Dots lead into mappings in the keys of `changes` themselves, and not further in, where labels have dots.
@@ -181,13 +185,13 @@ def merge(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]
         change: Any = value
         for part in reversed(dotted.split(".")):
             change = {part: change}
-        merged = join(merged, change)
+        merged = merge_mappings(merged, change)
     return merged
 
 
-def join(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
+def merge_mappings(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
     joined = dict(base)
     for key, value in change.items():
         old = joined.get(key)
-        joined[key] = join(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
+        joined[key] = merge_mappings(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
     return joined

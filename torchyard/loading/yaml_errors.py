@@ -9,27 +9,29 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-TAGS = ("text", "source")  # of a union's members, which pydantic puts into the place of an error
-LONGEST = 200  # characters of a wrong value that are shown
+_UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into the place of an error
+_MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, known: Iterable[str]) -> str:
     """`did you mean x? There are: …`, for a name that is not among the known ones."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
 
 
-def short(text: str) -> str:
-    return text if len(text) <= LONGEST else f"{text[:LONGEST]}… ({len(text)} characters)"
+def shorten_value(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
 
 
-def explain(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]) -> tuple[tuple[str | int, ...], str]:
+def explain_error(
+    error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
+) -> tuple[tuple[str | int, ...], str]:
     """Where a value is wrong, and one sentence about it."""
-    loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in TAGS))
-    key = short(".".join(str(part) for part in loc))
+    loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in _UNION_TAGS))
+    key = shorten_value(".".join(str(part) for part in loc))
     if error["type"] == "extra_forbidden":
-        return loc, f"unknown key {key}: " + nearest(str(loc[-1]), keys(model, error["loc"][:-1]))
+        return loc, f"unknown key {key}: " + suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
     if error["type"] == "missing":
         return loc[:-1], f"the key {key} is missing"
     text = error["msg"].removeprefix("Value error, ")
@@ -37,26 +39,26 @@ def explain(error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
     if not loc:  # of the profile as a whole: it may begin with the key that it is about
         head = said.partition(":")[0]
         return (head,) if head in model.model_fields else (), said
-    return loc, f"{key}: {said}, not {short(repr(error['input']))}"
+    return loc, f"{key}: {said}, not {shorten_value(repr(error['input']))}"
 
 
-def keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     """The keys that are allowed at a place of a profile."""
     for part in loc:
         field = model.model_fields.get(str(part))
-        inner = models(field.annotation) if field else []
+        inner = _find_models(field.annotation) if field else []
         model = inner[0] if inner else model
     return [name for name in model.model_fields if (model.__name__, name) != ("Profile", "name")]
 
 
-def models(annotation: Any) -> list[type[BaseModel]]:
+def _find_models(annotation: Any) -> list[type[BaseModel]]:
     """The models inside an annotation, such as Mount of dict[str, Mount]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [each for part in get_args(annotation) for each in models(part)]
+    return [each for part in get_args(annotation) for each in _find_models(part)]
 
 
-def place(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
+def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
     """`file:line: ` of a key, or `override: ` where the value came from there."""
     here = [str(part) for part in loc]
     changed = (dotted.split(".") for dotted in overrides or {})

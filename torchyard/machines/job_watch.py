@@ -6,35 +6,35 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Self
 
-from torchyard.diagnosis.deadlines import Arrival
-from torchyard.diagnosis.no_progress import Why
+from torchyard.diagnosis.deadlines import ArrivalTimer
+from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.machines import processes
-from torchyard.machines.status_stream import Copy, Stream, Told
+from torchyard.machines.status_stream import CommandStream, LogCopy, StatusStream
 from torchyard.model.errors import HostError
-from torchyard.model.plan import Block
+from torchyard.model.plan import Process
 from torchyard.model.run import Failure, Outcome
 
-TORN = "its end did not come"  # what a log lacks whose copy broke off
-AWAY_S = 600.0  # without a word of a host, until the job is judged by what the others say
-SLICE_S = 0.1  # between two looks at what is being copied
-LOOK = 2.0  # seconds between two words to each keeper that somebody looks after its process
+TORN_LOG = "its end did not come"  # what a log lacks whose copy broke off
+_MAX_SILENCE_S = 600.0  # without a word of a host, until the job is judged by what the others say
+_DRAIN_POLL_INTERVAL_S = 0.1  # between two looks at what is being copied
+_HEARTBEAT_INTERVAL_S = 2.0  # seconds between two words to each keeper that somebody looks after its process
 
 
-class Watch:
+class ProcessWatch:
     """The status commands of many blocks at once, each a JSON line at every change; logs that are elsewhere are copied.
 
     `seen` is what each block said last. `logs_only`: nobody is asked how it is, or looked after.
     """
 
-    def __init__(self, blocks: Sequence[Block], store: Block | None = None, logs_only: bool = False) -> None:
+    def __init__(self, blocks: Sequence[Process], store: Process | None = None, logs_only: bool = False) -> None:
         # A block that has not spoken yet is there with nothing known of it, or the others would pass for the whole job.
         self._job, blocks = [block.name for block in blocks], (*blocks, *((store,) if store else ()))
         self.seen: dict[str, Mapping[str, Any]] = {block.name: {} for block in blocks}
         self._selector = selectors.DefaultSelector()
-        self._copies = {block.name: Copy(block, block.follow) for block in blocks if block.follow}
-        self._told = [] if logs_only else [Told(block, self.seen) for block in blocks]
+        self._copies = {block.name: LogCopy(block, block.follow) for block in blocks if block.follow}
+        self._told = [] if logs_only else [StatusStream(block, self.seen) for block in blocks]
         self._looked, self._received = -math.inf, 0
-        self._streams: list[Stream] = [*self._told, *self._copies.values()]
+        self._streams: list[CommandStream] = [*self._told, *self._copies.values()]
         for stream in self._streams:
             self._open(stream)
 
@@ -61,7 +61,7 @@ class Watch:
 
     def _look(self) -> None:
         """Tell every keeper, now and then, that somebody looks after its process."""
-        if time.monotonic() - self._looked > LOOK:
+        if time.monotonic() - self._looked > _HEARTBEAT_INTERVAL_S:
             self._looked = time.monotonic()
             for told in self._told:
                 told.look()
@@ -83,19 +83,19 @@ class Watch:
 
     def lost(self) -> dict[str, str]:
         """What a log lacks for good, by block."""
-        return {**{name: f"{TORN}: {self._copies[name].said}" for name in self._torn()}, **self._unwritten()}
+        return {**{name: f"{TORN_LOG}: {self._copies[name].said}" for name in self._torn()}, **self._unwritten()}
 
     def losing(self) -> dict[str, str]:
         """What running processes' logs lack already, by block."""
         return {name: lost for name, lost in self._unwritten().items() if self.seen[name].get("phase") == "running"}
 
-    def why(self, last: bool = False) -> Why | None:
+    def why(self, last: bool = False) -> Diagnosis | None:
         """Which hosts cannot be asked; nobody knows more about a process."""
-        mute = [stream for stream in self._streams if isinstance(stream, Told) and stream.broken_at < math.inf]
+        mute = [stream for stream in self._streams if isinstance(stream, StatusStream) and stream.broken_at < math.inf]
         if not mute:
             return None
         said = "; ".join(f"{stream.block.name} cannot be asked: {stream.said}" for stream in mute)
-        return Why(Failure(cause="host-silent", sentence=said, node=mute[0].block.name, retry=True))
+        return Diagnosis(Failure(cause="host-silent", sentence=said, node=mute[0].block.name, retry=True))
 
     def machines(self) -> dict[str, str]:
         """The host of each block of the job."""
@@ -103,7 +103,7 @@ class Watch:
 
     def known(self) -> bool:
         """Whether every process has told how it is, but for those whose host has been away for long."""
-        return not any(0.0 <= time.monotonic() - told.unheard_since <= AWAY_S for told in self._told)
+        return not any(0.0 <= time.monotonic() - told.unheard_since <= _MAX_SILENCE_S for told in self._told)
 
     def deaf(self) -> bool:
         """Whether a log may grow unseen: a process cannot be asked, or what it has said is still being copied."""
@@ -119,9 +119,9 @@ class Watch:
 
     def settle(self, quiet: float, pulse: Callable[[], object] = lambda: None) -> bool:
         """Take in what is said last, while something comes and `quiet` seconds more; whether the logs are whole."""
-        arrival = Arrival(quiet, time.monotonic())
+        arrival = ArrivalTimer(quiet, time.monotonic())
         while self._unsettled() and not arrival.is_over(time.monotonic(), self._received):
-            self.changes(SLICE_S)
+            self.changes(_DRAIN_POLL_INTERVAL_S)
             pulse()
         return not self._unsettled()
 
@@ -135,7 +135,7 @@ class Watch:
     def _unwritten(self) -> dict[str, str]:
         return {name: f"{seen['lost']} lines: {seen['error']}" for name, seen in self.seen.items() if seen.get("lost")}
 
-    def _open(self, stream: Stream) -> None:
+    def _open(self, stream: CommandStream) -> None:
         """Begin a stream; one that cannot be begun now, for want of descriptors or processes, is tried again."""
         try:
             self._selector.register(stream.open(), selectors.EVENT_READ, stream)
@@ -143,9 +143,9 @@ class Watch:
             stream.close()
             stream.fail(str(error))
 
-    def _take(self, stream: Stream) -> bool:
+    def _take(self, stream: CommandStream) -> bool:
         """What has come of one stream: whether it was anything."""
-        data = processes.receive(stream.process)
+        data = processes.read_output(stream.process)
         self._received += len(data)
         try:
             stream.take(data)

@@ -10,29 +10,29 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import IO, Any
 
-from torchyard.common.identity import holds, identity
-from torchyard.common.private_files import make_folder, opener
+from torchyard.common.identity import holder_identity, is_holder
+from torchyard.common.private_files import make_private_folder, open_private_file
 from torchyard.machines import processes
-from torchyard.model.errors import OwnedError
-from torchyard.model.plan import Block, Command
+from torchyard.model.errors import RunInUseError
+from torchyard.model.plan import Command, Process
 
-MAX_STATE_BYTES = 64 * 2**10  # of a keeper's word; it takes 4 KiB
-MAX_COUNT = 1 << 53  # of what a state counts
-HELLO_S = 45.0  # that a copy without a byte may still be on its way to its host: ssh gives up sooner
+_MAX_STATE_BYTES = 64 * 2**10  # of a keeper's word; it takes 4 KiB
+_MAX_COUNT = 1 << 53  # of what a state counts
+_FIRST_BYTE_TIMEOUT_S = 45.0  # that a copy without a byte may still be on its way to its host: ssh gives up sooner
 
 
-def carrier(path: str) -> str:
+def node_holder_identity(path: str) -> str:
     """Who carries a run from here, by a path in a node's folder: this machine and the run's folder, which is locked."""
-    return identity(str(Path(path).parents[2]))
+    return holder_identity(str(Path(path).parents[2]))
 
 
-class Stream:
+class CommandStream:
     """A command whose output is taken as it comes; a broken one (a dropped connection, a kill) is started anew."""
 
-    process: processes.Process
+    process: processes.ChildProcess
     stdout: IO[bytes]
 
-    def __init__(self, block: Block, command: Command) -> None:
+    def __init__(self, block: Process, command: Command) -> None:
         self.block, self.command = block, command
         self.broken_at, self.whole, self.said = math.inf, False, "nothing came"
         self._beside = b""
@@ -56,10 +56,10 @@ class Stream:
 
     def end(self, why: str) -> None:
         """Its output has ended: well, or to be begun again a second later."""
-        said = self._beside + processes.close(self.process, 1.0)
+        said = self._beside + processes.close_stream(self.process, 1.0)
         self.whole = self.process.returncode == 0 and not why
         if not self.whole:
-            self.fail(why or processes.last_line(said) or f"exit code {self.process.returncode}")
+            self.fail(why or processes.decode_last_line(said) or f"exit code {self.process.returncode}")
 
     def fail(self, why: str) -> None:
         """It could not be begun, or broke."""
@@ -69,19 +69,19 @@ class Stream:
     def hear_beside(self) -> None:
         """Take what the command says beside its output, or it would wait for that."""
         if not self.stdout.closed:
-            self._beside = processes.beside(self.process) or self._beside
+            self._beside = processes.read_stderr(self.process) or self._beside
 
     def close(self) -> None:
         if hasattr(self, "stdout") and not self.stdout.closed:  # it may never have been opened
-            processes.close(self.process, 0.0)
+            processes.close_stream(self.process, 0.0)
 
 
-class Told(Stream):
+class StatusStream(CommandStream):
     """A block's own word: one JSON line at every change."""
 
-    def __init__(self, block: Block, seen: dict[str, Mapping[str, Any]]) -> None:
+    def __init__(self, block: Process, seen: dict[str, Mapping[str, Any]]) -> None:
         super().__init__(block, block.status)
-        self._seen, self._partial, self._carrier = seen, b"", carrier(block.log)
+        self._seen, self._partial, self._carrier = seen, b"", node_holder_identity(block.log)
 
     def open(self) -> IO[bytes]:
         self._partial, out = b"", super().open()
@@ -97,17 +97,17 @@ class Told(Stream):
 
     def take(self, data: bytes) -> None:
         *lines, self._partial = (self._partial + data).split(b"\n")
-        if len(self._partial) > MAX_STATE_BYTES:
-            raise OSError(f"a line of more than {MAX_STATE_BYTES >> 10} KiB, where a state should be")
-        for said in filter(None, map(read_state, lines)):
+        if len(self._partial) > _MAX_STATE_BYTES:
+            raise OSError(f"a line of more than {_MAX_STATE_BYTES >> 10} KiB, where a state should be")
+        for said in filter(None, map(_parse_state, lines)):
             self._seen[self.block.name] = said
             other = said.get("carrier")
-            if other and not holds(other, str(Path(self.block.log).parents[2])):
-                raise OwnedError(f"{self.block.host}: {self.block.name}", other)
+            if other and not is_holder(other, str(Path(self.block.log).parents[2])):
+                raise RunInUseError(f"{self.block.host}: {self.block.name}", other)
             self._carrier = other or self._carrier  # the version before gave this place another name
             if self.block.follow and said.get("started"):  # where it is silent, its log is there as well
                 with contextlib.suppress(OSError):
-                    append(Path(self.block.log), b"")
+                    _append_bytes(Path(self.block.log), b"")
 
     def tells(self, data: bytes) -> bool:
         """`detail` says why the state beside it is an old one."""
@@ -117,32 +117,32 @@ class Told(Stream):
         return bool(data)
 
 
-def read_state(line: bytes) -> dict[str, Any]:
+def _parse_state(line: bytes) -> dict[str, Any]:
     """A keeper's word, as far as it is one: a host may say anything. Empty where it is none, as a shell's greeting."""
     try:
-        said = json.loads(line[:MAX_STATE_BYTES])
+        said = json.loads(line[:_MAX_STATE_BYTES])
     except (ValueError, RecursionError):
         return {}
-    return {key: value for key, value in said.items() if is_fact(key, value)} if isinstance(said, dict) else {}
+    return {key: value for key, value in said.items() if _is_valid_fact(key, value)} if isinstance(said, dict) else {}
 
 
-def is_fact(key: str, value: Any) -> bool:
+def _is_valid_fact(key: str, value: Any) -> bool:
     """Whether a value is one that a state may have; what is not known is taken as it is."""
     match key:
         case "phase" | "error" | "carrier" | "detail" | "name":
             return isinstance(value, str)
         case "exit" | "lost" | "lines" | "log_size":
-            return value is None or (isinstance(value, int) and abs(value) < MAX_COUNT)
+            return value is None or (isinstance(value, int) and abs(value) < _MAX_COUNT)
         case "started" | "ended" | "abandoned":
-            return value is None or (isinstance(value, float | int) and 0 <= value < MAX_COUNT)  # not NaN either
+            return value is None or (isinstance(value, float | int) and 0 <= value < _MAX_COUNT)  # not NaN either
         case _:
             return True
 
 
-class Copy(Stream):
+class LogCopy(CommandStream):
     """A log that is written elsewhere, copied byte by byte: what has come is never asked for again."""
 
-    def __init__(self, block: Block, command: Command) -> None:
+    def __init__(self, block: Process, command: Command) -> None:
         super().__init__(block, command)
         self._follow, self._path = command, Path(block.log)
         self._begun = self._size = 0
@@ -159,18 +159,18 @@ class Copy(Stream):
         if self._size and not self._path.exists():
             raise FileNotFoundError(errno.ENOENT, "the copy was removed", str(self._path))
         if data:
-            append(self._path, data)
+            _append_bytes(self._path, data)
             self._size += len(data)
 
     def is_behind(self, size: object) -> bool:
         """Whether what was said is still on its way: of a log whose `size` there is not told, its first byte."""
         if isinstance(size, int):
             return self._size < size
-        return self._size == self._begun and time.monotonic() - self._opened_at < HELLO_S
+        return self._size == self._begun and time.monotonic() - self._opened_at < _FIRST_BYTE_TIMEOUT_S
 
 
-def append(path: Path, data: bytes) -> None:
-    make_folder(path.parent)
-    with open(path, "ab", buffering=0, opener=opener) as file:
+def _append_bytes(path: Path, data: bytes) -> None:
+    make_private_folder(path.parent)
+    with open(path, "ab", buffering=0, opener=open_private_file) as file:
         while data:
             data = data[file.write(data) :]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 from torchyard.host import processes
 
-GRACE_S = 10.0
+_STRAY_GRACE_S = 10.0
 
 
 class Stray(NamedTuple):
@@ -21,10 +21,10 @@ class Stray(NamedTuple):
         return f"{self.label}: processes {found}: the folder of the run was removed"
 
 
-def strays(runs: Path) -> list[Stray]:
+def find_strays(runs: Path) -> list[Stray]:
     """The processes that were started from a folder of runs, and whose plan is not in it."""
     found = []
-    for label, job in sorted(processes.jobs().items()):
+    for label, job in sorted(processes.list_local_jobs().items()):
         folder = Path(job["folder"] or "/")
         attempt = folder.parent
         ours = processes.label_of(str(folder)) == label and attempt.parent.parent.resolve() == runs.resolve()
@@ -33,6 +33,6 @@ def strays(runs: Path) -> list[Stray]:
     return found
 
 
-def end_stray(stray: Stray, grace: float = GRACE_S) -> tuple[str, ...]:
+def end_stray(stray: Stray, grace: float = _STRAY_GRACE_S) -> tuple[str, ...]:
     """End one: what is left of it."""
-    return tuple(f"localhost: {each}" for each in processes.end(stray.label, grace))
+    return tuple(f"localhost: {each}" for each in processes.end_processes(stray.label, grace))

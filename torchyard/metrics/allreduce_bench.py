@@ -4,26 +4,26 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator
 
-from torchyard.metrics.rows import Rows, measured
-from torchyard.metrics.text import bare, finite, has, parts
+from torchyard.metrics.rows import Rows, build_metrics
+from torchyard.metrics.text import has_any_word, read_finite, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
-COUNT = r"([0-9]{1,9})"
-HEAD = re.compile(r"bandwidth of all_reduce\b")
-COUNTED = re.compile(rf"{COUNT} (ranks|trials|warmups)\b")
-DECIMAL = r"([0-9]{1,20}(?:\.[0-9]{0,20})?|nan|inf)"
-BYTES = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)\s?([KMGT]?i?B)"
-PAYLOAD = re.compile(rf"(?<![\w.]){BYTES} payload\b"), re.compile(rf"\bdata size: {BYTES}\b")
-RATE = re.compile(rf"{DECIMAL}\s*([KMGT]?)([Bb])(?:ps|/s)")
-SECONDS = re.compile(rf"{DECIMAL}\s*sec")
-SAID = re.compile(r"\b(algbw|busbw|algo throughput|duration):\s*")
-WHO = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
-SOFTWARE = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
-ELAPSED = re.compile(rf"Elapsed time: (?:{COUNT} days?, )?{COUNT}:{COUNT}:{COUNT}")
-TRIAL = re.compile(rf"\s*(?:{BYTES}:\s+)?{COUNT}\s*")
-VALUES = ("bw:", "throughput:", "duration:")  # one of them is in every line that SAID finds
-POWERS = " KMGT"
-NAMES = {"algo throughput": "throughput", "duration": "seconds"}
+_COUNT = r"([0-9]{1,9})"
+_HEADER_PATTERN = re.compile(r"bandwidth of all_reduce\b")
+_COUNTS_PATTERN = re.compile(rf"{_COUNT} (ranks|trials|warmups)\b")
+_DECIMAL = r"([0-9]{1,20}(?:\.[0-9]{0,20})?|nan|inf)"
+_BYTES = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)\s?([KMGT]?i?B)"
+_PAYLOAD_PATTERNS = re.compile(rf"(?<![\w.]){_BYTES} payload\b"), re.compile(rf"\bdata size: {_BYTES}\b")
+_RATE_PATTERN = re.compile(rf"{_DECIMAL}\s*([KMGT]?)([Bb])(?:ps|/s)")
+_SECONDS_PATTERN = re.compile(rf"{_DECIMAL}\s*sec")
+_VALUE_PATTERN = re.compile(r"\b(algbw|busbw|algo throughput|duration):\s*")
+_RANK_PATTERN = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
+_SOFTWARE_PATTERN = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
+_ELAPSED_PATTERN = re.compile(rf"Elapsed time: (?:{_COUNT} days?, )?{_COUNT}:{_COUNT}:{_COUNT}")
+_TRIAL_PATTERN = re.compile(rf"\s*(?:{_BYTES}:\s+)?{_COUNT}\s*")
+_VALUE_WORDS = ("bw:", "throughput:", "duration:")  # one of them is in every line that SAID finds
+_UNIT_PREFIXES = " KMGT"
+_COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
 
 def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
@@ -32,15 +32,15 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
     `size` is the payload in bytes; `algbw` and `busbw` are in GB/s of 10^9 bytes. The `throughput` of 2021, in the
     same unit, counts both directions: it is twice what `algbw` became.
     """
-    log = Log()
-    for part in parts(lines):
+    log = _BenchLog()
+    for part in split_terminal_lines(lines):
         log.take(part)
     for row in log.rows.all():
         log.note_rate(row)
-    return measured(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
+    return build_metrics(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
 
 
-class Log:
+class _BenchLog:
     """What was printed so far. A row that is told in several lines is open until one of its values comes again."""
 
     def __init__(self) -> None:
@@ -59,20 +59,22 @@ class Log:
             self._columns = cells
         elif cells:
             self._take_cells(cells)
-        if has(part, VALUES):
-            for name, value in read_values(part):
+        if has_any_word(part, _VALUE_WORDS):
+            for name, value in _read_values(part):
                 self._take_value(name, value)
         self._take_facts(part)
-        self._who = read_who(part)
+        self._who = _read_rank(part)
 
     def _take_cells(self, cells: list[str]) -> None:
         """A row of a table; the payload is its first column, or the same for all and said above."""
-        size = re.fullmatch(BYTES, cells[0])
+        size = re.fullmatch(_BYTES, cells[0])
         columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
-        rates = {name: read_rate(cell) for name, cell in zip(columns, cells, strict=False) if RATE.match(cell)}
+        rates = {
+            name: _read_rate(cell) for name, cell in zip(columns, cells, strict=False) if _RATE_PATTERN.match(cell)
+        }
         if rates and (size or "payload" not in columns):
             # The sweep is in powers of two, also where it was still printed as KB.
-            payload: Row = {"size": count(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
+            payload: Row = {"size": _count_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
             self._add({**payload, **rates})
 
     def _take_value(self, name: str, value: float | None) -> None:
@@ -97,58 +99,60 @@ class Log:
 
     def _take_facts(self, part: str) -> None:
         sized = " payload" in part or "data size" in part
-        if sized and (match := next(filter(None, (payload.search(part) for payload in PAYLOAD)), None)):
-            self._payload = {"size": count(match[1], match[2], 1000)}
-        if "bandwidth of" in part and HEAD.search(part):
+        if sized and (match := next(filter(None, (payload.search(part) for payload in _PAYLOAD_PATTERNS)), None)):
+            self._payload = {"size": _count_bytes(match[1], match[2], 1000)}
+        if "bandwidth of" in part and _HEADER_PATTERN.search(part):
             self._open, self._columns = {}, []
-            self.summary |= {name: int(number) for number, name in COUNTED.findall(part)}
+            self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(part)}
         if "software:" in part:
-            self.summary |= {name: re.sub(r",\s*", ".", value.strip("()")) for name, value in SOFTWARE.findall(part)}
-        if "Elapsed" in part and (match := ELAPSED.search(part)):
+            self.summary |= {
+                name: re.sub(r",\s*", ".", value.strip("()")) for name, value in _SOFTWARE_PATTERN.findall(part)
+            }
+        if "Elapsed" in part and (match := _ELAPSED_PATTERN.search(part)):
             days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
             self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def read_who(part: str) -> Row:
+def _read_rank(part: str) -> Row:
     """The line that says whose values follow: `0:`, or `host:0:`."""
-    match = WHO.search(part) if part.rstrip().endswith(":") else None
+    match = _RANK_PATTERN.search(part) if part.rstrip().endswith(":") else None
     return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
 
 
-def read_values(part: str) -> Iterator[tuple[str, float | None]]:
+def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
     """`algbw: 1.939 GBps (15.5 Gbps)` and its like; what is torn before its unit is left out."""
-    for match in SAID.finditer(part):
-        rest, name = part[match.end() :], NAMES.get(match[1], match[1])
-        if name == "seconds" and (seconds := SECONDS.match(rest)):
-            yield name, finite(seconds[1])
-        elif name != "seconds" and RATE.match(rest):
-            yield name, read_rate(rest)
+    for match in _VALUE_PATTERN.finditer(part):
+        rest, name = part[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
+        if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
+            yield name, read_finite(seconds[1])
+        elif name != "seconds" and _RATE_PATTERN.match(rest):
+            yield name, _read_rate(rest)
 
 
-def read_rate(text: str) -> float | None:
+def _read_rate(text: str) -> float | None:
     """The rate that a text begins with in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
-    match = RATE.match(text)
-    value = finite(match[1]) if match else None
+    match = _RATE_PATTERN.match(text)
+    value = read_finite(match[1]) if match else None
     if match is None or value is None:
         return None
-    return value * 1000.0 ** (POWERS.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
+    return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
 
 
-def count(number: str, unit: str, thousand: int) -> int:
+def _count_bytes(number: str, unit: str, thousand: int) -> int:
     """`4.0GB` in bytes; a KB is a `thousand`, a KiB always 1024."""
-    power = max(POWERS.find(unit[0]), 0)
+    power = max(_UNIT_PREFIXES.find(unit[0]), 0)
     return round(float(number) * float(1024 if "i" in unit else thousand) ** power)
 
 
 def read_allreduce_bench_line(line: str) -> Row:
     """The last trial or row in a line."""
     found: Row = {}
-    for part in parts([line]):
-        log = Log()
+    for part in split_terminal_lines([line]):
+        log = _BenchLog()
         log.take(part)
         if rows := log.rows.all():
             found = {key: value for key, value in rows[-1].items() if key != "trial"}
-        elif match := TRIAL.fullmatch(bare(part)):
-            found = {"size": count(match[1], match[2], 1024)} if match[1] else {}
+        elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(part)):
+            found = {"size": _count_bytes(match[1], match[2], 1024)} if match[1] else {}
             found["trial"] = int(match[3])
     return found

@@ -4,11 +4,11 @@ import json
 from collections.abc import Iterable
 from typing import Any
 
-from torchyard.metrics.rows import Rows, measured
+from torchyard.metrics.rows import Rows, build_metrics
 from torchyard.metrics.text import ROW_KEYS
 from torchyard.model.run import Metrics, Row
 
-PLAIN = frozenset({float, int, str, bool})
+_PLAIN_TYPES = frozenset({float, int, str, bool})
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
@@ -27,7 +27,7 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
             rows.put((key, row[key]), row)
         else:
             summary |= row
-    return measured(rows, summary)
+    return build_metrics(rows, summary)
 
 
 def read_object(line: str) -> Row:
@@ -38,10 +38,10 @@ def read_object(line: str) -> Row:
         value = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    found = {key: each for key, each in value.items() if type(each) in PLAIN}
-    return {sound(key): sound(each) for key, each in found.items()} if "\\u" in line else found
+    found = {key: each for key, each in value.items() if type(each) in _PLAIN_TYPES}
+    return {_repair_text(key): _repair_text(each) for key, each in found.items()} if "\\u" in line else found
 
 
-def sound(value: Any) -> Any:
+def _repair_text(value: Any) -> Any:
     """A text that UTF-8 can hold: JSON may name half of a surrogate pair, and no report could be written then."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value

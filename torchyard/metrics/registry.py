@@ -19,8 +19,8 @@ __all__ = [
     "ROW_KEYS",
     "LineReader",
     "Reader",
-    "describe",
-    "number",
+    "describe_row",
+    "format_number",
     "read_json_lines",
     "read_object",
     "read_progress",
@@ -30,13 +30,13 @@ Reader = Callable[[Iterable[str]], Metrics]
 LineReader = Callable[[str], Row]
 
 
-def read_nothing(lines: Iterable[str]) -> Metrics:
+def _read_nothing(lines: Iterable[str]) -> Metrics:
     """The profile asks for no metrics."""
     return Metrics()
 
 
 READERS: dict[MetricsFormat, Reader] = {
-    "none": read_nothing,
+    "none": _read_nothing,
     "json-lines": read_json_lines,
     "yolov5": read_yolov5,
     "mnist": read_mnist,
@@ -69,16 +69,16 @@ def read_progress(row: Row) -> float | None:
     return None
 
 
-def describe(row: Row) -> str:
+def describe_row(row: Row) -> str:
     """A row in words: `epoch 3: accuracy 0.9722, loss 0.1045`."""
     key = next((name for name in ROW_KEYS if name in row), None)
     rest = ", ".join(
-        f"{name} {number(value)}" for name, value in row.items() if name not in (key, f"{key}s", f"last_{key}")
+        f"{name} {format_number(value)}" for name, value in row.items() if name not in (key, f"{key}s", f"last_{key}")
     )
     return f"{key} {row[key]}: {rest}" if key else rest
 
 
-def number(value: float | int | str | bool | None, digits: int = 4) -> str:
+def format_number(value: float | int | str | bool | None, digits: int = 4) -> str:
     """A value in words; None is what the program said to be no number, and what JSON makes of it."""
     if value is None:
         return "nan"

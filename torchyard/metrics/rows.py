@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
-from torchyard.model.run import MOST_ROWS, Metrics, Row
+from torchyard.model.run import MAX_ROWS, Metrics, Row
 
-Key = tuple[str, float | int | str | bool | None]
+RowKey = tuple[str, float | int | str | bool | None]
 
 
 class Rows:
@@ -17,16 +17,16 @@ class Rows:
     def __init__(self, drop: Callable[[Row], object] = lambda row: None) -> None:
         self.count = 0
         self._drop = drop
-        self._kept: dict[Key, tuple[int, Row]] = {}  # with their place among all
-        self._last: Key | None = None
+        self._kept: dict[RowKey, tuple[int, Row]] = {}  # with their place among all
+        self._last: RowKey | None = None
         self._step = 1
         self._highest: dict[str, float] = {}
 
-    def get(self, key: Key) -> Row | None:
+    def get(self, key: RowKey) -> Row | None:
         known = self._kept.get(key)
         return known[1] if known else None
 
-    def put(self, key: Key, row: Row) -> None:
+    def put(self, key: RowKey, row: Row) -> None:
         known = self._kept.get(key)
         if known:
             self._kept[key] = (known[0], row)
@@ -40,13 +40,13 @@ class Rows:
     def all(self) -> tuple[Row, ...]:
         return tuple(row for _, row in self._kept.values())
 
-    def _add(self, key: Key, row: Row) -> None:
+    def _add(self, key: RowKey, row: Row) -> None:
         if self._last is not None and self._kept[self._last][0] % self._step:
             self._drop(self._kept.pop(self._last)[1])
         self._kept[key] = (self.count, row)
         self._last = key
         self.count += 1
-        if len(self._kept) > MOST_ROWS:
+        if len(self._kept) > MAX_ROWS:
             self._thin()
 
     def _thin(self) -> None:
@@ -54,7 +54,7 @@ class Rows:
         for key in [key for key, (place, _) in self._kept.items() if place % self._step and key != self._last]:
             self._drop(self._kept.pop(key)[1])
 
-    def _was_dropped(self, key: Key) -> bool:
+    def _was_dropped(self, key: RowKey) -> bool:
         name, value = key
         if not isinstance(value, int | float):
             return False
@@ -65,7 +65,7 @@ class Rows:
         return self._step > 1
 
 
-def measured(rows: Rows, summary: Row) -> Metrics:
+def build_metrics(rows: Rows, summary: Row) -> Metrics:
     """The metrics of a run; of a long one they say how many rows there were."""
     kept = rows.all()
     if len(kept) == rows.count:

@@ -111,7 +111,7 @@ class LeftError(TorchyardError):
         return f"{self.why}: this process ends and leaves the job under its lease, for the next one to come back to"
 
 
-class OwnedError(TorchyardError):
+class RunInUseError(TorchyardError):
     """Another living process carries the run."""
 
     def __init__(self, folder: str, owner: str) -> None:

@@ -4,18 +4,18 @@ from typing import Annotated, Literal
 
 from pydantic import Field, model_validator
 
-from torchyard.model.base import Noun, Text
+from torchyard.model.base import FrozenModel, Text
 from torchyard.model.pod import Mount, Pod
 
 
-class Gpus(Noun):
+class Gpus(FrozenModel):
     """The GPUs of a shape."""
 
     resource: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="by its full name: nvidia.com/gpu")
     per_node: int = Field(ge=1)
 
 
-class Expect(Noun):
+class Expect(FrozenModel):
     """What NCCL's log must show for a fabric to be in use."""
 
     transport: Literal["roce", "infiniband", "socket"]
@@ -23,7 +23,7 @@ class Expect(Noun):
     gdr: bool | None = Field(None, description="GPUDirect RDMA")
 
 
-class Fabric(Noun):
+class Fabric(FrozenModel):
     """One way to use a shape's network."""
 
     about: str
@@ -46,7 +46,7 @@ class Fabric(Noun):
         return self
 
 
-class Hardware(Noun):
+class Hardware(FrozenModel):
     """One shape of node: its labels, its GPUs, its line rate and its fabrics."""
 
     about: str

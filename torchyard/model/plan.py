@@ -4,9 +4,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import ClusterNeed, HostNeed
+from torchyard.model.requirements import ClusterRequirement, HostRequirement
 
 THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 
@@ -15,14 +15,14 @@ THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 Ranks = Literal["teed", "logged", "placed"]
 
 
-class Command(Noun):
+class Command(FrozenModel):
     """A program to start on a host; `input` goes to its stdin as JSON."""
 
     argv: tuple[str, ...]
     input: dict[str, Any] | None = None
 
 
-class Site(Noun):
+class Site(FrozenModel):
     """An attempt's folder on a host that ssh reaches: filled before its first process, brought home and removed after.
 
     `folder` begins at the home there, if it is not absolute. The other paths are of the launcher's machine.
@@ -38,7 +38,7 @@ class Site(Noun):
     )
 
 
-class Block(Noun):
+class Process(FrozenModel):
     """One kept process on one host. Submit and cancel print one JSON object; status prints one at every change.
 
     `follow` prints the log itself, and ends with 0 once all of it is printed that there will ever be.
@@ -56,18 +56,18 @@ class Block(Noun):
     site: Site | None = Field(None, description="what must be there before; blocks may share it")
 
 
-class CommandPlan(Noun):
+class CommandPlan(FrozenModel):
     """A job made of processes: one block per host, and the rendezvous store where the run brings its own."""
 
     kind: Literal["commands"] = "commands"
     launcher: str
     job: str
     label: str = Field(description="what every process of the job carries in its environment")
-    on: tuple[Block, ...]
-    store: Block | None = None
+    on: tuple[Process, ...]
+    store: Process | None = None
     probe: str | None = Field(None, description="the URL that answers 200 once the rendezvous store serves the v2 API")
     ranks: Ranks = "teed"
-    requires: tuple[HostNeed, ...]
+    requires: tuple[HostRequirement, ...]
 
     @property
     def nodes(self) -> dict[str, str]:
@@ -80,7 +80,7 @@ class CommandPlan(Noun):
         return {block.name: block.log for block in self.blocks}
 
     @property
-    def blocks(self) -> tuple[Block, ...]:
+    def blocks(self) -> tuple[Process, ...]:
         """Every block, the store first: the order of starting. Stopping goes backwards."""
         return (self.store, *self.on) if self.store else self.on
 
@@ -90,7 +90,7 @@ class CommandPlan(Noun):
         return tuple(dict.fromkeys(block.site for block in self.blocks if block.site))
 
 
-class Watched(Noun):
+class Watched(FrozenModel):
     """A kind of object whose changes tell how the job is."""
 
     api: str = Field(description="batch.volcano.sh/v1alpha1")
@@ -98,7 +98,7 @@ class Watched(Noun):
     by_name: bool = Field(False, description="the one that is called like the job; else all with the run's labels")
 
 
-def at(thing: dict[str, Any], way: tuple[str | int, ...]) -> dict[str, Any]:
+def get_nested(thing: dict[str, Any], way: tuple[str | int, ...]) -> dict[str, Any]:
     """What stands at the end of a way of keys."""
     found: Any = thing
     for key in way:
@@ -107,7 +107,7 @@ def at(thing: dict[str, Any], way: tuple[str | int, ...]) -> dict[str, Any]:
     return here
 
 
-class ManifestPlan(Noun):
+class ManifestPlan(FrozenModel):
     """A job made of Kubernetes objects, created in order: the rendezvous store where the run brings one, the job."""
 
     kind: Literal["manifests"] = "manifests"
@@ -127,7 +127,7 @@ class ManifestPlan(Noun):
     ranks: Ranks = "teed"
     force: bool = Field(False, description="teardown ends a pod by force whose dead node does not confirm its end")
     folder: str = Field(description="of this attempt, on the launcher's machine")
-    requires: tuple[ClusterNeed, ...]
+    requires: tuple[ClusterRequirement, ...]
 
     @property
     def run(self) -> str:
@@ -142,12 +142,12 @@ class ManifestPlan(Noun):
     @property
     def parts(self) -> tuple[dict[str, Any], ...]:
         """What the API server must take: the store, the job, and what a controller will make of it."""
-        return (*self.store, *self.objects, *((at(self.main, self.inside),) if self.inside else ()))
+        return (*self.store, *self.objects, *((get_nested(self.main, self.inside),) if self.inside else ()))
 
     @property
     def pod(self) -> dict[str, Any]:
         """The first pod, as a controller will make it of its template."""
-        template = at(self.main, self.template)
+        template = get_nested(self.main, self.template)
         name = f"{self.job}-{next(iter(self.tasks))}-0{'-xxxxx' if self.suffixed else ''}"
         return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": name}}
 

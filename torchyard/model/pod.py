@@ -5,23 +5,23 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
-from torchyard.model.base import Noun, Quantity, Text
+from torchyard.model.base import FrozenModel, Quantity, Text
 
-PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
+_PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
 
 
-def read_resources(value: object) -> object:
+def _read_resources(value: object) -> object:
     """`gpus`, `cpu`, `memory`, `ephemeral-storage`, or a resource by its full name, such as rdma/rdma."""
     for name in value if isinstance(value, dict) else ():
-        if name not in PLAIN_RESOURCES and not re.fullmatch(r"hugepages-\w+|[\w.-]+/[\w.-]+", str(name)):
-            raise ValueError(f"there is no {name}: {', '.join(PLAIN_RESOURCES)}, or a full name such as rdma/rdma")
+        if name not in _PLAIN_RESOURCES and not re.fullmatch(r"hugepages-\w+|[\w.-]+/[\w.-]+", str(name)):
+            raise ValueError(f"there is no {name}: {', '.join(_PLAIN_RESOURCES)}, or a full name such as rdma/rdma")
     return value
 
 
-Resources = Annotated[dict[str, Quantity], BeforeValidator(read_resources)]
+Resources = Annotated[dict[str, Quantity], BeforeValidator(_read_resources)]
 
 
-class Bundle(Noun):
+class Bundle(FrozenModel):
     """A ConfigMap or a Secret."""
 
     secret: str | None = None
@@ -40,7 +40,7 @@ class Source(Bundle):
     key: str
 
 
-class Init(Noun):
+class Init(FrozenModel):
     """A container that runs to its end before the job's begins."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
@@ -48,7 +48,7 @@ class Init(Noun):
     command: tuple[Text, ...] = Field((), description="else the image's own")
 
 
-class Pod(Noun):
+class Pod(FrozenModel):
     """What a pod needs of its node and its namespace. A hardware file's fabric and a profile both say it."""
 
     host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
@@ -86,14 +86,14 @@ class Pod(Noun):
         return base.model_copy(update=said)
 
 
-def read_tag(value: object) -> str:
+def _read_tag(value: object) -> str:
     return "source" if isinstance(value, dict | Source) else "text"
 
 
-EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(read_tag)]
+EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(_read_tag)]
 
 
-class Mount(Noun):
+class Mount(FrozenModel):
     """What is mounted at a path: exactly one of these."""
 
     claim: str | None = Field(None, description="a PersistentVolumeClaim")

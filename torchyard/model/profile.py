@@ -4,26 +4,26 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
-from torchyard.model.base import Duration, Noun, Text
+from torchyard.model.base import Duration, FrozenModel, Text
 from torchyard.model.hardware import Fabric, Hardware
 from torchyard.model.pod import EnvValue, Mount, Pod, Resources
 
 
-def read_nodes(value: object) -> object:
+def _read_nodes(value: object) -> object:
     """`2` is short for `{min: 2, max: 2}`."""
     if isinstance(value, int) and value < 1:
         raise ValueError("a number of nodes is at least 1")
     return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-MOST = 10_000  # nodes: a plan has something for each of them
+_MAX_COUNT = 10_000  # nodes: a plan has something for each of them
 
 
-class NodeRange(Noun):
+class NodeRange(FrozenModel):
     """How many nodes: exactly `min` where both are the same, else elastic."""
 
     min: int = Field(ge=1)
-    max: int = Field(ge=1, le=MOST)
+    max: int = Field(ge=1, le=_MAX_COUNT)
 
     @model_validator(mode="after")
     def ordered(self) -> "NodeRange":
@@ -35,17 +35,26 @@ class NodeRange(Noun):
         return str(self.min) if self.min == self.max else f"{self.min}:{self.max}"
 
 
-COUNT = {"type": "integer", "minimum": 1}
+_COUNT_SCHEMA = {"type": "integer", "minimum": 1}
 Nodes = Annotated[
     NodeRange,
-    BeforeValidator(read_nodes),
+    BeforeValidator(_read_nodes),
     WithJsonSchema(
-        {"anyOf": [COUNT, {"type": "object", "properties": {"min": COUNT, "max": COUNT}, "required": ["min", "max"]}]}
+        {
+            "anyOf": [
+                _COUNT_SCHEMA,
+                {
+                    "type": "object",
+                    "properties": {"min": _COUNT_SCHEMA, "max": _COUNT_SCHEMA},
+                    "required": ["min", "max"],
+                },
+            ]
+        }
     ),
 ]
 
 
-class Deadlines(Noun):
+class Deadlines(FrozenModel):
     """When a run is given up. `lease`: how long a job lives on when nobody looks after it."""
 
     start: Duration = Field(600.0, description="until every node has joined")
@@ -55,7 +64,7 @@ class Deadlines(Noun):
     grace: Duration = Field(10.0, description="between asking a process to stop and killing it")
 
 
-class Cluster(Noun):
+class Cluster(FrozenModel):
     """Which cluster and namespace; what is left out comes from the kubeconfig."""
 
     context: str | None = None
@@ -64,7 +73,7 @@ class Cluster(Noun):
 
 Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
 Agent = Literal["torchrun", "launch", "none"]
-WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would hand out ranks of its own
+_WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would hand out ranks of its own
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
 OnLauncherLost = Literal["keep", "stop"]
@@ -72,7 +81,7 @@ OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
 
 
-class Profile(Noun):
+class Profile(FrozenModel):
     """One job, as its YAML file says it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
@@ -92,7 +101,7 @@ class Profile(Noun):
     )
     args: tuple[Text, ...] = Field((), description="the program's arguments")
     nodes: Nodes = Field(NodeRange(min=1, max=1), description="2, or {min: 2, max: 8}")
-    processes: int = Field(1, ge=1, le=MOST, description="per node")
+    processes: int = Field(1, ge=1, le=_MAX_COUNT, description="per node")
     rendezvous: Rendezvous = Field("c10d", description="how the nodes find each other")
     shared_file: str | None = Field(None, description="for rendezvous file: a path that every node has, on one disk")
     agent: Agent | None = Field(
@@ -129,7 +138,7 @@ class Profile(Noun):
             raise ValueError("a profile names a program (with an image, in pods) or a manifest: one of them")
         if self.starter == "none" and self.rendezvous in WITH_AGENT:
             raise ValueError(f"agent: none cannot meet by {self.rendezvous}, which agents do: static, env or file can")
-        if self.starter != "none" and self.rendezvous in WITHOUT_AGENT:
+        if self.starter != "none" and self.rendezvous in _WITHOUT_AGENT:
             raise ValueError(f"agent: {self.starter} cannot meet by {self.rendezvous}: c10d, etcd-v2 or static can")
         if self.rendezvous not in WITH_AGENT and self.nodes.min != self.nodes.max:
             raise ValueError(f"nodes: {self.rendezvous} has a place for each node: one number, not {self.nodes}")
@@ -149,7 +158,7 @@ class Profile(Noun):
     @property
     def starter(self) -> Agent:
         """What starts a node's processes, said or not."""
-        return self.agent or ("none" if self.rendezvous in WITHOUT_AGENT else "torchrun")
+        return self.agent or ("none" if self.rendezvous in _WITHOUT_AGENT else "torchrun")
 
     @property
     def world_size(self) -> int:

@@ -4,15 +4,15 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.pod import Resources
 
-IRREGULAR = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
+_IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definitions"}
 
 # --- on a host
 
 
-class WritableFolder(Noun):
+class WritableFolder(FrozenModel):
     """A folder that exists or can be made, with room for a log."""
 
     kind: Literal["folder"] = "folder"
@@ -20,7 +20,7 @@ class WritableFolder(Noun):
     path: str
 
 
-class ProgramFile(Noun):
+class ProgramFile(FrozenModel):
     """A file that the job reads."""
 
     kind: Literal["file"] = "file"
@@ -28,7 +28,7 @@ class ProgramFile(Noun):
     path: str
 
 
-class Package(Noun):
+class Package(FrozenModel):
     """A Python distribution in the job's interpreter."""
 
     kind: Literal["package"] = "package"
@@ -39,7 +39,7 @@ class Package(Noun):
     why: str
 
 
-class FreePort(Noun):
+class FreePort(FrozenModel):
     """A TCP port that nobody listens on but the attempt itself, which another machine may have begun."""
 
     kind: Literal["port"] = "port"
@@ -49,7 +49,7 @@ class FreePort(Noun):
     label: str = Field("", description="what the processes carry that may hold it: those of the attempt itself")
 
 
-class Processors(Noun):
+class Processors(FrozenModel):
     """Enough processors for the processes of a host; fewer is a warning."""
 
     kind: Literal["processors"] = "processors"
@@ -57,7 +57,7 @@ class Processors(Noun):
     count: int
 
 
-class RunaiCli(Noun):
+class RunaiCli(FrozenModel):
     """Run:ai's CLI of one generation, with somebody logged in who has the project."""
 
     kind: Literal["runai"] = "runai"
@@ -67,7 +67,7 @@ class RunaiCli(Noun):
     project: str
 
 
-class Reaches(Noun):
+class Reaches(FrozenModel):
     """A name or an address of another host, with a way to it."""
 
     kind: Literal["reaches"] = "reaches"
@@ -75,14 +75,14 @@ class Reaches(Noun):
     address: str
 
 
-class Clock(Noun):
+class Clock(FrozenModel):
     """A clock that agrees with the launcher's; else deadlines and times are wrong."""
 
     kind: Literal["clock"] = "clock"
     host: str
 
 
-HostNeed = Annotated[
+HostRequirement = Annotated[
     WritableFolder | ProgramFile | Package | FreePort | Processors | Reaches | Clock | RunaiCli,
     Field(discriminator="kind"),
 ]
@@ -91,15 +91,15 @@ HostNeed = Annotated[
 # --- in a cluster
 
 
-def plural(kind: str) -> str:
+def plural_kind(kind: str) -> str:
     """`jobs` of Job, `networkpolicies` of NetworkPolicy: how the API server's paths spell a kind."""
     name = kind.lower()
-    if kind in IRREGULAR:
-        return IRREGULAR[kind]
+    if kind in _IRREGULAR_PLURALS:
+        return _IRREGULAR_PLURALS[kind]
     return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
 
 
-class Right(Noun):
+class Permission(FrozenModel):
     """Something that this user must be allowed to do in the namespace."""
 
     kind: Literal["right"] = "right"
@@ -107,7 +107,7 @@ class Right(Noun):
     resource: str = Field(description="plural.group, with /subresource behind it: pods/log")
 
 
-class Served(Noun):
+class CrdServed(FrozenModel):
     """A kind that the API server must serve in this version."""
 
     kind: Literal["served"] = "served"
@@ -116,7 +116,7 @@ class Served(Noun):
     install: str = Field(description="the command that brings it")
 
 
-class Controller(Noun):
+class Controller(FrozenModel):
     """A controller that must be running: a Deployment with this label, or else of this name, in any namespace."""
 
     kind: Literal["controller"] = "controller"
@@ -125,14 +125,14 @@ class Controller(Noun):
     gang: str | None = Field(None, description="a flag that it must have been started with")
 
 
-class OpenQueue(Noun):
+class OpenQueue(FrozenModel):
     """A queue of Volcano that takes jobs."""
 
     kind: Literal["queue"] = "queue"
     name: str
 
 
-class Room(Noun):
+class Capacity(FrozenModel):
     """Enough nodes for the gang: by labels, taints and what a node can allocate at all."""
 
     kind: Literal["room"] = "room"
@@ -146,7 +146,7 @@ class Room(Noun):
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
 
 
-class Object(Noun):
+class Object(FrozenModel):
     """Something of the namespace that the pods name."""
 
     kind: Literal["object"] = "object"
@@ -166,14 +166,14 @@ class Object(Noun):
     holds: tuple[str, ...] = Field((), description="keys that it must have")
 
 
-class Admitted(Noun):
+class Admitted(FrozenModel):
     """What the API server must take as it is: a dry run with its webhooks, its quotas and its pod security."""
 
     kind: Literal["admitted"] = "admitted"
     what: Literal["objects", "pod"]
 
 
-class Advice(Noun):
+class Advice(FrozenModel):
     """What needs no asking, and is always a warning."""
 
     kind: Literal["advice"] = "advice"
@@ -181,14 +181,14 @@ class Advice(Noun):
     detail: str
 
 
-ClusterNeed = Annotated[
-    Right | Served | Controller | OpenQueue | Room | Object | Admitted | Advice | WritableFolder,
+ClusterRequirement = Annotated[
+    Permission | CrdServed | Controller | OpenQueue | Capacity | Object | Admitted | Advice | WritableFolder,
     Field(discriminator="kind"),
 ]
 Verdict = Literal["ok", "warning", "failed"]
 
 
-class Check(Noun):
+class Check(FrozenModel):
     """What preflight found for one requirement."""
 
     need: str
@@ -197,13 +197,13 @@ class Check(Noun):
     remedy: str = ""
 
 
-def ok(need: str, detail: str) -> Check:
+def passed_check(need: str, detail: str) -> Check:
     return Check(need=need, verdict="ok", detail=detail)
 
 
-def warning(need: str, detail: str, remedy: str = "") -> Check:
+def warning_check(need: str, detail: str, remedy: str = "") -> Check:
     return Check(need=need, verdict="warning", detail=detail, remedy=remedy)
 
 
-def failed(need: str, detail: str, remedy: str) -> Check:
+def failed_check(need: str, detail: str, remedy: str) -> Check:
     return Check(need=need, verdict="failed", detail=detail, remedy=remedy)

@@ -8,14 +8,14 @@ from typing import Any, Literal, NamedTuple
 
 from pydantic import Field
 
-from torchyard.model.base import Noun
+from torchyard.model.base import FrozenModel
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 
 # --- who we are ----------------------------------------------------------------------------------------------------
 
 
-class Run(Noun):
+class Run(FrozenModel):
     """One try of one flow run: every name, label, port and rendezvous id comes from it."""
 
     id: str = Field(description="the flow run's id, stable over its retries")
@@ -41,7 +41,7 @@ class Run(Noun):
 # --- what was started, and how it goes -----------------------------------------------------------------------------
 
 
-class Handle(Noun):
+class Handle(FrozenModel):
     """Enough, alone, to wait, follow, collect and tear down."""
 
     plan: Plan
@@ -63,10 +63,10 @@ class Observation(NamedTuple):
 
 
 State = Literal["pending", "running", "succeeded", "failed", "gone"]
-ENDED: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
+ENDED_STATES: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
 
 
-class Failure(Noun):
+class Failure(FrozenModel):
     """Why a job failed, and where it began."""
 
     cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
@@ -79,7 +79,7 @@ class Failure(Noun):
     tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
 
-class Status(Noun):
+class Status(FrozenModel):
     """How a job is, in one word and one sentence."""
 
     state: State
@@ -87,7 +87,7 @@ class Status(Noun):
     failure: Failure | None = Field(None, description="where the controllers know a cause that no log can tell")
 
 
-class Outcome(Noun):
+class Outcome(FrozenModel):
     """How a job ended: `cause` is set where the launcher itself ended it."""
 
     status: Status
@@ -110,7 +110,7 @@ class LogLine(NamedTuple):
     text: str
 
 
-class LogFile(Noun):
+class LogFile(FrozenModel):
     """One node's log on disk; `lost` says what is missing for good."""
 
     node: str
@@ -120,20 +120,20 @@ class LogFile(Noun):
 
 
 Row = dict[str, float | int | str | bool | None]
-MOST_ROWS = 1000  # of one attempt: what a plot can show, and a report can hold
+MAX_ROWS = 1000  # of one attempt: what a plot can show, and a report can hold
 
 
-class Metrics(Noun):
+class Metrics(FrozenModel):
     """What rank 0 measured: one row per epoch, step or trial, and what held for the whole run."""
 
     rows: tuple[Row, ...] = Field(
-        (), description=f"at most {MOST_ROWS}: of a longer run they are thinned evenly, the first and the last kept"
+        (), description=f"at most {MAX_ROWS}: of a longer run they are thinned evenly, the first and the last kept"
     )
     count: int = Field(0, description="how many rows there were before they were thinned; 0 where all are kept")
     summary: Row = Field({})
 
 
-class Collected(Noun):
+class Collected(FrozenModel):
     """What the logs of one attempt hold."""
 
     logs: tuple[LogFile, ...]
@@ -141,7 +141,7 @@ class Collected(Noun):
     failure: Failure | None
 
 
-class Attempt(Noun):
+class Attempt(FrozenModel):
     """One try, ended."""
 
     number: int
@@ -149,7 +149,7 @@ class Attempt(Noun):
     collected: Collected
 
 
-class Step(Noun):
+class Step(FrozenModel):
     """One step of the line, for the report."""
 
     name: str
@@ -160,7 +160,7 @@ class Step(Noun):
 End = Literal["succeeded", "failed", "cancelled", "stopped", "swept", "gave-up"]
 
 
-class Report(Noun):
+class Report(FrozenModel):
     """The end of a run."""
 
     profile: str

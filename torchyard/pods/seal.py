@@ -10,23 +10,23 @@ import hmac
 import json
 from collections.abc import Callable
 
-source: Callable[[str], str] = lambda _: ""  # noqa: E731  the key of a flow run's id; empty where there is none
+key_source: Callable[[str], str] = lambda _: ""  # noqa: E731  the key of a flow run's id; empty where there is none
 
 
 @functools.cache
-def key(run_id: str) -> str:
+def get_run_key(run_id: str) -> str:
     """The run's key, asked for once a process; empty where there is none or it cannot be had."""
-    return source(run_id)
+    return key_source(run_id)
 
 
-def seal(secret: str, *facts: object) -> str:
+def make_seal(secret: str, *facts: object) -> str:
     """The seal of some facts, which must be JSON; empty without a key."""
     text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest() if secret else ""
 
 
-def fits(secret: str, given: object, *facts: object) -> bool:
+def is_valid_seal(secret: str, given: object, *facts: object) -> bool:
     """Whether a seal is the one of these facts. Without a key none is."""
     if not secret or not isinstance(given, str):
         return False
-    return hmac.compare_digest(given.encode(errors="replace"), seal(secret, *facts).encode())
+    return hmac.compare_digest(given.encode(errors="replace"), make_seal(secret, *facts).encode())

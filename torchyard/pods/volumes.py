@@ -8,13 +8,13 @@ from torchyard.model.profile import Profile
 Manifest = dict[str, Any]
 
 
-def volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
+def build_volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
     """Each volume with its mount."""
     devices = {path: {"hostPath": {"path": path}} for path in needs.devices}
     memory = {"medium": "Memory", "sizeLimit": needs.shm}
     shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if needs.shm else {}
-    named = {path: volume_of(mount) for path, mount in mounts(profile).items()}
-    read_only = {path for path, mount in mounts(profile).items() if mount.read_only}
+    named = {path: _build_volume_source(mount) for path, mount in merge_mounts(profile).items()}
+    read_only = {path for path, mount in merge_mounts(profile).items() if mount.read_only}
     found = enumerate({**devices, **shm, **named}.items())
     return [
         (
@@ -25,12 +25,12 @@ def volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
     ]
 
 
-def mounts(profile: Profile) -> dict[str, Mount]:
+def merge_mounts(profile: Profile) -> dict[str, Mount]:
     """What the fabric and the profile mount; at the same path, the profile's."""
     return {**(profile.network.mounts if profile.network else {}), **profile.mounts}
 
 
-def volume_of(mount: Mount) -> Manifest:
+def _build_volume_source(mount: Mount) -> Manifest:
     """A volume's source."""
     sources: dict[str, Manifest] = {
         "persistentVolumeClaim": {"claimName": mount.claim},
@@ -38,12 +38,12 @@ def volume_of(mount: Mount) -> Manifest:
         "secret": {"secretName": mount.secret},
         "hostPath": {"path": mount.host},
         "emptyDir": {"sizeLimit": mount.scratch},
-        "ephemeral": {"volumeClaimTemplate": claim(mount)},
+        "ephemeral": {"volumeClaimTemplate": _build_claim_template(mount)},
     }
     return {kind: source for kind, source in sources.items() if next(iter(source.values()))}
 
 
-def claim(mount: Mount) -> Manifest | None:
+def _build_claim_template(mount: Mount) -> Manifest | None:
     """What a volume of the pod's own is made from."""
     if mount.ephemeral is None:
         return None

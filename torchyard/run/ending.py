@@ -5,17 +5,17 @@ from typing import Protocol
 
 from torchyard.backend import backend_of
 from torchyard.common import secrets
-from torchyard.common.log import log
-from torchyard.model.errors import FolderError, OwnedError, TorchyardError
+from torchyard.common.log import get_log
+from torchyard.model.errors import FolderError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, End, Outcome, Report, Status, Step
 from torchyard.run.folder import RunFolder
-from torchyard.run.report import as_text
+from torchyard.run.report import render_text
 from torchyard.run.reporter import Reporter
 
 
-class Carried(Protocol):
+class _OpenRun(Protocol):
     """What the end must know of a run (see Runner)."""
 
     profile: Profile
@@ -32,10 +32,10 @@ class Carried(Protocol):
     def remove(self, plan: Plan) -> tuple[str, ...]: ...
 
 
-class Ending:
+class RunFinisher:
     """Brings one run to the end that it has come to. Signals are held off meanwhile."""
 
-    def __init__(self, run: Carried) -> None:
+    def __init__(self, run: _OpenRun) -> None:
         self._run = run
 
     def finish(self, end: End, sentence: str) -> Report:
@@ -58,20 +58,20 @@ class Ending:
             left=tuple(dict.fromkeys(run.left)),
             folder=str(run.folder.path),
         )
-        report = secrets.hide(report)
+        report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self._release()
-        log().info("\n%s", as_text(report))
+        get_log().info("\n%s", render_text(report))
         try:
             run.folder.save_report(report)
         except FolderError as error:
-            log().error("the report is not on disk: %s", error)
+            get_log().error("the report is not on disk: %s", error)
         run.reporter.show_report(report)
         return report
 
     def _record(self, end: End, sentence: str) -> None:
         """Write down what the next process shall make of it, here and where another machine reads it."""
-        sentence = secrets.mask(sentence)
+        sentence = secrets.mask_text(sentence)
         self._run.folder.note("ending", end=end, sentence=sentence)
         if self._run.open:
             backend_of(self._run.open[1]).record_ending(end, sentence)
@@ -83,7 +83,7 @@ class Ending:
         run.left += run.remove(plan)
         try:
             run.close(number, plan, run.folder.outcome(number) or stopped)
-        except OwnedError:
+        except RunInUseError:
             raise
         except TorchyardError as error:
             run.left.append(str(error))

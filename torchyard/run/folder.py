@@ -22,28 +22,28 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from torchyard.common.private_files import FILE, make_folder, opener
-from torchyard.model.base import Noun
-from torchyard.model.errors import FolderError, OwnedError
+from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file
+from torchyard.model.base import FrozenModel
+from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.run import Attempt, Outcome, Report, Run
 from torchyard.run import journal
 
-ROOT = Path(__file__).resolve().parents[2]
+_ROOT = Path(__file__).resolve().parents[2]
 N = TypeVar("N", bound=BaseModel)
-HELD = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # what flock says of a lock that another process holds
-GLANCE_S = 0.2  # how long somebody may hold the lock who only looks whether a process does
-LOG = logging.getLogger("torchyard")
-GONE = "what was started is not known any more: end it by hand, then remove the folder"
+_LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # what flock says of a lock that another process holds
+_LOCK_TIMEOUT_S = 0.2  # how long somebody may hold the lock who only looks whether a process does
+_LOG = logging.getLogger("torchyard")
+_UNREADABLE_REMEDY = "what was started is not known any more: end it by hand, then remove the folder"
 
 
-def runs() -> Path:
+def runs_folder() -> Path:
     """Where all runs are: TORCHYARD_RUNS, or `runs` in the project."""
-    return Path(os.environ.get("TORCHYARD_RUNS") or ROOT / "runs").expanduser().absolute()
+    return Path(os.environ.get("TORCHYARD_RUNS") or _ROOT / "runs").expanduser().absolute()
 
 
-class Intent(Noun):
+class AttemptPlan(FrozenModel):
     """What an attempt is about to start; enough to find, follow and remove it later."""
 
     plan: Plan
@@ -58,7 +58,7 @@ class RunFolder:
 
     @classmethod
     def of(cls, profile: Profile, run_id: str) -> "RunFolder":
-        return cls(runs() / Run(id=run_id, attempt=1, folder="").name(profile))
+        return cls(runs_folder() / Run(id=run_id, attempt=1, folder="").name(profile))
 
     @property
     def name(self) -> str:
@@ -70,10 +70,10 @@ class RunFolder:
     def owned(self) -> Iterator[None]:
         """Carry the run: OwnedError where another living process does, FolderError where the folder cannot be used."""
         with self._usable():
-            make_folder(self.path)
-        lock = self._lock(GLANCE_S)
+            make_private_folder(self.path)
+        lock = self._lock(_LOCK_TIMEOUT_S)
         if lock is None:
-            raise OwnedError(str(self.path), self._owner())
+            raise RunInUseError(str(self.path), self._owner())
         try:
             with self._usable():
                 os.ftruncate(lock, 0)
@@ -92,7 +92,7 @@ class RunFolder:
     def _lock(self, patience: float) -> int | None:
         """The lock's file descriptor; None where another process holds it."""
         with self._usable():
-            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, FILE)
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
         until = time.monotonic() + patience
         try:
             while not _try_lock(lock):
@@ -123,7 +123,7 @@ class RunFolder:
         lease = self.path / "lease"
         with self._usable():
             if not lease.exists():
-                _write(lease, f"{seconds:g}\n")
+                _write_synced_file(lease, f"{seconds:g}\n")
             os.utime(lease)
 
     def extend(self) -> None:
@@ -157,7 +157,7 @@ class RunFolder:
         """
         try:
             with self._usable():
-                journal.append(self.path / "journal", event, facts)
+                journal.append_event(self.path / "journal", event, facts)
         except FolderError:
             if event == "start":
                 raise
@@ -165,7 +165,7 @@ class RunFolder:
     def events(self) -> list[dict[str, Any]]:
         """What has happened; a line that is torn is reported and left out."""
         with self._usable():
-            return journal.read(self.path / "journal")
+            return journal.read_events(self.path / "journal")
 
     def last(self, event: str) -> dict[str, Any]:
         """The last event of a kind; empty where there is none."""
@@ -180,11 +180,11 @@ class RunFolder:
         """The attempts that have a plan, in order."""
         return sorted(int(path.parent.name.removeprefix("attempt-")) for path in self.path.glob("attempt-*/plan.json"))
 
-    def save_intent(self, number: int, intent: Intent) -> None:
+    def save_intent(self, number: int, intent: AttemptPlan) -> None:
         self._write(self.attempt(number) / "plan.json", intent)
 
-    def intent(self, number: int) -> Intent | None:
-        return self._read(self.attempt(number) / "plan.json", Intent)
+    def intent(self, number: int) -> AttemptPlan | None:
+        return self._read(self.attempt(number) / "plan.json", AttemptPlan)
 
     def save_outcome(self, number: int, outcome: Outcome) -> None:
         self._write(self.attempt(number) / "outcome.json", outcome)
@@ -213,11 +213,11 @@ class RunFolder:
     def _write(self, path: Path, noun: BaseModel) -> None:
         """Whole or not at all: readers never see half a file, nor does who comes back after a power cut."""
         with self._usable():
-            make_folder(path.parent)
+            make_private_folder(path.parent)
             part = path.with_suffix(".part")
-            _write(part, noun.model_dump_json(indent=1) + "\n")
+            _write_synced_file(part, noun.model_dump_json(indent=1) + "\n")
             part.replace(path)
-            journal.sync(path.parent)
+            journal.sync_folder(path.parent)
 
     def _read(self, path: Path, kind: type[N]) -> N | None:
         """FolderError where there is something that cannot be read: it is not the same as nothing."""
@@ -228,20 +228,20 @@ class RunFolder:
                 return None
             except ValidationError as error:
                 why = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
-                raise FolderError(str(self.path), why, GONE) from error
+                raise FolderError(str(self.path), why, _UNREADABLE_REMEDY) from error
 
     def _read_whole(self, path: Path, kind: type[N]) -> N | None:
         """What can be found out again, where it is whole: how a job ended is asked of its keepers or pods."""
         try:
             return self._read(path, kind)
         except FolderError as error:
-            LOG.warning("%s is left out: %s", path.name, error.why)
+            _LOG.warning("%s is left out: %s", path.name, error.why)
             return None
 
 
-def all_runs() -> list[RunFolder]:
+def list_run_folders() -> list[RunFolder]:
     """Every run folder on this machine."""
-    return [RunFolder(path.parent) for path in sorted(runs().glob("*/journal"))]
+    return [RunFolder(path.parent) for path in sorted(runs_folder().glob("*/journal"))]
 
 
 def _try_lock(lock: int) -> bool:
@@ -249,15 +249,15 @@ def _try_lock(lock: int) -> bool:
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
-        if error.errno not in HELD:
+        if error.errno not in _LOCK_HELD_ERRNOS:
             raise
         return False
     return True
 
 
-def _write(path: Path, text: str) -> None:
+def _write_synced_file(path: Path, text: str) -> None:
     """Write a file that is on the disk afterwards."""
-    with open(path, "w", encoding="utf-8", opener=opener) as file:
+    with open(path, "w", encoding="utf-8", opener=open_private_file) as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())

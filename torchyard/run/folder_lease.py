@@ -5,26 +5,26 @@ import contextvars
 import threading
 from collections.abc import Iterator
 
-from torchyard.common.log import log
+from torchyard.common.log import get_log
 from torchyard.model.errors import FolderError
 from torchyard.run.folder import RunFolder
 
-RENEW_INTERVAL_S = 2.0
+_RENEW_INTERVAL_S = 2.0
 
 
 @contextlib.contextmanager
-def held(folder: RunFolder, seconds: float) -> Iterator[None]:
+def hold_folder_lease(folder: RunFolder, seconds: float) -> Iterator[None]:
     """Renew the lease on a thread of its own; no step and no call to Prefect holds that up."""
     over = threading.Event()
     run = contextvars.copy_context().run  # the run's log belongs to a context
-    threading.Thread(target=run, args=(_renew, folder, seconds, over), daemon=True, name="lease").start()
+    threading.Thread(target=run, args=(_renew_folder_lease, folder, seconds, over), daemon=True, name="lease").start()
     try:
         yield
     finally:
         over.set()
 
 
-def _renew(folder: RunFolder, seconds: float, over: threading.Event) -> None:
+def _renew_folder_lease(folder: RunFolder, seconds: float, over: threading.Event) -> None:
     """Renew until it is over; a folder that cannot be written ends no job, and is reported once."""
     said = ""
     while True:
@@ -34,12 +34,12 @@ def _renew(folder: RunFolder, seconds: float, over: threading.Event) -> None:
         except FolderError as error:
             if str(error) != said:
                 said = str(error)
-                log().warning("the run's lease is not renewed: %s", said)
-        if over.wait(RENEW_INTERVAL_S):
+                get_log().warning("the run's lease is not renewed: %s", said)
+        if over.wait(_RENEW_INTERVAL_S):
             return
 
 
-def renewed_at(folder: RunFolder) -> float:
+def read_renewal_time(folder: RunFolder) -> float:
     """When a process last said that it looked after the run; 0 where none did."""
     try:
         return (folder.path / "lease").stat().st_mtime

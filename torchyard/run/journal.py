@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchyard.common.private_files import opener
+from torchyard.common.private_files import open_private_file
 
-LOG = logging.getLogger("torchyard")
+_LOG = logging.getLogger("torchyard")
 
 
-def append(journal: Path, event: str, facts: dict[str, Any]) -> None:
+def append_event(journal: Path, event: str, facts: dict[str, Any]) -> None:
     """Write an event down, on the disk; one write, so that two processes cannot tear each other's line. OSError."""
     line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts}) + "\n"
-    with open(journal, "ab+", buffering=0, opener=opener) as file:
+    with open(journal, "ab+", buffering=0, opener=open_private_file) as file:
         # Behind a torn line: what begins on a line of its own can be read.
         end = file.seek(0, os.SEEK_END)
         torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
@@ -27,10 +27,10 @@ def append(journal: Path, event: str, facts: dict[str, Any]) -> None:
             raise OSError(errno.ENOSPC, "no room for all of its journal")
         os.fsync(file.fileno())
     for folder in () if end else (journal.parent, journal.parent.parent):
-        sync(folder)
+        sync_folder(folder)
 
 
-def read(journal: Path) -> list[dict[str, Any]]:
+def read_events(journal: Path) -> list[dict[str, Any]]:
     """What has happened. A line that a crash or a full disk has torn is reported and left out. OSError."""
     try:
         lines = journal.read_bytes().split(b"\n")
@@ -39,11 +39,11 @@ def read(journal: Path) -> list[dict[str, Any]]:
     events = [_read_event(line) for line in lines]
     for number, (line, event) in enumerate(zip(lines, events, strict=True), 1):
         if event is None and line:
-            _report_torn(str(journal.parent), number)
+            _report_torn_line(str(journal.parent), number)
     return [event for event in events if event]
 
 
-def sync(folder: Path) -> None:
+def sync_folder(folder: Path) -> None:
     """Bring what a folder lists to the disk, where its filesystem can do that."""
     with contextlib.suppress(OSError):
         fd = os.open(folder, os.O_RDONLY)
@@ -64,6 +64,6 @@ def _read_event(line: bytes) -> dict[str, Any] | None:
 
 
 @functools.cache
-def _report_torn(path: str, number: int) -> None:
+def _report_torn_line(path: str, number: int) -> None:
     """Once a process: a journal is read many times."""
-    LOG.warning("run folder %s: line %d of its journal is torn and left out", path, number)
+    _LOG.warning("run folder %s: line %d of its journal is torn and left out", path, number)

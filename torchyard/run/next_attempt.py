@@ -6,39 +6,41 @@ from typing import Any
 from torchyard.launchers import registry
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt
-from torchyard.pods.template import pod_needs
+from torchyard.pods.template import merge_pod_settings
 
-HOSTNAME = "kubernetes.io/hostname"
+_HOSTNAME_LABEL = "kubernetes.io/hostname"
 # What lies with the place and not with the node: nobody is kept off a node for these.
-NO_FAULT_OF_THE_NODE = frozenset(
+_NODE_INDEPENDENT_CAUSES = frozenset(
     {"preempted", "pod-deleted", "rendezvous-store", "image", "registry", "image-pull", "port-taken"}
 )
 
 
-def failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
     """The nodes and hosts on which earlier attempts failed."""
     found: dict[str, None] = {}
     for attempt in attempts:
         failure = attempt.collected.failure
-        if failure and failure.node and failure.cause not in NO_FAULT_OF_THE_NODE:
+        if failure and failure.node and failure.cause not in _NODE_INDEPENDENT_CAUSES:
             found[attempt.outcome.machines.get(failure.node, "")] = None
     return tuple(each for each in found if each)
 
 
-def avoiding(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
+def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
     """The profile of the next attempt."""
-    failed = failed_machines(attempts) if profile.avoid_failed else ()
+    failed = _list_failed_machines(attempts) if profile.avoid_failed else ()
     if not failed:
         return profile
     changes: dict[str, Any]
-    if "avoid" in registry.launcher(profile.launcher).Options.model_fields:
-        changes = {"options": {**profile.options, "avoid": joined(profile.options, "avoid", failed)}}
+    if "avoid" in registry.load_launcher(profile.launcher).Options.model_fields:
+        changes = {"options": {**profile.options, "avoid": _join_values(profile.options, "avoid", failed)}}
     else:
-        avoid = pod_needs(profile).avoid
-        pod = profile.pod.model_copy(update={"avoid": {**avoid, HOSTNAME: joined(avoid, HOSTNAME, failed)}})
+        avoid = merge_pod_settings(profile).avoid
+        pod = profile.pod.model_copy(
+            update={"avoid": {**avoid, _HOSTNAME_LABEL: _join_values(avoid, _HOSTNAME_LABEL, failed)}}
+        )
         changes = {"pod": pod}
     return profile.model_copy(update=changes)
 
 
-def joined(said: Mapping[str, Any], key: str, more: tuple[str, ...]) -> tuple[str, ...]:
+def _join_values(said: Mapping[str, Any], key: str, more: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*said.get(key, ()), *more)))

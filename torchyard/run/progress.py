@@ -3,14 +3,14 @@
 import time
 
 from torchyard.common import escaping
-from torchyard.common.log import log
-from torchyard.metrics.registry import LINE_READERS, describe, read_progress
+from torchyard.common.log import get_log
+from torchyard.metrics.registry import LINE_READERS, describe_row, read_progress
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Row
 from torchyard.run.reporter import Reporter
 
-EVERY = 2.0
-LONGEST = 500  # characters of a line
+_REPORT_INTERVAL_S = 2.0
+_MAX_LINE_CHARS = 500  # characters of a line
 
 
 class Progress:
@@ -28,14 +28,14 @@ class Progress:
         for line in lines:
             self._row = {**self._row, **self._read(line)}
         if time.monotonic() >= self._next:
-            self._next = time.monotonic() + EVERY
+            self._next = time.monotonic() + _REPORT_INTERVAL_S
             self._reporter.check_cancelled()
             self.close()
 
     def close(self) -> None:
         """Say what has not been said yet: the last row may come less than two seconds after the one before."""
         if self._row:
-            log().info("%s", escaping.line(describe(self._row), LONGEST))
+            get_log().info("%s", escaping.single_line(describe_row(self._row), _MAX_LINE_CHARS))
             if (done := read_progress(self._row)) is not None:
                 self._reporter.show_progress(self._name, round(100 * done, 1))
             self._row = {}

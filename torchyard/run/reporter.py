@@ -64,7 +64,7 @@ class LocalReporter:
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, _terminate)
+            self._before = signal.signal(signal.SIGTERM, _raise_terminated)
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -93,5 +93,5 @@ class LocalReporter:
         """Nothing is on its way."""
 
 
-def _terminate(number: int, frame: Any) -> None:
+def _raise_terminated(number: int, frame: Any) -> None:
     raise Terminated

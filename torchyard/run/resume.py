@@ -7,23 +7,26 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple
 
-Entry = Literal["fresh", "attach", "finish", "echo", "give-up"]
-Verdict = Literal["leave", "schedule", "finish", "tell"]
-Event = dict[str, Any]
-LOSSES = 3
+EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
+RecoveryAction = Literal["leave", "schedule", "finish", "tell"]
+JournalEvent = dict[str, Any]
+MAX_LOSSES = 3
 # A process that lived longer than this has done its part: only deaths in a row, each soon after the start, are a loop.
-SOON = 600.0
+_SHORT_LIFE_S = 600.0
 # What we say in Prefect when we schedule a run; nobody else who schedules one says the same.
-LOST, NEVER_BEGAN = "its process was lost: it comes back", "its worker died before it began"
+LOST_MESSAGE, NEVER_BEGAN_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
 CRASHED = "Crashed"  # the name of the state of a lost run; every end that is meant has another name
-BEGINNING_S = 120.0  # how long a worker may take from a run's Pending to its Running
-RECENT_S = 86_400.0  # how long ago a run may have been lost of which nothing is known here
+WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
+MAX_LOSS_AGE_S = 86_400.0  # how long ago a run may have been lost of which nothing is known here
 # A flow process that ends so could not import its flow: it would never come to its journal, and come back for ever.
-NOT_LOST = ("Process exited with status code: 1.", "Flow run infrastructure exited with non-zero status code 1.")
-ENDS = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
+IMPORT_FAILURE_MESSAGES = (
+    "Process exited with status code: 1.",
+    "Flow run infrastructure exited with non-zero status code 1.",
+)
+_FINAL_STATE_TYPES = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
 
 
-class Told(NamedTuple):
+class ReportedState(NamedTuple):
     """A state of a run in Prefect: its type, name and message, and for how many seconds it has been so."""
 
     kind: str
@@ -32,7 +35,7 @@ class Told(NamedTuple):
     age_s: float = 0.0
 
 
-def entry(events: Sequence[Event], asked: Callable[[], bool]) -> Entry:
+def choose_entry(events: Sequence[JournalEvent], asked: Callable[[], bool]) -> EntryMode:
     """How to begin.
 
     `fresh`: nobody was here, or the run ended and a person asks for it again (`asked`). `attach`: the last process was
@@ -42,18 +45,18 @@ def entry(events: Sequence[Event], asked: Callable[[], bool]) -> Entry:
     """
     if not events:
         return "fresh"
-    lives = split(events)
+    lives = split_by_start(events)
     if events[-1]["event"] == "end":
-        return read_ended(events[-1], asked)
+        return _choose_entry_after_end(events[-1], asked)
     if any(event["event"] == "ending" for event in lives[-1]):
         return "finish"
     lost = [life for life in lives if life[-1]["event"] != "end"]
-    recent = lives[-LOSSES:]
-    looping = len(recent) == LOSSES and all(life in lost and short(life) for life in recent)
-    return "give-up" if looping and len({last_step(life) for life in recent}) == 1 else "attach"
+    recent = lives[-MAX_LOSSES:]
+    looping = len(recent) == MAX_LOSSES and all(life in lost and _is_short_life(life) for life in recent)
+    return "give-up" if looping and len({_find_last_step(life) for life in recent}) == 1 else "attach"
 
 
-def read_ended(end: Event, asked: Callable[[], bool]) -> Entry:
+def _choose_entry_after_end(end: JournalEvent, asked: Callable[[], bool]) -> EntryMode:
     """A run that succeeded is done for good, and any other one unless a person asks for it again.
 
     One that was given up may have a job to come back to; one that went on elsewhere is not over.
@@ -65,83 +68,89 @@ def read_ended(end: Event, asked: Callable[[], bool]) -> Entry:
     return "attach" if end.get("end") == "gave-up" else "fresh"
 
 
-def asked_again(states: Sequence[Told]) -> bool:
+def is_requested_again(states: Sequence[ReportedState]) -> bool:
     """Whether a person asked for a run again since it ended, by all its states, the oldest first.
 
     Workers, workers' deaths and we schedule it as well: what counts is who did so first after an end.
     """
-    ends = [at for at, state in enumerate(states) if state.kind in ENDS and state.name != CRASHED]
+    ends = [at for at, state in enumerate(states) if state.kind in _FINAL_STATE_TYPES and state.name != CRASHED]
     since = states[ends[-1] :] if ends else states
     return any(
-        before.kind in ENDS and state.kind == "SCHEDULED" and state.message not in (LOST, NEVER_BEGAN)
+        before.kind in _FINAL_STATE_TYPES
+        and state.kind == "SCHEDULED"
+        and state.message not in (LOST_MESSAGE, NEVER_BEGAN_MESSAGE)
         for before, state in pairwise(since)
     )
 
 
-def judge(now: Told, count: int, events: Sequence[Event], asked: Callable[[], bool]) -> Verdict:
+def choose_recovery(
+    now: ReportedState, count: int, events: Sequence[JournalEvent], asked: Callable[[], bool]
+) -> RecoveryAction:
     """What to do about a run that no living process on this machine carries; `count`: how many processes began it.
 
     `schedule`: it was lost: another process goes on. `finish`: it was being cancelled: end it. `tell`: it has ended,
     and Prefect does not know. `leave`: it is well, waits, has ended, or may be carried elsewhere.
     """
     ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
-    here = last(events, "start").get("count") == count  # the process that Prefect knows was one of this machine
+    here = (
+        find_last_event(events, "start").get("count") == count
+    )  # the process that Prefect knows was one of this machine
     lost = here and is_lost(events)
-    crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(NOT_LOST)
+    crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if crashed and ended:
         return "schedule" if asked() else "tell"
     if here and ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
         return "tell"
     if lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
-    comes_back = crashed and (bool(events) or now.age_s < RECENT_S)
-    never_began = now.kind == "PENDING" and now.age_s > BEGINNING_S
+    comes_back = crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)
+    never_began = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
     return "schedule" if comes_back or never_began or (lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
 
 
-def is_lost(events: Sequence[Event]) -> bool:
+def is_lost(events: Sequence[JournalEvent]) -> bool:
     """Whether the last process ended without an end, unless it still lives."""
     return bool(events) and events[-1]["event"] != "end"
 
 
-def submitted_at(events: Sequence[Event]) -> float | None:
+def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
     """When the job that may still run was submitted; None where that was not done to its end, or the job is over."""
     asked, done = None, None
     for event in events:
-        if is_over(event):
+        if _is_job_over(event):
             asked, done = None, None
-        elif is_step(event, "submit"):
+        elif _is_step(event, "submit"):
             asked = asked or float(event["at"])
-        elif is_step(event, "wait"):
+        elif _is_step(event, "wait"):
             done = asked
     return done
 
 
-def may_run(events: Sequence[Event]) -> bool:
+def has_possible_job(events: Sequence[JournalEvent]) -> bool:
     """Whether an earlier process, or one on another machine, may have left a job that runs."""
     found = asked = False
     for event in events:
-        if is_over(event):
+        if _is_job_over(event):
             found = asked = False
         elif event["event"] == "start":
             found = found or asked or event.get("entry") == "moved"
-        asked = asked or is_step(event, "submit")
+        asked = asked or _is_step(event, "submit")
     return found
 
 
-def is_step(event: Event, name: str) -> bool:
+def _is_step(event: JournalEvent, name: str) -> bool:
     return event["event"] == "step" and event.get("name") == name
 
 
-def is_over(event: Event) -> bool:
+def _is_job_over(event: JournalEvent) -> bool:
     """Whether nothing of the job is left to come back to, or soon will not be."""
     ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
-    return ended or is_step(event, "teardown")
+    return ended or _is_step(event, "teardown")
 
 
-def split(events: Sequence[Event]) -> list[list[Event]]:
+def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
     """The journal, cut at every start."""
-    lives: list[list[Event]] = []
+    lives: list[list[JournalEvent]] = []
     for event in events:
         if event["event"] == "start" or not lives:
             lives.append([])
@@ -149,14 +158,14 @@ def split(events: Sequence[Event]) -> list[list[Event]]:
     return lives
 
 
-def last(events: Iterable[Event], kind: str) -> Event:
+def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
     """The last event of a kind; empty where there is none."""
     return next((event for event in reversed([*events]) if event["event"] == kind), {})
 
 
-def short(life: Sequence[Event]) -> bool:
-    return float(life[-1]["at"]) - float(life[0]["at"]) < SOON
+def _is_short_life(life: Sequence[JournalEvent]) -> bool:
+    return float(life[-1]["at"]) - float(life[0]["at"]) < _SHORT_LIFE_S
 
 
-def last_step(life: Sequence[Event]) -> str:
+def _find_last_step(life: Sequence[JournalEvent]) -> str:
     return str(next((event.get("name") for event in reversed(life) if event["event"] == "step"), "start"))

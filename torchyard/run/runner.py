@@ -9,16 +9,16 @@ from typing import Any, NamedTuple, TypeVar
 
 from torchyard.backend import backend_of
 from torchyard.common import secrets
-from torchyard.common.log import log
+from torchyard.common.log import get_log
 from torchyard.launchers import registry
-from torchyard.machines.processes import Guard
+from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import (
     FolderError,
     LeftError,
-    OwnedError,
     PreflightError,
     ProfileError,
     RendezvousError,
+    RunInUseError,
     TorchyardError,
 )
 from torchyard.model.plan import Plan
@@ -26,15 +26,15 @@ from torchyard.model.profile import Profile
 from torchyard.model.requirements import Check
 from torchyard.model.run import Attempt, Collected, End, Failure, Handle, Outcome, Run, Status, Step
 from torchyard.run import history, takeover, watchdog
-from torchyard.run.ending import Ending
-from torchyard.run.folder import Intent, RunFolder
-from torchyard.run.folder_lease import held, renewed_at
-from torchyard.run.next_attempt import avoiding
+from torchyard.run.ending import RunFinisher
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
+from torchyard.run.next_attempt import avoid_failed_machines
 from torchyard.run.progress import Progress
-from torchyard.run.report import checks_detail, logs_detail, submit_detail, success, wait_detail
+from torchyard.run.report import describe_checks, describe_logs, describe_outcome, describe_submission, describe_success
 from torchyard.run.reporter import Reporter
-from torchyard.run.resume import LOSSES, Entry, entry, may_run, submitted_at
-from torchyard.run.signals import STOPS, Hold, stopper
+from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
+from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop
 from torchyard.steps.collect import collect
 from torchyard.steps.preflight import preflight
 from torchyard.steps.rendezvous import ensure_rendezvous
@@ -43,10 +43,10 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
 T = TypeVar("T")
-Ended = tuple[End, str]  # and the sentence that says why
+RunEnd = tuple[End, str]  # and the sentence that says why
 
 
-class Steps(NamedTuple):
+class StepFunctions(NamedTuple):
     """The six steps of an attempt. Another orchestrator gives its own: Prefect its tasks."""
 
     preflight: Callable[..., tuple[Check, ...]] = preflight
@@ -64,7 +64,7 @@ class Runner:
     ended, and one that has ended says so again. Whatever happens then becomes an end with a sentence.
     """
 
-    def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: Steps | None = None) -> None:
+    def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
         self.profile, self.run_id, self.reporter = profile, run_id, reporter
         self.folder = RunFolder.of(profile, run_id)
         self.began = time.time()
@@ -74,7 +74,7 @@ class Runner:
         self.open: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
         self.may_run = False  # a job that nothing but its own end, or a person, may end
-        self._do = steps or Steps()
+        self._do = steps or StepFunctions()
 
     # --- one attempt
 
@@ -84,41 +84,43 @@ class Runner:
         run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
         intent = self.folder.intent(number) or self._prepare(run)
         self.open, self.plan = (number, intent.plan), intent.plan
-        secrets.learn(intent.plan)
+        secrets.remember_secrets(intent.plan)
         outcome = self.folder.outcome(number) or self._execute(number, intent)
         return self.close(number, intent.plan, outcome)
 
-    def _prepare(self, run: Run) -> Intent:
+    def _prepare(self, run: Run) -> AttemptPlan:
         """The plan of a new attempt, checked and written down before anything is started."""
-        chosen = avoiding(self.profile, self.attempts)
+        chosen = avoid_failed_machines(self.profile, self.attempts)
         try:
             plan = self._check(chosen, run)
         except (ProfileError, PreflightError) as error:
             if chosen is self.profile:
                 raise
-            log().warning("avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error)
+            get_log().warning(
+                "avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error
+            )
             plan = self._check(self.profile, run)
-        intent = Intent(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+        intent = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
         self.folder.save_intent(run.attempt, intent)
         return intent
 
     def _check(self, profile: Profile, run: Run) -> Plan:
-        plan = backend_of(registry.launcher(profile.launcher).plan(profile, run)).locate()
-        self._step("preflight", lambda: self._do.preflight(plan), checks_detail)
+        plan = backend_of(registry.load_launcher(profile.launcher).plan(profile, run)).locate()
+        self._step("preflight", lambda: self._do.preflight(plan), describe_checks)
         return plan
 
-    def _execute(self, number: int, intent: Intent) -> Outcome:
+    def _execute(self, number: int, intent: AttemptPlan) -> Outcome:
         """Submit, or attach where an earlier process has done that, and wait for the end."""
-        plan, since = intent.plan, submitted_at(self.folder.events())
+        plan, since = intent.plan, find_submission_time(self.folder.events())
         if plan.probe and since is None:
             try:
                 self._step("rendezvous", lambda: self._do.rendezvous(plan), str)
             except RendezvousError as error:
-                return _unserved(error)
-        handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), submit_detail)
+                return _rendezvous_outcome(error)
+        handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), describe_submission)
         self.may_run = True
         progress = Progress(plan.job, self.profile.metrics, self.reporter)
-        outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: wait_detail(end, handle))
+        outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: describe_outcome(end, handle))
         progress.close()
         with contextlib.suppress(FolderError):  # the next process asks the keepers again
             self.folder.save_outcome(number, outcome)
@@ -129,9 +131,9 @@ class Runner:
 
         def read() -> Attempt:
             collected = self._do.collect(plan, outcome, self.profile.metrics)
-            return secrets.hide(Attempt(number=number, outcome=outcome, collected=collected))
+            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collected))
 
-        attempt = self._step("collect", read, logs_detail)
+        attempt = self._step("collect", read, describe_logs)
         self.attempts.append(attempt)
         with contextlib.suppress(FolderError):
             self.folder.save_ended(attempt)
@@ -145,7 +147,7 @@ class Runner:
         self._check_owner()
         try:
             return self._do.teardown(plan, end_run=False)
-        except OwnedError:
+        except RunInUseError:
             raise
         except TorchyardError as error:
             return (str(error),)
@@ -170,66 +172,66 @@ class Runner:
 
     # --- the attempts
 
-    def _try_all(self, first: int) -> Ended:
+    def _try_all(self, first: int) -> RunEnd:
         """Attempt after attempt, from the latest one on, while the budget lasts and the cause is worth another."""
         latest = max([first, *self.folder.attempts()])
-        self.may_run = may_run(self.folder.events())
+        self.may_run = has_possible_job(self.folder.events())
         past = [self.folder.ended(number) for number in range(first, latest)]
         self.attempts = [attempt for attempt in past if attempt]
         last = first + self.profile.attempts - 1
         for number in range(latest, last + 1):
             attempt = self.attempt(number)
             if attempt.outcome.status.state == "succeeded":
-                return "succeeded", success(attempt)
+                return "succeeded", describe_success(attempt)
             failure = attempt.collected.failure
             assert failure is not None
             if not failure.retry or number == last:
                 return "failed", failure.sentence
-            log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
+            get_log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
         raise AssertionError("attempts is at least 1")
 
     # --- the run, from its beginning to its end
 
-    def run(self) -> Ended:
+    def run(self) -> RunEnd:
         """From wherever the run is to its end.
 
         OwnedError where another process carries it. LeftError where this process cannot go on and the job can.
         """
         with self.folder.owned(), self.reporter:
             if self.reporter.count > 1:
-                takeover.adopt(self.folder, self.profile, self.run_id)
-            how = entry(self.folder.events(), self.reporter.was_asked_again)
+                takeover.adopt_run(self.folder, self.profile, self.run_id)
+            how = choose_entry(self.folder.events(), self.reporter.was_asked_again)
             first = self._first_attempt(how)
-            facts = {"host": socket.gethostname(), "lost_at": renewed_at(self.folder)}
+            facts = {"host": socket.gethostname(), "lost_at": read_renewal_time(self.folder)}
             self.folder.note("start", entry=how, run=self.run_id, count=self.reporter.count, first=first, **facts)
             if how not in ("echo", "give-up"):
                 return self._go_on(how, first)
             self.reporter.flush()
             return self._give_up() if how == "give-up" else self._echo(self.folder.last("end"))
 
-    def _first_attempt(self, how: Entry) -> int:
+    def _first_attempt(self, how: EntryMode) -> int:
         """The first attempt of the budget: a new one, or where the budget of the process before began."""
         begun = self.folder.attempts()
         return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
 
-    def _go_on(self, how: Entry, first: int) -> Ended:
+    def _go_on(self, how: EntryMode, first: int) -> RunEnd:
         """Bring the run to its end; a watchdog does so where this process cannot."""
         then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
-        guard = Guard(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
-        with Hold() as signals, held(self.folder, self.profile.deadlines.lease):
+        guard = Watchdog(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
+        with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._remember()
             try:
                 end = self._reopen() if how == "finish" else self.protect(lambda: self._try_all(first), signals)
                 signals.begin()
                 guard.tell("ending")
-                report = Ending(self).finish(*end)
-            except OwnedError as error:
+                report = RunFinisher(self).finish(*end)
+            except RunInUseError as error:
                 self.folder.note("end", end="moved", by="flow", sentence=str(error))
                 guard.tell("done")
                 raise
             except LeftError as error:
                 self.folder.note("left", sentence=str(error))
-                log().error("%s; see %s/journal", error, self.folder.path)
+                get_log().error("%s; see %s/journal", error, self.folder.path)
                 raise
             guard.tell("done")
         return report.end, report.sentence
@@ -237,11 +239,11 @@ class Runner:
     def _remember(self) -> None:
         """Take over what the journal tells of the processes before this one, for the report."""
         events = self.folder.events()
-        self.began, self.steps = history.began(events, self.began), history.past_steps(events)
-        if sentence := history.lost(self.steps):
-            log().warning("%s", sentence)
+        self.began, self.steps = history.find_start_time(events, self.began), history.list_past_steps(events)
+        if sentence := history.describe_last_loss(self.steps):
+            get_log().warning("%s", sentence)
 
-    def _reopen(self) -> Ended:
+    def _reopen(self) -> RunEnd:
         """The end that an earlier process was bringing about, and the attempt that it may have left open."""
         begun, past = self.folder.attempts(), self.folder.last("ending")
         intent = self.folder.intent(begun[-1]) if begun else None
@@ -249,15 +251,15 @@ class Runner:
             self.open, self.plan = (begun[-1], intent.plan), intent.plan
         return past["end"], past["sentence"]
 
-    def protect(self, work: Callable[[], Ended], signals: Hold) -> Ended:
+    def protect(self, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
         """Whatever happens becomes an end with a sentence: what comes after must come.
 
         LeftError where what happened says nothing of the job, and the job may run: it is left alone.
         """
-        stops: tuple[type[BaseException], ...] = (*STOPS, *self.reporter.stops)
+        stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.reporter.stops)
         try:
             return work()
-        except OwnedError:
+        except RunInUseError:
             raise
         except TorchyardError as error:
             return self._fail_or_leave(str(error), error)
@@ -267,33 +269,33 @@ class Runner:
             signals.begin()
             if self.reporter.is_cancelled():
                 return "cancelled", "cancelled through Prefect"
-            return "stopped", f"stopped by {stopper(stop)}"
+            return "stopped", f"stopped by {describe_stop(stop)}"
         except Exception as error:
-            log().exception("a fault in torchyard itself")
+            get_log().exception("a fault in torchyard itself")
             return self._fail_or_leave(f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
 
-    def _fail_or_leave(self, sentence: str, error: Exception) -> Ended:
+    def _fail_or_leave(self, sentence: str, error: Exception) -> RunEnd:
         if self.may_run:
             raise LeftError(sentence) from error
         return "failed", sentence
 
-    def _echo(self, end: dict[str, Any]) -> Ended:
+    def _echo(self, end: dict[str, Any]) -> RunEnd:
         self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
-        log().info("this run has ended already: %s", end["sentence"])
+        get_log().info("this run has ended already: %s", end["sentence"])
         return end["end"], end["sentence"]
 
-    def _give_up(self) -> Ended:
+    def _give_up(self) -> RunEnd:
         lease = max(self.folder.lease_left(), 0)
         sentence = (
-            f"given up: {LOSSES} processes that carried this run were lost in a row at the same step; the job, if any, "
-            f"lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
+            f"given up: {MAX_LOSSES} processes that carried this run were lost in a row at the same step; the job, "
+            f"if any, lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
         )
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
-        log().error("%s", sentence)
+        get_log().error("%s", sentence)
         return "gave-up", sentence
 
 
-def _unserved(error: RendezvousError) -> Outcome:
+def _rendezvous_outcome(error: RendezvousError) -> Outcome:
     """The end of an attempt whose store does not serve."""
     known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
     return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})

@@ -11,10 +11,10 @@ class CancelRequested(BaseException):
 
 
 # How Python tells a run that it shall end: none of them is an Exception, or would be caught as one.
-STOPS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
+STOP_EXCEPTIONS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
 
 
-class Hold:
+class SignalHold:
     """SIGTERM and SIGINT do nothing between `begin` and the end of the block.
 
     Blocking them would not help: Prefect has other threads to take them.
@@ -34,7 +34,7 @@ class Hold:
             signal.signal(number, handler)
 
 
-def stopper(stop: BaseException) -> str:
+def describe_stop(stop: BaseException) -> str:
     match stop:
         case KeyboardInterrupt():
             return "Ctrl-C"

@@ -2,66 +2,68 @@
 
 from collections.abc import Set
 
-from torchyard.common.own_trouble import enduring
-from torchyard.diagnosis.log_patterns import CAUSES, OWN, UNKNOWN
-from torchyard.diagnosis.root_cause import TAIL, read_failure
-from torchyard.machines.job_watch import TORN
+from torchyard.common.own_trouble import retry_own_trouble
+from torchyard.diagnosis.log_patterns import CAUSES, ECHO_OWN, UNKNOWN_CAUSE
+from torchyard.diagnosis.root_cause import TAIL_LINES, read_failure
+from torchyard.machines.job_watch import TORN_LOG
 from torchyard.metrics.registry import MARKS, READERS
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome
-from torchyard.steps.log_reader import rank_zero
-from torchyard.steps.log_tail import Tails, count_lines
+from torchyard.steps.log_reader import read_rank_zero
+from torchyard.steps.log_tail import LogTails, count_lines
 
 
-@enduring
+@retry_own_trouble
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
-    logs = tuple(log_file(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
-    failure = None if outcome.status.state == "succeeded" else find_failure(plan, outcome)
+    logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
+    failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
-        failure = blame_disk(failure, logs, {block.name for block in plan.on if block.site})
-    return Collected(logs=logs, metrics=read_metrics(plan, metrics), failure=failure)
+        failure = _blame_disk(failure, logs, {block.name for block in plan.on if block.site})
+    return Collected(logs=logs, metrics=_read_metrics(plan, metrics), failure=failure)
 
 
-def read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    return READERS[format](rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
+def _read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
+    return READERS[format](read_rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
 
 
-def log_file(node: str, path: str, lost: str) -> LogFile:
+def _describe_log(node: str, path: str, lost: str) -> LogFile:
     """One node's log, counted, and what it lacks."""
     return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
 
 
-def find_failure(plan: Plan, outcome: Outcome) -> Failure:
+def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
     """The root cause; where the launcher itself ended the job, what the cluster says of it, or else the deadline."""
-    logs = Tails(plan.logs)
+    logs = LogTails(plan.logs)
     known = outcome.status.failure
     if known:
-        return known.model_copy(update={"tail": last_words(logs, known.node or "")})
+        return known.model_copy(update={"tail": _read_last_words(logs, known.node or "")})
     if outcome.cause:
         node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
-        return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=last_words(logs, node))
+        return Failure(
+            cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=_read_last_words(logs, node)
+        )
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
     found = read_failure(logs, outcome.exits)
-    if found is None or found.cause == UNKNOWN.slug:
-        unknown = found or Failure(cause=UNKNOWN.slug, sentence="")
+    if found is None or found.cause == UNKNOWN_CAUSE.slug:
+        unknown = found or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
         return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
     return found
 
 
-def last_words(logs: Tails, node: str) -> tuple[str, ...]:
-    return tuple(line.text for line in logs.last(node, TAIL)) if node in logs else ()
+def _read_last_words(logs: LogTails, node: str) -> tuple[str, ...]:
+    return tuple(line.text for line in logs.last(node, TAIL_LINES)) if node in logs else ()
 
 
-def blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
+def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
     """A program whose last words found no room on the disk cannot say why it failed, and its peers only lose it.
 
     What a process clearly says of itself still counts.
     """
-    cut = next((each for each in logs if each.lost and not each.lost.startswith(TORN)), None)
-    if cut is None or any(cause.slug == failure.cause and cause.echo == OWN for cause in CAUSES):
+    cut = next((each for each in logs if each.lost and not each.lost.startswith(TORN_LOG)), None)
+    if cut is None or any(cause.slug == failure.cause and cause.echo == ECHO_OWN for cause in CAUSES):
         return failure
     folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"
     sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move {folder}"

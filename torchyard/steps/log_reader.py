@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import BLOCK_BYTES, follow, read_line, read_text
+from torchyard.common.log_lines import BLOCK_BYTES, read_line, read_line_text, read_new_lines
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
-MOST_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
+_MAX_READ_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
 
 
-class Node:
+class _RankZeroFilter:
     """Reads one node's log for what global rank 0 prints: local rank 0 of the node that got group rank 0.
 
     Where nobody says which rank printed a line, all of that node's lines count.
@@ -27,43 +27,43 @@ class Node:
 
     def take(self, line: LogLine) -> str | None:
         """The text, if rank 0 printed it."""
-        if line.text.startswith(torchrun.ZERO):
-            return line.text[len(torchrun.ZERO) :] if self._rank == 0 else None
-        worker = torchrun.read_worker(line.text)
+        if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
+            return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
+        worker = torchrun.read_worker_line(line.text)
         if worker:
             return worker[1] if worker[0] == 0 and self._rank == 0 else None
         rank = torchrun.read_group_rank(line.text)
         if rank is not None:
             self._rank = rank
-        if torchrun.read_joined(line.text) and not self.joined_at:
+        if torchrun.has_joined(line.text) and not self.joined_at:
             self.joined_at = line.at
         return line.text if self._rank == 0 and not self._teed else None
 
     def passes(self, raw: bytes) -> bool:
         """Whether a line as it is in the file need not be taken: most are other ranks', and are not even decoded."""
-        mine = self._rank == 0 and (not self._teed or torchrun.ZERO_MARK in raw)
+        mine = self._rank == 0 and (not self._teed or torchrun.LOCAL_RANK_0_MARK in raw)
         return not mine and torchrun.GROUP_RANK_MARK not in raw
 
 
-def readers(plan: Plan) -> dict[str, Node]:
+def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
     """A reader for each node."""
-    return {name: Node(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
+    return {name: _RankZeroFilter(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
 
 
-def rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
+def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
     """What global rank 0 printed: its lines that hold the mark, for few of a long log are worth decoding."""
-    for name, node in readers(plan).items():
+    for name, node in _create_filters(plan).items():
         with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
                 if mark not in raw and torchrun.GROUP_RANK_MARK not in raw:
                     continue
                 if not node.passes(raw) and raw.endswith(b"\n"):
-                    text = node.take(LogLine(0.0, name, read_text(raw[:-1], name)))
+                    text = node.take(LogLine(0.0, name, read_line_text(raw[:-1], name)))
                     if text is not None:
                         yield text
 
 
-class Follower:
+class JobLogReader:
     """The logs of a job while they grow: who has joined, how much was said, what rank 0 said.
 
     Of a log that is far ahead it reads a bounded piece at a time: `behind` until it is at the end of every log.
@@ -73,8 +73,8 @@ class Follower:
         self.lines, self.behind = 0, True
         self._paths = plan.nodes
         self._placed = plan.ranks == "placed"
-        self._nodes = readers(plan)
-        self._reached = {name: _Place(0, 0) for name in self._paths}
+        self._nodes = _create_filters(plan)
+        self._reached = {name: _LogPosition(0, 0) for name in self._paths}
         self._turn = deque(self._paths)
         self._begun: set[str] = set()
 
@@ -97,7 +97,7 @@ class Follower:
 
     def read(self) -> list[str]:
         """Read on in every log, MOST_BYTES in all: rank 0's new lines."""
-        found, left = list[str](), MOST_BYTES
+        found, left = list[str](), _MAX_READ_BYTES
         for name in tuple(self._turn):
             self._turn.rotate(-1)
             before = self._reached[name].offset
@@ -114,21 +114,21 @@ class Follower:
         try:
             about = path.stat()
         except FileNotFoundError:
-            self._reached[name] = _Place(0, 0)
+            self._reached[name] = _LogPosition(0, 0)
             return
         begin = place.offset if (about.st_ino, True) == (place.file, about.st_size >= place.offset) else 0
-        self._reached[name] = _Place(about.st_ino, begin)
+        self._reached[name] = _LogPosition(about.st_ino, begin)
         if about.st_size <= begin:
             return
-        for text, offset in follow(path, begin):
-            self._reached[name] = _Place(about.st_ino, offset)
+        for text, offset in read_new_lines(path, begin):
+            self._reached[name] = _LogPosition(about.st_ino, offset)
             self.lines += 1
             yield read_line(text, name)
             if offset - begin >= most:
                 return
 
 
-class _Place(NamedTuple):
+class _LogPosition(NamedTuple):
     """How far a log is read: which file it is, and the byte behind the last whole line."""
 
     file: int

@@ -8,8 +8,8 @@ from typing import BinaryIO
 from torchyard.common.log_lines import BLOCK_BYTES, read_line
 from torchyard.model.run import LogLine
 
-NODE_LINES, ALL_LINES = 5000, 320_000  # of the last ones: of a node, and of all nodes together
-ALL_BYTES, LEAST_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one where they are many
+_MAX_NODE_LINES, _MAX_TOTAL_LINES = 5000, 320_000  # of the last ones: of a node, and of all nodes together
+_MAX_TOTAL_BYTES, _MIN_NODE_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one where they are many
 
 
 def count_lines(path: str) -> int:
@@ -19,13 +19,13 @@ def count_lines(path: str) -> int:
     return 0
 
 
-class Tails(Mapping[str, list[LogLine]]):
+class LogTails(Mapping[str, list[LogLine]]):
     """The last lines of each node, read when they are asked for: of a thousand nodes they need not fit in memory."""
 
     def __init__(self, paths: Mapping[str, str]) -> None:
         self._paths, count = paths, max(len(paths), 1)
-        self._lines = min(NODE_LINES, ALL_LINES // count)
-        self._bytes = max(LEAST_BYTES, ALL_BYTES // count)
+        self._lines = min(_MAX_NODE_LINES, _MAX_TOTAL_LINES // count)
+        self._bytes = max(_MIN_NODE_BYTES, _MAX_TOTAL_BYTES // count)
 
     def __getitem__(self, node: str) -> list[LogLine]:
         return self.last(node, self._lines)
@@ -39,12 +39,12 @@ class Tails(Mapping[str, list[LogLine]]):
     def last(self, node: str, lines: int) -> list[LogLine]:
         """At most so many of a node's last whole lines; none where there is no file."""
         with suppress(FileNotFoundError), open(self._paths[node], "rb", buffering=0) as file:
-            found = _read_end(file, lines, self._bytes)
+            found = _read_last_lines(file, lines, self._bytes)
             return [read_line(raw.decode(errors="replace"), node) for raw in found[-lines:]]
         return []
 
 
-def _read_end(file: BinaryIO, lines: int, most: int) -> list[bytes]:
+def _read_last_lines(file: BinaryIO, lines: int, most: int) -> list[bytes]:
     """The whole lines in the last bytes of a file: at least so many where `most` bytes hold them."""
     end = start = file.seek(0, os.SEEK_END)
     blocks: list[bytes] = []

@@ -3,7 +3,7 @@
 import time
 
 from torchyard.backend import backend_of
-from torchyard.common.log import log
+from torchyard.common.log import get_log
 from torchyard.model.plan import Plan
 
 
@@ -16,5 +16,5 @@ def ensure_rendezvous(plan: Plan) -> str | None:
         return None
     started = time.monotonic()
     backend_of(plan).start_store()
-    log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
+    get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
     return plan.probe

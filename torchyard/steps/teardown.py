@@ -1,7 +1,7 @@
 """Stop what the plan started and prove that nothing is left. Tearing down nothing is a success."""
 
 from torchyard.backend import backend_of
-from torchyard.common.log import log
+from torchyard.common.log import get_log
 from torchyard.model.plan import Plan
 
 
@@ -15,5 +15,5 @@ def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
     if end_run and not left:
         backend.release()
     for thing in left:
-        log().error("left behind: %s", thing)
+        get_log().error("left behind: %s", thing)
     return tuple(left)

@@ -5,15 +5,15 @@ from collections.abc import Iterable
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from torchyard.kube.client import Api, quantity
+from torchyard.kube.client import Client, decimal_quantity
 from torchyard.model.errors import ClusterError
-from torchyard.model.requirements import Check, Room, failed, ok
+from torchyard.model.requirements import Capacity, Check, failed_check, passed_check
 
-Node = dict[str, Any]
-NODES = "{nodes}"  # in a remedy: the nodes that it is about
+ClusterNode = dict[str, Any]
+_NODES_PLACEHOLDER = "{nodes}"  # in a remedy: the nodes that it is about
 
 
-class Lack(NamedTuple):
+class NodeMismatch(NamedTuple):
     """Why no pod fits on a node; `elsewhere`: it is not a node of this kind."""
 
     why: str
@@ -21,94 +21,100 @@ class Lack(NamedTuple):
     elsewhere: bool = False
 
 
-def check_room(api: Api, need: Room, name: str, known: list[Node] | None = None) -> Check:
+def check_capacity(api: Client, need: Capacity, name: str, known: list[ClusterNode] | None = None) -> Check:
     """How many pods of the gang fit, and what the other nodes lack. `known`: the nodes, if they are known already."""
     nodes = api.items("v1", "Node", everywhere=True) if known is None else known
-    fitting = {node["metadata"]["name"]: pods for node in nodes if (pods := fit(node, need))}
+    fitting = {node["metadata"]["name"]: pods for node in nodes if (pods := _count_pods(node, need))}
     pods = sum(fitting.values())
     if pods >= need.pods:
-        return ok(name, f"{pods} fit on {len(fitting)} of {plural(len(nodes), 'node')}")
-    lacks = {node["metadata"]["name"]: lack for node in nodes if (lack := lacking(node, need))}
-    plugin = check_plugin(api, need, nodes)
+        return passed_check(name, f"{pods} fit on {len(fitting)} of {_format_count(len(nodes), 'node')}")
+    lacks = {node["metadata"]["name"]: lack for node in nodes if (lack := _find_mismatch(node, need))}
+    plugin = _check_device_plugin(api, need, nodes)
     one = (
         ", one a node (its port is the node's, under the host's network)" if need.port else ", one a node" * need.alone
     )
     head = f"{need.pods} needed{one}, {pods} {'fits' if pods == 1 else 'fit'}"
-    detail = "; ".join((head, *grouped(lacks), *plugin)) if nodes else "the cluster has no node"
-    return failed(name, detail, "; or ".join((*remedies(lacks), *ways_out(need))))
+    detail = "; ".join((head, *_group_mismatches(lacks), *plugin)) if nodes else "the cluster has no node"
+    return failed_check(name, detail, "; or ".join((*_list_remedies(lacks), *_list_alternatives(need))))
 
 
-def ways_out(need: Room) -> list[str]:
+def _list_alternatives(need: Capacity) -> list[str]:
     """What to ask for instead."""
     share = ["leave the host's network (`pod.host_network: false`): then pods can share a node"] if need.port else []
     return [*share, "ask for fewer `nodes`"]
 
 
-def plural(count: int, noun: str) -> str:
+def _format_count(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
 # --- one node
 
 
-def fit(node: Node, need: Room) -> int:
+def _count_pods(node: ClusterNode, need: Capacity) -> int:
     """How many pods the node could hold if it were empty."""
-    if lacking(node, need):
+    if _find_mismatch(node, need):
         return 0
     counts = [
-        int(offered(node, name) // quantity(amount)) for name, amount in need.resources.items() if quantity(amount)
+        int(_node_quantity(node, name) // decimal_quantity(amount))
+        for name, amount in need.resources.items()
+        if decimal_quantity(amount)
     ]
     return 1 if need.alone else min(counts, default=need.pods)
 
 
-def lacking(node: Node, need: Room) -> Lack | None:
+def _find_mismatch(node: ClusterNode, need: Capacity) -> NodeMismatch | None:
     """The first thing that keeps every pod off a node."""
     labels, spec = node["metadata"].get("labels", {}), node.get("spec", {})
     for key, value in need.labels.items():
         if labels.get(key) != value:
-            return Lack(f"no label {key}={value}", f"`kubectl get nodes -L {key}` shows what there is", elsewhere=True)
+            return NodeMismatch(
+                f"no label {key}={value}", f"`kubectl get nodes -L {key}` shows what there is", elsewhere=True
+            )
     for key, values in need.avoid.items():
         if labels.get(key) in values:
-            return Lack(f"label {key}={labels[key]}, which is to be avoided", f"`kubectl describe node {NODES}`")
+            return NodeMismatch(
+                f"label {key}={labels[key]}, which is to be avoided", f"`kubectl describe node {_NODES_PLACEHOLDER}`"
+            )
     if spec.get("unschedulable"):
-        return Lack("cordoned", f"`kubectl uncordon {NODES}`")
-    if not ready(node):
-        return Lack("not Ready", f"`kubectl describe node {NODES}`")
+        return NodeMismatch("cordoned", f"`kubectl uncordon {_NODES_PLACEHOLDER}`")
+    if not _is_node_ready(node):
+        return NodeMismatch("not Ready", f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     for taint in () if "" in need.tolerations else spec.get("taints", ()):  # no key tolerates every taint
         if taint["effect"] in ("NoSchedule", "NoExecute") and taint["key"] not in need.tolerations:
-            return Lack(f"taint {taint['key']}", taint_remedy(taint["key"]))
-    short = (shortage(node, name, amount) for name, amount in need.resources.items())
+            return NodeMismatch(f"taint {taint['key']}", _taint_remedy(taint["key"]))
+    short = (_find_shortage(node, name, amount) for name, amount in need.resources.items())
     return next((lack for lack in short if lack), None)
 
 
-def taint_remedy(key: str) -> str:
+def _taint_remedy(key: str) -> str:
     """What Kubernetes itself taints a node with is a fault of the node, not to be tolerated."""
     own = key.startswith("node.kubernetes.io/")
-    return f"`kubectl describe node {NODES}`" if own else f"add {key} to `pod.tolerations`"
+    return f"`kubectl describe node {_NODES_PLACEHOLDER}`" if own else f"add {key} to `pod.tolerations`"
 
 
-def ready(node: Node) -> bool:
+def _is_node_ready(node: ClusterNode) -> bool:
     conditions = node.get("status", {}).get("conditions", ())
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 
 
-def offered(node: Node, name: str, of: str = "allocatable") -> Decimal:
-    return quantity(node.get("status", {}).get(of, {}).get(name, "0"))
+def _node_quantity(node: ClusterNode, name: str, of: str = "allocatable") -> Decimal:
+    return decimal_quantity(node.get("status", {}).get(of, {}).get(name, "0"))
 
 
-def shortage(node: Node, name: str, amount: str) -> Lack | None:
+def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | None:
     """A resource that the node has too little of; devices that it had are told as lost."""
-    usable, whole = offered(node, name), offered(node, name, "capacity")
-    if usable >= quantity(amount):
+    usable, whole = _node_quantity(node, name), _node_quantity(node, name, "capacity")
+    if usable >= decimal_quantity(amount):
         return None
     text = node.get("status", {}).get("allocatable", {}).get(name)
-    if extended(name) and whole >= quantity(amount):
+    if _is_extended_resource(name) and whole >= decimal_quantity(amount):
         detail = f"{name} {text or 0} of {whole} usable, its devices are lost or unhealthy"
-        return Lack(detail, f"`kubectl describe node {NODES}`")
-    return Lack(f"{name} {text} < {amount}" if text else f"no {name}", f"ask for less {name}")
+        return NodeMismatch(detail, f"`kubectl describe node {_NODES_PLACEHOLDER}`")
+    return NodeMismatch(f"{name} {text} < {amount}" if text else f"no {name}", f"ask for less {name}")
 
 
-def extended(name: str) -> bool:
+def _is_extended_resource(name: str) -> bool:
     """Whether a device plugin offers the resource."""
     return "/" in name
 
@@ -116,27 +122,31 @@ def extended(name: str) -> bool:
 # --- all nodes
 
 
-def grouped(lacks: dict[str, Lack]) -> list[str]:
+def _group_mismatches(lacks: dict[str, NodeMismatch]) -> list[str]:
     """`3 nodes: no label a=b`, for each thing that nodes lack; what the most lack comes first."""
     counts = Counter(lack.why for lack in lacks.values())
-    return [f"{plural(count, 'node')}: {why}" for why, count in counts.most_common()]
+    return [f"{_format_count(count, 'node')}: {why}" for why, count in counts.most_common()]
 
 
-def remedies(lacks: dict[str, Lack]) -> list[str]:
+def _list_remedies(lacks: dict[str, NodeMismatch]) -> list[str]:
     """What to do for the nodes that are meant; where none is, how to see what there is."""
     meant = {name: lack for name, lack in lacks.items() if not lack.elsewhere} or lacks
     found = dict.fromkeys(lack.remedy for lack in meant.values())
-    return [each.replace(NODES, " ".join(of(meant, each))) for each in found]
+    return [each.replace(_NODES_PLACEHOLDER, " ".join(_select_nodes(meant, each))) for each in found]
 
 
-def of(lacks: dict[str, Lack], remedy: str) -> Iterable[str]:
+def _select_nodes(lacks: dict[str, NodeMismatch], remedy: str) -> Iterable[str]:
     return [name for name, lack in lacks.items() if lack.remedy == remedy]
 
 
-def check_plugin(api: Api, need: Room, nodes: list[Node]) -> list[str]:
+def _check_device_plugin(api: Client, need: Capacity, nodes: list[ClusterNode]) -> list[str]:
     """A sentence about the device plugin whose resource no node of the kind offers."""
     meant = [node for node in nodes if need.labels.items() <= node["metadata"].get("labels", {}).items()] or nodes
-    absent = [name for name in need.resources if devices(name) and not any(offered(node, name) for node in meant)]
+    absent = [
+        name
+        for name in need.resources
+        if _is_fabric_device(name) and not any(_node_quantity(node, name) for node in meant)
+    ]
     if not absent or not need.device_plugin:
         return []
     what = f"nothing offers {', '.join(absent)}"
@@ -146,16 +156,16 @@ def check_plugin(api: Api, need: Room, nodes: list[Node]) -> list[str]:
         return [f"{what}, and its device plugin cannot be looked for: {error.said}"]
     if not found:
         return [f"{what}: no namespace has a DaemonSet with the label {need.device_plugin}, its device plugin"]
-    return [f"{what}: {tell(each)}" for each in found]
+    return [f"{what}: {_describe_plugin(each)}" for each in found]
 
 
-def devices(name: str) -> bool:
+def _is_fabric_device(name: str) -> bool:
     """Whether the fabric's device plugin offers the resource: GPUs have one of their own."""
-    return extended(name) and not name.endswith("/gpu")
+    return _is_extended_resource(name) and not name.endswith("/gpu")
 
 
-def tell(daemons: dict[str, Any]) -> str:
+def _describe_plugin(daemons: dict[str, Any]) -> str:
     """How the pods of a device plugin are."""
     meta, status = daemons["metadata"], daemons.get("status", {})
     wanted, up = status.get("desiredNumberScheduled", 0), status.get("numberReady", 0)
-    return f"its device plugin {meta['namespace']}/{meta['name']} has {up} of {plural(wanted, 'pod')} ready"
+    return f"its device plugin {meta['namespace']}/{meta['name']} has {up} of {_format_count(wanted, 'pod')} ready"

@@ -5,36 +5,38 @@ from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from torchyard.kube.client import Api
+from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Check, Right, failed, ok
+from torchyard.model.requirements import Check, Permission, failed_check, passed_check
 
-AT_ONCE = 16
-ROLE = "`kubectl apply -f docs/rbac.yaml`"
+_MAX_PARALLEL_REVIEWS = 16
+RBAC_COMMAND = "`kubectl apply -f docs/rbac.yaml`"
 # The API server's words, and those of the AppWrapper's webhook.
-FORBIDDEN = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
+_FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
 
 
-def check_rights(api: Api, needs: Iterable[Right]) -> list[Check]:
+def check_permissions(api: Client, needs: Iterable[Permission]) -> list[Check]:
     """One finding for all of them, which names every verb that is missing; none where nothing is needed."""
     asked = tuple(dict.fromkeys((verb, need.resource) for need in needs for verb in need.verbs))
     if not asked:
         return []
     try:
-        with ThreadPoolExecutor(AT_ONCE) as pool:
-            granted = pool.map(lambda each: allowed(api, *each), asked)
+        with ThreadPoolExecutor(_MAX_PARALLEL_REVIEWS) as pool:
+            granted = pool.map(lambda each: is_allowed(api, *each), asked)
             missing = [each for each, may in zip(asked, granted, strict=True) if not may]
     except ClusterError as error:
-        return [failed("rights", f"cannot be checked: {error.what}: {error.said}", "")]
+        return [failed_check("rights", f"cannot be checked: {error.what}: {error.said}", "")]
     if not missing:
-        return [ok("rights", f"all {len(asked)} are granted")]
-    who = whoami(api)
-    remedy = f"{ROLE} makes a role that allows it; bind it to {who}"
-    return [failed("rights", f"{who} may not {told(missing)} in namespace {api.namespace}", remedy)]
+        return [passed_check("rights", f"all {len(asked)} are granted")]
+    who = _read_user_name(api)
+    remedy = f"{RBAC_COMMAND} makes a role that allows it; bind it to {who}"
+    return [
+        failed_check("rights", f"{who} may not {_format_permissions(missing)} in namespace {api.namespace}", remedy)
+    ]
 
 
-def told(rights: Iterable[tuple[str, str]]) -> str:
+def _format_permissions(rights: Iterable[tuple[str, str]]) -> str:
     """Verbs by resource: `get, watch pods, nor get pods/log`."""
     verbs: dict[str, list[str]] = {}
     for verb, resource in rights:
@@ -42,32 +44,32 @@ def told(rights: Iterable[tuple[str, str]]) -> str:
     return ", nor ".join(f"{', '.join(each)} {resource}" for resource, each in verbs.items())
 
 
-def allowed(api: Api, verb: str, resource: str) -> bool:
+def is_allowed(api: Client, verb: str, resource: str) -> bool:
     """Whether this user may do it in the namespace. `resource`: jobs.batch.volcano.sh, pods, pods/log."""
     whole, _, part = resource.partition("/")
     plural, _, group = whole.partition(".")
     asked = {"verb": verb, "group": group, "resource": plural, "subresource": part, "namespace": api.namespace}
-    answer = review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", {"resourceAttributes": asked})
+    answer = _post_review(api, "authorization.k8s.io/v1", "SelfSubjectAccessReview", {"resourceAttributes": asked})
     return bool(answer["status"].get("allowed"))
 
 
-def whoami(api: Api) -> str:
+def _read_user_name(api: Client) -> str:
     """The name that the API server knows this user by."""
     try:
-        answer = review(api, "authentication.k8s.io/v1", "SelfSubjectReview", {})
+        answer = _post_review(api, "authentication.k8s.io/v1", "SelfSubjectReview", {})
     except ClusterError:  # older than 1.28
         return "this user"
     return str(answer["status"]["userInfo"]["username"])
 
 
-def review(api: Api, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
+def _post_review(api: Client, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     body = {"apiVersion": version, "kind": kind, **({"spec": spec} if spec else {})}
     return api.ask("POST", api.path(version, kind, namespace=None), body=body)
 
 
-def is_asked(plan: ManifestPlan, said: str) -> bool:
+def is_known_refusal(plan: ManifestPlan, said: str) -> bool:
     """Whether a refusal to create is one that the check of the plan's rights tells already."""
-    found = FORBIDDEN.search(said)
+    found = _FORBIDDEN_CREATE.search(said)
     plural = (found[1] or found[2]) if found else ""
-    rights = (need for need in plan.requires if isinstance(need, Right) and "create" in need.verbs)
+    rights = (need for need in plan.requires if isinstance(need, Permission) and "create" in need.verbs)
     return any(need.resource.partition(".")[0] == plural for need in rights)
