@@ -25,7 +25,7 @@ def run_profile(profile: Profile) -> int:
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)
-    write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json() + "\n")
+    write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json(exclude_unset=True) + "\n")
     return _carry_run(Runner(profile, run_id, LocalReporter()))
 
 
