@@ -1,14 +1,17 @@
 """What went wrong says nothing of the job: the process ends, the job lives, and the run comes back."""
 
 import os
+import signal
 from pathlib import Path
 from typing import Any
 
 import pytest
+from prefect.exceptions import TerminationSignal
 
 import tasks.train
 from flows.sweep import sweep
 from flows.train import train
+from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.test_comeback import NOW, life
 from tests.test_line import labelled_with
@@ -66,6 +69,21 @@ def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exc
             line.protect(work, SignalHold())
     else:
         assert line.protect(work, SignalHold())[0] == "failed"
+
+
+def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
+    """SIGTERM as a task begins becomes an error of Prefect's engine: the run ends all the same."""
+    line = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
+    line.may_run = True
+
+    def work() -> tuple[End, str]:
+        try:
+            raise TerminationSignal(signal.SIGTERM)
+        except TerminationSignal:
+            raise ValueError("Task run is not set")  # noqa: B904 - as Prefect does it
+
+    with SignalHold() as signals:
+        assert line.protect(work, signals) == ("stopped", "stopped by SIGTERM")
 
 
 def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) -> None:

@@ -34,7 +34,7 @@ from torchyard.run.progress import Progress
 from torchyard.run.report import describe_checks, describe_logs, describe_outcome, describe_submission, describe_success
 from torchyard.run.reporter import Reporter
 from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
-from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop
+from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, find_hidden_stop
 from torchyard.steps.collect import collect
 from torchyard.steps.preflight import preflight
 from torchyard.steps.rendezvous import ensure_rendezvous
@@ -266,13 +266,18 @@ class Runner:
         except stops as stop:
             if self.reporter.is_void(stop):
                 return self.protect(work, signals)
-            signals.begin()
-            if self.reporter.is_cancelled():
-                return "cancelled", "cancelled through Prefect"
-            return "stopped", f"stopped by {describe_stop(stop)}"
+            return self._end_stopped(stop, signals)
         except Exception as error:
+            if hidden := find_hidden_stop(error, stops):
+                return self._end_stopped(hidden, signals)
             get_log().exception("a fault in torchyard itself")
             return self._fail_or_leave(f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
+
+    def _end_stopped(self, stop: BaseException, signals: SignalHold) -> RunEnd:
+        signals.begin()
+        if self.reporter.is_cancelled():
+            return "cancelled", "cancelled through Prefect"
+        return "stopped", f"stopped by {describe_stop(stop)}"
 
     def _fail_or_leave(self, sentence: str, error: Exception) -> RunEnd:
         if self.may_run:

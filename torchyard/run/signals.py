@@ -34,6 +34,14 @@ class SignalHold:
             signal.signal(number, handler)
 
 
+def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:
+    """The stop that an error came from: Prefect's engine fails by itself where one strikes as it begins a task."""
+    at: BaseException | None = error
+    while at is not None and not isinstance(at, stops):
+        at = at.__cause__ or at.__context__
+    return at
+
+
 def describe_stop(stop: BaseException) -> str:
     match stop:
         case KeyboardInterrupt():
