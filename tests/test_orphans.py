@@ -107,7 +107,7 @@ def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.
     monkeypatch.setattr(time, "sleep", slept.append)
     cast()
     sweep()
-    assert 59.0 < slept[0] <= 60.0
+    assert 30.0 < slept[0] <= 60.0
 
 
 def test_lease_is_held_while_its_run_is_removed(cast: Make, fake_api: FakeApi) -> None:
