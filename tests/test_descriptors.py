@@ -17,8 +17,8 @@ Job = Callable[[str, int], Plan]
 RAISE = """
 import os, resource, select, subprocess
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
-from torchyard.steps.descriptors import raise_limit
-raise_limit(), raise_limit()
+from torchyard.steps.descriptors import raise_file_limit
+raise_file_limit(), raise_file_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"])
 """
 

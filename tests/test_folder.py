@@ -153,7 +153,7 @@ def test_filesystem_without_locks_is_told(folder: RunFolder, number: int, monkey
 
 def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
     """A run's folder is the same place for a process that comes back, after a restart as well."""
-    code = "import sys; from torchyard.common.identity import identity; print(identity(sys.argv[1]))"
+    code = "import sys; from torchyard.common.identity import holder_identity; print(holder_identity(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.path)], cwd=ROOT, capture_output=True, text=True, check=True
     )

@@ -157,7 +157,7 @@ def test_rows_hold_what_came_last(values: list[int], most: int) -> None:
     """In whatever order keys come: a kept row is the last that its key had, the first one stays, memory is bounded."""
     last: dict[int, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("torchyard.metrics.rows.MOST_ROWS", most)
+        patch.setattr("torchyard.metrics.rows.MAX_ROWS", most)
         rows = Rows()
         for at, value in enumerate(values):
             rows.put(("step", value), {"step": value, "at": at})

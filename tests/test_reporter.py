@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server that hangs until it is told to answer."""
-    for name in ("CALL_TIMEOUT_S", "LOOK_INTERVAL_S", "RETRY_INTERVAL_S", "SIGNAL_TIMEOUT_S"):
+    for name in ("_CALL_TIMEOUT_S", "_POLL_INTERVAL_S", "_RETRY_INTERVAL_S", "_SIGNAL_TIMEOUT_S"):
         monkeypatch.setattr(reporter, name, 0.3)
     made = Server()
     with temporary_settings({PREFECT_API_URL: made.url}):

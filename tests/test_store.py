@@ -74,7 +74,7 @@ def test_a_user_who_may_make_no_policy_runs_without(
     plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch, refused: tuple[str, ...]
 ) -> None:
     """The plan that is kept is the one that is made, so that nobody looks for more later."""
-    monkeypatch.setattr(create, "allowed", lambda server, verb, resource: verb not in refused)
+    monkeypatch.setattr(create, "is_allowed", lambda server, verb, resource: verb not in refused)
     left = [thing["kind"] for thing in create.drop_forbidden_objects(plan).store]
     assert left == (["Service", "Pod"] if refused else ["Service", "NetworkPolicy", "Pod"])
 

@@ -44,8 +44,8 @@ def folder() -> Folder:
 @pytest.fixture(autouse=True)
 def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect knows no run, and nothing is waited for."""
-    monkeypatch.setattr(flow, "alive", lambda _: "")
-    monkeypatch.setattr(flow, "alive_by_name", lambda _: "")
+    monkeypatch.setattr(flow, "read_liveness", lambda _: "")
+    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
     monkeypatch.setattr(flow_runs, "_open_client", lambda: None)
 
@@ -147,9 +147,9 @@ def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: 
     def tell(run_id: str, state: State[None]) -> None:
         told.append(f"{run_id}: {state.name}")
 
-    monkeypatch.setattr(flow, "tell", tell)
+    monkeypatch.setattr(flow, "report_state", tell)
     for confirmed in ("", "0190c7f0"):
-        monkeypatch.setattr(flow, "named_by", lambda _, confirmed=confirmed: confirmed)
+        monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = Cast(fake_api, lease())
         (orphan,) = orphans.find_orphans(None, orphans.SweepScope(alive=lambda _: ""))
         assert (_clear_orphan(orphan), run.left) == ([], [])

@@ -29,10 +29,10 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `.prefect` of its own."""
     made = tmp_path / ".prefect"
     for module, name, path in (
-        (processes, "HOME", made),
-        (server, "HOME", made),
-        (server, "PASSWORD", made / "password"),
-        (server, "ENV", made / "env"),
+        (processes, "PREFECT_HOME", made),
+        (server, "PREFECT_HOME", made),
+        (server, "_PASSWORD_FILE", made / "password"),
+        (server, "ENV_FILE", made / "env"),
     ):
         monkeypatch.setattr(module, name, path)
     server.create_prefect_home()

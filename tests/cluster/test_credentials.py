@@ -14,7 +14,8 @@ from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import ended, run
 from tests.cluster.wire import CONTEXT, Wire
 from torchyard.cluster.job_watch import ClusterWatch
-from torchyard.kube.client import Client, _load_settings
+from torchyard.kube.client import Client
+from torchyard.kube.kubeconfig import load_settings
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
@@ -156,7 +157,7 @@ def test_kubeconfig_that_is_written_anew_is_read(account: Account, jobs: Jobs, w
 
 def test_certificate_that_is_renewed_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client certificate that the API server does not accept is read again, for its file may have changed."""
-    settings, _ = _load_settings(None)
+    settings, _ = load_settings(None)
     if not settings.cert_file:
         pytest.skip("this cluster knows its user by something else")
     make_authority("strange").write(tmp_path / "user")

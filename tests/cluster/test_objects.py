@@ -31,8 +31,8 @@ SUBMIT = """
 import sys
 from pathlib import Path
 from torchyard.model.plan import ManifestPlan
-from torchyard.cluster.create import create
-print(create(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
+from torchyard.cluster.create import create_job
+print(create_job(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
 

@@ -10,7 +10,7 @@ RowKey = tuple[str, float | int | str | bool | None]
 class Rows:
     """Rows by key, in the order in which they first came. A key that comes again replaces its row.
 
-    At most MOST_ROWS are kept: thinned evenly, the first and the last always among them. `drop` sees each row that is
+    At most MAX_ROWS are kept: thinned evenly, the first and the last always among them. `drop` sees each row that is
     dropped. After that a number that is not above all others is taken for one of a dropped row, told again.
     """
 
