@@ -24,8 +24,9 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.errors import LeftError, RunInUseError, TorchyardError
 from torchyard.pods import seal
 from torchyard.run.resume import CRASHED
-from torchyard.run.runner import Runner, StepFunctions
+from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
+from torchyard.steps.line import StepFunctions
 
 STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 

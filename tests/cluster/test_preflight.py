@@ -17,7 +17,7 @@ import yaml
 from kubernetes.config import kube_config
 
 from torchyard.cluster.checks.cluster import check_cluster
-from torchyard.kube import client
+from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError, PreflightError
 from torchyard.model.plan import ManifestPlan
@@ -77,7 +77,7 @@ def contexts(api: Client) -> Thing:
     post(api, "v1", "ServiceAccount", "nobody")
     path = api.path("v1", "ServiceAccount", "nobody") + "/token"
     token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-    known, _ = kube_config.list_kube_config_contexts(client._kubeconfig_files())
+    known, _ = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
     here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
     return {

@@ -18,7 +18,7 @@ from torchyard.cluster import create, orphans
 from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.cluster.checks.permissions import is_allowed
 from torchyard.cluster.delete import _list_visible_objects, list_kinds
-from torchyard.kube import client
+from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
 from torchyard.launchers import registry
 from torchyard.loading.profile import ROOT, load_profile
@@ -96,8 +96,8 @@ class Account:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self.admin.path("v1", "ServiceAccount", NAME)
         token = self.admin.ask("POST", f"{path}/token", body=asked)["status"]["token"]
-        known, active = kube_config.list_kube_config_contexts(client._kubeconfig_files())
-        here = next(each for each in known if each["name"] == (client._read_current_context() or active["name"]))
+        known, active = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
+        here = next(each for each in known if each["name"] == (kubeconfig.read_current_context() or active["name"]))
         context = {"cluster": here["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
 

@@ -10,9 +10,8 @@ It is started by the shell door, here or through ssh, as `python3 -I -S supervis
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
 
 Told `lease` (seconds) and `grace`, the keeper ends a process that nobody has looked after for so long.
-A host that ssh reaches is told more: `site`, the run's folder there as the plan writes it, made absolute wherever it
-stands; `toward`, another host of the job; `meeting`, a file that goes with the process; `serves`, by which name and
-from which hosts a store is reached.
+A host behind ssh is told more: `site`, the run's folder there; `toward`, another host of the job; `meeting`, a file
+that goes with the process; `serves`, how a store is reached.
 
 The keeper is a daemon of its own session. It outlives whoever asked for it and leaves all it knows in FOLDER:
 
@@ -20,10 +19,8 @@ The keeper is a daemon of its own session. It outlives whoever asked for it and 
     log      one line of output a line, as `2026-11-21T08:00:47.123Z node-0 | text`
     lock     held (flock) while the keeper lives: nobody has to trust a process id
     ranks/   torchrun's own copy of each rank's output, gone once the log holds every line of it
-
-Every process of the job carries TORCHYARD_JOB=<label> in its environment: that is how it is found again, without FOLDER
-as well. Where that is removed the process runs on, under its lease; a keeper that ends for whatever reason ends its
-process, and only one that is killed cannot.
+Every process of the job carries TORCHYARD_JOB=<label> in its environment, and is found by that, also without FOLDER.
+A keeper that ends for whatever reason ends its process; only one that is killed cannot.
 """
 
 from __future__ import annotations
@@ -138,13 +135,8 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
     signal.signal(signal.SIGCHLD, lambda *_: None)
     signal.set_wakeup_fd(wake[1])
     agent, output, error = _start_process(dict(spec, folder=os.path.abspath(folder)))
-    facts = {
-        "name": spec["name"],
-        "keeper": os.getpid(),
-        "agent": agent,
-        "started": time.time(),
-        "boot": read_boot_id(),
-    }
+    facts = {"name": spec["name"], "keeper": os.getpid(), "agent": agent, "started": time.time()}
+    facts["boot"] = read_boot_id()
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **facts)
     with contextlib.suppress(BrokenPipeError):  # whoever asked for it was killed meanwhile
         os.write(answer, json.dumps(state).encode())

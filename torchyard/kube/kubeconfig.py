@@ -37,13 +37,13 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
     """The connection's settings and the context that they came from; in a pod without a kubeconfig, its account."""
     loaded = client.Configuration()
     try:
-        known, active = config.list_kube_config_contexts(_kubeconfig_files())
-        wanted = context or _read_current_context() or active["name"]
+        known, active = config.list_kube_config_contexts(kubeconfig_files())
+        wanted = context or read_current_context() or active["name"]
         found = next((each for each in known if each["name"] == wanted), None)
         if found is None:
             names = ", ".join(sorted(each["name"] for each in known)) or "none"
             raise ClusterError("kubeconfig", f"context {wanted}", f"there is no such context; there are: {names}", 0)
-        config.load_kube_config(_kubeconfig_files(), context=wanted, client_configuration=loaded)
+        config.load_kube_config(kubeconfig_files(), context=wanted, client_configuration=loaded)
         return loaded, found
     except yaml.YAMLError as error:
         raise ClusterError("kubeconfig", "read it", str(error), 0) from error
@@ -51,17 +51,17 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
         return _load_pod_account(loaded, str(error))
 
 
-def _kubeconfig_files() -> str:
+def kubeconfig_files() -> str:
     """KUBECONFIG as it is now; the client library keeps what it was when that was imported."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
-def _read_current_context() -> str | None:
+def read_current_context() -> str | None:
     """The current context as kubectl understands it: the first file of KUBECONFIG that names one.
 
     The client library takes the last one, and would send the job to another cluster than kubectl shows.
     """
-    for path in filter(None, _kubeconfig_files().split(os.pathsep)):
+    for path in filter(None, kubeconfig_files().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):
             document = yaml.safe_load(Path(path).expanduser().read_text(encoding="utf-8"))
             if isinstance(document, dict) and document.get("current-context"):

@@ -5,7 +5,7 @@ import socket
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from torchyard.backend import backend_of
 from torchyard.common import secrets
@@ -23,8 +23,7 @@ from torchyard.model.errors import (
 )
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Check
-from torchyard.model.run import Attempt, Collected, End, Failure, Handle, Outcome, Run, Status, Step
+from torchyard.model.run import Attempt, End, Failure, Outcome, Run, Status, Step
 from torchyard.run import history, takeover, watchdog
 from torchyard.run.ending import RunFinisher
 from torchyard.run.folder import AttemptPlan, RunFolder
@@ -35,26 +34,10 @@ from torchyard.run.report import describe_checks, describe_logs, describe_outcom
 from torchyard.run.reporter import Reporter
 from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
 from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, find_hidden_stop
-from torchyard.steps.collect import collect
-from torchyard.steps.preflight import preflight
-from torchyard.steps.rendezvous import ensure_rendezvous
-from torchyard.steps.submit import submit
-from torchyard.steps.teardown import teardown
-from torchyard.steps.wait import wait
+from torchyard.steps.line import StepFunctions
 
 T = TypeVar("T")
 RunEnd = tuple[End, str]  # and the sentence that says why
-
-
-class StepFunctions(NamedTuple):
-    """The six steps of an attempt. Another orchestrator gives its own: Prefect its tasks."""
-
-    preflight: Callable[..., tuple[Check, ...]] = preflight
-    rendezvous: Callable[..., str | None] = ensure_rendezvous
-    submit: Callable[..., Handle] = submit
-    wait: Callable[..., Outcome] = wait
-    collect: Callable[..., Collected] = collect
-    teardown: Callable[..., tuple[str, ...]] = teardown
 
 
 class Runner:
