@@ -7,13 +7,13 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.lost import bring_back
+from tasks.recovery import recover_lost_runs
 
 
 @flow(name="comeback")
 def comeback() -> State[Any]:
     """Look at every run that may have lost its launcher, as it is now, and schedule those that have."""
-    looked = bring_back()
+    looked = recover_lost_runs()
     if looked.faults:
         return Failed(message=f"{looked}; not looked at: {', '.join(looked.faults)}")
     return Completed(message=str(looked))

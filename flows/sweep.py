@@ -12,18 +12,19 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.descriptors import raise_limit
-from tasks.errors import TorchyardError
-from tasks.flow_runs import alive_by_name, named_by
-from tasks.folder import all_runs, runs
-from tasks.lost import bring_back
-from tasks.quoting import markdown, plain, spell_anything
-from tasks.step import log
-from tasks.strays import end_stray, strays
-from tasks.sweep import alive, ended, is_open, revive, sweep_run, tell
+from tasks.flow_runs import confirm_flow_run, read_liveness_by_name
+from tasks.flow_states import final_state, read_liveness, report_end, report_state, reschedule_run
+from tasks.recovery import recover_lost_runs
+from torchyard.common.escaping import escape_markdown, spell_anything, strip_control_codes
+from torchyard.common.log import get_log
+from torchyard.machines.strays import end_stray, find_strays
+from torchyard.model.errors import TorchyardError
+from torchyard.run.folder import list_run_folders, runs_folder
+from torchyard.run.sweep import is_run_open, sweep_run
+from torchyard.steps.descriptors import raise_file_limit
 
 
-class Due(NamedTuple):
+class AbandonedRun(NamedTuple):
     """A run that nobody looks after: where it has something, why it goes or stays, and how to remove it."""
 
     run: str
@@ -50,22 +51,22 @@ def sweep(
         without_lease: Objects in a cluster too that carry a run's label and have no Lease; else they are only listed.
         contexts: The kubeconfig's contexts to look through, in all namespaces; else the current one, if there is one.
     """
-    raise_limit()
+    raise_file_limit()
     named, faults = None if runs is None else frozenset(runs), list[str]()
-    back = 0 if dry_run or runs is not None else revive_lost(contexts, faults)
-    found = [*folders(named, faults), *without_folder(named)]
-    left = [remove(each, dry_run) for each in found]
+    back = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
+    found = [*_find_local_runs(named, faults), *_find_stray_runs(named)]
+    left = [_remove_run(each, dry_run) for each in found]
     # What is here is removed first: the rest is what other machines have left.
-    for each in in_clusters(contexts, named, without_lease, faults):
+    for each in _find_cluster_runs(contexts, named, without_lease, faults):
         found.append(each)
-        left.append(remove(each, dry_run))
-    show(found, ["; ".join(each or ()) for each in left])
+        left.append(_remove_run(each, dry_run))
+    _show_table(found, ["; ".join(each or ()) for each in left])
     faults += [thing for things in left for thing in things or ()]
-    faults += refused(named, found, left) if named else []
-    return close(summary(found, dry_run, back), faults)
+    faults += _explain_refusals(named, found, left) if named else []
+    return _sweep_state(_format_summary(found, dry_run, back), faults)
 
 
-def summary(found: Sequence[Due], dry_run: bool, back: int) -> str:
+def _format_summary(found: Sequence[AbandonedRun], dry_run: bool, back: int) -> str:
     """What was done, in a line."""
     taken = [each for each in found if not each.kept]
     said = f"looked after {len(taken)} runs" + (f", brought {back} back" if back else "")
@@ -74,7 +75,9 @@ def summary(found: Sequence[Due], dry_run: bool, back: int) -> str:
     return said + (f"; {len(found) - len(taken)} are listed and stay" if len(found) > len(taken) else "")
 
 
-def refused(named: frozenset[str], found: Sequence[Due], left: Sequence[Sequence[str] | None]) -> list[str]:
+def _explain_refusals(
+    named: frozenset[str], found: Sequence[AbandonedRun], left: Sequence[Sequence[str] | None]
+) -> list[str]:
     """Why runs that were named are still there."""
     carried = "a living process carries it: cancel the run, or end that process"
     why = {
@@ -84,58 +87,60 @@ def refused(named: frozenset[str], found: Sequence[Due], left: Sequence[Sequence
     }
     gone = {each.run for each in found if (each.run, each.where) not in why}
     stay = [f"{run} in {where}: {said}" for (run, where), said in why.items() if run in named - gone]
-    missing = named - {each.run for each in found} - {folder.name for folder in all_runs()}  # those have ended
+    missing = named - {each.run for each in found} - {folder.name for folder in list_run_folders()}  # those have ended
     return [*stay, *(f"there is no run {run} that this user may see" for run in sorted(missing))]
 
 
-def close(said: str, faults: list[str]) -> State[Any]:
+def _sweep_state(said: str, faults: list[str]) -> State[Any]:
     faults = list(dict.fromkeys(faults))
-    told = plain(f"{said}; left behind: {', '.join(faults)}" if faults else said)
+    told = strip_control_codes(f"{said}; left behind: {', '.join(faults)}" if faults else said)
     return Failed(message=told) if faults else Completed(message=told)
 
 
-def revive_lost(contexts: list[str] | None, faults: list[str]) -> int:
+def _recover_runs(contexts: list[str] | None, faults: list[str]) -> int:
     """Bring back the runs that have lost their launcher and whose lease lasts: how many."""
-    looked = bring_back(leased=True)
+    looked = recover_lost_runs(leased=True)
     faults += looked.faults
-    return len(looked.back) + sum(map(revive, silent(contexts)))
+    return len(looked.back) + sum(map(reschedule_run, _find_unrenewed_runs(contexts)))
 
 
-def folders(named: frozenset[str] | None, faults: list[str]) -> Iterator[Due]:
+def _find_local_runs(named: frozenset[str] | None, faults: list[str]) -> Iterator[AbandonedRun]:
     """The runs that this machine has carried; one that cannot be read is a fault of its own."""
-    for folder in all_runs():
+    for folder in list_run_folders():
         try:
             over = folder.lease_left() < 0
-            if is_open(folder) and (over if named is None else folder.name in named):
+            if is_run_open(folder) and (over if named is None else folder.name in named):
                 why = "no launcher carries it" + (", and its lease has ended" if over else "")
-                yield Due(folder.name, "here", why, partial(sweep_run, folder, "sweep", why))
+                yield AbandonedRun(folder.name, "here", why, partial(sweep_run, folder, "sweep", why, report_end))
         except TorchyardError as error:
             faults.append(str(error))
 
 
-def without_folder(named: frozenset[str] | None) -> Iterator[Due]:
+def _find_stray_runs(named: frozenset[str] | None) -> Iterator[AbandonedRun]:
     """Processes here whose run folder was removed: a keeper ends its own with the lease, and nobody ends the rest."""
-    for stray in strays(runs()):
+    for stray in find_strays(runs_folder()):
         if stray.kept:
-            log().warning("%s; its keeper ends it with its lease", stray)
+            get_log().warning("%s; its keeper ends it with its lease", stray)
         elif named is None or stray.run in named:
-            yield Due(stray.run, "here", "its folder was removed, and no keeper is left", partial(end_stray, stray))
+            yield AbandonedRun(
+                stray.run, "here", "its folder was removed, and no keeper is left", partial(end_stray, stray)
+            )
 
 
-def silent(contexts: list[str] | None) -> set[str]:
+def _find_unrenewed_runs(contexts: list[str] | None) -> set[str]:
     """The flow runs in clusters whose Lease lasts, and that may have no launcher."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     found: set[str] = set()
-    for context in clusters(contexts, []):
+    for context in _list_contexts(contexts, []):
         with contextlib.suppress(TorchyardError):  # told where it is looked through
-            found.update(filter(None, map(named_by, orphans.silent(context))))
+            found.update(filter(None, map(confirm_flow_run, orphans.find_unrenewed_leases(context))))
     return found
 
 
-def clusters(contexts: list[str] | None, faults: list[str]) -> Iterator[str | None]:
+def _list_contexts(contexts: list[str] | None, faults: list[str]) -> Iterator[str | None]:
     """The contexts that lead to a cluster; one that is named, and does not, is a fault."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
     wanted: Sequence[str | None] = contexts or (None,)
     for context in wanted:
@@ -146,62 +151,66 @@ def clusters(contexts: list[str] | None, faults: list[str]) -> Iterator[str | No
             faults.append(str(error))
 
 
-def in_clusters(
+def _find_cluster_runs(
     contexts: list[str] | None, named: frozenset[str] | None, without_lease: bool, faults: list[str]
-) -> Iterator[Due]:
+) -> Iterator[AbandonedRun]:
     """The runs that any machine has left in a cluster."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
-    terms = orphans.Terms(alive, alive_by_name, named, without_lease)
-    for context in clusters(contexts, faults):
+    terms = orphans.SweepScope(read_liveness, read_liveness_by_name, named, without_lease)
+    for context in _list_contexts(contexts, faults):
         found: list[orphans.Orphan] = []
         try:
-            found.extend(orphans.orphans(context, terms))  # all at once: they are watched side by side
+            found.extend(orphans.find_orphans(context, terms))  # all at once: they are watched side by side
         except TorchyardError as error:
             faults.append(str(error))
         for each in found:
-            yield Due(each.run, f"namespace {each.server.namespace}", each.why, partial(clear, each), each.kept)
+            yield AbandonedRun(
+                each.run, f"namespace {each.server.namespace}", each.why, partial(_clear_orphan, each), each.kept
+            )
 
 
-def clear(orphan: Any) -> list[str] | None:
+def _clear_orphan(orphan: Any) -> list[str] | None:
     """Remove a run from its cluster, and tell Prefect, where it still waits for a worker."""
-    from tasks import orphans
+    from torchyard.cluster import orphans
 
-    flow_run = named_by(orphan.lease) if orphan.lease else ""
-    left = orphans.remove(orphan)
+    flow_run = confirm_flow_run(orphan.lease) if orphan.lease else ""
+    left = orphans.remove_orphan(orphan)
     if flow_run and left is not None:
-        tell(flow_run, ended("swept", f"no launcher carried it, and {orphan.why}"))
+        report_state(flow_run, final_state("swept", f"no launcher carried it, and {orphan.why}"))
     return left
 
 
-def remove(due: Due, dry_run: bool) -> Sequence[str] | None:
+def _remove_run(due: AbandonedRun, dry_run: bool) -> Sequence[str] | None:
     """What is left of one run; None of one that a living process carries. What stays is not touched."""
     if dry_run:
         return ()
     if due.kept:
-        log().warning("%s, %s: %s; not removed: %s", due.run, due.where, due.why, due.kept)
+        get_log().warning("%s, %s: %s; not removed: %s", due.run, due.where, due.why, due.kept)
         return ()
     try:
         left = due.remove()
     except TorchyardError as error:
         return [str(error)]
     if left is not None:
-        log().warning("%s, %s: %s; removed", due.run, due.where, due.why)
+        get_log().warning("%s, %s: %s; removed", due.run, due.where, due.why)
     return left
 
 
-def show(due: Sequence[Due], left: Sequence[str]) -> None:
+def _show_table(due: Sequence[AbandonedRun], left: Sequence[str]) -> None:
     """The table in Prefect; a server that is away costs the table alone."""
     told = [
         {"run": each.run, "where": each.where, "why": each.why, "not removed": each.kept, "left": rest}
         for each, rest in zip(due, left, strict=True)
     ]
-    rows = [{key: markdown(text) for key, text in row.items()} for row in told]  # names and reasons are out of Leases
+    rows = [
+        {key: escape_markdown(text) for key, text in row.items()} for row in told
+    ]  # names and reasons are out of Leases
     try:
         if rows:
             create_table_artifact(rows, key="sweep", description="Runs that nobody looked after")
     except Exception as error:
-        log().warning("the table is not in Prefect: %s", error)
+        get_log().warning("the table is not in Prefect: %s", error)
 
 
 def main(words: Sequence[str]) -> int:

@@ -1,26 +1,16 @@
-"""The line, for one profile: load, plan, preflight, rendezvous, submit, wait, collect, teardown, report."""
+"""The flow `train`: one profile, from preflight to the report."""
 
 import argparse
-import logging
-import os
 import sys
 from collections.abc import Sequence
 from typing import Any
 
 from prefect import flow
 from prefect.client.schemas.objects import State
-from prefect.runtime import flow_run
-from prefect.states import Failed
 
-from tasks.carry import carry
-from tasks.cli import add_overrides, read_overrides
-from tasks.descriptors import raise_limit
-from tasks.errors import OwnedError, TorchyardError
-from tasks.line import Line
-from tasks.masking import mask, warn_overrides
-from tasks.profile import load_profile
-from tasks.quoting import plain, spell_anything
-from tasks.step import log
+from tasks.train import train_profile
+from torchyard.cli.main import add_overrides, read_overrides
+from torchyard.common.escaping import spell_anything
 
 
 @flow(name="train")
@@ -31,25 +21,7 @@ def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
         profile: A name from `torchyard profiles`, or the path of a YAML file.
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
     """
-    raise_limit()
-    spell_anything()
-    if said := warn_overrides(overrides or {}):
-        log().warning("%s", said)
-    try:
-        chosen = load_profile(profile, overrides)
-        return carry(Line(chosen, str(flow_run.id)))
-    except OwnedError as error:
-        return leave(error)
-    except TorchyardError as error:
-        log().error("%s", error)
-        return Failed(message=mask(plain(str(error))))
-
-
-def leave(error: OwnedError) -> State[Any]:
-    """End this process without touching the run: its owner will say how it ended."""
-    log().warning("%s", error)
-    logging.shutdown()
-    os._exit(0)
+    return train_profile(profile, overrides)
 
 
 def main(words: Sequence[str]) -> int:

@@ -14,7 +14,7 @@ class YardError(Exception):
 
 
 @contextmanager
-def prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
     """A client of the API that PREFECT_API_URL names; YardError where that does not answer, or refuses us.
 
     Prefect reads the environment when it is imported: nothing here imports it before the address is known.
@@ -28,22 +28,25 @@ def prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
         with get_client(sync_client=True, httpx_settings={"timeout": timeout_s}) as client:
             yield client
     except httpx.HTTPStatusError as error:
-        raise YardError(_refusal(error.response.status_code, str(error))) from error
+        raise YardError(_describe_refusal(error.response.status_code, str(error))) from error
     except httpx.HTTPError as error:
-        raise YardError(f"no Prefect API answers at {_address()} ({error}): start it, or {OWN}") from error
+        raise YardError(
+            f"no Prefect API answers at {_read_address()} ({error}): start it, or {_OWN_SERVER_HINT}"
+        ) from error
 
 
-OWN = "unset PREFECT_API_URL to have a server of this folder's own"
+_OWN_SERVER_HINT = "unset PREFECT_API_URL to have a server of this folder's own"
 
 
-def _address() -> str:
+def _read_address() -> str:
     return os.environ["PREFECT_API_URL"]
 
 
-def _refusal(status: int, said: str) -> str:
+def _describe_refusal(status: int, said: str) -> str:
     if status in (401, 403):
         return (
-            f"the Prefect API at {_address()} refuses us ({status}): "
-            f"set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to what it asks for, or {OWN}"
+            f"the Prefect API at {_read_address()} refuses us ({status}): "
+            "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to what it asks for, "
+            f"or {_OWN_SERVER_HINT}"
         )
-    return f"the Prefect API at {_address()} answers {status}: {said[:300]}"
+    return f"the Prefect API at {_read_address()} answers {status}: {said[:300]}"

@@ -11,32 +11,32 @@ from typing import TYPE_CHECKING, Any
 import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from scripts.api import YardError, prefect_client
-from tasks.profile import ROOT
+from scripts.api import YardError, open_prefect_client
+from torchyard.loading.profile import ROOT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
-POOL = "torchyard"
-STEP = "prefect.deployments.steps.set_working_directory"
+POOL_NAME = "torchyard"
+_DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
-class Pool(BaseModel):
+class WorkPool(BaseModel):
     """Where a deployment's runs wait for a worker."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
 
 
-class Wanted(BaseModel):
+class WantedDeployment(BaseModel):
     """A deployment as prefect.yaml says it; a key that is not read here is refused, not forgotten."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
     description: str
     entrypoint: str
-    work_pool: Pool
+    work_pool: WorkPool
     tags: list[str] = []
     parameters: dict[str, Any] = {}
     schedules: list[dict[str, Any]] = []
@@ -51,32 +51,32 @@ class Wanted(BaseModel):
         return f"{self.flow}/{self.name}"
 
 
-def deploy(take_over: bool = False) -> None:
+def deploy_flows(take_over: bool = False) -> None:
     """The work pool and every deployment of prefect.yaml; YardError where another folder's would be taken over."""
-    every = read_wanted()
-    with prefect_client() as client:
-        found = {each.full_name: _find(client, each.full_name) for each in every}
+    every = _read_wanted_deployments()
+    with open_prefect_client() as client:
+        found = {each.full_name: _find_deployment(client, each.full_name) for each in every}
         if not take_over:
-            refuse_foreign({name: each for name, each in found.items() if each})
-        make_pool(client)
+            _refuse_foreign({name: each for name, each in found.items() if each})
+        _create_pool(client)
         for each in every:
             known = found[each.full_name]
             if known:
-                update(client, each, known)
+                _update_deployment(client, each, known)
             else:
-                create(client, each)
+                _create_deployment(client, each)
 
 
-def read_wanted() -> list[Wanted]:
+def _read_wanted_deployments() -> list[WantedDeployment]:
     path = ROOT / "prefect.yaml"
     try:
-        return [Wanted.model_validate(each) for each in yaml.safe_load(path.read_text())["deployments"]]
+        return [WantedDeployment.model_validate(each) for each in yaml.safe_load(path.read_text())["deployments"]]
     except ValidationError as error:
         first = error.errors()[0]
         raise YardError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
 
 
-def _find(client: "SyncPrefectClient", name: str) -> "DeploymentResponse | None":
+def _find_deployment(client: "SyncPrefectClient", name: str) -> "DeploymentResponse | None":
     from prefect.exceptions import ObjectNotFound
 
     try:
@@ -85,14 +85,18 @@ def _find(client: "SyncPrefectClient", name: str) -> "DeploymentResponse | None"
         return None
 
 
-def folder_of(deployment: "DeploymentResponse") -> str:
+def _read_deployment_folder(deployment: "DeploymentResponse") -> str:
     """The folder whose code a deployment runs; "" where it takes its code from elsewhere."""
     steps: Iterable[dict[str, Any]] = deployment.pull_steps or ()
-    return next((str(step[STEP]["directory"]) for step in steps if STEP in step), "")
+    return next((str(step[_DIRECTORY_STEP]["directory"]) for step in steps if _DIRECTORY_STEP in step), "")
 
 
-def refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
-    foreign = {name: folder_of(each) for name, each in found.items() if folder_of(each) != str(ROOT)}
+def _refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
+    foreign = {
+        name: _read_deployment_folder(each)
+        for name, each in found.items()
+        if _read_deployment_folder(each) != str(ROOT)
+    }
     if not foreign:
         return
     first = next(iter(foreign))
@@ -104,21 +108,21 @@ def refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
     )
 
 
-def make_pool(client: "SyncPrefectClient") -> None:
+def _create_pool(client: "SyncPrefectClient") -> None:
     """The work pool, where there is none: an existing one keeps its limit, its pause and its job template."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
-        client.read_work_pool(POOL)
+        client.read_work_pool(POOL_NAME)
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL, type="process", base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=POOL_NAME, type="process", base_job_template=template))
 
 
 @cache
-def parameters_of(entrypoint: str) -> dict[str, Any]:
+def _read_parameters(entrypoint: str) -> dict[str, Any]:
     """What a flow's form asks for. The flow's file is run for it, so each once."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
@@ -127,21 +131,21 @@ def parameters_of(entrypoint: str) -> dict[str, Any]:
     return parameter_schema(flow).model_dump(exclude_unset=True)
 
 
-def decided(wanted: Wanted) -> dict[str, Any]:
+def _deployment_fields(wanted: WantedDeployment) -> dict[str, Any]:
     """What the code decides of a deployment, whatever a person has set."""
     return {
         **wanted.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
-        "parameter_openapi_schema": parameters_of(wanted.entrypoint),
-        "pull_steps": [{STEP: {"directory": str(ROOT)}}],
+        "parameter_openapi_schema": _read_parameters(wanted.entrypoint),
+        "pull_steps": [{_DIRECTORY_STEP: {"directory": str(ROOT)}}],
     }
 
 
-def create(client: "SyncPrefectClient", wanted: Wanted) -> None:
+def _create_deployment(client: "SyncPrefectClient", wanted: WantedDeployment) -> None:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyOptions
 
     schedules = [
-        DeploymentScheduleCreate.model_validate({"active": each.get("active", True), "schedule": _without_active(each)})
+        DeploymentScheduleCreate.model_validate({"active": each.get("active", True), "schedule": _drop_active(each)})
         for each in wanted.schedules
     ]
     limit = dict(wanted.concurrency_limit)
@@ -153,18 +157,18 @@ def create(client: "SyncPrefectClient", wanted: Wanted) -> None:
         concurrency_limit=limit.pop("limit", None),
         concurrency_options=ConcurrencyOptions.model_validate(limit) if limit else None,
         enforce_parameter_schema=True,
-        **decided(wanted),
+        **_deployment_fields(wanted),
     )
 
 
-def _without_active(schedule: dict[str, Any]) -> dict[str, Any]:
+def _drop_active(schedule: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schedule.items() if key != "active"}
 
 
-def update(client: "SyncPrefectClient", wanted: Wanted, known: "DeploymentResponse") -> None:
+def _update_deployment(client: "SyncPrefectClient", wanted: WantedDeployment, known: "DeploymentResponse") -> None:
     """Write what differs, if anything: with every write Prefect drops the scheduled runs and makes them anew."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     now = known.model_dump(mode="json")
-    if changed := {key: value for key, value in decided(wanted).items() if now[key] != value}:
+    if changed := {key: value for key, value in _deployment_fields(wanted).items() if now[key] != value}:
         client.update_deployment(known.id, DeploymentUpdate(**changed))

@@ -14,15 +14,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.api import YardError
-from tasks.identity import identity
-from tasks.profile import ROOT
+from torchyard.common.identity import holder_identity
+from torchyard.loading.profile import ROOT
 
-HOME = ROOT / ".prefect"
-YARD = ROOT / "scripts" / "yard.py"
-FORMER_WORKER = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the version before
+PREFECT_HOME = ROOT / ".prefect"
+YARD_SCRIPT = ROOT / "scripts" / "yard.py"
+FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the version before
 
 
-class Process(NamedTuple):
+class YardProcess(NamedTuple):
     """A living process of ours."""
 
     pid: int
@@ -32,19 +32,19 @@ class Process(NamedTuple):
 
 def worker_name() -> str:
     """Ours among a pool's workers: Prefect calls one ONLINE for 90 s after its death. Containers may share a path."""
-    return f"torchyard {identity(str(HOME / 'worker'))}".replace("/", "-")
+    return f"torchyard {holder_identity(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
 
 
-def started() -> dict[str, Process]:
+def find_yard_processes() -> dict[str, YardProcess]:
     """What of this folder runs: `server` and `worker`, each by one of its processes."""
-    found: dict[str, Process] = {}
+    found: dict[str, YardProcess] = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (process := _read(folder)) and (name := _name(process)):
+        if folder.name.isdigit() and (process := _read_process(folder)) and (name := _identify_process(process)):
             found.setdefault(name, process)
     return found
 
 
-def _read(folder: Path) -> Process | None:
+def _read_process(folder: Path) -> YardProcess | None:
     try:
         if folder.stat().st_uid != os.getuid():
             return None
@@ -52,19 +52,21 @@ def _read(folder: Path) -> Process | None:
         pairs = (folder / "environ").read_text(errors="surrogateescape").split("\0")
     except OSError:
         return None
-    return Process(int(folder.name), words, dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+    return YardProcess(int(folder.name), words, dict(pair.split("=", 1) for pair in pairs if "=" in pair))
 
 
-def _name(process: Process) -> str:
-    if worker_name() in process.words or process.words[1:3] == [str(YARD), "tend"]:
+def _identify_process(process: YardProcess) -> str:
+    if worker_name() in process.words or process.words[1:3] == [str(YARD_SCRIPT), "tend"]:
         return "worker"
-    serves = process.words[2:4] == ["server", "start"] and process.environment.get("PREFECT_HOME") == str(HOME)
+    serves = process.words[2:4] == ["server", "start"] and process.environment.get("PREFECT_HOME") == str(PREFECT_HOME)
     return "server" if serves else ""
 
 
-def detach(name: str, command: list[str], environment: Mapping[str, str] | None = None) -> subprocess.Popen[bytes]:
+def start_yard_process(
+    name: str, command: list[str], environment: Mapping[str, str] | None = None
+) -> subprocess.Popen[bytes]:
     """Start a process in a session of its own; what it says goes to a log of its name."""
-    log = os.open(HOME / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    log = os.open(PREFECT_HOME / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # A worker that inherits an ignored SIGINT does not end on SIGTERM.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
@@ -82,19 +84,19 @@ def detach(name: str, command: list[str], environment: Mapping[str, str] | None 
         os.close(log)
 
 
-def end(name: str) -> None:
+def stop_yard_process(name: str) -> None:
     """End a process of ours with its whole group: SIGTERM, then SIGKILL."""
     with contextlib.suppress(KeyError, ProcessLookupError):
-        group = os.getpgid(started()[name].pid)
+        group = os.getpgid(find_yard_processes()[name].pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, number)
             with contextlib.suppress(YardError):
-                until(f"the {name} did not end", lambda: not _lives(group), 5)
+                await_result(f"the {name} did not end", lambda: not _is_group_alive(group), 5)
                 break
         print(f"stopped the {name}")
 
 
-def _lives(group: int) -> bool:
+def _is_group_alive(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:
@@ -102,7 +104,7 @@ def _lives(group: int) -> bool:
     return True
 
 
-def until(what: str, found: Callable[[], Any], seconds: float) -> Any:
+def await_result(what: str, found: Callable[[], Any], seconds: float) -> Any:
     """Ask until there is something; YardError names what there was not."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:

@@ -10,18 +10,24 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
-from scripts.api import YardError, prefect_client
+from scripts.api import YardError, open_prefect_client
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 # How long a run may stay Crashed before nobody brings it back any more.
-PATIENCE_S = 30.0
+_CRASHED_TIMEOUT_S = 30.0
 # What Prefect says of every run, whatever it does.
-NOISE = ("Deployment step", "All deployment steps", "Executing deployment", "Running 1 deployment", "Finished in state")
+_NOISE_PREFIXES = (
+    "Deployment step",
+    "All deployment steps",
+    "Executing deployment",
+    "Running 1 deployment",
+    "Finished in state",
+)
 
 
-class Watch:
+class _RunWatch:
     """One run on its way."""
 
     def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
@@ -40,7 +46,7 @@ class Watch:
             if state.name != told:
                 told, since = state.name or "", time.monotonic()
                 print(f"  [{told}]", flush=True)
-            coming_back = told == "Crashed" and time.monotonic() - since < PATIENCE_S
+            coming_back = told == "Crashed" and time.monotonic() - since < _CRASHED_TIMEOUT_S
             if state.is_final() and not coming_back:
                 self._settle()
                 return state
@@ -65,15 +71,15 @@ class Watch:
         """Print the lines that were not shown before. They come in late and out of order: offsets would skip some."""
         asked = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
         for line in reversed(self.client.read_logs(asked, limit=200, sort=LogSort.TIMESTAMP_DESC)):
-            if line.id not in self._shown and not line.message.startswith(NOISE):
+            if line.id not in self._shown and not line.message.startswith(_NOISE_PREFIXES):
                 print(f"  {line.timestamp:%H:%M:%S} {line.message}", flush=True)
             self._shown.add(line.id)
 
 
 def run_and_follow(api: str, profile: str) -> int:
     """Run train/PROFILE and watch it: 0 where it succeeded, else 1. Ctrl-C cancels it."""
-    with prefect_client() as client:
-        watch = Watch(client, create(client, profile))
+    with open_prefect_client() as client:
+        watch = _RunWatch(client, _create_flow_run(client, profile))
         page = f"{api.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
         print(f"train/{profile}: {page}", flush=True)
         try:
@@ -86,7 +92,7 @@ def run_and_follow(api: str, profile: str) -> int:
     return 0 if state.is_completed() else 1
 
 
-def create(client: "SyncPrefectClient", profile: str) -> FlowRun:
+def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
     try:
         return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
     except ObjectNotFound as error:

@@ -12,76 +12,84 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.api import YardError, prefect_client
-from scripts.processes import HOME, YARD, Process, detach, end, started, worker_name
-from scripts.server import choose_server, make_home, port_of, use_own
-from tasks.errors import TorchyardError
-from tasks.profile import ROOT, load_profile
+from scripts.api import YardError, open_prefect_client
+from scripts.processes import (
+    PREFECT_HOME,
+    YARD_SCRIPT,
+    YardProcess,
+    find_yard_processes,
+    start_yard_process,
+    stop_yard_process,
+    worker_name,
+)
+from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.errors import TorchyardError
 
 # Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
 
-def up(take_over: bool = False) -> str:
+def _start_yard(take_over: bool = False) -> str:
     """Everything that a run needs; the API's address."""
     from_nothing = time.monotonic()
-    with one_at_a_time():
+    with _lock_yard():
         api = choose_server()
-        from scripts.deployments import deploy
+        from scripts.deployments import deploy_flows
 
-        deploy(take_over)
-        automate()
-        bring_back()  # before a worker: a sweep that is due must not meet them first
-        start_worker(api)
+        deploy_flows(take_over)
+        _create_automations()
+        _recover_lost_runs()  # before a worker: a sweep that is due must not meet them first
+        _start_worker(api)
     print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
     return api
 
 
 @contextmanager
-def one_at_a_time() -> Iterator[None]:
+def _lock_yard() -> Iterator[None]:
     """Two calls at once would start two servers."""
-    make_home()
-    with (HOME / "lock").open("w") as lock:
+    create_prefect_home()
+    with (PREFECT_HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         yield
 
 
-def automate() -> None:
+def _create_automations() -> None:
     words = [sys.executable, "-m", "scripts.automations"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode != 0:
         raise YardError(f"the automations were not made: {done.stderr.strip().splitlines()[-1:]}")
 
 
-def start_worker(api: str) -> None:
+def _start_worker(api: str) -> None:
     """A worker, if none looks after the pool; `tend` brings it back when it dies."""
-    from scripts.deployments import POOL
+    from scripts.deployments import POOL_NAME
 
-    if running := started().get("worker"):
+    if running := find_yard_processes().get("worker"):
         served = running.environment.get("PREFECT_API_URL", "")
         if served != api:
             raise YardError(f"this folder's worker serves {served}, not {api}: stop it first with `make down`")
         return
-    with prefect_client() as client:
-        found = client.read_workers_for_work_pool(POOL)
+    with open_prefect_client() as client:
+        found = client.read_workers_for_work_pool(POOL_NAME)
     others = [each.name for each in found if each.status == "ONLINE" and each.name != worker_name()]
     if others:
         print(f"worker: {others[0]} (it runs already, and was not started from here)")
     else:
-        detach("worker", [sys.executable, str(YARD), "tend"])
+        start_yard_process("worker", [sys.executable, str(YARD_SCRIPT), "tend"])
 
 
-def bring_back() -> None:
+def _recover_lost_runs() -> None:
     """Runs that a crash of this machine has taken from their launcher go on now, not when Prefect misses them."""
-    from tasks import lost
+    from tasks import recovery
 
-    looked = lost.bring_back()
+    looked = recovery.recover_lost_runs()
     if looked.back:
         print(looked)
     for fault in looked.faults:
         print(f"not brought back: {fault}", file=sys.stderr)
 
 
-def tend() -> int:
+def _tend_worker() -> int:
     """Keep a worker running until this process is ended."""
     prefect = str(Path(sys.executable).parent / "prefect")
     while True:
@@ -90,45 +98,45 @@ def tend() -> int:
         time.sleep(1)
 
 
-def down() -> int:
+def _stop_yard() -> int:
     """Stop what `up` started, runs that its worker carries before; nothing else, here or in a cluster."""
-    with one_at_a_time():
-        if known := started():
-            adopt(known)
+    with _lock_yard():
+        if known := find_yard_processes():
+            _adopt_environment(known)
             try:
-                end_runs()
+                _end_worker_runs()
             finally:
-                end("server")
+                stop_yard_process("server")
             return 0
-        from scripts.runs import tell_open
+        from scripts.runs import print_open_runs
 
         print("nothing was running")
-        tell_open()
+        print_open_runs()
     return 0
 
 
-def adopt(known: dict[str, Process]) -> None:
+def _adopt_environment(known: dict[str, YardProcess]) -> None:
     """Speak to the API that the worker speaks to, and clear up in its run folders, with its kubeconfig."""
     if "worker" in known:
         os.environ.clear()
         os.environ.update(known["worker"].environment)
     else:
-        use_own(f"http://127.0.0.1:{port_of(known['server'])}/api")
+        use_own_server(f"http://127.0.0.1:{read_server_port(known['server'])}/api")
 
 
-def end_runs() -> None:
+def _end_worker_runs() -> None:
     """Cancel what the worker carries, stop it, and tear down what did not end; a server that is away is told."""
-    from scripts.runs import cancel_carried, tear_down_left, tell_open
+    from scripts.runs import cancel_worker_runs, print_open_runs, tear_down_open_runs
 
     try:
-        cancel_carried()
+        cancel_worker_runs()
     except YardError as error:
         print(f"runs that the worker carries are not cancelled: {error}", file=sys.stderr)
-        end("worker")
-        tell_open()
+        stop_yard_process("worker")
+        print_open_runs()
         return
-    end("worker")
-    tear_down_left()
+    stop_yard_process("worker")
+    tear_down_open_runs()
 
 
 def main() -> int:
@@ -140,14 +148,14 @@ def main() -> int:
     try:
         match asked.verb:
             case "train":
-                return train(asked.profile, asked.take_over)
+                return _train_profile(asked.profile, asked.take_over)
             case "up":
-                show_way_in(up(asked.take_over))
+                _show_access(_start_yard(asked.take_over))
                 return 0
             case "down":
-                return down()
+                return _stop_yard()
             case _:
-                return tend()
+                return _tend_worker()
     except (YardError, TorchyardError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -155,19 +163,19 @@ def main() -> int:
         return 130
 
 
-def train(profile: str, take_over: bool) -> int:
+def _train_profile(profile: str, take_over: bool) -> int:
     load_profile(profile)
-    api = up(take_over)
+    api = _start_yard(take_over)
     from scripts.watch import run_and_follow
 
     return run_and_follow(api, profile)
 
 
-def show_way_in(api: str) -> None:
-    from scripts.server import ENV, remembered
+def _show_access(api: str) -> None:
+    from scripts.server import ENV_FILE, read_last_address
 
     print("for Prefect's own commands in this shell:")
-    print(f"  source {ENV}" if api == remembered() else f"  export PREFECT_API_URL={api}")
+    print(f"  source {ENV_FILE}" if api == read_last_address() else f"  export PREFECT_API_URL={api}")
 
 
 if __name__ == "__main__":

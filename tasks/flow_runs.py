@@ -14,67 +14,69 @@ from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFi
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import FlowRun, StateType
 
-from tasks.launchers import _lease
-from tasks.model import Run
-from tasks.step import log
+from torchyard.common.log import get_log
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
-KEY = "torchyard.key"  # the label of a flow run
-FLOW, ENTRYPOINT = "train", "flows/train.py:train"
-TIMEOUT_S, PATIENCE_S = 5.0, 10.0  # of a request; of all that is asked at once
-LIVING = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
-PAGE = 200
+_KEY_LABEL = "torchyard.key"  # the label of a flow run
+_FLOW_NAME, _ENTRYPOINT = "train", "flows/train.py:train"
+_REQUEST_TIMEOUT_S, _KEY_TIMEOUT_S = 5.0, 10.0  # of a request; of all that is asked at once
+_LIVING_STATES = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
+_RUNS_PER_PAGE = 200
 
 
 def obtain_key(run_id: str) -> str:
     """The key of a run: made where it has none yet; empty where Prefect does not answer soon."""
     found: list[str] = []
     ask = contextvars.copy_context().run  # Prefect's settings live in the context
-    thread = threading.Thread(target=lambda: found.append(ask(_obtain_key, run_id)), daemon=True, name="run-key")
+    thread = threading.Thread(target=lambda: found.append(ask(_request_key, run_id)), daemon=True, name="run-key")
     thread.start()
-    thread.join(PATIENCE_S)
+    thread.join(_KEY_TIMEOUT_S)
     return found[0] if found else ""
 
 
-def _obtain_key(run_id: str) -> str:
+def _request_key(run_id: str) -> str:
     try:
-        with _client() as client:
+        with _open_client() as client:
             flow_run = client.read_flow_run(UUID(run_id))
-            if not _key(flow_run):
-                client.update_flow_run_labels(flow_run.id, {KEY: secrets.token_hex(32)})
+            if not _read_key(flow_run):
+                client.update_flow_run_labels(flow_run.id, {_KEY_LABEL: secrets.token_hex(32)})
                 flow_run = client.read_flow_run(flow_run.id)  # of two processes at once, one key counts
-            return _key(flow_run)
+            return _read_key(flow_run)
     except Exception as error:
-        log().debug("flow run %s has no key: %s", run_id, error)
+        get_log().debug("flow run %s has no key: %s", run_id, error)
         return ""
 
 
-def named_by(lease: _lease.Lease) -> str:
+def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
     """The id of the flow run that a Lease names; empty unless Prefect confirms that it is this run's.
 
     Its key must fit the Lease's seal. One without a key, of a version before, must be of a deployment of ours.
     """
-    run_id = _lease.flow_run(lease)
+    run_id = lease_record.read_flow_run_id(lease)
     try:
-        with _client() as client:
+        with _open_client() as client:
             flow_run = client.read_flow_run(UUID(run_id))
-            if client.read_flow(flow_run.flow_id).name != FLOW:
+            if client.read_flow(flow_run.flow_id).name != _FLOW_NAME:
                 return ""
-            if secret := _key(flow_run):
-                return run_id if _lease.is_sealed(lease, secret) else ""
+            if secret := _read_key(flow_run):
+                return run_id if lease_record.is_sealed_lease(lease, secret) else ""
             deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
-            return run_id if deployment and deployment.entrypoint == ENTRYPOINT else ""
+            return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else ""
     except Exception as error:
-        log().debug("flow run %s is not confirmed: %s", run_id, error)
+        get_log().debug("flow run %s is not confirmed: %s", run_id, error)
         return ""
 
 
-def alive_by_name(run: str) -> str:
+def read_liveness_by_name(run: str) -> str:
     """Why a run may be alive of which only the name is known; empty where Prefect knows no living one that fits."""
-    states = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=LIVING)))
-    flows, offset = FlowFilter(name=FlowFilterName(any_=[FLOW])), 0
+    states = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=_LIVING_STATES)))
+    flows, offset = FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])), 0
     try:
-        with _client() as client:
-            while found := client.read_flow_runs(flow_filter=flows, flow_run_filter=states, limit=PAGE, offset=offset):
+        with _open_client() as client:
+            while found := client.read_flow_runs(
+                flow_filter=flows, flow_run_filter=states, limit=_RUNS_PER_PAGE, offset=offset
+            ):
                 for each in found:
                     if run.endswith(f"-{Run(id=str(each.id), attempt=1, folder='').short}"):
                         return f"Prefect calls it {each.state_name}"
@@ -84,9 +86,9 @@ def alive_by_name(run: str) -> str:
     return ""
 
 
-def _key(flow_run: FlowRun) -> str:
-    return str((flow_run.labels or {}).get(KEY) or "")
+def _read_key(flow_run: FlowRun) -> str:
+    return str((flow_run.labels or {}).get(_KEY_LABEL) or "")
 
 
-def _client() -> Any:
-    return get_client(sync_client=True, httpx_settings={"timeout": TIMEOUT_S})
+def _open_client() -> Any:
+    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})

@@ -9,43 +9,36 @@ from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun, MissingContextError
 from prefect.logging import get_run_logger
 
-from tasks.errors import TorchyardError
-from tasks.masking import mask
-from tasks.quoting import plain
+from torchyard.common.log import LOGGER_NAME, RunLogger, set_log_source
+from torchyard.common.log_filter import SafeText
 
 P = ParamSpec("P")
 R = TypeVar("R")
-Log = logging.Logger | logging.LoggerAdapter[logging.Logger]
 
 
-def step(function: Callable[P, R]) -> Task[P, R]:
+def make_task(function: Callable[P, R]) -> Task[P, R]:
     """A task without cache or stored result: state lives where the job lives, and every step can be run again."""
     return task(cache_policy=NO_CACHE, persist_result=False)(function)
 
 
-def log() -> Log:
+def _get_run_log() -> RunLogger:
     """The run's log, or plain logging where a step is called outside of a run."""
     try:
         return get_run_logger()
     except MissingContextError:
-        return logging.getLogger("torchyard")
+        return logging.getLogger(LOGGER_NAME)
 
 
-class Plain(logging.Filter):
-    """Our own errors are sentences for a person: Prefect's engine logs them without its stack, or not again.
-
-    What a line quotes of a program, a host or a cluster obeys no terminal, and no secret goes to the server.
-    """
+class _EngineLogFilter(SafeText):
+    """Prefect's engine logs our own errors without its stack, or not again."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, CancelledRun | CrashedRun | FailedRun):
             return False  # the flow returned its own end, and Prefect raises it only to log it
-        if isinstance(error, TorchyardError):
-            record.msg, record.args, record.exc_info, record.exc_text = str(error), (), None, None
-        record.msg, record.args = mask(plain(record.getMessage())), ()
-        return True
+        return super().filter(record)
 
 
-for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", "torchyard"):
-    logging.getLogger(name).addFilter(Plain())
+set_log_source(_get_run_log)
+for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
+    logging.getLogger(name).addFilter(_EngineLogFilter())

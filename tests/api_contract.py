@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
 
 LEASE = ("coordination.k8s.io/v1", "Lease")
 LABEL = "torchyard.test/contract"
@@ -40,41 +40,41 @@ class ApiContract:
     def name(self) -> str:
         return f"contract-{uuid.uuid4().hex[:8]}"
 
-    def test_created_object_has_an_identity(self, server: Api, name: str) -> None:
+    def test_created_object_has_an_identity(self, server: Client, name: str) -> None:
         """A created object gets a uid, a version, a namespace and the time of its creation."""
         made = server.create(lease(name))["metadata"]
         assert made["namespace"] == server.namespace
         assert all(made[key] for key in ("uid", "resourceVersion", "creationTimestamp"))
 
-    def test_name_is_taken_once(self, server: Api, name: str) -> None:
+    def test_name_is_taken_once(self, server: Client, name: str) -> None:
         """A second object of a name is refused with 409, in a dry run too."""
         server.create(lease(name))
         assert refusal(lambda: server.create(lease(name))) == 409
         assert refusal(lambda: server.create(lease(name), dry_run=True)) == 409
 
-    def test_dry_run_makes_nothing(self, server: Api, name: str) -> None:
+    def test_dry_run_makes_nothing(self, server: Client, name: str) -> None:
         """A dry run answers as a creation does and leaves nothing."""
         assert server.create(lease(name), dry_run=True)["metadata"]["name"] == name
         assert server.read(*LEASE, name) is None
 
-    def test_what_is_not_there_is_404(self, server: Api, name: str) -> None:
+    def test_what_is_not_there_is_404(self, server: Client, name: str) -> None:
         """An absent object reads as None and is deleted as False; changing it is refused with 404."""
         assert server.read(*LEASE, name) is None
         assert server.delete(*LEASE, name) is False
         assert refusal(lambda: server.patch(lease(name), {"spec": {"holderIdentity": "me"}})) == 404
 
-    def test_unknown_kind_is_404(self, server: Api) -> None:
+    def test_unknown_kind_is_404(self, server: Client) -> None:
         """A kind that the server does not know is refused with 404."""
         assert refusal(lambda: server.ask("GET", server.path("nobody.example/v1", "Nothing"))) == 404
 
-    def test_merge_patch_takes_null_away(self, server: Api, name: str) -> None:
+    def test_merge_patch_takes_null_away(self, server: Client, name: str) -> None:
         """A merge patch changes what it names; null takes a key away, and a list replaces the one before."""
         server.create(config(name, labels={"a": "1", "b": "2"}, finalizers=["torchyard.test/one"]))
         made = server.patch(config(name), {"metadata": {"labels": {"a": None, "c": "3"}, "finalizers": []}})
         assert made["metadata"]["labels"] == {"b": "2", "c": "3"}
         assert not made["metadata"].get("finalizers")
 
-    def test_json_patch_is_all_or_nothing(self, server: Api, name: str) -> None:
+    def test_json_patch_is_all_or_nothing(self, server: Client, name: str) -> None:
         """A JSON patch whose test fails is refused with 422, and none of its changes is made."""
         server.create(lease(name))
         wrong = {"op": "test", "path": "/spec/holderIdentity", "value": "there"}
@@ -84,7 +84,7 @@ class ApiContract:
         assert found
         assert found["spec"]["leaseDurationSeconds"] == 60
 
-    def test_json_patch_reaches_an_annotation(self, server: Api, name: str) -> None:
+    def test_json_patch_reaches_an_annotation(self, server: Client, name: str) -> None:
         """A JSON patch names an annotation with `~1` for the slash; the map of annotations must be there."""
         step = {"op": "add", "path": "/metadata/annotations/torchyard~1x", "value": "y"}
         server.create(lease(name))
@@ -93,7 +93,7 @@ class ApiContract:
         made = server.patch(lease(name), [step])
         assert made["metadata"]["annotations"] == {"other": "z", "torchyard/x": "y"}
 
-    def test_labels_choose(self, server: Api, name: str) -> None:
+    def test_labels_choose(self, server: Client, name: str) -> None:
         """A selector chooses by a label's presence, its value, or another value than one."""
         server.create(config(f"{name}-1", labels={LABEL: name, "n": "1"}))
         server.create(config(f"{name}-2", labels={LABEL: name}))
@@ -106,7 +106,7 @@ class ApiContract:
         assert chosen(f"{LABEL}={name},n") == [f"{name}-1"]
         assert chosen(f"{LABEL}={name},n!=1") == [f"{name}-2"]
 
-    def test_pages_are_followed_by_a_token(self, server: Api, name: str) -> None:
+    def test_pages_are_followed_by_a_token(self, server: Client, name: str) -> None:
         """A list with a limit is a part, which says so by the token that continues it."""
         for number in range(3):
             server.create(config(f"{name}-{number}", labels={LABEL: name}))
@@ -117,7 +117,7 @@ class ApiContract:
         assert (len(first["items"]), len(rest["items"])) == (2, 1)
         assert not rest["metadata"].get("continue")
 
-    def test_uid_guards_a_deletion(self, server: Api, name: str) -> None:
+    def test_uid_guards_a_deletion(self, server: Client, name: str) -> None:
         """A deletion that names another uid than the object's is refused with 409, and the object stays."""
         uid = server.create(config(name))["metadata"]["uid"]
         path = server.path("v1", "ConfigMap", name)
@@ -126,7 +126,7 @@ class ApiContract:
         server.ask("DELETE", path, body={"preconditions": {"uid": uid}})
         assert server.read("v1", "ConfigMap", name) is None
 
-    def test_finalizer_holds_an_object(self, server: Api, name: str) -> None:
+    def test_finalizer_holds_an_object(self, server: Client, name: str) -> None:
         """An object with a finalizer stays after its deletion, marked, until the finalizer is taken away."""
         server.create(config(name, finalizers=["torchyard.test/held"]))
         assert server.delete("v1", "ConfigMap", name)
@@ -136,14 +136,14 @@ class ApiContract:
         server.patch(config(name), {"metadata": {"finalizers": []}})
         assert server.read("v1", "ConfigMap", name) is None
 
-    def test_lease_holds_times(self, server: Api, name: str) -> None:
+    def test_lease_holds_times(self, server: Client, name: str) -> None:
         """The renewal of a Lease is a time, and its duration is positive: anything else is refused."""
         never, zero = lease(name), lease(name)
         never["spec"]["renewTime"] = "never"
         zero["spec"]["leaseDurationSeconds"] = 0
         assert (refusal(lambda: server.create(never)), refusal(lambda: server.create(zero))) == (400, 422)
 
-    def test_discovery_names_kinds(self, server: Api) -> None:
+    def test_discovery_names_kinds(self, server: Client) -> None:
         """Discovery tells groups with their preferred version, and what each of their kinds can do."""
         groups = {each["name"]: each["preferredVersion"] for each in server.ask("GET", "/apis")["groups"]}
         assert groups["coordination.k8s.io"]["groupVersion"] == LEASE[0]
@@ -151,7 +151,7 @@ class ApiContract:
         assert (kinds["Lease"]["name"], kinds["Lease"]["namespaced"]) == ("leases", True)
         assert {"list", "delete"} <= set(kinds["Lease"]["verbs"])
 
-    def test_watch_tells_what_came_after_a_list(self, server: Api, name: str) -> None:
+    def test_watch_tells_what_came_after_a_list(self, server: Client, name: str) -> None:
         """A watch from a list's version tells each later change of what it selects, in order."""
         query = {"labelSelector": f"{LABEL}={name}"}
         version = server.ask("GET", server.path("v1", "ConfigMap"), query)["metadata"]["resourceVersion"]
@@ -168,7 +168,7 @@ class ApiContract:
         # A deletion in the foreground is a change of its own before the object goes.
         assert (seen[:2], set(seen[2:-1]) - {"MODIFIED"}, seen[-1]) == (["ADDED", "MODIFIED"], set(), "DELETED")
 
-    def test_item_of_a_built_in_kind_does_not_name_it(self, server: Api, name: str) -> None:
+    def test_item_of_a_built_in_kind_does_not_name_it(self, server: Client, name: str) -> None:
         """The items of a list lack their kind; our door writes it on them."""
         server.create(config(name, labels={LABEL: name}))
         query = {"labelSelector": f"{LABEL}={name}"}

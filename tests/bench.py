@@ -13,15 +13,15 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tasks.collect import collect
-from tasks.launchers import baremetal, registry
-from tasks.model import Run
-from tasks.profile import ROOT, load_profile
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
 from tests.caller import forget_caller
+from torchyard.launchers import baremetal, registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.run import Run
+from torchyard.steps.collect import collect
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 PAIRS = 9
 PLANNED = ("digits-local", "mnist-baremetal", "yolov5-volcano", "mnist-2x4", "yolov5-jobset", "fms-vela", "pi-runai")
@@ -113,11 +113,11 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
     """The steps alone, without Prefect: how long they took, and how late the end was seen."""
     profile = load_profile(str(folder / "nothing.yaml"))
     began = time.perf_counter()
-    plan = registry.launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
-    outcome = wait.fn(submit.fn(plan, profile.deadlines))
+    plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
+    outcome = wait(submit(plan, profile.deadlines))
     late = time.time() - (outcome.ended_at or 0)
-    collect.fn(plan, outcome, "none")
-    assert teardown.fn(plan) == ()
+    collect(plan, outcome, "none")
+    assert teardown(plan) == ()
     assert outcome.status.state == "succeeded"
     return time.perf_counter() - began, late
 
@@ -135,7 +135,7 @@ def plan() -> None:
 
 def planned_once(name: str, nodes: int) -> None:
     profile = load_profile(name, {"nodes": nodes})
-    registry.launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
+    registry.load_launcher(profile.launcher).plan(profile, Run(id="x", attempt=1, folder="/x"))
 
 
 def run(command: list[str]) -> None:
@@ -162,13 +162,13 @@ def fail_fast(folder: Path) -> None:
     from prefect.testing.utilities import prefect_test_harness
 
     from flows.train import train
-    from tasks.folder import all_runs
+    from torchyard.run.folder import list_run_folders
 
     with prefect_test_harness():
         found = []
         for _ in range(3):
             end = train(str(folder / "dies.yaml"), return_state=True)
-            last = max(all_runs(), key=lambda each: (each.path / "lease").stat().st_mtime)
+            last = max(list_run_folders(), key=lambda each: (each.path / "lease").stat().st_mtime)
             logs = "".join(log.read_text() for log in last.path.glob("*/node-*/log"))
             at = float(logs.partition("dies at ")[2].split()[0])
             assert end.is_failed()

@@ -14,10 +14,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.model import Handle, Run
-from tasks.plan import Command, CommandPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Deadlines
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import Command, CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Run
 
 MIB = 200
 LINE = "%s node-0 | [default0]:epoch 3 of 100, loss 0.1234, 512 images/s: step %d\n"
@@ -45,11 +45,13 @@ def attach(folder: Path, mib: int) -> dict[str, Any]:
 
 def child(folder: Path, mib: int) -> None:
     """Wait for a job whose log is there, until the last line has come."""
-    from tasks.launchers import registry
-    from tasks.wait import wait
+    from torchyard.launchers import registry
+    from torchyard.steps.wait import wait
 
     profile = load_profile(str(folder / "bench.yaml"))
-    plan = registry.launcher(profile.launcher).plan(profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run")))
+    plan = registry.load_launcher(profile.launcher).plan(
+        profile, Run(id="0" * 32, attempt=1, folder=str(folder / "run"))
+    )
     assert isinstance(plan, CommandPlan)
     over = folder / "over"
     status = Command(argv=("sh", "-c", RUNS % over))
@@ -63,7 +65,7 @@ def child(folder: Path, mib: int) -> None:
             over.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age=4000)
-    outcome = wait.fn(handle, pulse)
+    outcome = wait(handle, pulse)
     assert outcome.status.state == "succeeded", outcome
     slowest = max(after - at for at, after in itertools.pairwise(calls))
     said = {"mib": rss("VmHWM") - before, "slowest": slowest, "seconds": time.monotonic() - began}

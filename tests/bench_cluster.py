@@ -14,19 +14,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from tasks import objects
-from tasks.cluster import Api
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import USER, as_user
 from tests.cluster.provide import at_home
+from torchyard.cluster import create
+from torchyard.kube.client import Client
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 JOBS, RUNS = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9
 QUIET, LONG = 60.0, 330.0  # seconds; the long one has all that is asked every five minutes
@@ -63,9 +63,9 @@ def main(show: Any) -> None:
 @contextmanager
 def new_namespace() -> Iterator[str]:
     """A namespace that is removed again; called as Run:ai calls that of a project."""
-    admin, name = Api(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
+    admin, name = Client(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
     admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
-    while not Api(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
+    while not Client(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     try:
         yield name
@@ -79,8 +79,8 @@ def started(name: str, namespace: str, seconds: float) -> Handle:
     where["pod.priority_class"] = None  # none of the guide's are on the test cluster
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    return submit.fn(plan, profile.deadlines)
+    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    return submit(plan, profile.deadlines)
 
 
 def late(name: str, namespace: str) -> float:
@@ -91,18 +91,18 @@ def late(name: str, namespace: str) -> float:
     other = threading.Thread(target=lambda: seen.append(last_status(handle.plan)))
     other.start()
     try:
-        outcome = wait.fn(handle)
+        outcome = wait(handle)
         returned = time.time()
     finally:
         other.join()
-        teardown.fn(handle.plan)
+        teardown(handle.plan)
     assert outcome.status.state == "succeeded", outcome
     return returned - seen[0]
 
 
 def last_status(plan: Any) -> float:
     """When a bare watch sees the job succeeded."""
-    admin = Api(Cluster(namespace=plan.cluster.namespace))
+    admin = Client(Cluster(namespace=plan.cluster.namespace))
     path = admin.path(plan.main["apiVersion"], plan.main["kind"])
     for line in admin.stream(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
         if has_succeeded(json.loads(line)["object"]):
@@ -119,8 +119,8 @@ def has_succeeded(job: dict[str, Any]) -> bool:
 
 def requests(name: str, namespace: str, seconds: float) -> float:
     """What `wait` asks a minute while nothing happens: logs, PodGroup and Lease included."""
-    admin, handle = Api(Cluster()), started(name, namespace, seconds + 20)
-    waiting = threading.Thread(target=lambda: wait.fn(handle))
+    admin, handle = Client(Cluster()), started(name, namespace, seconds + 20)
+    waiting = threading.Thread(target=lambda: wait(handle))
     waiting.start()
     time.sleep(10)
     before = counted(admin)
@@ -128,11 +128,11 @@ def requests(name: str, namespace: str, seconds: float) -> float:
     time.sleep(seconds)
     made = counted(admin) - before
     waiting.join()
-    teardown.fn(handle.plan)
+    teardown(handle.plan)
     return made * 60 / seconds
 
 
-def counted(admin: Api) -> float:
+def counted(admin: Client) -> float:
     """The requests of the bench's user so far."""
     lines = list(admin.stream("/metrics", {}, 30))
     found = [line for line in lines if any(line.startswith(name) and which in line for name, which in COUNTERS)]

@@ -22,15 +22,15 @@ from typing import Any, TypeVar
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.model import Outcome, Run
-from tasks.plan import CommandPlan
-from tasks.preflight import findings
-from tasks.profile import load_profile
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import CommandPlan
+from torchyard.model.run import Outcome, Run
+from torchyard.steps.collect import collect
+from torchyard.steps.preflight import run_checks
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 HOSTS, FILES = 300, 4096
 SETTLED_S = 20.0  # of watching before a host fails
@@ -98,18 +98,18 @@ def child(folder: Path, files: int) -> None:
     costs = Costs()
     profile = load_profile(str(folder / "many.yaml"))
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "runs/x"))
-    plan = timed(said, "plan", lambda: registry.launcher("baremetal").plan(profile, run))
+    plan = timed(said, "plan", lambda: registry.load_launcher("baremetal").plan(profile, run))
     assert isinstance(plan, CommandPlan)
     try:
-        timed(said, "preflight", lambda: findings(plan))
-        handle = timed(said, "submit", lambda: submit.fn(plan, profile.deadlines))
-        outcome = watched(said, plan, partial(wait.fn, handle), folder / "fail")
-        collected = timed(said, "collect", lambda: collect.fn(plan, outcome, "none"))
+        timed(said, "preflight", lambda: run_checks(plan))
+        handle = timed(said, "submit", lambda: submit(plan, profile.deadlines))
+        outcome = watched(said, plan, partial(wait, handle), folder / "fail")
+        collected = timed(said, "collect", lambda: collect(plan, outcome, "none"))
         assert collected.failure
         said |= {"cause": collected.failure.cause, "sentence": collected.failure.sentence}
         said["end"] = outcome.status.reason
     finally:
-        said["left"] = timed(said, "teardown", lambda: teardown.fn(plan))
+        said["left"] = timed(said, "teardown", lambda: teardown(plan))
     said |= {"rss": costs.rss(), "files": costs.files}
     print(json.dumps(said))
 

@@ -20,15 +20,15 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import objects
-from tasks.cluster import api
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT
-from tasks.watch import ClusterWatch
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import Jobs
 from tests.cluster.wire import Wire
+from torchyard.cluster import create
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import get_cluster_client
+from torchyard.loading.profile import ROOT
+from torchyard.model.plan import ManifestPlan
 
 PODS, RATE, SECONDS, CUT, TICK = 64, 200, 60, 5.0, 0.05
 WORDS = b"epoch 3 of 100, loss 0.1234, 512 images/s, learning rate 0.001: step"
@@ -50,7 +50,7 @@ def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
         (folder / "logs.yaml").write_text(PROFILE)
         jobs = Jobs(namespace, {"nodes": pods}, folder)
         plan = jobs.plan(wire, str(folder / "logs.yaml"), log=f"{folder}/{{pod}}.said")
-        objects.create(plan)
+        create.create_job(plan)
         try:
             said = watched(plan, jobs, wire, seconds)
         finally:
@@ -64,13 +64,13 @@ def wired(folder: Path) -> Iterator[Wire]:
     """A way to the API server that can be cut, in KUBECONFIG."""
     wire, before = Wire(folder), os.environ["KUBECONFIG"]
     os.environ["KUBECONFIG"] = f"{before}{os.pathsep}{wire.kubeconfig}"
-    api.cache_clear()
+    get_cluster_client.cache_clear()
     try:
         yield wire
     finally:
         wire.close()
         os.environ["KUBECONFIG"] = before
-        api.cache_clear()
+        get_cluster_client.cache_clear()
 
 
 def watched(plan: ManifestPlan, jobs: Jobs, wire: Wire, seconds: int) -> dict[str, Any]:

@@ -20,27 +20,26 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import objects
-from tasks.cluster import Api, api
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
+from torchyard.cluster import create
+from torchyard.kube.client import Client, get_cluster_client
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 WAITS, PODS, AT_ONCE = 200, 2, 8
-RISE, SETTLED, QUIET, PATIENCE = (
-    400.0,
-    20.0,
-    60.0,
-    300.0,
-)  # seconds: until all pods run; of a wait; measured; to the end
+# Seconds: until all pods run; of a wait; measured; to the end.
+RISE = 400.0
+SETTLED = 20.0
+QUIET = 60.0
+PATIENCE = 300.0
 Said = dict[str, Any]
 
 
@@ -56,27 +55,29 @@ def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
             measure(show, handles, folder)
         finally:
             with ThreadPoolExecutor(AT_ONCE) as pool:
-                list(pool.map(lambda handle: teardown.fn(handle.plan), handles))
+                list(pool.map(lambda handle: teardown(handle.plan), handles))
 
 
 def started(folder: Path, namespace: str, pods: int) -> Handle:
     """A job that runs until its pods are told to end, written down for the child."""
     profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    handle = submit.fn(plan, profile.deadlines)
+    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    handle = submit(plan, profile.deadlines)
     (folder / f"{plan.job}.handle").write_text(handle.model_dump_json())
     return handle
 
 
 def running(namespace: str) -> int:
     """How many pods run."""
-    return len(api(Cluster(namespace=namespace)).items("v1", "Pod", {"fieldSelector": "status.phase=Running"}))
+    return len(
+        get_cluster_client(Cluster(namespace=namespace)).items("v1", "Pod", {"fieldSelector": "status.phase=Running"})
+    )
 
 
 def measure(show: Any, handles: list[Handle], folder: Path) -> None:
     """Start the child, read what it says of itself, count what it asks, end the jobs and see how late that is seen."""
-    admin, head, count = Api(Cluster()), f"{len(handles)} waits:", len(handles)
+    admin, head, count = Client(Cluster()), f"{len(handles)} waits:", len(handles)
     command = [sys.executable, __file__, "child", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         lines = child.stdout or ()
@@ -114,7 +115,7 @@ def ends(plans: list[ManifestPlan]) -> dict[str, float]:
 
 
 def last_statuses(plans: list[ManifestPlan], seen: dict[str, float]) -> None:
-    here, job = Api(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
+    here, job = Client(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
     for line in here.stream(here.path(job["apiVersion"], job["kind"]), {"watch": "1"}, PATIENCE):
         found = json.loads(line)["object"]
         if has_succeeded(found):
@@ -124,7 +125,7 @@ def last_statuses(plans: list[ManifestPlan], seen: dict[str, float]) -> None:
 
 
 def end(plan: ManifestPlan) -> None:
-    here = api(Cluster(namespace=plan.cluster.namespace))
+    here = get_cluster_client(Cluster(namespace=plan.cluster.namespace))
     for node in plan.nodes:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": f"{plan.job}-{node}"}}
         here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "0"}}})
@@ -152,7 +153,7 @@ def child(folder: Path) -> None:
 
 
 def one(handle: Handle) -> None:
-    outcome = wait.fn(handle)
+    outcome = wait(handle)
     tell(job=handle.plan.job, at=time.time(), state=outcome.status.state)
 
 

@@ -25,23 +25,23 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks import lookout, objects
-from tasks.cluster import Api, api
-from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.model import Handle, Run
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster
-from tasks.stuck import explain
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.bench_cluster import PROFILE, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.fake import node
 from tests.cluster.jobs import as_user, until
+from torchyard.cluster import create, diagnose
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.diagnosis.no_progress import explain_no_progress
+from torchyard.kube.client import Client, get_cluster_client
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Handle, Run
+from torchyard.steps.collect import collect
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
 LOOK_S = 2.0  # between two looks at what the launcher needs: they cost it something themselves
@@ -61,7 +61,7 @@ class Real:
     def stage(self) -> Iterator[dict[str, Any]]:
         """What a profile must say to run here, on nodes of its own."""
         with cluster(), new_namespace() as namespace:
-            admin, count = Api(Cluster()), -(-self._pods // PER_NODE)
+            admin, count = Client(Cluster()), -(-self._pods // PER_NODE)
             for number in range(count):
                 made = node(f"{self._own}-{number}", {OWN: self._own}, {}, 9000 + number)
                 admin.ask("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [taint()]}})
@@ -73,13 +73,13 @@ class Real:
                 for number in range(count):
                     admin.ask("DELETE", f"/api/v1/nodes/{self._own}-{number}")
 
-    def start(self, plan: ManifestPlan, here: Api) -> None:
+    def start(self, plan: ManifestPlan, here: Client) -> None:
         """The controllers and kwok do all."""
 
-    def run(self, plan: ManifestPlan, here: Api) -> None:
+    def run(self, plan: ManifestPlan, here: Client) -> None:
         """So they do here."""
 
-    def fail(self, plan: ManifestPlan, here: Api, name: str) -> None:
+    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
         here.patch(pod, {"metadata": {"annotations": {"torchyard.test/end-now": "1"}}})
 
@@ -127,7 +127,7 @@ class Fake:
             self._over.set()
             self._server.close()
 
-    def start(self, plan: ManifestPlan, here: Api) -> None:
+    def start(self, plan: ManifestPlan, here: Client) -> None:
         waiting = {"waiting": {"reason": "ContainerCreating"}}
         owner = here.read(plan.main["apiVersion"], plan.main["kind"], plan.job)
         assert owner
@@ -139,17 +139,17 @@ class Fake:
             pod = {"apiVersion": "v1", "kind": "Pod", "metadata": about, "spec": spec}
             self._server.put({**pod, "status": status("Pending", plan, waiting)})
 
-    def run(self, plan: ManifestPlan, here: Api) -> None:
+    def run(self, plan: ManifestPlan, here: Client) -> None:
         time.sleep(PENDING_S)
         for name in plan.nodes:
             self._move(here, f"{plan.job}-{name}", status("Running", plan, {"running": {"startedAt": stamp()}}))
 
-    def fail(self, plan: ManifestPlan, here: Api, name: str) -> None:
+    def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
         ended = {"terminated": {"exitCode": 1, "reason": "Error", "finishedAt": stamp(), "startedAt": stamp()}}
         self._move(here, name, status("Failed", plan, ended))
         self._over.set()
 
-    def _move(self, here: Api, name: str, status: Said) -> None:
+    def _move(self, here: Client, name: str, status: Said) -> None:
         found = here.read("v1", "Pod", name)
         assert found
         self._server.put({**found, "apiVersion": "v1", "kind": "Pod", "status": status})
@@ -181,21 +181,21 @@ def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
         try:
             measure(show, handle, place)
         finally:
-            teardown.fn(handle.plan)
+            teardown(handle.plan)
 
 
 def started(folder: Path, overrides: dict[str, Any]) -> Handle:
     profile = load_profile(str(folder / "many.yaml"), overrides)
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / "run"))
-    plan = objects.located(registry.launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
-    return submit.fn(plan, profile.deadlines)
+    plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
+    return submit(plan, profile.deadlines)
 
 
 def measure(show: Any, handle: Handle, place: Real | Fake) -> None:
     """Let the pods stand, warn of each, let them run, end one; what the launcher says of itself meanwhile."""
     plan = handle.plan
     assert isinstance(plan, ManifestPlan)
-    here, command = api(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
+    here, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
         assert child.stdin
         assert child.stdout
@@ -236,13 +236,13 @@ def report(show: Any, said: Said) -> None:
     print(f"  {said['cause']}: {said['sentence'][:150]}", *said["why"], sep="\n  ", flush=True)
 
 
-def all_pods(here: Api, plan: ManifestPlan) -> list[Said]:
+def all_pods(here: Client, plan: ManifestPlan) -> list[Said]:
     """The pods, once all are there."""
     found = here.items("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
     return found if len(found) >= len(plan.nodes) else []
 
 
-def warn(here: Api, pods: list[Said]) -> None:
+def warn(here: Client, pods: list[Said]) -> None:
     """A warning about each pod, as a kubelet gives it that waits for a volume."""
 
     def make(pod: Said) -> None:
@@ -258,7 +258,7 @@ def warn(here: Api, pods: list[Said]) -> None:
         list(pool.map(make, pods))
 
 
-def failed_at(here: Api, name: str) -> float:
+def failed_at(here: Client, name: str) -> float:
     """When a bare watch of the pod sees that it failed."""
     query = {"watch": "1", "fieldSelector": f"metadata.name={name}"}
     for line in here.stream(here.path("v1", "Pod"), query, PATIENCE_S):
@@ -300,8 +300,8 @@ def child() -> None:
     """Wait for the job, and end it as the line does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
-    timed, ends = Timed(explain), list[float]()
-    vars(lookout)["explain"] = timed
+    timed, ends = Timed(explain_no_progress), list[float]()
+    vars(diagnose)["explain"] = timed
     note = ClusterWatch.note
 
     def noted(watch: ClusterWatch, outcome: Any) -> None:
@@ -321,8 +321,8 @@ def child() -> None:
             said.append(True)
             tell(share=(time.process_time() - cpu) / (time.monotonic() - wall))
 
-    outcome = wait.fn(handle, pulse)
-    found = collect.fn(handle.plan, outcome, "none")
+    outcome = wait(handle, pulse)
+    found = collect(handle.plan, outcome, "none")
     failure = found.failure
     assert failure
     empty = sum(log.lines == 0 for log in found.logs)
@@ -333,7 +333,7 @@ def child() -> None:
         **{"cause": failure.cause, "sentence": failure.sentence, "why": list(dict.fromkeys(outcome.lost.values()))},
     )
     began = time.monotonic()
-    left = teardown.fn(handle.plan)
+    left = teardown(handle.plan)
     tell(left=len(left), teardown=time.monotonic() - began)
 
 

@@ -19,14 +19,14 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from tasks.collect import collect
-from tasks.launchers import registry
-from tasks.metrics import READERS
-from tasks.model import Observation, Outcome, Run, State, Status
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, load_profile
-from tasks.spec import MetricsFormat
-from tasks.stuck import Around, explain
+from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.metrics.registry import READERS
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Observation, Outcome, Run, State, Status
+from torchyard.steps.collect import collect
 
 PODS, WARNINGS, TICKS = 1000, 1000, 5
 MB, BLOCK, LOG_MB, ROWS = 1e6, 1 << 20, 200, 500_000
@@ -50,7 +50,7 @@ LINES: dict[MetricsFormat, str] = {
     "allreduce-bench": "[default0]:|   {0}KiB |   0.92GBps |   0.48GBps |",
     "nccl-tests": "[default0]:" + NCCL,
 }
-Observed = tuple[Observation, Around]
+Observed = tuple[Observation, ClusterContext]
 
 
 def main(show: Any, size: int = LOG_MB) -> None:
@@ -110,11 +110,11 @@ def pods(show: Any, folder: Path) -> None:
     for launcher, kind in PROFILES.items():
         path = folder / f"{launcher}.yaml"
         path.write_text(PROFILE.format(launcher, PODS))
-        module, run = registry.launcher(launcher), Run(id="0" * 32, attempt=1, folder=str(folder))
+        module, run = registry.load_launcher(launcher), Run(id="0" * 32, attempt=1, folder=str(folder))
         plan = module.plan(load_profile(str(path)), run)
         assert isinstance(plan, ManifestPlan)
         cases = [observed(plan, kind, case) for case in CASES.values()]
-        explained = [median(partial(explain, plan, *each)) for each in cases]
+        explained = [median(partial(explain_no_progress, plan, *each)) for each in cases]
         told = [median(partial(module.read_status, each[0])) for each in cases]
         show(f"{launcher}: explain", 1000 * max(explained), EXPLAIN_MS, "ms")
         show(f"{launcher}: read_status", 1000 * max(told), STATUS_MS, "ms")
@@ -140,7 +140,7 @@ def observed(plan: ManifestPlan, kind: str, case: Case) -> Observed:
         }
         for each in range(WARNINGS)
     ]
-    return Observation(seen, frozenset(plan.nodes), time.time()), Around(events)
+    return Observation(seen, frozenset(plan.nodes), time.time()), ClusterContext(events)
 
 
 def median(work: Callable[[], object]) -> float:
@@ -225,7 +225,7 @@ def run_child(how: str, path: str, format: MetricsFormat) -> None:
     """Read one log; how long that took, and what it needed of memory beyond what it began with."""
     profile = Path(path).with_suffix(".yaml")
     profile.write_text(PROFILE.format("volcano", 1))
-    plan = registry.launcher("volcano").plan(
+    plan = registry.load_launcher("volcano").plan(
         load_profile(str(profile)), Run(id="0" * 32, attempt=1, folder=path + ".d")
     )
     (log,) = plan.nodes.values()
@@ -239,7 +239,7 @@ def run_child(how: str, path: str, format: MetricsFormat) -> None:
         with open(path) as file:
             metrics = READERS[format](line.rstrip("\n") for line in file)
     else:
-        metrics = collect.fn(plan, outcome, format).metrics
+        metrics = collect(plan, outcome, format).metrics
     took = time.process_time() - began
     kept = len(metrics.model_dump_json())
     print(json.dumps({"s": took, "mib": memory("VmHWM") - before, "rows": len(metrics.rows), "kept": kept}))

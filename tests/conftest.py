@@ -9,16 +9,16 @@ import pytest
 import yaml
 from hypothesis import settings
 
-from tasks.cluster import Api
-from tasks.cluster import api as cluster_api
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.profile import load_profile
-from tasks.spec import Cluster, Profile
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
 from tests.skips import refuse_skip
+from torchyard.kube.client import Client
+from torchyard.kube.client import get_cluster_client as cluster_api
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.profile import Cluster, Profile
+from torchyard.model.run import Run
 
 forget_caller()
 
@@ -74,7 +74,7 @@ def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
 
 
 @pytest.fixture
-def fake_server(fake_api: FakeApi) -> Api:
+def fake_server(fake_api: FakeApi) -> Client:
     """Our door to it."""
     return cluster_api(Cluster())
 
@@ -106,7 +106,7 @@ def planned(write: Write, tmp_path: Path) -> Planned:
 
 def plan_of(profile: Profile, folder: Path, attempt: int = 1) -> Plan:
     """The plan of a profile for the run of RUN_ID."""
-    return registry.launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
+    return registry.load_launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
 
 
 def command_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> CommandPlan:

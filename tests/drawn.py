@@ -5,16 +5,16 @@ from uuid import UUID
 
 from hypothesis import strategies as st
 
-from tasks.hardware import Hardware
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import Plan
-from tasks.pod import PLAIN_RESOURCES
-from tasks.profile import hardware, load_hardware
-from tasks.spec import WITH_AGENT, WITHOUT_AGENT, Profile
+from torchyard.launchers import registry
+from torchyard.loading.profile import _list_hardware, _load_hardware
+from torchyard.model.hardware import Hardware
+from torchyard.model.plan import Plan
+from torchyard.model.pod import _PLAIN_RESOURCES
+from torchyard.model.profile import _WITHOUT_AGENT, WITH_AGENT, Profile
+from torchyard.model.run import Run
 
 PODS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")  # a launcher joins the properties here
-SHIPPED = {name: load_hardware(name) for name in sorted(hardware())}
+SHIPPED = {name: _load_hardware(name) for name in sorted(_list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
 NAMES = st.sampled_from(["a", "data", "hub-token", "x1", "n" * 63])
@@ -26,7 +26,7 @@ VARIABLES = st.sampled_from(
 AMOUNTS = st.sampled_from(["0", "1", "500m", "64Gi"])
 PATHS = st.sampled_from(["/data", "/scratch", "/dev/shm", "/dev/infiniband", "/a b"])
 DURATIONS = st.one_of(st.floats(0.001, 3e8), st.sampled_from(["1ms", "90s", "1.5h", "2d"]))
-RESOURCES = st.dictionaries(st.sampled_from([*PLAIN_RESOURCES, "rdma/rdma", "nvidia.com/gpu"]), AMOUNTS)
+RESOURCES = st.dictionaries(st.sampled_from([*_PLAIN_RESOURCES, "rdma/rdma", "nvidia.com/gpu"]), AMOUNTS)
 
 
 def some(**keys: st.SearchStrategy[Any]) -> Keys:
@@ -118,7 +118,7 @@ OPTIONS: dict[str, Keys] = {
 def meetings(draw: st.DrawFn, most: int, elastic: bool) -> dict[str, Any]:
     """A rendezvous with what fits it: an agent, a number of nodes or a range."""
     way = draw(st.sampled_from(["c10d", "etcd-v2", "static", "env", "file"]))
-    agents = ["torchrun", "launch"] if way in WITH_AGENT else ["none"] if way in WITHOUT_AGENT else ["launch", "none"]
+    agents = ["torchrun", "launch"] if way in WITH_AGENT else ["none"] if way in _WITHOUT_AGENT else ["launch", "none"]
     nodes: Any = draw(st.integers(1, most))
     if way in WITH_AGENT and elastic and draw(st.booleans()):
         nodes = {"min": draw(st.integers(1, nodes)), "max": nodes}
@@ -155,4 +155,4 @@ RUNS = st.builds(
 
 
 def plan(profile: Profile, run: Run) -> Plan:
-    return registry.launcher(profile.launcher).plan(profile, run)
+    return registry.load_launcher(profile.launcher).plan(profile, run)

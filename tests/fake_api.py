@@ -14,8 +14,8 @@ from urllib.parse import parse_qsl, urlsplit
 
 import yaml
 
-from tasks.needs import plural
 from tests.fake_objects import BUILT_IN, Object, Objects, Place, RefusedError, is_chosen, known
+from torchyard.model.requirements import plural_kind
 
 PATHS = re.compile(
     r"/(?:api/(?P<core>v1)|apis/(?P<group>[^/]+/[^/]+))"
@@ -49,7 +49,7 @@ class FakeApi:
         self.objects, self.asked = Objects(), list[Asked]()
         self.logs: dict[str, bytes | Callable[[], Iterable[bytes]]] = {}  # of pods, by name; or the pieces as they come
         self._cuts = 0
-        self.kinds = {f"{api}/{plural(kind)}": (api, kind, spaced) for api, kind, spaced in known()}
+        self.kinds = {f"{api}/{plural_kind(kind)}": (api, kind, spaced) for api, kind, spaced in known()}
         self._faults: list[Fault] = []
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
@@ -95,7 +95,7 @@ class FakeApi:
 
     def find(self, api: str, kind: str, name: str, namespace: str = "default") -> Object | None:
         try:
-            return self.objects.get((f"{api}/{plural(kind)}", namespace, name))
+            return self.objects.get((f"{api}/{plural_kind(kind)}", namespace, name))
         except RefusedError:
             return None
 
@@ -178,7 +178,7 @@ class FakeApi:
         return {
             **{"kind": "APIResourceList", "groupVersion": version},
             "resources": [
-                {"name": plural(kind), "kind": kind, "namespaced": spaced, "verbs": verbs}
+                {"name": plural_kind(kind), "kind": kind, "namespaced": spaced, "verbs": verbs}
                 for api, kind, spaced in self.kinds.values()
                 if api == version
             ],
@@ -206,7 +206,7 @@ class FakeApi:
 
 
 def what(thing: Object) -> str:
-    return f"{thing['apiVersion']}/{plural(thing['kind'])}"
+    return f"{thing['apiVersion']}/{plural_kind(thing['kind'])}"
 
 
 class Handler(BaseHTTPRequestHandler):

@@ -4,8 +4,8 @@ import uuid
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
-from tasks.launchers import _lease
 from tests.fake_api import FakeApi
+from torchyard.pods import lease_record
 
 Object = dict[str, Any]
 ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
@@ -22,7 +22,12 @@ def lease(run: str = RUN, ago: float = 4000.0, **changes: Any) -> Object:
     told = {"torchyard/flow-run": ID, "torchyard/attempt": "1", **changes.get("annotations", {})}
     spec = {"holderIdentity": "elsewhere:/runs", "leaseDurationSeconds": 1800, "renewTime": stamp(ago)}
     about = {"name": run, "labels": {"torchyard/run": run, **changes.get("labels", {})}, "annotations": told}
-    return {"apiVersion": _lease.API, "kind": _lease.KIND, "metadata": about, "spec": spec | changes.get("spec", {})}
+    return {
+        "apiVersion": lease_record.LEASE_API,
+        "kind": lease_record.LEASE_KIND,
+        "metadata": about,
+        "spec": spec | changes.get("spec", {}),
+    }
 
 
 def thing(api: str, kind: str, name: str, owner: Object | None = None) -> Object:

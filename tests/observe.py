@@ -20,17 +20,18 @@ from typing import Any, NamedTuple
 
 import yaml
 
-from tasks import objects, removal
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.launchers import registry
-from tasks.model import Observation, Run
-from tasks.plan import ManifestPlan, at
-from tasks.profile import load_profile
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.e2e import cluster
 from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal, plain, printed, settled, written
+from torchyard.cluster import create
+from torchyard.cluster import delete as removal
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Client, get_cluster_client
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan, get_nested
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Observation, Run
 
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
 QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
@@ -58,13 +59,13 @@ FAKE = {
 class Scene(NamedTuple):
     """Where a case is played."""
 
-    server: Api
+    server: Client
     plan: ManifestPlan
 
     def path(self, node: str) -> str:
         """A pod's path, or the job's, or that of the one inside it."""
         if node in ("job", "inner"):
-            job = at(self.plan.main, self.plan.inside if node == "inner" else ())
+            job = get_nested(self.plan.main, self.plan.inside if node == "inner" else ())
             return self.server.path(job["apiVersion"], job["kind"], self.plan.job)
         return self.server.path("v1", "Pod", self.name(node))
 
@@ -80,7 +81,7 @@ def main(names: Sequence[str]) -> int:
     chosen = {name: case for name, case in cases().items() if not names or name in names}
     with cluster():
         try:
-            server = api(Cluster(namespace=SPACE))
+            server = get_cluster_client(Cluster(namespace=SPACE))
             server.knock()
         except ClusterError as error:
             sys.exit(f"no cluster to observe: {error}")
@@ -97,7 +98,7 @@ def cases() -> dict[str, Case]:
 
 
 @contextmanager
-def namespace(server: Api) -> Iterator[None]:
+def namespace(server: Client) -> Iterator[None]:
     """A namespace of our own; it goes with all that is in it, and with the queues that bear its name."""
     path = server.path("v1", "Namespace", namespace=None)
     server.ask("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
@@ -111,7 +112,7 @@ def namespace(server: Api) -> Iterator[None]:
                 server.ask("DELETE", server.path(QUEUE, "Queue", queue["metadata"]["name"], None))
 
 
-def narrow(server: Api, name: str, state: str) -> None:
+def narrow(server: Client, name: str, state: str) -> None:
     """A queue that is too small for any job, open or closed."""
     spec = {"weight": 1, "capability": {"cpu": "100m"}}
     queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": spec}
@@ -121,7 +122,7 @@ def narrow(server: Api, name: str, state: str) -> None:
         close(server, made)
 
 
-def close(server: Api, queue: Case) -> None:
+def close(server: Client, queue: Case) -> None:
     """As `vcctl queue operate --action close` does it."""
     of = {key: queue["metadata"][key] for key in ("name", "uid")}
     target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **of}
@@ -131,7 +132,7 @@ def close(server: Api, queue: Case) -> None:
     until(lambda: state_of(server, queue["metadata"]["name"]) in ("Closed", "Closing"))
 
 
-def state_of(server: Api, queue: str) -> str:
+def state_of(server: Client, queue: str) -> str:
     return str((server.read(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
 
 
@@ -145,7 +146,7 @@ def until(true: Callable[[], object], patience: float = 20.0) -> None:
 # --- one case
 
 
-def record(server: Api, name: str, case: Case) -> bool:
+def record(server: Client, name: str, case: Case) -> bool:
     """Play a case, write down what was seen and say how it went; whether that is what its states say."""
     with tempfile.TemporaryDirectory() as folder:
         plan = planned(name, case, folder)
@@ -154,7 +155,7 @@ def record(server: Api, name: str, case: Case) -> bool:
         raw = play(Scene(server, plan), case)
     names = {plan.job: "job", SPACE: "space"}
     said = events(server, plan.job, names)
-    read = registry.launcher(case["launcher"]).read_status
+    read = registry.load_launcher(case["launcher"]).read_status
     moments = [Moment(at, normal(seen, names), read(Observation(seen, frozenset(), at)).state) for at, seen in raw]
     told = {"about": case["about"], "launcher": case["launcher"], "controllers": versions(server, case["launcher"])}
     made = {**told, "states": case["states"], "events": said, "moments": list(written(clocked(settled(moments)), case))}
@@ -169,20 +170,20 @@ def record(server: Api, name: str, case: Case) -> bool:
 def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
     """Submit the job and do what the case does to it; what was seen from when on, beginning with the job."""
     with Witness(scene.plan) as witness:
-        objects.create(scene.plan)
+        create.create_job(scene.plan)
         began = time.time()
         for act in [*case.get("acts", ()), {"at": case["lasts"]}]:
             while time.time() < began + act["at"]:
                 witness.changes(0.05)
             for verb in VERBS.keys() & act.keys():
                 VERBS[verb](scene, act[verb], act)
-    removal.delete(scene.plan, scene.plan.main)
+    removal.delete_object(scene.plan, scene.plan.main)
     kind = scene.plan.main["kind"]
     first = next(at for at, (_, seen) in enumerate(witness.kept) if f"{kind}/{scene.plan.job}" in seen)
     return witness.kept[first:]
 
 
-def events(server: Api, job: str, names: Mapping[str, str]) -> list[str]:
+def events(server: Client, job: str, names: Mapping[str, str]) -> list[str]:
     """What the controllers said of a job's objects, each thing once: `Pod/job-worker-0 Normal Scheduled: ...`."""
     found = [each for each in server.items("v1", "Event") if each["involvedObject"]["name"].startswith(job)]
     return sorted({plain(spoken(each), names) for each in found})
@@ -214,7 +215,7 @@ def planned(name: str, case: Case, folder: str) -> ManifestPlan:
     options = {"queue": f"{SPACE}-{name}"} if "queue" in case else asked.options
     profile = asked.model_copy(update={"pod": pod, "options": options, "cluster": Cluster(namespace=SPACE)})
     run = Run(id=f"{zlib.crc32(name.encode()):032x}", attempt=1, folder=folder)
-    plan = registry.launcher(case["launcher"]).plan(profile, run)
+    plan = registry.load_launcher(case["launcher"]).plan(profile, run)
     assert isinstance(plan, ManifestPlan)
     job = copy.deepcopy(plan.main)
     for path, value in case.get("job", {}).items():
@@ -298,7 +299,7 @@ VERBS: dict[str, Callable[[Scene, str, Case], None]] = {
 }
 
 
-def versions(server: Api, launcher: str) -> list[str]:
+def versions(server: Client, launcher: str) -> list[str]:
     """The images of the controllers, as their Deployments name them."""
     found = {
         each["image"].rpartition("/")[2]

@@ -8,8 +8,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from tasks.launchers import registry
-from tasks.model import Observation
+from torchyard.launchers import registry
+from torchyard.model.run import Observation
 
 OBSERVED = Path(__file__).parent / "observed"
 BRIEF = 0.4  # seconds that two pods may be apart in what they do together
@@ -170,7 +170,7 @@ def stamped(tick: int) -> str:
 
 def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
     """Each moment by what has changed in it, with the state and reason that are read from it."""
-    read = registry.launcher(case["launcher"]).read_status
+    read = registry.load_launcher(case["launcher"]).read_status
     ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
     ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
     before: Seen = {}
@@ -235,7 +235,7 @@ def recorded(name: str, made: Case) -> list[Recorded]:
 
 def newer(old: Case, made: Case) -> Case:
     """A new recording; with the moments of the old one where it says the same: no two have all moments alike."""
-    read = registry.launcher(made["launcher"]).read_status
+    read = registry.load_launcher(made["launcher"]).read_status
     again = [read(each.observed) for each in recorded("", old)]
     moments = [
         {**moment, "expected": status.state, "reason": status.reason}

@@ -4,7 +4,9 @@ import ast
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-SOURCES = sorted(path for name in ("flows", "tasks", "programs", "scripts") for path in (ROOT / name).rglob("*.py"))
+SOURCES = sorted(
+    path for name in ("flows", "tasks", "torchyard", "programs", "scripts") for path in (ROOT / name).rglob("*.py")
+)
 
 
 def bodies() -> list[tuple[int, str]]:

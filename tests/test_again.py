@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.again import avoiding, failed_machines
-from tasks.launchers import registry
-from tasks.model import Attempt, Collected, Failure, Metrics, Outcome, Report, Run, Status
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.report import as_markdown, as_text
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, Report, Run, Status
+from torchyard.run.next_attempt import _list_failed_machines, avoid_failed_machines
+from torchyard.run.report import render_markdown, render_text
 
 RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r")
 
@@ -36,13 +36,13 @@ def attempt(number: int, cause: str, machine: str = "gpu-7") -> Attempt:
 )
 def test_node_that_failed_is_known(cause: str, machine: str, kept_off: tuple[str, ...]) -> None:
     """A node is kept off where the failure was its own: not where its place was taken, nor where it is not known."""
-    assert failed_machines([attempt(1, cause, machine)]) == kept_off
+    assert _list_failed_machines([attempt(1, cause, machine)]) == kept_off
 
 
 def plan(**overrides: object) -> str:
     """The job of the attempt after one that failed on gpu-7, as text."""
-    profile = avoiding(load_profile("yolov5-volcano", overrides), [attempt(1, "node-lost")])
-    made = registry.launcher(profile.launcher).plan(profile, RUN)
+    profile = avoid_failed_machines(load_profile("yolov5-volcano", overrides), [attempt(1, "node-lost")])
+    made = registry.load_launcher(profile.launcher).plan(profile, RUN)
     assert isinstance(made, ManifestPlan)
     return str(made.main)
 
@@ -64,7 +64,7 @@ def report(*attempts: Attempt) -> Report:
     )
 
 
-@pytest.mark.parametrize("form", [as_text, as_markdown])
+@pytest.mark.parametrize("form", [render_text, render_markdown])
 def test_report_lists_the_attempts(form: object) -> None:
     """Each attempt has its cause and the machine it failed on; a single attempt needs no list."""
     said = form(report(attempt(1, "node-lost"), attempt(2, "")))  # type: ignore[operator]

@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.launchers import appwrapper, registry
-from tasks.model import Observation
-from tasks.needs import Controller, Object, Right, Served
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
+from torchyard.launchers import appwrapper, registry
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Controller, CrdServed, Object, Permission
+from torchyard.model.run import Observation
 
 MCAD = ["mcad.ibm.com/v1beta1", "workload.codeflare.dev/v1beta1"]
 PREFIX = "workload.codeflare.dev.appwrapper/"
@@ -31,7 +31,7 @@ def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
 
 def inner(plan: ManifestPlan) -> dict[str, Any]:
     found: Any = plan.main
-    for key in appwrapper.inside(plan.main):
+    for key in appwrapper._find_inner_path(plan.main):
         found = found[key]
     job: dict[str, Any] = found
     return job
@@ -45,7 +45,7 @@ def seen(**status: Any) -> Observation:
 # --- the plan
 
 
-@pytest.mark.parametrize("api", [appwrapper.V1BETA2, *MCAD])
+@pytest.mark.parametrize("api", [appwrapper._V1BETA2, *MCAD])
 def test_wrapper_holds_the_job_that_pytorchjob_plans(wrapped: Planned, api: str) -> None:
     """Inside is the PyTorchJob's own plan, but for what only the wrapper may do."""
     plan, plain = wrapped(options={"api": api}), wrapped(launcher="pytorchjob")
@@ -109,12 +109,12 @@ def test_dispatcher_counts_the_pods(wrapped: Planned, api: str) -> None:
     assert (pods["replicas"], pods["requests"]["nvidia.com/gpu"]) == (2, "8")
 
 
-@pytest.mark.parametrize(("api", "group"), [(appwrapper.V1BETA2, "workload.codeflare.dev"), (MCAD[0], "mcad.ibm.com")])
+@pytest.mark.parametrize(("api", "group"), [(appwrapper._V1BETA2, "workload.codeflare.dev"), (MCAD[0], "mcad.ibm.com")])
 def test_full_names_tell_the_two_kinds_apart(wrapped: Planned, api: str, group: str) -> None:
     """Both controllers call their kind AppWrapper: requirements name the group."""
     plan = wrapped(options={"api": api})
-    assert f"appwrappers.{group}" in {each.crd for each in of(plan, Served)}
-    assert f"appwrappers.{group}" in {each.resource for each in of(plan, Right)}
+    assert f"appwrappers.{group}" in {each.crd for each in of(plan, CrdServed)}
+    assert f"appwrappers.{group}" in {each.resource for each in of(plan, Permission)}
     labels = {each.label for each in of(plan, Controller)}
     assert ("app.kubernetes.io/name=appwrapper" in labels) == (group != "mcad.ibm.com")
 
@@ -172,4 +172,4 @@ def test_unknown_api_lists_the_known(wrapped: Planned) -> None:
 
 def test_launcher_is_found_by_its_file() -> None:
     """The registry knows it by its name."""
-    assert registry.launcher("appwrapper") is appwrapper
+    assert registry.load_launcher("appwrapper") is appwrapper

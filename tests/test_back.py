@@ -19,13 +19,14 @@ from prefect.states import Scheduled
 
 from flows.comeback import comeback
 from flows.train import train
-from scripts.automations import LOOKS, RETIRED, automate, missing_heartbeat
-from tasks.comeback import LOST
-from tasks.folder import RunFolder, runs
-from tasks.lost import bring_back, say_lost
-from tasks.sweep import revive, sweep_run
+from scripts.automations import _RECOVERY_DEPLOYMENT, _RETIRED_NAMES, _heartbeat_automation, create_automations
+from tasks.flow_states import reschedule_run
+from tasks.recovery import _report_lost_run, recover_lost_runs
 from tests.conftest import Write
 from tests.test_lost import Carried, until
+from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.resume import LOST_MESSAGE
+from torchyard.run.sweep import sweep_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 CRASHED = State[Any](type=StateType.CRASHED, name="Crashed")
@@ -64,7 +65,7 @@ def run(client: SyncPrefectClient) -> Callable[[State[Any]], Run]:
         deployment = client.create_deployment(client.create_flow(train), name="of-a-test", work_pool_name="torchyard")
         run_id = client.create_flow_run_from_deployment(deployment).id
         client.set_flow_run_state(run_id, state, force=True)
-        return Run(client, run_id, RunFolder(runs() / f"sample-{str(run_id)[-8:]}"))
+        return Run(client, run_id, RunFolder(runs_folder() / f"sample-{str(run_id)[-8:]}"))
 
     return make
 
@@ -74,7 +75,7 @@ def test_run_that_prefect_calls_running_is_brought_back(run: Callable[[State[Any
     lost = run(RUNNING)
     lost.left()
     (lost.folder.path / "lease").write_text("600")
-    assert bring_back().back == (lost.now().name,)
+    assert recover_lost_runs().back == (lost.now().name,)
     assert (lost.now().state_type, lost.folder.lease_left() > 590) == (StateType.SCHEDULED, True)
 
 
@@ -82,14 +83,14 @@ def test_run_that_is_carried_is_left_alone(run: Callable[[State[Any]], Run]) -> 
     """A run whose process lives is neither told as lost nor scheduled."""
     carried = run(RUNNING)
     carried.left()
-    code = "import sys; from pathlib import Path; from tasks.folder import RunFolder\n"
+    code = "import sys; from pathlib import Path; from torchyard.run.folder import RunFolder\n"
     code += "with RunFolder(Path(sys.argv[1])).owned(): print(1, flush=True); sys.stdin.read()"
     with subprocess.Popen(
         ["python3", "-c", code, str(carried.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
         assert owner.stdout
         owner.stdout.readline()
-        assert bring_back().back == ()
+        assert recover_lost_runs().back == ()
         owner.communicate(b"")
     assert carried.now().state_type == StateType.RUNNING
 
@@ -99,7 +100,7 @@ def test_end_that_prefect_did_not_hear_is_told(run: Callable[[State[Any]], Run])
     ended = run(RUNNING)
     ended.left({"event": "end", "end": "failed", "by": "flow", "sentence": "it broke"})
     ended.client.set_flow_run_state(ended.id, CRASHED, force=True)
-    assert bring_back().back == ()
+    assert recover_lost_runs().back == ()
     state = ended.now().state
     assert state
     assert (state.name, state.message) == ("Failed", "it broke")
@@ -115,8 +116,8 @@ def test_run_of_another_machine_that_crashed_is_brought_back(run: Callable[[Stat
 def test_broken_run_does_not_hide_the_others(run: Callable[[State[Any]], Run]) -> None:
     """A journal that cannot be read is a fault of that run; the next one comes back all the same."""
     lost = run(CRASHED)
-    (runs() / "a-broken-one" / "journal").mkdir(parents=True)
-    looked = bring_back()
+    (runs_folder() / "a-broken-one" / "journal").mkdir(parents=True)
+    looked = recover_lost_runs()
     assert (looked.back, len(looked.faults)) == ((lost.now().name,), 1)
     assert "a-broken-one: Is a directory" in looked.faults[0]
 
@@ -142,7 +143,7 @@ def test_guard_brings_its_run_back(run: Callable[[State[Any]], Run]) -> None:
     """Where no worker says that a flow died, its guard does so; it looks on until another process has begun."""
     lost = run(RUNNING)
     lost.left()
-    guard = threading.Thread(target=copy_context().run, args=(say_lost, lost.folder))
+    guard = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost.folder))
     guard.start()
     until(lambda: lost.now().state_type == StateType.SCHEDULED, 120)
     lost.client.set_flow_run_state(lost.id, CRASHED, force=True)  # a worker that says so late
@@ -169,7 +170,7 @@ def failed(write: Write) -> Carried:
 def test_late_comeback_does_not_train_again(failed: Carried, client: SyncPrefectClient) -> None:
     """A run that is scheduled by an automation of the version before, after its end, tells that end again."""
     before = failed.state().message
-    client.set_flow_run_state(failed.id, Scheduled(message=LOST), force=True)
+    client.set_flow_run_state(failed.id, Scheduled(message=LOST_MESSAGE), force=True)
     failed.process().wait()
     assert (failed.state().name, failed.state().message, failed.folder.attempts()) == ("Failed", before, [1])
 
@@ -191,12 +192,12 @@ def test_retry_of_a_person_trains_again(failed: Carried, client: SyncPrefectClie
 @pytest.fixture
 def looks(client: SyncPrefectClient) -> UUID:
     """The deployment that the automations call."""
-    return client.create_deployment(client.create_flow(comeback), name=LOOKS.partition("/")[2])
+    return client.create_deployment(client.create_flow(comeback), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
 
 
 def test_no_automation_starts_a_run(client: SyncPrefectClient, looks: UUID) -> None:
     """However late Prefect fires, it calls a run Crashed that has not ended, or has all runs looked at as they are."""
-    automate()
+    create_automations()
     actions = [action for each in client.read_automations() for action in each.actions]
     states = [action.state for action in actions if isinstance(action, ChangeFlowRunState)]
     called = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
@@ -205,10 +206,10 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, looks: UUID) -> N
 
 def test_automations_of_the_version_before_are_removed(client: SyncPrefectClient, looks: UUID) -> None:
     """What scheduled runs by itself does not stay behind an upgrade."""
-    for name in RETIRED:
-        client.create_automation(missing_heartbeat().model_copy(update={"name": name}))
-    automate()
-    assert [each for name in RETIRED for each in client.read_automations_by_name(name)] == []
+    for name in _RETIRED_NAMES:
+        client.create_automation(_heartbeat_automation().model_copy(update={"name": name}))
+    create_automations()
+    assert [each for name in _RETIRED_NAMES for each in client.read_automations_by_name(name)] == []
 
 
 def test_ended_run_is_never_called_crashed(run: Callable[[State[Any]], Run]) -> None:
@@ -228,11 +229,11 @@ def test_ended_run_is_never_called_crashed(run: Callable[[State[Any]], Run]) -> 
 def test_crashed_run_is_scheduled(kind: str, name: str | None, comes_back: bool, run: Callable[..., Run]) -> None:
     """A run that is Crashed by that name is scheduled again, and no other one."""
     looked = run(State(type=StateType(kind), name=name))
-    assert revive(str(looked.id)) is comes_back
+    assert reschedule_run(str(looked.id)) is comes_back
     assert (looked.now().state_type == StateType.SCHEDULED) is comes_back
 
 
 def test_run_without_a_worker_is_not_scheduled(client: SyncPrefectClient) -> None:
     """A run that no deployment started would wait for ever."""
     run_id = client.create_flow_run(train, state=CRASHED).id
-    assert not revive(str(run_id))
+    assert not reschedule_run(str(run_id))

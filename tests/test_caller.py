@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.orphans import has_cluster
-from tasks.profile import ROOT
 from tests.caller import CLUSTER, SERVER
 from tests.fake_api import FakeApi
 from tests.skips import MAY_SKIP, refuse_skip
+from torchyard.cluster.orphans import has_cluster
+from torchyard.loading.profile import ROOT
 
 DEAD = """
 apiVersion: v1

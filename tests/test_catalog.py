@@ -5,10 +5,10 @@ import re
 import pytest
 import yaml
 
-from tasks import catalog
-from tasks.cli import read_overrides
-from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import plan_of
+from torchyard.cli.main import read_overrides
+from torchyard.loading import catalog
+from torchyard.loading.profile import ROOT, list_profiles, load_profile
 
 GUIDES = (ROOT / "docs" / "guides.md").read_text()
 COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$", GUIDES, re.MULTILINE)
@@ -16,22 +16,22 @@ COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$",
 
 def test_table_of_the_readme_is_true() -> None:
     """README shows every profile as its file says it."""
-    wanted = "\n".join(catalog.table(catalog.catalog()))
+    wanted = "\n".join(catalog.format_catalog_table(catalog.load_catalog()))
     told = "README's table should be (torchyard profiles --as table):\n"
     assert f"\n{wanted}\n\n" in (ROOT / "README.md").read_text(), told + wanted
 
 
 def test_every_profile_is_a_deployment() -> None:
     """prefect.yaml deploys `train` for each profile, with its words, and nothing else but the sweep."""
-    wanted = "\n".join(catalog.deployments(catalog.catalog()))
+    wanted = "\n".join(catalog.format_deployments(catalog.load_catalog()))
     told = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
     assert f"deployments:\n{wanted}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
 
 
 def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
     """The entries are YAML, whatever stands in `about`, and their tags are what one looks for."""
-    found = catalog.catalog()
-    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.deployments(found)))["list"]
+    found = catalog.load_catalog()
+    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.format_deployments(found)))["list"]
     assert [each["description"] for each in entries] == [profile.about for profile, _ in found]
     tags = {each["name"]: each["tags"] for each in entries}
     assert tags["digits-local-etcd"] == ["digits", "baremetal", "etcd-v2"]
@@ -40,7 +40,9 @@ def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
 def test_guides_know_every_profile() -> None:
     """docs/guides.md places each shipped profile that is of a guide, and names none that is not there."""
     named = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
-    assert named == {name for name in profiles() if "guide 00" in load_profile(name).about} | named & set(profiles())
+    assert named == {name for name in list_profiles() if "guide 00" in load_profile(name).about} | named & set(
+        list_profiles()
+    )
 
 
 @pytest.mark.parametrize(("name", "changes"), COMMANDS)

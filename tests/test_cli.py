@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from tasks.cli import main
-from tasks.launchers import registry
-from tasks.plan import CommandPlan
-from tasks.profile import ROOT, profiles
 from tests.conftest import Write
+from torchyard.cli.main import main
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, list_profiles
+from torchyard.model.plan import CommandPlan
 
 
 def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
@@ -24,7 +24,7 @@ def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
     """A plan costs no heavy import."""
-    code = "import sys; from tasks.cli import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"
+    code = "import sys; from torchyard.cli.main import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"  # noqa: E501
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
     assert {"prefect", "kubernetes", "torch", "matplotlib"}.isdisjoint(done.stderr.split())
 
@@ -69,18 +69,18 @@ def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
     """Every profile has a line with what it is about."""
     assert main(["profiles"]) == 0
     lines = capsys.readouterr().out.splitlines()
-    assert [line.split()[0] for line in lines] == list(profiles())
+    assert [line.split()[0] for line in lines] == list(list_profiles())
 
 
 def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
     """The schema's keys are those of the profiles, and each launcher's options are in it."""
     main(["schema"])
     schema = json.loads(capsys.readouterr().out)
-    for path in profiles().values():
+    for path in list_profiles().values():
         assert yaml.safe_load(path.read_text()).keys() <= schema["properties"].keys()
     options = {each["if"]["properties"]["launcher"]["const"]: each["then"]["properties"] for each in schema["allOf"]}
     for name, each in options.items():
-        assert each["options"]["properties"].keys() == registry.launcher(name).Options.model_fields.keys()
+        assert each["options"]["properties"].keys() == registry.load_launcher(name).Options.model_fields.keys()
 
 
 def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -6,15 +6,15 @@ from email.utils import format_datetime
 
 import pytest
 
-from tasks import credentials
-from tasks.credentials import Credentials
-from tasks.errors import ClusterError
-from tasks.patience import BusyError, Pauses, retry_after
+from torchyard.kube import credentials
+from torchyard.kube.credentials import Credentials
+from torchyard.kube.retry import Backoff, TransientError, read_retry_after
+from torchyard.model.errors import ClusterError
 
 
 def test_pauses_grow_to_a_bound() -> None:
     """A pause is never longer than what it follows and a second more, and never longer than the most."""
-    pauses, before = Pauses(), 0.0
+    pauses, before = Backoff(), 0.0
     for _ in range(100):
         pause = pauses.next(5.0)
         assert pause <= min(5.0, before + 1.0)
@@ -24,7 +24,7 @@ def test_pauses_grow_to_a_bound() -> None:
 
 def test_pauses_begin_anew_after_a_success() -> None:
     """What is broken for the first time in a while is tried again at once."""
-    pauses = Pauses()
+    pauses = Backoff()
     for _ in range(20):
         pauses.next(60.0)
     pauses.reset()
@@ -33,7 +33,7 @@ def test_pauses_begin_anew_after_a_success() -> None:
 
 def test_no_two_clients_pause_alike() -> None:
     """Who waits for one server does not come back at the same moment."""
-    assert len({Pauses().next(5.0) for _ in range(20)}) > 10
+    assert len({Backoff().next(5.0) for _ in range(20)}) > 10
 
 
 @pytest.mark.parametrize(
@@ -41,13 +41,13 @@ def test_no_two_clients_pause_alike() -> None:
 )
 def test_retry_after_is_bounded(header: str | None, seconds: float) -> None:
     """A server is left alone for as long as it asks, but not for ever; what cannot be read is nothing."""
-    assert retry_after(header) == seconds
+    assert read_retry_after(header) == seconds
 
 
 def test_retry_after_may_be_a_date() -> None:
     """A date says the seconds until then."""
     then = format_datetime(datetime.now(UTC) + timedelta(seconds=10), usegmt=True)
-    assert 8 < retry_after(then) <= 10
+    assert 8 < read_retry_after(then) <= 10
 
 
 def test_credentials_that_were_renewed_meanwhile_are_not_loaded() -> None:
@@ -63,7 +63,7 @@ def test_credentials_refused_anew_are_left_alone_for_a_while(monkeypatch: pytest
     known = Credentials("first", lambda: next(loaded))
     known.renew("first")
     assert not known.renew("second")
-    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + credentials.AGAIN)
+    monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + credentials._RELOAD_INTERVAL_S)
     assert (known.renew("second"), known.now) == (True, "third")
 
 
@@ -74,6 +74,6 @@ def test_credentials_that_cannot_be_loaded_stay() -> None:
         raise ClusterError("kubeconfig", "read it", "half of it is written", 0)
 
     known = Credentials("first", load)
-    with pytest.raises(BusyError, match="half of it is written"):
+    with pytest.raises(TransientError, match="half of it is written"):
         known.renew("first")
     assert known.now == "first"

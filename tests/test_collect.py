@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.collect import blame_disk
-from tasks.failure import read_failure
-from tasks.model import Failure, LogFile, LogLine
+from torchyard.diagnosis.root_cause import read_failure
+from torchyard.model.run import Failure, LogFile, LogLine
+from torchyard.steps.collect import _blame_disk
 
 FULL = "9 lines: No space left on device"
 
@@ -16,7 +16,7 @@ FULL = "9 lines: No space left on device"
 def test_lost_lines_outweigh_what_peers_say(cause: str, lost: str, blamed: bool) -> None:
     """With lines lost to a full disk an echo is no cause; what a process says of itself is."""
     logs = (LogFile(node="node-0", path="", lines=1, lost=lost),)
-    found = blame_disk(Failure(cause=cause, sentence="", retry=True), logs)
+    found = _blame_disk(Failure(cause=cause, sentence="", retry=True), logs)
     assert (found.cause == "disk-full", found.retry) == (blamed, not blamed)
 
 

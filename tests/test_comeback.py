@@ -4,7 +4,16 @@ from typing import Any
 
 import pytest
 
-from tasks.comeback import BEGINNING_S, LOST, NEVER_BEGAN, RECENT_S, Told, asked_again, entry, judge
+from torchyard.run.resume import (
+    LOST_MESSAGE,
+    MAX_LOSS_AGE_S,
+    NEVER_BEGAN_MESSAGE,
+    WORKER_START_TIMEOUT_S,
+    ReportedState,
+    choose_entry,
+    choose_recovery,
+    is_requested_again,
+)
 
 NOW = 10_000.0
 
@@ -50,7 +59,7 @@ ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
 )
 def test_entry_follows_from_the_journal(lives: list[list[dict[str, Any]]], asked: bool, expected: str) -> None:
     """A lost run is attached to, a loop is given up, and an ended run begins anew only where a person asks for it."""
-    assert entry([event for each in lives for event in each], lambda: asked) == expected
+    assert choose_entry([event for each in lives for event in each], lambda: asked) == expected
 
 
 def test_nobody_is_asked_about_a_run_that_is_not_over() -> None:
@@ -59,15 +68,20 @@ def test_nobody_is_asked_about_a_run_that_is_not_over() -> None:
     def ask() -> bool:
         raise AssertionError("nobody need be asked")
 
-    assert entry(DIED, ask) == "attach"
+    assert choose_entry(DIED, ask) == "attach"
 
 
-FIRST = [Told("SCHEDULED", "Scheduled"), Told("PENDING", "Pending"), Told("RUNNING", "Running")]
-FAILED, CRASHED = Told("FAILED", "Failed"), Told("CRASHED", "Crashed")
-UI = Told("SCHEDULED", "AwaitingRetry", "Retry from the UI")
-CLI = Told("SCHEDULED", "Scheduled", "Retried via CLI")
-OURS, ANEW = Told("SCHEDULED", "Scheduled", LOST), Told("SCHEDULED", "Scheduled", NEVER_BEGAN)
-LATE = Told("SCHEDULED", "Late")
+FIRST = [
+    ReportedState("SCHEDULED", "Scheduled"),
+    ReportedState("PENDING", "Pending"),
+    ReportedState("RUNNING", "Running"),
+]
+FAILED, CRASHED = ReportedState("FAILED", "Failed"), ReportedState("CRASHED", "Crashed")
+UI = ReportedState("SCHEDULED", "AwaitingRetry", "Retry from the UI")
+CLI = ReportedState("SCHEDULED", "Scheduled", "Retried via CLI")
+OURS = ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
+ANEW = ReportedState("SCHEDULED", "Scheduled", NEVER_BEGAN_MESSAGE)
+LATE = ReportedState("SCHEDULED", "Late")
 
 
 @pytest.mark.parametrize(
@@ -76,8 +90,8 @@ LATE = Told("SCHEDULED", "Late")
         ([FAILED, UI], True),
         ([FAILED, CLI, LATE], True),
         ([FAILED, UI, *FIRST[1:], CRASHED, OURS], True),
-        ([FAILED, UI, Told("PENDING", "Pending"), ANEW], True),
-        ([Told("CRASHED", "Swept"), UI], True),
+        ([FAILED, UI, ReportedState("PENDING", "Pending"), ANEW], True),
+        ([ReportedState("CRASHED", "Swept"), UI], True),
         ([CRASHED, UI], True),
         ([FAILED, OURS], False),
         ([FAILED, OURS, LATE], False),
@@ -86,9 +100,9 @@ LATE = Told("SCHEDULED", "Late")
         ([], False),
     ],
 )
-def test_person_is_told_from_a_comeback(since: list[Told], asked: bool) -> None:
+def test_person_is_told_from_a_comeback(since: list[ReportedState], asked: bool) -> None:
     """Who set the first state after the last end asked for the run: the UI or the CLI, not a lost worker and not we."""
-    assert asked_again([*FIRST, *since, *FIRST[1:]]) is asked
+    assert is_requested_again([*FIRST, *since, *FIRST[1:]]) is asked
 
 
 RUNNING, PENDING = FIRST[2], FIRST[1]
@@ -100,35 +114,35 @@ ENDED = life("wait", end="failed")
     [
         (RUNNING, DIED, "schedule"),
         (RUNNING, life("wait", count=2), "leave"),
-        (Told("PAUSED", "Suspended"), DIED, "schedule"),
+        (ReportedState("PAUSED", "Suspended"), DIED, "schedule"),
         (RUNNING, [], "leave"),
         (RUNNING, ENDED, "tell"),
         (RUNNING, life("wait", end="moved"), "leave"),
         (CRASHED, DIED, "schedule"),
         (CRASHED, [], "schedule"),
-        (CRASHED._replace(age_s=RECENT_S + 1), [], "leave"),
-        (CRASHED._replace(age_s=RECENT_S + 1), DIED, "schedule"),
+        (CRASHED._replace(age_s=MAX_LOSS_AGE_S + 1), [], "leave"),
+        (CRASHED._replace(age_s=MAX_LOSS_AGE_S + 1), DIED, "schedule"),
         (CRASHED._replace(message="Process exited with status code: 1. Look above"), [], "leave"),
         (CRASHED._replace(message="Flow run infrastructure exited with non-zero status code 1. Read"), [], "leave"),
         (CRASHED._replace(message="Process exited with status code: -9. SIGKILL"), [], "schedule"),
         (CRASHED, ENDED, "tell"),
         (CRASHED, life("wait", end="moved"), "schedule"),
-        (Told("CRASHED", "Swept"), DIED, "leave"),
-        (Told("CANCELLING", "Cancelling"), DIED, "finish"),
-        (Told("CANCELLED", "Cancelled"), DIED, "finish"),
-        (Told("CANCELLED", "Cancelled"), ENDED, "leave"),
+        (ReportedState("CRASHED", "Swept"), DIED, "leave"),
+        (ReportedState("CANCELLING", "Cancelling"), DIED, "finish"),
+        (ReportedState("CANCELLED", "Cancelled"), DIED, "finish"),
+        (ReportedState("CANCELLED", "Cancelled"), ENDED, "leave"),
         (PENDING, [], "leave"),
-        (PENDING._replace(age_s=BEGINNING_S + 1), [], "schedule"),
+        (PENDING._replace(age_s=WORKER_START_TIMEOUT_S + 1), [], "schedule"),
         (FAILED, DIED, "leave"),
         (FAILED, ENDED, "leave"),
         (OURS, DIED, "leave"),
     ],
 )
-def test_only_a_lost_run_is_brought_back(now: Told, events: list[dict[str, Any]], expected: str) -> None:
+def test_only_a_lost_run_is_brought_back(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
     """A run that has ended, waits, or goes on elsewhere is left as it is, or Prefect is told its end."""
-    assert judge(now, 1, events, lambda: False) == expected
+    assert choose_recovery(now, 1, events, lambda: False) == expected
 
 
 def test_end_that_a_person_has_asked_to_repeat_is_not_told() -> None:
     """A retry that was lost before its first word comes back as the retry that it is."""
-    assert judge(CRASHED, 1, ENDED, lambda: True) == "schedule"
+    assert choose_recovery(CRASHED, 1, ENDED, lambda: True) == "schedule"

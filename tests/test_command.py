@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.needs import Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned, Write, command_plan_of, load
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Capacity
 
 ASKED = ["--nodes={nodes}", "--each={processes}", "--of={world_size}", "--rank={node_rank}", "--at={rendezvous}"]
 KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
@@ -114,14 +114,14 @@ def test_pods_may_share_nodes(planned: Planned) -> None:
     keys = {"launcher": "pytorchjob", "nodes": 4, "rendezvous": "env", "pod": {"spread": False}}
     plan = planned(**keys)
     assert "affinity" not in plan.pod["spec"]
-    assert [need.alone for need in plan.requires if isinstance(need, Room)] == [False]
+    assert [need.alone for need in plan.requires if isinstance(need, Capacity)] == [False]
 
 
 def test_port_of_the_host_keeps_pods_apart(planned: Planned) -> None:
     """Under the host's network the operator's port is the node's, so that its pods cannot share one."""
     pod = {"spread": False, "host_network": True}
     plan = planned(launcher="pytorchjob", nodes=4, rendezvous="env", pod=pod)
-    (room,) = [need for need in plan.requires if isinstance(need, Room)]
+    (room,) = [need for need in plan.requires if isinstance(need, Capacity)]
     assert (room.alone, room.port) == (True, True)
 
 

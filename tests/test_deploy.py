@@ -19,10 +19,10 @@ from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from scripts.api import YardError
-from scripts.deployments import POOL, STEP, deploy
-from scripts.server import choose_server, free_port
-from tasks.profile import ROOT
+from scripts.deployments import _DIRECTORY_STEP, POOL_NAME, deploy_flows
+from scripts.server import _find_free_port, choose_server
 from tests.yard import prefect_server, speaking_to
+from torchyard.loading.profile import ROOT
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
 YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
@@ -31,7 +31,7 @@ YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, speaking_to(environment):
-        deploy()
+        deploy_flows()
         yield environment
 
 
@@ -89,14 +89,14 @@ def test_automations_are_made_once(client: SyncPrefectClient, server: dict[str, 
 def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
     """Limits, pauses and schedules outlive `make up`, while what the code decides is set right."""
     lost, digits = read(client, "sweep/lost"), read(client, "train/digits-local")
-    client.update_work_pool(POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
+    client.update_work_pool(POOL_NAME, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
     hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
     client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
     client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
     kept = [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit]
-    deploy()
+    deploy_flows()
     assert [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit] == kept
-    pool, again = client.read_work_pool(POOL), read(client, "train/digits-local")
+    pool, again = client.read_work_pool(POOL_NAME), read(client, "train/digits-local")
     assert (pool.concurrency_limit, pool.is_paused, again.paused) == (3, True, True)
     assert again.tags == digits.tags
 
@@ -104,23 +104,23 @@ def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
 @pytest.mark.slow
 def test_deploying_again_writes_nothing(client: SyncPrefectClient) -> None:
     """A deployment that is right is left alone: Prefect drops its scheduled runs with every write."""
-    deploy()
+    deploy_flows()
     before = {each.name: each.updated for each in client.read_deployments()}
-    deploy()
+    deploy_flows()
     assert {each.name: each.updated for each in client.read_deployments()} == before
 
 
 @pytest.mark.slow
 def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
     """A second clone changes no deployment of the first one, until it is told to take them over."""
-    steps = [{STEP: {"directory": "/home/ada/torchyard"}}]
+    steps = [{_DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
     digits = read(client, "train/digits-local")
     client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
     with pytest.raises(YardError, match=r"train/digits-local.* belong to /home/ada/torchyard: .* make up TAKE_OVER=1"):
-        deploy()
+        deploy_flows()
     assert read(client, "train/digits-local").pull_steps == steps
-    deploy(take_over=True)
-    assert read(client, "train/digits-local").pull_steps == [{STEP: {"directory": str(ROOT)}}]
+    deploy_flows(take_over=True)
+    assert read(client, "train/digits-local").pull_steps == [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
 
 
 @pytest.mark.slow
@@ -133,7 +133,7 @@ def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
 
 def test_server_that_does_not_answer_is_one_sentence() -> None:
     """A PREFECT_API_URL with nobody behind it is told, and nothing is started."""
-    done = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{free_port()}/api")
+    done = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{_find_free_port()}/api")
     assert done.stderr.startswith("no Prefect API answers at http://127.0.0.1:")
 
 

@@ -8,17 +8,17 @@ from pathlib import Path
 
 import pytest
 
-from tasks.descriptors import BEFORE, check_limit, needed
-from tasks.plan import Plan
 from tests.conftest import Write, command_plan_of, load, manifest_plan_of
 from tests.test_keep import keep
+from torchyard.model.plan import Plan
+from torchyard.steps.descriptors import _FORMER_LIMIT_VARIABLE, _count_needed_files, check_file_limit
 
 Job = Callable[[str, int], Plan]
 RAISE = """
 import os, resource, select, subprocess
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
-from tasks.descriptors import raise_limit
-raise_limit(), raise_limit()
+from torchyard.steps.descriptors import raise_file_limit
+raise_file_limit(), raise_file_limit()
 print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"])
 """
 
@@ -31,8 +31,13 @@ def test_limit_is_raised_to_what_is_allowed() -> None:
 
 def test_job_gets_the_limit_of_before(tmp_path: Path) -> None:
     """A program is allowed what it would be without the launcher: select() cannot take descriptors above 1,024."""
-    os.environ[BEFORE] = "200"
-    spec = {"name": "a", "argv": ["bash", "-c", f"ulimit -n; env | grep -c {BEFORE}"], "env": {}, "cwd": "/"}
+    os.environ[_FORMER_LIMIT_VARIABLE] = "200"
+    spec = {
+        "name": "a",
+        "argv": ["bash", "-c", f"ulimit -n; env | grep -c {_FORMER_LIMIT_VARIABLE}"],
+        "env": {},
+        "cwd": "/",
+    }
     keep("submit", tmp_path / "kept", spec={**spec, "label": str(tmp_path), "ports": []})
     while keep("status", tmp_path / "kept")["phase"] == "running":
         pass
@@ -56,13 +61,14 @@ def job(write: Write, tmp_path: Path) -> Job:
 @pytest.mark.parametrize(("kind", "enough", "too_many"), [("here", 100, 300), ("ssh", 100, 172), ("pods", 300, 1000)])
 def test_limit_that_is_too_low_is_told_before_the_start(job: Job, kind: str, enough: int, too_many: int) -> None:
     """A job that this user may not hold open is refused with the number that it needs, and one that fits is not."""
-    assert check_limit(job(kind, enough), 1024) == ()
-    (found,) = check_limit(job(kind, too_many), 1024)
-    said = f"a job of {too_many} nodes needs about {needed(job(kind, too_many))} descriptors, and the limit is 1024"
+    assert check_file_limit(job(kind, enough), 1024) == ()
+    (found,) = check_file_limit(job(kind, too_many), 1024)
+    count = _count_needed_files(job(kind, too_many))
+    said = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
     assert (found.verdict, found.detail) == ("failed", said)
     assert "ulimit -n" in found.remedy
 
 
 def test_three_hundred_hosts_fit_into_4096(job: Job) -> None:
     """A job of 300 hosts is no trouble where 4,096 files may be open."""
-    assert needed(job("ssh", 300)) < 4096
+    assert _count_needed_files(job("ssh", 300)) < 4096

@@ -7,9 +7,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.causes import CAUSES
-from tasks.failure import read_failure
-from tasks.model import Failure, LogLine
+from torchyard.diagnosis.log_patterns import CAUSES
+from torchyard.diagnosis.root_cause import read_failure
+from torchyard.model.run import Failure, LogLine
 
 LOGS = Path(__file__).parent / "logs"
 Exits = dict[str, int | None]

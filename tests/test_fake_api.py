@@ -2,13 +2,13 @@
 
 import pytest
 
-from tasks.cluster import Api
 from tests.api_contract import ApiContract
+from torchyard.kube.client import Client
 
 
 class TestFakeApi(ApiContract):
     """The contract, on the fake server."""
 
     @pytest.fixture
-    def server(self, fake_server: Api) -> Api:
+    def server(self, fake_server: Client) -> Client:
         return fake_server

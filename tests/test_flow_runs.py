@@ -9,10 +9,10 @@ from prefect.client.schemas.objects import State, StateType
 
 from flows.train import train
 from tasks import flow_runs
-from tasks.flow_runs import ENTRYPOINT, alive_by_name, named_by, obtain_key
-from tasks.launchers import _lease
-from tasks.model import Run
+from tasks.flow_runs import _ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name
 from tests.leases import lease
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -36,7 +36,7 @@ def held(run_id: str, secret: str = "") -> dict[str, Any]:
     run = Run(id=run_id, attempt=1, folder="")
     found = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
     found["metadata"]["namespace"] = "default"
-    found["metadata"]["annotations"][_lease.SEAL] = _lease.sealed(found, "default", secret)
+    found["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(found, "default", secret)
     return found
 
 
@@ -57,8 +57,8 @@ def test_key_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Prefect that does not answer costs a run seconds, and its seals."""
     import threading
 
-    monkeypatch.setattr(flow_runs, "PATIENCE_S", 0.05)
-    monkeypatch.setattr(flow_runs, "_obtain_key", lambda _: threading.Event().wait(5))
+    monkeypatch.setattr(flow_runs, "_KEY_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(flow_runs, "_request_key", lambda _: threading.Event().wait(5))
     assert obtain_key(made()) == ""
 
 
@@ -66,33 +66,33 @@ def test_sealed_lease_names_its_run() -> None:
     """A flow run with a key is believed to be a Lease's only where the Lease has the seal of that key."""
     run_id = made()
     key = obtain_key(run_id)
-    assert named_by(held(run_id, key)) == run_id
-    assert (named_by(held(run_id)), named_by(held(run_id, "b" * 64))) == ("", "")
+    assert confirm_flow_run(held(run_id, key)) == run_id
+    assert (confirm_flow_run(held(run_id)), confirm_flow_run(held(run_id, "b" * 64))) == ("", "")
     moved = held(run_id, key)
     moved["metadata"]["namespace"] = "mine"
-    assert named_by(moved) == ""
+    assert confirm_flow_run(moved) == ""
 
 
 @pytest.mark.parametrize(
     ("of", "entrypoint", "named"),
     [
-        (train, ENTRYPOINT, True),
+        (train, _ENTRYPOINT, True),
         (train, "flows/evil.py:train", False),
         (train, None, False),
-        (another, ENTRYPOINT, False),
+        (another, _ENTRYPOINT, False),
     ],
 )
 def test_run_of_a_version_before_is_of_our_deployment(of: Any, entrypoint: str | None, named: bool) -> None:
     """A flow run without a key must be of flow `train` and of a deployment of ours."""
     run_id = made(of, entrypoint)
-    assert named_by(held(run_id)) == (run_id if named else "")
+    assert confirm_flow_run(held(run_id)) == (run_id if named else "")
 
 
 def test_flow_run_must_fit_the_name() -> None:
     """A Lease may not name a flow run whose id does not end the run's name."""
-    strange = held(made(train, ENTRYPOINT))
-    strange["metadata"]["annotations"]["torchyard/flow-run"] = made(train, ENTRYPOINT)
-    assert named_by(strange) == ""
+    strange = held(made(train, _ENTRYPOINT))
+    strange["metadata"]["annotations"]["torchyard/flow-run"] = made(train, _ENTRYPOINT)
+    assert confirm_flow_run(strange) == ""
 
 
 def test_living_run_is_known_by_its_name() -> None:
@@ -101,6 +101,9 @@ def test_living_run_is_known_by_its_name() -> None:
     name = f"sample-{Run(id=run_id, attempt=1, folder='').short}"
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(run_id), State(type=StateType.RUNNING), force=True)
-        assert (alive_by_name(name), alive_by_name("sample-00000000")) == ("Prefect calls it Running", "")
+        assert (read_liveness_by_name(name), read_liveness_by_name("sample-00000000")) == (
+            "Prefect calls it Running",
+            "",
+        )
         client.set_flow_run_state(UUID(run_id), State(type=StateType.CRASHED), force=True)
-    assert alive_by_name(name) == ""
+    assert read_liveness_by_name(name) == ""

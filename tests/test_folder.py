@@ -11,13 +11,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import FolderError, OwnedError
-from tasks.folder import Intent, RunFolder, runs
-from tasks.identity import former, holds, identity
-from tasks.model import Outcome, Status
-from tasks.profile import ROOT
-from tasks.spec import Deadlines
 from tests.conftest import Write, load, plan_of
+from torchyard.common.identity import _former_identity, holder_identity, is_holder
+from torchyard.loading.profile import ROOT
+from torchyard.model.errors import FolderError, RunInUseError
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Outcome, Status
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 
 TORN = [
     b'{"at": 1, "event": "st',
@@ -37,8 +37,8 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def planned(folder: RunFolder, write: Write) -> Intent:
-    return Intent(plan=plan_of(load(write()), folder.path), deadlines=Deadlines(lease=700))
+def planned(folder: RunFolder, write: Write) -> AttemptPlan:
+    return AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines(lease=700))
 
 
 @pytest.mark.parametrize("line", TORN)
@@ -120,7 +120,7 @@ def test_lock_of_a_living_process_is_seen(folder: RunFolder) -> None:
     """While a process carries the run, a second one is refused, and who looks sees it."""
     with folder.owned():
         assert folder.is_owned()
-        with pytest.raises(OwnedError, match=f"process {os.getpid()}"), RunFolder(folder.path).owned():
+        with pytest.raises(RunInUseError, match=f"process {os.getpid()}"), RunFolder(folder.path).owned():
             pass
     assert not folder.is_owned()
 
@@ -153,34 +153,34 @@ def test_filesystem_without_locks_is_told(folder: RunFolder, number: int, monkey
 
 def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
     """A run's folder is the same place for a process that comes back, after a restart as well."""
-    code = "import sys; from tasks.identity import identity; print(identity(sys.argv[1]))"
+    code = "import sys; from torchyard.common.identity import holder_identity; print(holder_identity(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(folder.path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == identity(str(folder.path))
+    assert done.stdout.strip() == holder_identity(str(folder.path))
     assert done.stdout.startswith(f"{socket.gethostname()}:{folder.path}#")
 
 
 def test_containers_with_one_name_are_two_places(folder: RunFolder) -> None:
     """Two containers of the same name and path have a disk each, and so are not taken for each other."""
-    mine = identity(str(folder.path))
+    mine = holder_identity(str(folder.path))
     (folder.path.parent / ".id").unlink()
-    identity.cache_clear()  # as in a process of the other container
-    assert not holds(mine, str(folder.path))
+    holder_identity.cache_clear()  # as in a process of the other container
+    assert not is_holder(mine, str(folder.path))
 
 
 def test_run_of_the_version_before_is_ours(folder: RunFolder) -> None:
     """A run that is held as `host:folder` is held by this machine, as the version before wrote it."""
-    assert holds(f"{socket.gethostname()}:{folder.path}", str(folder.path))
-    assert not holds(f"elsewhere:{folder.path}", str(folder.path))
+    assert is_holder(f"{socket.gethostname()}:{folder.path}", str(folder.path))
+    assert not is_holder(f"elsewhere:{folder.path}", str(folder.path))
 
 
 def test_place_without_a_disk_is_host_and_folder() -> None:
     """Where no id can be kept nothing fails, and nothing is made."""
-    assert identity("/proc/no-such-folder/run") == former("/proc/no-such-folder/run")
+    assert holder_identity("/proc/no-such-folder/run") == _former_identity("/proc/no-such-folder/run")
 
 
 def test_torn_id_is_made_anew(folder: RunFolder) -> None:
     """An id that a power cut has emptied does not make all places alike."""
-    (runs() / ".id").write_bytes(b"\0" * 13)
-    assert len(identity(str(folder.path)).rpartition("#")[2]) == 12
+    (runs_folder() / ".id").write_bytes(b"\0" * 13)
+    assert len(holder_identity(str(folder.path)).rpartition("#")[2]) == 12

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.plan import Block, Command
-from tasks.streams import TORN, Watch
+from torchyard.machines.job_watch import TORN_LOG, ProcessWatch
+from torchyard.model.plan import Command, Process
 
-Make = Callable[..., Block]
+Make = Callable[..., Process]
 RUNS = """echo '{"phase": "running", "started": 1}'; %s"""
 SAYS = """echo '{"phase": "running"%s}'; sleep 60"""
 ENDED = """echo '{"phase": "exited", "exit": 0, "started": 1}'"""
@@ -26,10 +26,10 @@ def sh(script: str) -> Command:
 def block(tmp_path: Path) -> Make:
     """A block whose log is `there`, copied by a script to `here`."""
 
-    def make(follow: str, status: str = ENDED) -> Block:
+    def make(follow: str, status: str = ENDED) -> Process:
         script = f"cd {tmp_path}; {follow}"
         log = str(tmp_path / "kept" / "here")
-        return Block(
+        return Process(
             name="a", host="localhost", log=log, submit=None, status=sh(status), follow=sh(script), cancel=None
         )
 
@@ -40,9 +40,9 @@ def block(tmp_path: Path) -> Make:
 FROM = "tail -c +$(($1 + 1)) there"
 
 
-def copied(block: Block, seconds: float = 5.0) -> tuple[str, dict[str, str]]:
+def copied(block: Process, seconds: float = 5.0) -> tuple[str, dict[str, str]]:
     """The copy once it has settled, and what it lacks."""
-    with Watch([block]) as watch:
+    with ProcessWatch([block]) as watch:
         watch.settle(seconds)
         return Path(block.log).read_text(), watch.lost()
 
@@ -68,13 +68,13 @@ def test_broken_copy_goes_on(block: Make) -> None:
 def test_copy_that_does_not_end_is_told(block: Make) -> None:
     """What a copy lacks for good is told with the last words of the command."""
     text, lost = copied(block("echo no route >&2; exit 255"), seconds=0.2)
-    assert (text, lost) == ("", {"a": f"{TORN}: no route"})
+    assert (text, lost) == ("", {"a": f"{TORN_LOG}: no route"})
 
 
 def test_store_is_not_waited_for(block: Make) -> None:
     """A store that still runs when its job has ended keeps nobody waiting, and its log lacks nothing so far."""
     store = block("exec sleep 60", RUNS % "exec sleep 60").model_copy(update={"name": "etcd"})
-    with Watch([block(FROM)], store) as watch:
+    with ProcessWatch([block(FROM)], store) as watch:
         began = time.monotonic()
         watch.settle(30.0)
         assert (watch.lost(), time.monotonic() - began < 20) == ({}, True)
@@ -83,7 +83,7 @@ def test_store_is_not_waited_for(block: Make) -> None:
 def test_running_block_has_a_log(block: Make) -> None:
     """The log of a process that says nothing is there as soon as the process is."""
     made = block("exec sleep 60", RUNS % "exec sleep 60")
-    with Watch([made]) as watch:
+    with ProcessWatch([made]) as watch:
         while not watch.changes(1.0):
             pass
         assert Path(made.log).read_bytes() == b""
@@ -92,7 +92,7 @@ def test_running_block_has_a_log(block: Make) -> None:
 def test_copy_that_is_removed_is_begun_anew(block: Make, tmp_path: Path) -> None:
     """Where the folder here is removed in the middle, the log comes again from its first byte."""
     made = block(f"{FROM}; sleep 0.5; echo four >> there; echo four; test $1 -ge 14", RUNS % "exec sleep 60")
-    with Watch([made]) as watch:
+    with ProcessWatch([made]) as watch:
         while watch.changes(0.3):
             pass
         shutil.rmtree(tmp_path / "kept")
@@ -106,7 +106,7 @@ def test_copy_that_is_removed_is_begun_anew(block: Make, tmp_path: Path) -> None
 )
 def test_log_that_is_still_copied_is_not_silent(block: Make, size: str, follow: str, deaf: bool) -> None:
     """Until a copy is as long as its log was at first; where nobody says how long that was, until its first byte."""
-    with Watch([block(f"{follow}; exec sleep 60", SAYS % size)]) as watch:
+    with ProcessWatch([block(f"{follow}; exec sleep 60", SAYS % size)]) as watch:
         until = time.monotonic() + 0.6
         while time.monotonic() < until:
             watch.changes(0.1)
@@ -115,7 +115,7 @@ def test_log_that_is_still_copied_is_not_silent(block: Make, size: str, follow: 
 
 def test_host_that_has_not_spoken_is_not_known(block: Make) -> None:
     """Before its first word, and where its connection broke, nobody knows how a process is."""
-    with Watch([block("exec sleep 60", "sleep 0.3; " + RUNS % "sleep 0.3; exit 255")]) as watch:
+    with ProcessWatch([block("exec sleep 60", "sleep 0.3; " + RUNS % "sleep 0.3; exit 255")]) as watch:
         found = []
         until = time.monotonic() + 1.2
         while time.monotonic() < until:
@@ -129,9 +129,9 @@ def test_full_disk_here_is_caught_up_with(block: Make, tmp_path: Path) -> None:
     made = block(FROM, RUNS % "exec sleep 60")
     Path(made.log).parent.mkdir()
     os.symlink("/dev/full", made.log)
-    with Watch([made]) as watch:
+    with ProcessWatch([made]) as watch:
         watch.settle(0.3)
-        assert watch.lost() == {"a": f"{TORN}: [Errno 28] No space left on device"}
+        assert watch.lost() == {"a": f"{TORN_LOG}: [Errno 28] No space left on device"}
         os.unlink(made.log)
         time.sleep(1)
         watch.settle(0.3)
@@ -149,7 +149,7 @@ def test_full_disk_here_is_caught_up_with(block: Make, tmp_path: Path) -> None:
 )
 def test_who_cannot_be_heard_is_not_silent(block: Make, status: str, follow: str, deaf: bool) -> None:
     """A connection that broke, or a CLI that is not answered, hides what a log may have gained."""
-    with Watch([block(follow, status)]) as watch:
+    with ProcessWatch([block(follow, status)]) as watch:
         until = time.monotonic() + 0.6
         while time.monotonic() < until:
             watch.changes(0.1)

@@ -12,12 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tasks.errors import ProfileError
-from tasks.model import Run
-from tasks.plan import Plan
-from tasks.profile import load_profile
 from tests.conftest import RUN_ID
 from tests.drawn import PODS, plan
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Plan
+from torchyard.model.run import Run
 
 HERE = Path(__file__).parent
 PLANS: TypeAdapter[Plan] = TypeAdapter(Plan)

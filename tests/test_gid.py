@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.launchers._gid import find_gid
-from tasks.launchers._told import literal
+from torchyard.agents.process_env import escape_dollars
+from torchyard.agents.roce_gid import gid_script
 
 ADDRESSES = {
     "zero": "0000:0000:0000:0000:0000:0000:0000:0000",
@@ -54,7 +54,7 @@ class Pod(NamedTuple):
 
     def find(self, hca: str = "mlx5", begin: str = "set -e\n", **env: str) -> Ran:
         """Run the text, and then a command, where no other program can be found."""
-        text = f'{begin}{find_gid(hca, str(self.root))}exec "$@"\n'
+        text = f'{begin}{gid_script(hca, str(self.root))}exec "$@"\n'
         argv = [*self.shell, "-c", text, "torchyard", "/usr/bin/env"]
         made = subprocess.run(argv, env={"PATH": "/nowhere", **env}, capture_output=True, text=True, check=True)
         seen = dict(line.split("=", 1) for line in made.stdout.splitlines())
@@ -222,4 +222,4 @@ def test_strict_shells_are_fine(pod: Pod, begin: str, table: str) -> None:
 
 def test_text_means_the_same_to_the_kubelet() -> None:
     """It holds nothing that the kubelet would take for a variable."""
-    assert literal(find_gid("mlx5")) == find_gid("mlx5")
+    assert escape_dollars(gid_script("mlx5")) == gid_script("mlx5")

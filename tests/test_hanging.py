@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from prefect.server.api.server import SubprocessASGIServer
 
-from tasks.folder import RunFolder
-from tasks.host.state import read_state
 from tests.test_lost import Carried, carried, ticking, until  # noqa: F401  a fixture
+from torchyard.host.state import read_state
+from torchyard.run.folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 BLIND_S = 8.0  # long enough for the progress and for a look at the run's state

@@ -6,14 +6,14 @@ from typing import Any
 
 import pytest
 
-from tasks.hardware import Fabric, Hardware
-from tasks.needs import Object
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT, hardware, load_hardware, load_profile
 from tests.cluster import fake, objects
 from tests.conftest import Planned, manifest_plan_of
+from torchyard.loading.profile import ROOT, _list_hardware, _load_hardware, load_profile
+from torchyard.model.hardware import Fabric, Hardware
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Object
 
-SHAPES = {name: load_hardware(name) for name in sorted(hardware())}
+SHAPES = {name: _load_hardware(name) for name in sorted(_list_hardware())}
 FABRICS = {f"{name}:{each}": fabric for name, shape in SHAPES.items() for each, fabric in shape.fabrics.items()}
 RDMA = {name: fabric for name, fabric in FABRICS.items() if fabric.expect.transport != "socket"}
 NICS = re.compile(r"(\d+) x (\d+) Gb/s")
@@ -48,7 +48,7 @@ def test_line_rate_is_that_of_the_nics(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name, shape in SHAPES.items() if shape.line_rate is None])
 def test_unknown_line_rate_has_a_reason(name: str) -> None:
     """A file without a line rate says beside it why."""
-    assert re.search(r"^line_rate: null # \w+", hardware()[name].read_text(), re.M)
+    assert re.search(r"^line_rate: null # \w+", _list_hardware()[name].read_text(), re.M)
 
 
 @pytest.mark.parametrize("name", [name for name in FABRICS if name.endswith(":vf")])

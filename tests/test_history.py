@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from tasks.history import began, lost, past_steps
+from torchyard.run.history import describe_last_loss, find_start_time, list_past_steps
 
 T0 = 1_800_000_000.0
 HERE = {"pid": 7, "host": "here"}
@@ -27,7 +27,7 @@ BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
 
 
 def told(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    return [(each.name, each.seconds) for each in past_steps(events)]
+    return [(each.name, each.seconds) for each in list_past_steps(events)]
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_steps_of_lost_processes_are_kept(events: list[dict[str, Any]], expected
 
 def test_loss_says_who_when_where_and_for_how_long() -> None:
     """One sentence: the process that was lost, its step, the time, the process that goes on, and the gap."""
-    assert lost(past_steps([*LOST, BACK])) == (
+    assert describe_last_loss(list_past_steps([*LOST, BACK])) == (
         "the launcher (process 7 on here) was lost in wait at 2027-01-15 08:00:50 UTC; process 8 on there goes on "
         "after 10 s"
     )
@@ -62,7 +62,7 @@ def test_loss_says_who_when_where_and_for_how_long() -> None:
 def test_loss_on_another_machine_names_its_place() -> None:
     """Of a launcher elsewhere the Lease tells the place and the last renewal, and no process id."""
     moved = start(0, "moved", holder="far:/runs/a", seen_at=T0 + 40)
-    said = lost(past_steps([moved, start(60, "attach", lost_at=0.0)]))
+    said = describe_last_loss(list_past_steps([moved, start(60, "attach", lost_at=0.0)]))
     assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in said
 
 
@@ -72,4 +72,4 @@ def test_loss_on_another_machine_names_its_place() -> None:
 )
 def test_run_lasts_from_its_first_start(events: list[dict[str, Any]], expected: float) -> None:
     """A comeback goes on with the same run; one that is begun anew by a person begins anew."""
-    assert began(events, T0 + 99.0) == T0 + expected
+    assert find_start_time(events, T0 + 99.0) == T0 + expected

@@ -5,11 +5,11 @@ from typing import Any
 
 import pytest
 
-from tasks.launchers import _store
-from tasks.launchers._torchrun import LOCAL_ADDR
-from tasks.needs import Controller, OpenQueue, Right, Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
+from torchyard.agents.torchrun import LOCAL_ADDR_VARIABLE
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Capacity, Controller, OpenQueue, Permission
+from torchyard.pods import etcd as _store
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 ELASTIC = {"nodes": {"min": 2, "max": 8}}
@@ -25,7 +25,7 @@ def said(plan: ManifestPlan, option: str) -> str:
 def own_address(plan: ManifestPlan) -> str:
     """The address that a pod's agent is told to be its own."""
     env: list[dict[str, Any]] = plan.pod["spec"]["containers"][0]["env"]
-    return next((str(each["value"]) for each in env if each["name"] == LOCAL_ADDR), "")
+    return next((str(each["value"]) for each in env if each["name"] == LOCAL_ADDR_VARIABLE), "")
 
 
 def volcano(plan: ManifestPlan) -> dict[str, Any]:
@@ -94,7 +94,7 @@ def test_agents_are_told_the_range(planned: Planned, launcher: str) -> None:
     """An elastic job begins with the fewest nodes, and its room is theirs."""
     plan = planned(launcher=launcher, **ELASTIC)
     assert said(plan, "nnodes") == "2:8"
-    assert [need.pods for need in plan.requires if isinstance(need, Room)] == [2]
+    assert [need.pods for need in plan.requires if isinstance(need, Capacity)] == [2]
 
 
 @BOTH
@@ -103,7 +103,7 @@ def test_only_the_store_needs_more_rights(planned: Planned, launcher: str) -> No
     rights = []
     for rendezvous in ("c10d", "etcd-v2"):
         needs = planned(launcher=launcher, rendezvous=rendezvous).requires
-        rights.append({need.resource for need in needs if isinstance(need, Right) and "create" in need.verbs})
+        rights.append({need.resource for need in needs if isinstance(need, Permission) and "create" in need.verbs})
     assert rights[1] - rights[0] == {"pods", "services"}
 
 
@@ -238,7 +238,7 @@ def etcd(store: tuple[dict[str, Any], ...]) -> dict[str, Any]:
 
 def test_store_is_an_etcd_that_has_the_v2_api() -> None:
     """The image is of one version, before 3.6, which dropped the API that torchrun needs."""
-    version = re.fullmatch(r".+/etcd:v(\d+)\.(\d+)\.\d+", _store.IMAGE)
+    version = re.fullmatch(r".+/etcd:v(\d+)\.(\d+)\.\d+", _store.DEFAULT_IMAGE)
     assert version
     assert (3, 4) <= (int(version[1]), int(version[2])) < (3, 6)
 

@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.launchers import jobset
-from tasks.model import Observation
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
+from torchyard.launchers import jobset
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Observation
 
 
 @pytest.fixture

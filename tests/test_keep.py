@@ -12,15 +12,15 @@ from typing import Any
 
 import pytest
 
-from tasks.host.processes import labelled
-from tasks.launchers.baremetal import KEEP
+from torchyard.host.processes import find_labelled
+from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
 Keep = Callable[..., Any]
 
 
 def keep(verb: str, folder: Path, *more: str, spec: dict[str, Any] | None = None) -> Any:
     """One call of keep.py: the last JSON line that it printed."""
-    argv = [sys.executable, "-I", "-S", KEEP, verb, str(folder), *more]
+    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), *more]
     done = subprocess.run(argv, input=json.dumps(spec or {}), capture_output=True, text=True, check=True, timeout=30)
     return json.loads(done.stdout.splitlines()[-1])
 
@@ -108,7 +108,7 @@ def test_orphans_of_a_killed_agent_are_removed(folder: Path) -> None:
     state = start(folder, "setsid sleep 60 & sleep 60")
     os.kill(state["agent"], signal.SIGKILL)
     ended(folder)
-    assert labelled(str(folder)) == []
+    assert find_labelled(str(folder)) == []
 
 
 def test_orphan_that_hides_its_label_is_removed(folder: Path, tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_killed_keeper_is_seen(folder: Path) -> None:
     os.kill(start(folder, "sleep 60")["keeper"], signal.SIGKILL)
     assert keep("status", folder)["phase"] == "unkept"
     assert keep("cancel", folder, "1")["left"] == []
-    assert labelled(str(folder)) == []
+    assert find_labelled(str(folder)) == []
 
 
 def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
@@ -191,7 +191,9 @@ def test_settings_that_would_stand_in_for_flags_are_dropped(folder: Path) -> Non
 def test_status_ends_when_nobody_listens(folder: Path) -> None:
     """A status command ends with its caller, at the latest a moment later."""
     start(folder, "sleep 60")
-    watcher = subprocess.Popen([sys.executable, "-I", "-S", KEEP, "status", str(folder)], stdin=subprocess.PIPE)
+    watcher = subprocess.Popen(
+        [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)], stdin=subprocess.PIPE
+    )
     assert watcher.stdin
     watcher.stdin.close()
     assert watcher.wait(timeout=5) == 0
@@ -203,7 +205,7 @@ def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expec
     start(folder, "exit 3")
     ended(folder)
     (folder / "log").write_text("one\ntwo\n")
-    argv = [sys.executable, "-I", "-S", KEEP, "follow", str(folder), str(offset)]
+    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "follow", str(folder), str(offset)]
     done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
     assert (done.returncode, done.stdout) == (0, expected)
 
@@ -224,7 +226,7 @@ class Onlooker:
     """A status command that is told who looks after the process, and what it said last."""
 
     def __init__(self, folder: Path) -> None:
-        argv = [sys.executable, "-I", "-S", KEEP, "status", str(folder)]
+        argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)]
         self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
         assert self.process.stdout
         os.set_blocking(self.process.stdout.fileno(), False)
@@ -268,7 +270,7 @@ def test_process_ends_with_its_lease(folder: Path) -> None:
     state = ended(folder)
     assert (state["exit"], state["abandoned"]) == (-9, 0.3)
     assert texts(folder) == ["ended by its keeper: nobody has looked after it for 0.3 s (deadlines.lease)", "bye"]
-    assert labelled(str(folder)) == []
+    assert find_labelled(str(folder)) == []
 
 
 def test_process_that_is_looked_after_lives(folder: Path, watched: Callable[..., Onlooker]) -> None:

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from tasks.host.state import BLOCK, boot, view, write_state
-from tasks.launchers._kept import read_status
-from tasks.model import Observation
 from tests.test_keep import folder, keep, start
+from torchyard.diagnosis.process_status import read_status
+from torchyard.host.state import _STATE_BYTES, read_boot_id, view_state, write_state
+from torchyard.model.run import Observation
 
 __all__ = ["folder"]
 
@@ -19,29 +19,29 @@ __all__ = ["folder"]
 def lose(folder: Path) -> None:
     """Kill the keeper of a living process, as a power cut does."""
     start(folder, "sleep 60")
-    os.kill(view(str(folder))["keeper"], signal.SIGKILL)
+    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
     assert keep("status", folder)["phase"] == "unkept"
 
 
 def test_killed_keeper_is_told_from_a_restart(folder: Path) -> None:
     """A keeper that was killed under a host that lives on is no restart of the host."""
     lose(folder)
-    assert (view(str(folder))["phase"], view(str(folder))["rebooted"]) == ("unkept", False)
+    assert (view_state(str(folder))["phase"], view_state(str(folder))["rebooted"]) == ("unkept", False)
 
 
 def test_restart_of_the_host_is_known(folder: Path) -> None:
     """What was kept before the host was started again says so: the kernel's word for this start is another one."""
     lose(folder)
     write_state(str(folder), boot="0190c7f0-before")
-    assert view(str(folder))["rebooted"]
+    assert view_state(str(folder))["rebooted"]
 
 
 def test_keeper_of_the_version_before_was_killed(folder: Path) -> None:
     """A state without the word for the host's start is no proof of a restart."""
     lose(folder)
     known = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
-    (folder / "state").write_text(json.dumps(known).ljust(BLOCK))
-    assert (boot() != "", view(str(folder))["rebooted"]) == (True, False)
+    (folder / "state").write_text(json.dumps(known).ljust(_STATE_BYTES))
+    assert (read_boot_id() != "", view_state(str(folder))["rebooted"]) == (True, False)
 
 
 @pytest.mark.parametrize(

@@ -2,20 +2,27 @@
 
 import pytest
 
-from tasks.late import GAP_S, GRACE_S, MOST_S, Arrival, Deadline, Look
-from tasks.spec import Deadlines
+from torchyard.diagnosis.deadlines import (
+    _LOG_GRACE_S,
+    _MAX_ARRIVAL_S,
+    _MAX_GAP_S,
+    ArrivalTimer,
+    DeadlineMonitor,
+    ProgressSample,
+)
+from torchyard.model.profile import Deadlines
 
 LIMITS = Deadlines(start=60, run=1000, silence=100)
-SEES = Look(at=0.0, known=True, heard=True, started=True, lines=0)
+SEES = ProgressSample(at=0.0, known=True, heard=True, started=True, lines=0)
 
 
-def attached(age: float) -> Deadline:
-    return Deadline(LIMITS, age, 0.0)
+def attached(age: float) -> DeadlineMonitor:
+    return DeadlineMonitor(LIMITS, age, 0.0)
 
 
-def judged(look: Look, seconds: float, deadline: Deadline | None = None, begin: float = 0.0) -> str:
+def judged(look: ProgressSample, seconds: float, deadline: DeadlineMonitor | None = None, begin: float = 0.0) -> str:
     """The deadline that has passed after so many seconds of looks that are all alike, two a second."""
-    deadline = deadline or Deadline(LIMITS, 0.0, begin)
+    deadline = deadline or DeadlineMonitor(LIMITS, 0.0, begin)
     for number in range(int(seconds * 2) + 1):
         late = deadline.judge(look._replace(at=begin + number / 2))
         if late:
@@ -32,7 +39,7 @@ def judged(look: Look, seconds: float, deadline: Deadline | None = None, begin: 
         (SEES, 102, "silence"),
     ],
 )
-def test_deadlines_of_a_job_that_is_seen(look: Look, seconds: float, late: str) -> None:
+def test_deadlines_of_a_job_that_is_seen(look: ProgressSample, seconds: float, late: str) -> None:
     """What is seen and heard from the submit on is judged to the second."""
     assert judged(look, seconds) == late
 
@@ -51,7 +58,7 @@ def test_start_is_judged_only_where_all_is_known(blind: dict[str, bool]) -> None
 
 def test_start_does_not_judge_what_has_run() -> None:
     """A job that has run once, and waits again, is not late for its start."""
-    deadline = Deadline(LIMITS, 600, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 600, 0.0)
     deadline.judge(SEES)
     assert judged(SEES._replace(started=False), 90, deadline) == ""
 
@@ -63,7 +70,7 @@ def test_start_of_an_attached_run_is_still_judged() -> None:
 
 def test_log_that_is_still_on_its_way_is_not_silent() -> None:
     """Silence stands still while a stream is broken or behind, and goes on where all is heard again."""
-    deadline = Deadline(LIMITS, 0, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 0, 0.0)
     assert judged(SEES, 60, deadline) == ""
     assert judged(SEES._replace(heard=False), 300, deadline, begin=60.5) == ""
     assert judged(SEES, 39, deadline, begin=361) == ""
@@ -72,23 +79,23 @@ def test_log_that_is_still_on_its_way_is_not_silent() -> None:
 
 def test_stream_that_is_opened_anew_does_not_hide_a_hang() -> None:
     """Streams are opened anew all the time; a moment of that takes nothing from the silence before it."""
-    deadline = Deadline(LIMITS, 0, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 0, 0.0)
     judged(SEES, 95, deadline)
     deadline.judge(SEES._replace(at=95.5, heard=False))
-    assert judged(SEES, 3 + GRACE_S, deadline, begin=96) == "silence"
+    assert judged(SEES, 3 + _LOG_GRACE_S, deadline, begin=96) == "silence"
 
 
 def test_backlog_has_time_to_come_before_it_is_missed() -> None:
     """Just after a stream is open again, what was said meanwhile is on its way: nobody is silent yet."""
-    deadline = Deadline(LIMITS, 0, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 0, 0.0)
     judged(SEES, 99, deadline)
     deadline.judge(SEES._replace(at=99.5, heard=False))
-    assert judged(SEES, GRACE_S - 1, deadline, begin=100) == ""
+    assert judged(SEES, _LOG_GRACE_S - 1, deadline, begin=100) == ""
 
 
 def test_lines_that_arrive_end_the_silence() -> None:
     """What counts is that a line has arrived here, whatever its stamp."""
-    deadline = Deadline(LIMITS, 0, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 0, 0.0)
     judged(SEES, 95, deadline)
     assert judged(SEES._replace(lines=1), 95, deadline, begin=95.5) == ""
     assert judged(SEES._replace(lines=1), 10, deadline, begin=191) == "silence"
@@ -96,11 +103,11 @@ def test_lines_that_arrive_end_the_silence() -> None:
 
 def test_process_that_was_stopped_has_heard_nothing_meanwhile() -> None:
     """After a gap between two looks nothing is judged until the news of that time have come."""
-    deadline = Deadline(LIMITS, 0, 0.0)
+    deadline = DeadlineMonitor(LIMITS, 0, 0.0)
     judged(SEES, 90, deadline)
-    after = 90 + GAP_S + 2000
+    after = 90 + _MAX_GAP_S + 2000
     assert deadline.judge(SEES._replace(at=after)) is None
-    assert judged(SEES._replace(lines=1), GRACE_S - 1, deadline, begin=after + 0.5) == ""
+    assert judged(SEES._replace(lines=1), _LOG_GRACE_S - 1, deadline, begin=after + 0.5) == ""
 
 
 def test_run_deadline_counts_from_the_submit_and_is_judged_where_the_job_is_seen() -> None:
@@ -118,15 +125,15 @@ def test_run_deadline_counts_from_the_submit_and_is_judged_where_the_job_is_seen
 )
 def test_what_arrives_is_waited_for(quiet: float, sizes: list[int], over: bool) -> None:
     """As long as something comes, second by second, and so many seconds after the last of it."""
-    arrival = Arrival(quiet, 0.0)
+    arrival = ArrivalTimer(quiet, 0.0)
     found = [arrival.is_over(float(at), size) for at, size in enumerate(sizes)]
     assert (any(found), found[-1]) == (over, over)
 
 
 def test_server_that_is_away_is_waited_for() -> None:
     """The quiet seconds begin when it answers again; there is an end to all waiting."""
-    arrival = Arrival(60, 0.0)
+    arrival = ArrivalTimer(60, 0.0)
     assert not any(arrival.is_over(float(at), 1, away=True) for at in range(600))
     assert not arrival.is_over(650.0, 1)
     assert arrival.is_over(661.0, 1)
-    assert arrival.is_over(MOST_S + 1, 2)
+    assert arrival.is_over(_MAX_ARRIVAL_S + 1, 2)

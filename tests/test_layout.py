@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.launchers.registry import launcher, launchers
-from tasks.noun import Noun
-from tasks.profile import ROOT
 from tests.shape import bodies, modules, p90
+from torchyard.launchers.registry import list_launchers, load_launcher
+from torchyard.loading.profile import ROOT
+from torchyard.model.base import FrozenModel
 
 
 @pytest.mark.parametrize("folder", ["flows", "tasks"])
@@ -27,9 +27,9 @@ def test_no_flow_shadows_a_library(path: Path) -> None:
 
 def test_no_noun_passes_for_a_mapping() -> None:
     """Prefect copies what a step is given by `dict(noun)`, which would call a field named `keys`."""
-    for name in launchers():
-        launcher(name)
-    nouns = [Noun]
+    for name in list_launchers():
+        load_launcher(name)
+    nouns = [FrozenModel]
     for each in nouns:
         nouns += each.__subclasses__()
     assert len(nouns) > 50
@@ -54,7 +54,16 @@ def test_links_lead_somewhere(page: str) -> None:
 def test_design_names_every_module() -> None:
     """docs/design.md has a place for each module."""
     text = (ROOT / "docs" / "design.md").read_text()
-    stems = [
-        path.stem for folder in ("tasks", "tasks/host", "flows", "scripts") for path in (ROOT / folder).glob("*.py")
-    ]
-    assert [stem for stem in stems if f"{stem}.py" not in text] == []
+    files = [path for folder in ("tasks", "torchyard", "flows", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    named = {path.name for path in files if path.stem != "__init__"}
+    schedulers = {f"{name}.py" for name in list_launchers()}
+    readers = {path.name for path in (ROOT / "torchyard/metrics").glob("*.py")}
+    assert sorted(name for name in named - schedulers - readers - {"keep.py"} if name not in text) == []
+
+
+def test_no_room_is_overfull() -> None:
+    """No folder holds more than 16 modules, and none of them hides behind an underscore."""
+    rooms = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    names = {room: [path.stem for path in room.glob("*.py") if path.stem != "__init__"] for room in rooms}
+    assert {room.name: len(found) for room, found in names.items() if len(found) > 16} == {}
+    assert [name for found in names.values() for name in found if name.startswith("_")] == []

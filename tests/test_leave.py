@@ -8,21 +8,22 @@ from typing import Any
 import pytest
 from prefect.exceptions import TerminationSignal
 
+import tasks.train
 from flows.sweep import sweep
 from flows.train import train
-from tasks import line as module
-from tasks.carry import protect
-from tasks.comeback import may_run, submitted_at
-from tasks.errors import FolderError, HostError, LeftError
-from tasks.folder import all_runs
-from tasks.line import Line
-from tasks.model import End
-from tasks.profile import load_profile
-from tasks.signals import Hold
-from tasks.submit import submit
+from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.test_comeback import NOW, life
 from tests.test_line import labelled_with
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import FolderError, HostError, LeftError
+from torchyard.model.run import End
+from torchyard.run.folder import list_run_folders
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.resume import find_submission_time, has_possible_job
+from torchyard.run.runner import Runner
+from torchyard.run.signals import SignalHold
+from torchyard.steps.submit import submit
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = life("preflight", "submit", "wait")
@@ -50,14 +51,14 @@ def joined(*lives: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def test_journal_tells_whether_a_job_may_run(lives: list[list[dict[str, Any]]], at: float | None, runs: bool) -> None:
     """One that was submitted by an earlier process, and neither torn down nor ended since."""
     events = joined(*lives)
-    assert (submitted_at(events), may_run(events)) == (at, runs)
+    assert (find_submission_time(events), has_possible_job(events)) == (at, runs)
 
 
 @pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])
 @pytest.mark.parametrize("runs", [True, False])
 def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, runs: bool) -> None:
     """Before the submit a fault ends the run; once there is a job, the process leaves it alone."""
-    line = Line(load_profile(str(write())), RUN_ID)
+    line = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
     line.may_run = runs
 
     def work() -> tuple[End, str]:
@@ -65,14 +66,14 @@ def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exc
 
     if runs:
         with pytest.raises(LeftError):
-            protect(line, work, Hold())
+            line.protect(work, SignalHold())
     else:
-        assert protect(line, work, Hold())[0] == "failed"
+        assert line.protect(work, SignalHold())[0] == "failed"
 
 
 def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
-    """SIGTERM as a task begins becomes an error of Prefect's engine : the run ends all the same."""
-    line = Line(load_profile(str(write())), RUN_ID)
+    """SIGTERM as a task begins becomes an error of Prefect's engine: the run ends all the same."""
+    line = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
     line.may_run = True
 
     def work() -> tuple[End, str]:
@@ -81,15 +82,15 @@ def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
         except TerminationSignal:
             raise ValueError("Task run is not set")  # noqa: B904 - as Prefect does it
 
-    with Hold() as signals:
-        assert protect(line, work, signals) == ("stopped", "stopped by SIGTERM")
+    with SignalHold() as signals:
+        assert line.protect(work, signals) == ("stopped", "stopped by SIGTERM")
 
 
 def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) -> None:
     """A host that is away when a run comes back does not fail it, and one that was wiped gets no second job."""
     options = {"hosts": ["nowhere.invalid"], "python": "python3"}
     plan = command_plan_of(load(write(agent="none", rendezvous="env", options=options)), tmp_path)
-    handle = submit.fn(plan, load(write()).deadlines, since=1.0)
+    handle = submit(plan, load(write()).deadlines, since=1.0)
     assert (handle.created, handle.submitted_at, handle.age > 1e6) == (False, 1.0, True)
 
 
@@ -98,12 +99,12 @@ def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) 
 def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run is Crashed by that name, so that it comes back; its agents run on, and its journal says why."""
 
-    def fault(*_: object) -> None:
+    def fault(*_: object) -> Any:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(module, "wait", fault)
+    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(wait=fault))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     try:
         assert (state.name, folder.report(), folder.last("end")) == ("Crashed", None, {})
         assert "a fault of ours" in folder.last("left")["sentence"]

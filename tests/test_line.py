@@ -15,10 +15,10 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tasks.folder import RunFolder, all_runs
-from tasks.host.processes import carries
-from tasks.model import Report
 from tests.conftest import Write
+from torchyard.host.processes import _has_variable
+from torchyard.model.run import Report
+from torchyard.run.folder import RunFolder, list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 def ran(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
     """Run the flow to its end: its state and its report."""
     end = train(str(path), overrides, return_state=True)
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     report = folder.report()
     assert report
     return end, report
@@ -45,7 +45,7 @@ def labelled_with(run: str) -> list[str]:
 
 def environ(pid: str) -> bytes:
     try:
-        return Path(f"/proc/{pid}/environ").read_bytes() if carries(pid, b"") else b""
+        return Path(f"/proc/{pid}/environ").read_bytes() if _has_variable(pid, b"") else b""
     except OSError:
         return b""
 
@@ -175,7 +175,9 @@ def test_ctrl_c_tears_down(write: Write) -> None:
 def interrupt_once_running() -> None:
     """What a person at the terminal does once the program has spoken."""
     while not any(
-        "[default0]:up" in path.read_text() for folder in all_runs() for path in folder.path.glob("*/node-0/log")
+        "[default0]:up" in path.read_text()
+        for folder in list_run_folders()
+        for path in folder.path.glob("*/node-0/log")
     ):
         time.sleep(0.05)
     os.kill(os.getpid(), signal.SIGINT)
@@ -213,7 +215,7 @@ def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path:
     try:
         path = write(code="import time\nfor _ in range(99): print('x' * 9999, flush=True)\ntime.sleep(60)", nodes=2)
         end = train(str(path), return_state=True)
-        name = all_runs()[0].name
+        name = list_run_folders()[0].name
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
     assert end.is_failed()

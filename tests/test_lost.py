@@ -16,11 +16,11 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.folder import RunFolder, all_runs
-from tasks.host.processes import carries
-from tasks.host.state import read_state
-from tasks.profile import ROOT
 from tests.conftest import Write
+from torchyard.host.processes import _has_variable
+from torchyard.host.state import read_state
+from torchyard.loading.profile import ROOT
+from torchyard.run.folder import RunFolder, list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 TICK = str(ROOT / "tests" / "programs" / "tick.py")
@@ -62,7 +62,7 @@ class Carried:
 
     @property
     def folder(self) -> RunFolder:
-        (found,) = all_runs()
+        (found,) = list_run_folders()
         return found
 
     def lose(self, ready: Callable[[], Any]) -> None:
@@ -80,7 +80,7 @@ class Carried:
     def living(self) -> list[str]:
         mark = f"TORCHYARD_JOB={self.folder.name}/1/".encode()
         pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
-        return [pid for pid in pids if any(carries(pid, mark + node) for node in (b"node-0", b"node-1"))]
+        return [pid for pid in pids if any(_has_variable(pid, mark + node) for node in (b"node-0", b"node-1"))]
 
 
 @pytest.fixture
@@ -93,7 +93,7 @@ def carried(write: Write, tmp_path: Path) -> Iterator[Callable[..., Carried]]:
         return Carried(write(program=TICK, args=args, nodes=2, metrics="json-lines", **keys))
 
     yield make
-    sweep(runs=[folder.name for folder in all_runs()], return_state=True)
+    sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
 
 
 def until(found: Callable[[], Any], seconds: float = 120) -> Any:

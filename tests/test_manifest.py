@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.errors import ProfileError
-from tasks.launchers._traps import traps
-from tasks.needs import Advice, OpenQueue, Right, Room
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned, Write, load, manifest_plan_of
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Advice, Capacity, OpenQueue, Permission
+from torchyard.pods.lint import lint_manifest
 
 MANIFESTS = Path(__file__).parent / "manifests"
 ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
@@ -131,7 +131,7 @@ def test_objects_and_pods_are_the_runs(launched: Launched, row: str) -> None:
 def test_traps_are_advice(launched: Launched, row: str) -> None:
     """Preflight warns of every trap of the manifest, and fails for none."""
     advised = [need.detail for need in launched(row).requires if isinstance(need, Advice)]
-    assert (tuple(advised), bool(advised)) == (traps(read(row)), True)
+    assert (tuple(advised), bool(advised)) == (lint_manifest(read(row)), True)
 
 
 @pytest.mark.parametrize(("row", "ids"), [("pytorchjob-c10d", 2), ("pytorchjob-etcd", 2)])
@@ -157,7 +157,7 @@ def test_every_task_is_followed(launched: Launched) -> None:
 def test_room_is_for_the_gang(launched: Launched) -> None:
     """A job that starts with fewer pods than it has needs room for those, and for all where it says none."""
     rooms = [launched(changed(JOB, minAvailable=least)).requires for least in (3, 0)]
-    assert [need.pods for needs in rooms for need in needs if isinstance(need, Room)] == [3, 4]
+    assert [need.pods for needs in rooms for need in needs if isinstance(need, Capacity)] == [3, 4]
 
 
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
@@ -191,13 +191,13 @@ def test_replicas_that_are_left_out(launched: Launched) -> None:
 
 def test_operators_port_is_one_of_the_node(launched: Launched) -> None:
     """The operator adds a port to every pod: under the host's network a node has room for one."""
-    assert [need.alone for need in launched(PYTORCHJOB).requires if isinstance(need, Room)] == [True]
+    assert [need.alone for need in launched(PYTORCHJOB).requires if isinstance(need, Capacity)] == [True]
 
 
 def test_companions_need_rights(launched: Launched) -> None:
     """What stands beside the job is created too, and preflight asks whether that is allowed."""
     plan = launched("volcano-etcd")
-    rights = {need.resource for need in plan.requires if isinstance(need, Right) and "create" in need.verbs}
+    rights = {need.resource for need in plan.requires if isinstance(need, Permission) and "create" in need.verbs}
     assert rights == {"jobs.batch.volcano.sh", "leases.coordination.k8s.io", "pods", "services"}
 
 

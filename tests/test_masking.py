@@ -6,12 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from tasks import masking
-from tasks.cli import main
-from tasks.masking import MASK, check_exposed, find, is_secret, mask, masked, warn_overrides
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.step import Plain
+from tasks.step import _EngineLogFilter
 from tests.conftest import Planned, Write, command_plan_of, load
+from torchyard.cli.main import main
+from torchyard.common import secrets
+from torchyard.common.secrets import (
+    _MASK,
+    _find_secrets,
+    _is_secret,
+    check_exposed_secrets,
+    describe_exposed_overrides,
+    mask_document,
+    mask_text,
+)
+from torchyard.model.plan import CommandPlan, ManifestPlan
 
 GOLDEN = sorted(Path("tests/golden").glob("*.json"))
 WANDB = "0123456789abcdef0123456789abcdef01234567"
@@ -19,7 +27,7 @@ WANDB = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def nothing_known() -> None:
-    masking._known.clear()
+    secrets._known_secrets.clear()
 
 
 @pytest.mark.parametrize(
@@ -31,7 +39,7 @@ def nothing_known() -> None:
 )
 def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
     """By its words, in every way of writing."""
-    assert is_secret(name, "s3cr3t-value")
+    assert _is_secret(name, "s3cr3t-value")
 
 
 @pytest.mark.parametrize(
@@ -45,33 +53,33 @@ def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
 )
 def test_a_name_that_only_sounds_like_one_is_left_alone(name: str, value: str) -> None:
     """A false alarm would be read by everyone."""
-    assert not is_secret(name, value)
+    assert not _is_secret(name, value)
 
 
 @pytest.mark.parametrize(
     ("text", "shown"),
     [
-        ("python t.py --token=abc123 --lr 1", f"python t.py --token={MASK} --lr 1"),
-        ("t.py --password hunter2 -v", f"t.py --password {MASK} -v"),
-        ("export HF_TOKEN='x y'; run", f"export HF_TOKEN={MASK}; run"),
-        ("docker run -e HF_TOKEN=abc img", f"docker run -e HF_TOKEN={MASK} img"),
-        ("git clone https://me:pw@host/x", f"git clone https://me:{MASK}@host/x"),
-        ("401 for hf_abcdefghijklmnopqrstuvwx", f"401 for {MASK}"),
-        ("--verbose --token x", f"--verbose --token {MASK}"),
+        ("python t.py --token=abc123 --lr 1", f"python t.py --token={_MASK} --lr 1"),
+        ("t.py --password hunter2 -v", f"t.py --password {_MASK} -v"),
+        ("export HF_TOKEN='x y'; run", f"export HF_TOKEN={_MASK}; run"),
+        ("docker run -e HF_TOKEN=abc img", f"docker run -e HF_TOKEN={_MASK} img"),
+        ("git clone https://me:pw@host/x", f"git clone https://me:{_MASK}@host/x"),
+        ("401 for hf_abcdefghijklmnopqrstuvwx", f"401 for {_MASK}"),
+        ("--verbose --token x", f"--verbose --token {_MASK}"),
         ("the token is missing: a secret of yours", "the token is missing: a secret of yours"),
         ("max_tokens=512 tokenizer=gpt2", "max_tokens=512 tokenizer=gpt2"),
     ],
 )
 def test_a_text_keeps_its_words_and_loses_its_secrets(text: str, shown: str) -> None:
     """As in a command line, in a shell line, in an address, in a log."""
-    assert mask(text) == shown
+    assert mask_text(text) == shown
 
 
 def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
     """Environment, arguments and setup; references stay to be read."""
     env = {"WANDB_API_KEY": WANDB, "LR": "0.1", "HF_TOKEN": {"secret": "hf", "key": "token"}}
     plan = planned(env=env, args=["--db-password", "hunter2"], setup=["export NGC_API_KEY=nv-123456"])
-    shown = json.dumps(masked(plan.model_dump()))
+    shown = json.dumps(mask_document(plan.model_dump()))
     assert not [each for each in (WANDB, "hunter2", "nv-123456") if each in shown]
     assert '"secretKeyRef": {"name": "hf", "key": "token"}' in shown
 
@@ -79,21 +87,21 @@ def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
 def test_a_secret_among_a_manifests_companions_is_hidden_whole() -> None:
     """Whatever its keys are called."""
     thing = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
-    assert masked(thing) == {**thing, "stringData": {"anything": MASK, "n": MASK}}
+    assert mask_document(thing) == {**thing, "stringData": {"anything": _MASK, "n": _MASK}}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
 def test_no_profile_of_ours_seems_to_spell_out_a_secret(path: Path) -> None:
     """Nothing in their plans changes by being masked."""
     plan = json.loads(path.read_text())
-    assert (list(find(plan)), masked(plan)) == ([], plan)
+    assert (list(_find_secrets(plan)), mask_document(plan)) == ([], plan)
 
 
 def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: Write, tmp_path: Path) -> None:
     """In pods a reference is the remedy; on machines it is the hosts' own environment."""
     pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
     here: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
-    (one,), (other,) = check_exposed(pods), check_exposed(here)
+    (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(here)
     assert (one.verdict, one.need, other.need) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
     assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in one.remedy
     assert "environment of the hosts" in other.remedy
@@ -102,29 +110,32 @@ def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: 
 
 def test_what_a_plan_spells_out_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
     """A program may print its environment as it fails."""
-    assert mask(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{MASK}'}}"
-    masking.learn(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
-    assert mask(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{MASK}'}}"
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{_MASK}'}}"
+    secrets.remember_secrets(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{_MASK}'}}"
 
 
 def test_a_plan_on_the_terminal_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed ends up in tickets; a warning says which variable it was."""
     assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
     shown = capsys.readouterr()
-    assert (WANDB in shown.out, f"WANDB_API_KEY: '{MASK}'" in shown.out) == (False, True)
+    assert (WANDB in shown.out, f"WANDB_API_KEY: '{_MASK}'" in shown.out) == (False, True)
     assert "secret WANDB_API_KEY" in shown.err
 
 
 def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() -> None:
     """Whatever step quoted it."""
     record = logging.LogRecord("x", logging.INFO, "", 0, "%s ended: \x1b[2J%s", ("node-0", "--token=abc123"), None)
-    assert Plain().filter(record)
-    assert record.getMessage() == f"node-0 ended: --token={MASK}"
+    assert _EngineLogFilter().filter(record)
+    assert record.getMessage() == f"node-0 ended: --token={_MASK}"
 
 
 def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
     """Prefect shows them to everybody who may read the run; other overrides are nobody's trouble."""
-    said = warn_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
+    said = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
     assert said.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
     assert "abcdef" not in said
-    assert warn_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}}) == ""
+    assert (
+        describe_exposed_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}})
+        == ""
+    )

@@ -6,13 +6,22 @@ from typing import get_args
 
 import pytest
 
-from tasks.logs import Node, read_line
-from tasks.metrics import LINE_READERS, READERS, describe, number, read_json_lines, read_object, read_progress
-from tasks.model import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
-from tasks.picture import draw
-from tasks.readers.yolov5 import read_yolov5, read_yolov5_line
-from tasks.report import as_markdown, as_text, span
-from tasks.spec import MetricsFormat
+from torchyard.common.log_lines import read_line
+from torchyard.metrics.registry import (
+    LINE_READERS,
+    READERS,
+    describe_row,
+    format_number,
+    read_json_lines,
+    read_object,
+    read_progress,
+)
+from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Attempt, Collected, Failure, LogFile, LogLine, Metrics, Outcome, Report, Status, Step
+from torchyard.run.plot import draw_plot
+from torchyard.run.report import format_duration, render_markdown, render_text
+from torchyard.steps.log_reader import _RankZeroFilter
 
 ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
 # A bar is redrawn after each carriage return: no newline is to be translated.
@@ -63,12 +72,12 @@ def test_progress_needs_a_number(done: str) -> None:
 
 def test_no_number_reads_as_nan() -> None:
     """JSON has no nan: a report that was read back still says it."""
-    assert (number(None), number(float("nan"))) == ("nan", "nan")
+    assert (format_number(None), format_number(float("nan"))) == ("nan", "nan")
 
 
 def test_row_in_words() -> None:
     """A row reads as a line without its total."""
-    assert describe({"epoch": 3, "epochs": 9, "accuracy": 0.97222}) == "epoch 3: accuracy 0.9722"
+    assert describe_row({"epoch": 3, "epochs": 9, "accuracy": 0.97222}) == "epoch 3: accuracy 0.9722"
 
 
 def test_yolov5_epochs_are_rows() -> None:
@@ -130,7 +139,7 @@ def test_yolov5_torn_line_is_no_row(text: str) -> None:
 def test_yolov5_progress() -> None:
     """Epochs are counted from 0: the last of ten is 9, and the bar is full there."""
     row = read_yolov5_line(BAR + BAR.replace("3/9", "9/9"))
-    assert (read_progress(row), describe(row)[:20]) == (1.0, "epoch 9: GPU_mem 2.1")
+    assert (read_progress(row), describe_row(row)[:20]) == (1.0, "epoch 9: GPU_mem 2.1")
     assert read_yolov5_line(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
 
 
@@ -146,7 +155,7 @@ def agent(rank: int, *said: str) -> list[LogLine]:
 
 def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
     """Local rank 0 of the node with group rank 0 is global rank 0; others are not."""
-    zero, one = Node("teed", first=False), Node("teed", first=True)
+    zero, one = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
     said = [zero.take(line) for line in agent(0, "[default0]:mine", "[default1]:other", "agent")]
     assert said == [None, None, "mine", None, None]
     assert {one.take(line) for line in agent(1, "[default0]:not mine")} == {None}
@@ -155,7 +164,7 @@ def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
 def test_first_node_has_rank_zero_without_an_agent() -> None:
     """Where the program starts its processes itself, all that the first node says counts, and nothing else."""
     line = LogLine(1.0, "node", "mine")
-    assert [Node("placed", first).take(line) for first in (True, False)] == ["mine", None]
+    assert [_RankZeroFilter("placed", first).take(line) for first in (True, False)] == ["mine", None]
 
 
 def test_stamped_line_is_read_back() -> None:
@@ -185,7 +194,7 @@ def report(end: str = "succeeded", rows: int = 3) -> Report:
 
 def test_text_report_holds_what_a_person_asks_for() -> None:
     """State, time, steps, metrics and logs are in the text, and a constant column is said once."""
-    text = as_text(report())
+    text = render_text(report())
     for part in (
         "succeeded in 12 min 41 s",
         "both joined",
@@ -199,25 +208,25 @@ def test_text_report_holds_what_a_person_asks_for() -> None:
 
 def test_last_lines_are_shown_of_a_failure_only() -> None:
     """A failed run shows the failing rank's tail."""
-    assert "| Boom: 1" in as_text(report("failed"))
-    assert "Boom" not in as_text(report("cancelled"))
+    assert "| Boom: 1" in render_text(report("failed"))
+    assert "Boom" not in render_text(report("cancelled"))
 
 
 def test_markdown_holds_the_plot() -> None:
     """The artifact has the picture inside, and stays small."""
-    text = as_markdown(report())
+    text = render_markdown(report())
     assert "data:image/svg+xml;base64," in text
     assert len(text) < 200_000
 
 
 def test_one_row_makes_no_plot() -> None:
     """A curve needs two points."""
-    assert draw(Metrics(rows=(ROWS[0],)).rows, list(ROWS[0])) is None
+    assert draw_plot(Metrics(rows=(ROWS[0],)).rows, list(ROWS[0])) is None
 
 
 def test_spans_read_well() -> None:
     """Seconds, minutes and hours as a person says them."""
-    assert [span(each) for each in (0.25, 38.2, 761, 7500)] == ["0.2 s", "38 s", "12 min 41 s", "2 h 05 min"]
+    assert [format_duration(each) for each in (0.25, 38.2, 761, 7500)] == ["0.2 s", "38 s", "12 min 41 s", "2 h 05 min"]
 
 
 def test_report_survives_the_disk(tmp_path: Path) -> None:

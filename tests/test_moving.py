@@ -4,18 +4,17 @@ from typing import Any
 
 import pytest
 
-from tasks import seal
-from tasks.errors import ClusterError
-from tasks.folder import RunFolder
-from tasks.identity import identity
-from tasks.launchers import _lease
-from tasks.model import Outcome, Status
-from tasks.moving import adopt
-from tasks.profile import load_profile
-from tasks.spec import Profile
 from tests.conftest import RUN_ID, Write
 from tests.fake_api import FakeApi
 from tests.leases import JOBS, RUN, lease, thing
+from torchyard.common.identity import holder_identity
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Profile
+from torchyard.model.run import Outcome, Status
+from torchyard.pods import lease_record, seal
+from torchyard.run.folder import RunFolder
+from torchyard.run.takeover import adopt_run
 
 KEY = "a" * 64
 DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={"worker-0": 0})
@@ -24,7 +23,7 @@ DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"),
 @pytest.fixture
 def profile(write: Write, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> Profile:
     """Of a run that has a key."""
-    monkeypatch.setattr(seal, "key", lambda _: KEY)
+    monkeypatch.setattr(seal, "get_run_key", lambda _: KEY)
     return load_profile(str(write(launcher="volcano", image="train:v1", nodes=2)))
 
 
@@ -37,12 +36,12 @@ def put(fake_api: FakeApi, ago: float = 140.0, **told: str) -> None:
 def adopted(profile: Profile) -> RunFolder:
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True, exist_ok=True)
-    adopt(folder, profile, RUN_ID)
+    adopt_run(folder, profile, RUN_ID)
     return folder
 
 
 def outcome(secret: str, attempt: str = "2") -> str:
-    return _lease.write_outcome(RUN, attempt, DONE, secret)
+    return lease_record.seal_outcome(RUN, attempt, DONE, secret)
 
 
 def test_attempt_goes_on_here(profile: Profile, fake_api: FakeApi) -> None:
@@ -50,8 +49,8 @@ def test_attempt_goes_on_here(profile: Profile, fake_api: FakeApi) -> None:
     put(fake_api, attempt="2")
     folder = adopted(profile)
     assert (folder.attempts(), [each["event"] for each in folder.events()]) == ([2], ["start"])
-    held = fake_api.find(_lease.API, _lease.KIND, RUN) or {}
-    assert _lease.holder(held) == identity(str(folder.path))
+    held = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
+    assert lease_record.read_holder(held) == holder_identity(str(folder.path))
 
 
 def test_run_without_a_lease_begins_anew(profile: Profile) -> None:
@@ -65,8 +64,8 @@ def test_attempt_that_is_none_is_not_guessed(profile: Profile, fake_api: FakeApi
     put(fake_api, attempt=attempt)
     with pytest.raises(ClusterError, match=r"torchyard/attempt is .*the job is left alone.*kubectl annotate"):
         adopted(profile)
-    held = fake_api.find(_lease.API, _lease.KIND, RUN) or {}
-    assert _lease.holder(held) == "elsewhere:/runs"
+    held = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
+    assert lease_record.read_holder(held) == "elsewhere:/runs"
 
 
 def test_process_at_home_knows_its_attempt(profile: Profile, fake_api: FakeApi) -> None:
@@ -96,8 +95,8 @@ def test_job_that_is_there_is_asked_itself(profile: Profile, fake_api: FakeApi) 
 
 
 def ending(secret: str, attempt: str = "2") -> str:
-    made = _lease.Ending(end="succeeded", sentence="it went well")
-    return _lease.write_ending(RUN, attempt, made, secret)
+    made = lease_record.RecordedEnding(end="succeeded", sentence="it went well")
+    return lease_record.seal_ending(RUN, attempt, made, secret)
 
 
 @pytest.mark.parametrize(("told", "ends"), [(ending(KEY), "succeeded"), (ending(""), None), (ending(KEY, "1"), None)])

@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from tasks.readers.nccl_tests import read_nccl_tests, read_nccl_tests_line
 from tests.test_readers import HEAD, ROW, pick, posted
+from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 
 
 @pytest.mark.parametrize(

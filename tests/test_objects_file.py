@@ -3,13 +3,13 @@
 import json
 from pathlib import Path
 
-from tasks.cluster import Api
-from tasks.watch import ClusterWatch
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Client
 
 
-def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Api, planned: Planned) -> None:
+def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, planned: Planned) -> None:
     """The file is JSON, and a thousand pods are a thousand lines: nothing of them is held twice to be written."""
     plan = planned(nodes=2).model_copy(update={"cluster": fake_server.cluster})
     for node in plan.nodes:

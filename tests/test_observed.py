@@ -10,12 +10,13 @@ import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.cluster import Api
-from tasks.launchers import _pod_causes, _pod_facts, _pod_status, registry
-from tasks.model import Observation, Status
-from tasks.pumps import Pumps
 from tests.conftest import Planned
 from tests.recording import EPOCH, OBSERVED, Recorded, recorded
+from torchyard.cluster.pod_logs import PodLogs
+from torchyard.diagnosis import job_status, pod_facts, pod_reasons
+from torchyard.kube.client import Client
+from torchyard.launchers import registry
+from torchyard.model.run import Observation, Status
 
 FILES = {file.stem: recorded(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
 MOMENTS = [moment for moments in FILES.values() for moment in moments]
@@ -23,7 +24,7 @@ EVERY = pytest.mark.parametrize("moment", MOMENTS, ids=lambda moment: f"{moment.
 
 
 def read(case: str, observed: Observation) -> Status:
-    return registry.launcher(case.partition("-")[0]).read_status(observed)
+    return registry.load_launcher(case.partition("-")[0]).read_status(observed)
 
 
 def pods_of(moment: Recorded) -> dict[str, Any]:
@@ -285,8 +286,8 @@ def places(draw: st.DrawFn, thing: Any) -> tuple[Any, Any]:
 def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
     """Whatever a status holds or lacks, a state is read from it, and never success where a pod failed."""
     status = read(*damage)
-    pods = _pod_status.job_pods(damage[1]).values()
-    failed = any(_pod_facts.phase(pod) == "Failed" and not _pod_facts.leaving(pod) for pod in pods)
+    pods = job_status.select_job_pods(damage[1]).values()
+    failed = any(pod_facts.read_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod) for pod in pods)
     assert not (failed and status.state == "succeeded")
 
 
@@ -357,7 +358,7 @@ BARE: list[dict[str, Any]] = [
 @pytest.mark.parametrize("bare", BARE, ids=range(len(BARE)))
 def test_pod_without_containers_has_no_log(planned: Planned, bare: dict[str, Any]) -> None:
     """A pod of which next to nothing is known is taken, and its log is not begun."""
-    pumps = Pumps(cast(Api, None), planned(nodes=2))
+    pumps = PodLogs(cast(Client, None), planned(nodes=2))
     pumps.take("worker-0", "sample-worker-0", bare)
     assert not pumps.settling()
 
@@ -373,7 +374,7 @@ def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
     """Of two that ended in the same second the one that was not deleted failed first."""
     killed = pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
     seen = {"Pod/worker-0": killed, "Pod/worker-1": pod("Failed", 7, 20)}
-    status = _pod_status.failed(Observation(seen, frozenset()), "")
+    status = job_status.failed_status(Observation(seen, frozenset()), "")
     assert status.reason == "worker-1 ended with exit code 7"
 
 
@@ -381,7 +382,7 @@ def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
     """A peer that lost a deleted pod fails by itself: the deletion is told, and is worth another attempt."""
     gone = pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
     seen = {"Pod/worker-1": pod("Failed", 1, 21), "Removed/worker-0": gone}
-    failure = _pod_status.failed(Observation(seen, frozenset()), "").failure
+    failure = job_status.failed_status(Observation(seen, frozenset()), "").failure
     assert failure
     assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
 
@@ -390,19 +391,19 @@ def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
     """A pod that was taken away after the failure has nothing to do with it."""
     gone = pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
     seen = {"Pod/worker-1": pod("Failed", 1, 21), "Removed/worker-0": gone}
-    assert _pod_status.failed(Observation(seen, frozenset()), "").reason == "worker-1 ended with exit code 1"
+    assert job_status.failed_status(Observation(seen, frozenset()), "").reason == "worker-1 ended with exit code 1"
 
 
 def test_sidecar_is_not_taken_for_the_worker() -> None:
     """A kubelet sorts statuses by name: the worker's is found by it."""
     both = pod("Running", 7, 20)
     both["status"]["containerStatuses"].insert(0, {"name": "agent", "state": {"running": {}}})
-    assert _pod_facts.exit_code(both) == 7
+    assert pod_facts.read_pod_exit_code(both) == 7
 
 
 def test_pod_that_failed_in_spite_of_zero_failed() -> None:
     """A container that obeys its deadline ends with 0, and its pod is Failed."""
-    assert _pod_facts.exit_code(pod("Failed", 0, 20)) == 1
+    assert pod_facts.read_pod_exit_code(pod("Failed", 0, 20)) == 1
 
 
 @pytest.mark.parametrize(("policy", "causes"), [("OnFailure", []), ("Never", ["oom-pod"])])
@@ -411,7 +412,7 @@ def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str
     killed = pod("Running", 137, 20)
     killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
     killed["spec"]["restartPolicy"] = policy
-    found = _pod_causes.blame({"worker-0": killed}, EPOCH)
+    found = pod_reasons.find_pod_failure({"worker-0": killed}, EPOCH)
     assert [each.cause for each in (found,) if each] == causes
 
 
@@ -421,7 +422,7 @@ def test_elastic_job_does_without_a_node_that_has_no_image(least: int, failed: b
     waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
     pods: dict[str, dict[str, Any]]
     pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"containerStatuses": [waiting]}}}
-    status = _pod_status.under_way(Observation({}, frozenset(), EPOCH), pods, _pod_status.Gang(2, least))
+    status = job_status.unfinished_status(Observation({}, frozenset(), EPOCH), pods, job_status.Gang(2, least))
     assert (status.state == "failed") is failed
 
 

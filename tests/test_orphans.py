@@ -7,22 +7,23 @@ from typing import Any
 
 import pytest
 
-from tasks import cluster, orphans
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.orphans import Orphan, Terms
 from tests.fake_api import FakeApi, Handler
 from tests.leases import ID, JOBS, RUN, Cast, is_there, lease, stamp, thing
+from torchyard.cluster import orphans
+from torchyard.cluster.orphans import Orphan, SweepScope
+from torchyard.kube import client
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
 
-DEAD = Terms(alive=lambda _: "", alive_by_name=lambda _: "")
+DEAD = SweepScope(alive=lambda _: "", alive_by_name=lambda _: "")
 Make = Callable[..., Cast]
 
 
 @pytest.fixture(autouse=True)
 def unwatched(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is waited for."""
-    monkeypatch.setattr(orphans, "OBSERVED_S", 0.0)
-    monkeypatch.setattr(orphans, "LOOK", 0.01)
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
+    monkeypatch.setattr(orphans, "_REMOVAL_POLL_INTERVAL_S", 0.01)
 
 
 @pytest.fixture
@@ -35,19 +36,19 @@ def cast(fake_api: FakeApi) -> Make:
     return make
 
 
-def due(terms: Terms = DEAD) -> list[Orphan]:
-    return [each for each in orphans.orphans(None, terms) if not each.kept]
+def due(terms: SweepScope = DEAD) -> list[Orphan]:
+    return [each for each in orphans.find_orphans(None, terms) if not each.kept]
 
 
-def kept(terms: Terms = DEAD) -> dict[str, str]:
+def kept(terms: SweepScope = DEAD) -> dict[str, str]:
     """Why runs stay, by name."""
-    return {each.run: each.kept for each in orphans.orphans(None, terms) if each.kept}
+    return {each.run: each.kept for each in orphans.find_orphans(None, terms) if each.kept}
 
 
-def sweep(terms: Terms = DEAD) -> list[str] | None:
+def sweep(terms: SweepScope = DEAD) -> list[str] | None:
     """What is left of the one run that goes."""
     (found,) = due(terms)
-    return orphans.remove(found)
+    return orphans.remove_orphan(found)
 
 
 # --- whose Lease has run out
@@ -78,7 +79,7 @@ def test_lease_counts_to_its_end(cast: Make, ago: float, goes: bool) -> None:
 def test_run_that_prefect_calls_alive_stays(cast: Make) -> None:
     """A launcher that is cut off keeps its run."""
     cast()
-    assert due(Terms(alive={ID: "Running"}.__getitem__)) == []
+    assert due(SweepScope(alive={ID: "Running"}.__getitem__)) == []
 
 
 @pytest.mark.parametrize("hours", [-1, 1])
@@ -95,14 +96,14 @@ def test_renewal_in_the_middle_saves_the_run(cast: Make, fake_api: FakeApi) -> N
     run = cast()
     (found,) = due()
     fake_api.objects.patch((f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": stamp(0)}})
-    assert orphans.remove(found) is None
+    assert orphans.remove_orphan(found) is None
     assert run.left == ["Lease", "Job", "Pod"]
 
 
 def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """A holder whose clock is behind renews within the time that its Lease is watched."""
     slept: list[float] = []
-    monkeypatch.setattr(orphans, "OBSERVED_S", 60.0)
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 60.0)
     monkeypatch.setattr(time, "sleep", slept.append)
     cast()
     sweep()
@@ -158,7 +159,7 @@ def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> 
     assert run.left == ["Lease", "Job", "Pod"]
 
 
-def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
     """A list that comes in pages is read to its end."""
     for index in range(3):
         cast(f"space-{index}")
@@ -287,7 +288,7 @@ def test_malformed_lease_is_told_and_nothing_is_removed(cast: Make, changes: dic
 def test_named_run_goes_once_nobody_renews_it(cast: Make, ago: float, alive: str, said: str | None) -> None:
     """A run that a person names goes before its Lease has ended, but not while it is carried."""
     cast(ago=ago)
-    terms = Terms(alive=lambda _: alive, runs=frozenset({RUN}))
+    terms = SweepScope(alive=lambda _: alive, runs=frozenset({RUN}))
     assert [each.run for each in due(terms)] == [RUN] * (said is None)
     assert said is None or said in kept(terms)[RUN]
 
@@ -308,7 +309,7 @@ def test_lost_runs_are_those_that_nobody_renews(cast: Make) -> None:
     cast("b", ago=600)
     cast("c", ago=2000)
     cast("d", ago=600, annotations={"torchyard/flow-run": "x"})
-    assert [each["metadata"]["namespace"] for each in orphans.silent(None)] == ["b"]
+    assert [each["metadata"]["namespace"] for each in orphans.find_unrenewed_leases(None)] == ["b"]
 
 
 def test_context_must_be_there(fake_api: FakeApi) -> None:
@@ -317,5 +318,5 @@ def test_context_must_be_there(fake_api: FakeApi) -> None:
     with pytest.raises(ClusterError):
         orphans.has_cluster("nowhere")
     fake_api.kubeconfig.unlink()
-    cluster.api.cache_clear()
+    client.get_cluster_client.cache_clear()
     assert not orphans.has_cluster(None)

@@ -11,8 +11,8 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import Suspended
 
 from flows.train import train
-from tasks.report import as_text
 from tests.test_lost import Carried, carried, ticking, until  # noqa: F401  a fixture
+from torchyard.run.report import render_text
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -41,7 +41,7 @@ def test_comeback_is_told_as_it_was(carried: Callable[..., Carried], tmp_path: P
     names = ["preflight", "submit", "wait", "comeback", "submit", "wait", "collect", "teardown"]
     assert [step.name for step in report.steps] == names
     assert lost - began - 15 < report.seconds - sum(step.seconds for step in report.steps[3:]) < lost - began
-    assert "was lost in wait at" in as_text(report)
+    assert "was lost in wait at" in render_text(report)
     assert "after its submit" in report.steps[5].detail
     states = until(lambda: "Running" not in (found := str(task_states(run))) and found)
     assert "'wait': ['Crashed', 'Completed']" in states

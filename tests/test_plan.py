@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 from pydantic import TypeAdapter
 
-from tasks.errors import ProfileError
-from tasks.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
-from tasks.model import Observation, Run
-from tasks.needs import FreePort
-from tasks.plan import Plan
-from tasks.profile import ROOT, load_profile, profiles
 from tests.conftest import Write, command_plan_of, load, plan_of
+from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
+from torchyard.loading.profile import ROOT, list_profiles, load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Plan
+from torchyard.model.requirements import FreePort
+from torchyard.model.run import Observation, Run
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -27,7 +27,7 @@ def recorded(plan: Plan) -> str:
     return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT")
 
 
-@pytest.mark.parametrize("name", sorted(profiles()))
+@pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_is_as_recorded(name: str) -> None:
     """A shipped profile's plan changes only on purpose."""
     now = recorded(plan_of(load_profile(name), Path("/runs/RUN")))
@@ -41,7 +41,7 @@ def test_plan_is_as_recorded(name: str) -> None:
 def test_launchers_keep_the_protocol() -> None:
     """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
     modules: list[registry.Launcher] = [appwrapper, baremetal, jobset, pytorchjob, runai, volcano]
-    assert [registry.launcher(name) for name in registry.launchers()] == modules
+    assert [registry.load_launcher(name) for name in registry.list_launchers()] == modules
 
 
 def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path
     assert all(20000 <= port < 32768 for port in ports)
 
 
-@pytest.mark.parametrize("name", sorted(profiles()))
+@pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_is_the_same_at_every_call(name: str) -> None:
     """A plan is made of its profile and its run alone, and neither is changed by planning."""
     profile = load_profile(name)
@@ -88,7 +88,7 @@ def test_plan_is_the_same_at_every_call(name: str) -> None:
     assert profile == before
 
 
-@pytest.mark.parametrize("name", sorted(profiles()))
+@pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_survives_json(name: str) -> None:
     """What is kept on disk is read back as the same plan, of its own kind."""
     plan = plan_of(load_profile(name), Path("/runs/RUN"))

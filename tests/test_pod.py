@@ -4,14 +4,14 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.hardware import Hardware
-from tasks.launchers import _pod
-from tasks.needs import Advice, Object, Room
-from tasks.plan import ManifestPlan
-from tasks.pod import Pod
-from tasks.profile import load_profile
 from tests.conftest import Planned, Write, load
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.hardware import Hardware
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.pod import Pod
+from torchyard.model.requirements import Advice, Capacity, Object
+from torchyard.pods import template
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
 HOST, VF, NO_RDMA = ({**B4_8, "fabric": fabric} for fabric in ("host", "vf", "no-rdma"))
@@ -97,7 +97,7 @@ def test_vf_fabric_needs_its_network_and_its_plugin(planned: Planned) -> None:
     """Preflight looks for the network where it is, and knows who offers the functions."""
     plan = planned(**VF)
     assert Object(what="NetworkAttachmentDefinition", name="rdma-vf", namespace="default") in plan.requires
-    assert [room.device_plugin for room in needs(plan, Room)] == ["app=sriovdp"]
+    assert [room.device_plugin for room in needs(plan, Capacity)] == ["app=sriovdp"]
 
 
 def test_no_rdma_fabric_has_no_privilege(planned: Planned) -> None:
@@ -228,8 +228,8 @@ def test_gpus_have_the_name_of_the_hardware() -> None:
     assert profile.hardware
     gpus = {**profile.hardware.model_dump(), "gpus": {"resource": "amd.com/gpu", "per_node": 8}}
     other = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
-    assert "amd.com/gpu" in _pod.requests(other)
-    assert _pod.tolerations(other) == ("amd.com/gpu",)
+    assert "amd.com/gpu" in template.resource_requests(other)
+    assert template.list_tolerations(other) == ("amd.com/gpu",)
 
 
 # --- where it runs
@@ -240,7 +240,7 @@ def test_pods_run_on_nodes_of_the_shape(planned: Planned) -> None:
     plan = planned(**HOST, pod={"node_selector": {"pool": "train"}})
     labels = {"node.kubernetes.io/instance-type": "BM.GPU.B4.8", "pool": "train"}
     assert spec(plan)["nodeSelector"] == labels
-    assert [room.labels for room in needs(plan, Room)] == [labels]
+    assert [room.labels for room in needs(plan, Capacity)] == [labels]
 
 
 def test_each_node_gets_one_pod(planned: Planned) -> None:

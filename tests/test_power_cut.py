@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.folder import RunFolder
-from tasks.profile import ROOT
 from tests.chaos.world import World, holders, kill_all, until
+from torchyard.loading.profile import ROOT
+from torchyard.run.folder import RunFolder
 
 pytestmark = pytest.mark.slow
 TICK = ROOT / "tests" / "programs" / "tick.py"
@@ -40,7 +40,7 @@ def start_again(world: World) -> str:
     world.start("server")
     until("server", world.healthy, PATIENCE_S)
     environment = world.env | {"TORCHYARD_RUNS": str(world.runs["worker"])}
-    command = [sys.executable, "-m", "tasks.lost", "back"]
+    command = [sys.executable, "-m", "tasks.recovery", "back"]
     said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     world.start("worker")
     return said

@@ -8,24 +8,33 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import PreflightError
-from tasks.needs import Check, FreePort, HostNeed, Package, Processors, ProgramFile, WritableFolder
-from tasks.preflight import check, preflight
-from tasks.preflight_cluster import started_with
 from tests.conftest import Write, load, plan_of
+from torchyard.cluster.checks.cluster import _has_flag
+from torchyard.machines.checks import check_hosts
+from torchyard.model.errors import PreflightError
+from torchyard.model.requirements import (
+    Check,
+    FreePort,
+    HostRequirement,
+    Package,
+    Processors,
+    ProgramFile,
+    WritableFolder,
+)
+from torchyard.steps.preflight import preflight
 
 TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
 
 
-def only(need: HostNeed) -> Check:
-    (found,) = check([need])
+def only(need: HostRequirement) -> Check:
+    (found,) = check_hosts([need])
     return found
 
 
 def test_good_plan_passes(write: Write, tmp_path: Path) -> None:
     """A profile of this machine passes every check, one a requirement."""
     plan = plan_of(load(write(rendezvous="etcd-v2")), tmp_path / "run")
-    checks = preflight.fn(plan)
+    checks = preflight(plan)
     assert len(checks) == len(plan.requires)
 
 
@@ -33,7 +42,7 @@ def test_all_failures_are_told_at_once(write: Write, tmp_path: Path) -> None:
     """A missing program and a missing interpreter make one error, with the remedies."""
     profile = load(write(options={"python": "/no/python"}), program="none.py")
     with pytest.raises(PreflightError) as error:
-        preflight.fn(plan_of(profile, tmp_path))
+        preflight(plan_of(profile, tmp_path))
     assert "2 of 5 checks failed" in str(error.value)
     assert "there is no such file; correct the profile's `program`" in str(error.value)
     assert "start /no/python: No such file or directory; choose another interpreter" in str(error.value)
@@ -113,4 +122,4 @@ def test_error_survives_pickle() -> None:
 def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], found: bool) -> None:
     """A flag may be one word or two; `none` is as good as no flag."""
     deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
-    assert started_with(deployment, "--gang") is found
+    assert _has_flag(deployment, "--gang") is found

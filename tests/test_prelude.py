@@ -14,8 +14,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.launchers._told import literal
 from tests.conftest import Planned
+from torchyard.agents.process_env import escape_dollars
 
 TORCHRUN = f"""#!{sys.executable} -IS
 import json, os, sys
@@ -175,4 +175,4 @@ def test_setup_may_have_more_than_one_line(start: Start) -> None:
 @pytest.mark.parametrize("text", ["$", "$$", "$$$", "$(A)", "$$(A)", "$$$(A)", "$(", "a$b", "$()", "$(A)$(A)$", ""])
 def test_literal_text_survives_the_kubelet(text: str) -> None:
     """Whatever a text holds, the kubelet makes the same of it."""
-    assert kubelet(literal(text), {"A": "1"}) == text
+    assert kubelet(escape_dollars(text), {"A": "1"}) == text

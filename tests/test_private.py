@@ -10,15 +10,15 @@ from prefect.client.orchestration import get_client
 from prefect.client.schemas.filters import ArtifactFilter, LogFilter
 
 from flows.train import train
-from tasks import masking
-from tasks.folder import RunFolder, all_runs, runs
-from tasks.host.site import look
-from tasks.host.state import write_state
-from tasks.model import Report
-from tasks.stream import append
-from tasks.tail import Tail
 from tests.conftest import Write
 from tests.waiting import until
+from torchyard.cluster.log_file import LogWriter
+from torchyard.common import secrets
+from torchyard.host.staging import record_heartbeat
+from torchyard.host.state import write_state
+from torchyard.machines.status_stream import _append_bytes
+from torchyard.model.run import Report
+from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 
 SECRET = "0123456789abcdef0123456789abcdef01234567"
 # It leaves a file, prints its environment in an escape and in Markdown, and fails.
@@ -34,7 +34,7 @@ raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
 def usual_umask() -> Iterator[None]:
     """As on most machines: everybody may read what is made."""
     before = os.umask(0o022)
-    masking._known.clear()
+    secrets._known_secrets.clear()
     yield
     os.umask(before)
 
@@ -50,7 +50,7 @@ def failed_run(write: Write, api: None) -> tuple[Report, str]:
     """A run that fails with a secret among its last words, and its id."""
     keys = {"env": {"WANDB_API_KEY": SECRET}, "agent": "none", "rendezvous": "env"}
     state = train(str(write(code=PROGRAM, **keys)), {"env.HF_TOKEN": SECRET[::-1]}, return_state=True)
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     report = folder.report()
     assert report
     assert (state.is_failed(), SECRET in str(state.message)) == (True, False)
@@ -62,7 +62,7 @@ def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, 
     """Its files are closed, but for the program's; of its secret only plan, spec and log know."""
     report, run = failed_run
     folder = Path(report.folder)
-    assert open_to_others(runs()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
+    assert open_to_others(runs_folder()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
     knowing = [path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text()]
     assert sorted(knowing) == ["log", "plan.json", "spec.json"]
     shown = until(lambda: in_prefect(run))
@@ -86,10 +86,10 @@ def test_every_writer_of_a_run_closes_its_files(tmp_path: Path) -> None:
     with folder.owned():
         folder.note("start")
         folder.renew(60)
-        append(folder.attempt(1) / "node-0" / "log", b"x\n")
-        Tail(folder.attempt(1) / "worker-0" / "log", "worker-0").miss("something")
+        _append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
+        LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").miss("something")
         write_state(str(folder.attempt(1) / "node-0"), phase="running")
-        look(str(folder.attempt(1) / "looked"), "me")
+        record_heartbeat(str(folder.attempt(1) / "looked"), "me")
     assert open_to_others(tmp_path / "runs") == []
 
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.cli import main
-from tasks.errors import ProfileError
-from tasks.profile import hardware, load_hardware, load_profile, profiles
 from tests.conftest import Write, load
+from torchyard.cli.main import main
+from torchyard.loading.profile import _list_hardware, _load_hardware, list_profiles, load_profile
+from torchyard.model.errors import ProfileError
 
 GOOD = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
 
@@ -22,7 +22,7 @@ def refused(path: Path | str, overrides: dict[str, Any] | None = None) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize("name", sorted(profiles()))
+@pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_shipped_profiles_load(name: str) -> None:
     """Every profile of the project loads, and its program is here, or in its image, or on its hosts."""
     profile = load_profile(name)
@@ -222,10 +222,10 @@ def shape(tmp_path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("name", sorted(hardware()))
+@pytest.mark.parametrize("name", sorted(_list_hardware()))
 def test_shipped_hardware_loads(name: str) -> None:
     """Each shape says where its values were read, and each of its fabrics what the log must show."""
-    found = load_hardware(name)
+    found = _load_hardware(name)
     assert found.source
     assert all(fabric.expect.transport for fabric in found.fabrics.values())
 
@@ -243,7 +243,7 @@ def test_own_hardware_comes_first(shape: Path) -> None:
     own = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
     own.parent.mkdir()
     own.write_text(SHAPE)
-    assert load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
+    assert _load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
 
 
 def test_mistake_in_the_hardware_is_told_with_its_own_line(write: Write, shape: Path) -> None:
@@ -270,10 +270,10 @@ def schema(capsys: pytest.CaptureFixture[str]) -> Any:
     return pytest.importorskip("jsonschema").Draft202012Validator(json.loads(capsys.readouterr().out))
 
 
-@pytest.mark.parametrize("name", sorted(profiles()))
+@pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_schema_takes_shipped_profiles(schema: Any, name: str) -> None:
     """What editors hold a profile to is what is written in them: hardware is a name there."""
-    assert [error.message for error in schema.iter_errors(yaml.safe_load(profiles()[name].read_text()))] == []
+    assert [error.message for error in schema.iter_errors(yaml.safe_load(list_profiles()[name].read_text()))] == []
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 import torch
 
 from programs import allreduce
-from tasks.metrics import read_json_lines, read_progress
 from tests.test_programs import ROOT, TELL_THREADS, launch, read_rows, run, surround
+from torchyard.metrics.registry import read_json_lines, read_progress
 
 pytestmark = pytest.mark.slow
 PROGRAM = "programs/allreduce.py"

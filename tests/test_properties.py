@@ -9,15 +9,15 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from pydantic import TypeAdapter
 
-from tasks.errors import ProfileError
-from tasks.launchers import _told
-from tasks.model import Run
-from tasks.needs import FreePort, Room
-from tasks.plan import CommandPlan, ManifestPlan, Plan
-from tasks.spec import WITH_AGENT, Profile
 from tests.conftest import RUN_ID
 from tests.drawn import PODS, RUNS, plan, profiles
 from tests.test_prelude import kubelet
+from torchyard.agents import process_env
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
+from torchyard.model.profile import WITH_AGENT, Profile
+from torchyard.model.requirements import Capacity, FreePort
+from torchyard.model.run import Run
 
 LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # DNS-1123
 SERVICE = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"  # DNS-1035: also the host name of a pod
@@ -61,7 +61,7 @@ def pods(made: ManifestPlan) -> list[dict[str, str]]:
     """For each pod of the job, what its controller gives it: the node's number, and the rank where it has a master."""
     count = sum(made.tasks.values())
     indexes = [index for pods in made.tasks.values() for index in range(pods)]
-    return [{_told.NODE: str(indexes[rank]), "RANK": str(rank)} for rank in range(count)]
+    return [{process_env.NODE_VARIABLE: str(indexes[rank]), "RANK": str(rank)} for rank in range(count)]
 
 
 def words(made: ManifestPlan, told: dict[str, str]) -> list[str]:
@@ -140,7 +140,7 @@ def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
     assert set(at(made, "maxReplicas")) <= {nodes.max}
     assert set(at(made, "nprocPerNode")) <= {str(profile.processes)}
     assert {size for size in variables(made, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
-    assert [each.pods for each in made.requires if isinstance(each, Room)] == [nodes.min]
+    assert [each.pods for each in made.requires if isinstance(each, Capacity)] == [nodes.min]
 
 
 def variables(made: ManifestPlan, name: str) -> list[str]:
@@ -169,11 +169,13 @@ def test_each_node_has_one_place(profile: Profile, run: Run) -> None:
     """Exactly one node is the first, by its number or by its rank, and no two have the same."""
     made = plan(profile, run)
     if isinstance(made, ManifestPlan):
-        by = _told.NODE if profile.rendezvous in WITH_AGENT or profile.launcher not in MASTERS else "RANK"
+        by = (
+            process_env.NODE_VARIABLE if profile.rendezvous in WITH_AGENT or profile.launcher not in MASTERS else "RANK"
+        )
         told = [each[by] for each in pods(made)]
         ranks = [re.findall(r"--node_rank=(\d+)", " ".join(words(made, each))) for each in pods(made)]
         hosts = [re.findall(r'\[ "\$\{(\w+)\}" = 0 \]', " ".join(words(made, each))) for each in pods(made)]
-        assert all(each in ([], [_told.NODE]) for each in hosts)
+        assert all(each in ([], [process_env.NODE_VARIABLE]) for each in hosts)
     else:
         told = [str(node) for node in range(len(made.on))]
         ranks = [re.findall(r"--node_rank=(\d+)", " ".join(each)) for each in argvs(made)]
@@ -192,7 +194,7 @@ def test_pods_of_one_node_share_no_port(profile: Profile, run: Run) -> None:
     host = profile.pod.model_copy(update={"host_network": True})
     made = planned(profile.model_copy(update={"pod": host}), run)
     ports = [port for each in made.pod["spec"]["containers"] for port in each.get("ports", [])]
-    room = next(each for each in made.requires if isinstance(each, Room))
+    room = next(each for each in made.requires if isinstance(each, Capacity))
     assert made.pod["spec"]["hostNetwork"]
     assert room.alone or not ports
     assert all("hostNetwork" not in each["spec"] for each in made.store)

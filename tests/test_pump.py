@@ -7,16 +7,23 @@ from pathlib import Path
 
 import pytest
 
-from tasks import tail as module
-from tasks.pumps import has_begun, is_over
-from tasks.tail import LONGEST, WINDOW, GapError, Lines, Tail, ending
+from torchyard.cluster import log_file as module
+from torchyard.cluster.log_file import (
+    _MAX_LINE_BYTES,
+    _WINDOW_BYTES,
+    GapError,
+    LineSplitter,
+    LogWriter,
+    _read_recent_lines,
+)
+from torchyard.cluster.pod_logs import _has_begun, _is_over
 
 SECOND = b"2026-01-01T00:00:07"
 STAMP = len(SECOND + b"Z ")
 
 
-def written(path: Path, *lines: bytes) -> Tail:
-    tail = Tail(path, "worker-0")
+def written(path: Path, *lines: bytes) -> LogWriter:
+    tail = LogWriter(path, "worker-0")
     overlap = tail.ask()
     for line in lines:
         tail.take([line], overlap)
@@ -52,7 +59,7 @@ def test_log_is_asked_for_in_universal_time(path: Path, stamp: bytes) -> None:
 
 def test_new_log_is_asked_for_from_its_beginning(path: Path) -> None:
     """Nothing on disk means everything."""
-    assert Tail(path, "worker-0").ask().since is None
+    assert LogWriter(path, "worker-0").ask().since is None
 
 
 def test_words_of_the_kubelet_are_no_time(path: Path) -> None:
@@ -65,7 +72,7 @@ def test_words_of_the_kubelet_are_no_time(path: Path) -> None:
 def test_late_stamp_does_not_hide_earlier_ones(path: Path) -> None:
     """The two outputs of a container are stamped apart: a line may be a little older than the one before it."""
     written(path, b"2026-01-01T00:00:08.001Z out")
-    later = Tail(path, "worker-0")
+    later = LogWriter(path, "worker-0")
     assert later.ask().since == "2026-01-01T00:00:06Z"
     written(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:07.999Z err")
     assert b"err" in path.read_bytes()
@@ -93,7 +100,7 @@ def test_folder_that_cannot_be_made_loses_lines_only(tmp_path: Path) -> None:
 def test_gap_is_not_written_over(path: Path) -> None:
     """Where new lines come and the newest one on disk does not come before them, nothing is written."""
     written(path, SECOND + b".1Z one")
-    later = Tail(path, "worker-0")
+    later = LogWriter(path, "worker-0")
     with pytest.raises(GapError):
         later.take([SECOND + b".9Z three"], later.ask())
     assert path.read_bytes().count(b"\n") == 1
@@ -102,11 +109,11 @@ def test_gap_is_not_written_over(path: Path) -> None:
 def test_known_gap_is_told_also_by_a_later_process(path: Path) -> None:
     """Where nothing can be done about a gap the lines after it are written, and what is missing is kept beside them."""
     written(path, SECOND + b".1Z one")
-    later = Tail(path, "worker-0")
+    later = LogWriter(path, "worker-0")
     overlap = later.ask()
     overlap.otherwise = "perhaps some lines"
     later.take([SECOND + b".9Z three"], overlap)
-    assert (path.read_bytes().count(b"\n"), Tail(path, "worker-0").missed) == (2, ["perhaps some lines"])
+    assert (path.read_bytes().count(b"\n"), LogWriter(path, "worker-0").missed) == (2, ["perhaps some lines"])
 
 
 def test_late_line_is_not_waited_for(path: Path) -> None:
@@ -120,8 +127,8 @@ def test_only_the_end_of_a_long_log_is_read(path: Path, monkeypatch: pytest.Monk
     """What is known of a log that a later process finds does not depend on how much of it is read."""
     lines = [b"2026-01-01T00:00:%02dZ step %d" % (number // 100, number) for number in range(5000)]
     written(path, *lines)
-    monkeypatch.setattr(module, "WINDOW", 4000)
-    later = Tail(path, "worker-0")
+    monkeypatch.setattr(module, "_WINDOW_BYTES", 4000)
+    later = LogWriter(path, "worker-0")
     overlap = later.ask()
     assert (overlap.since, overlap.new([*lines[-300:], b"new"])) == ("2026-01-01T00:00:47Z", [b"new"])
 
@@ -132,11 +139,11 @@ def test_end_of_a_log_is_read_in_pieces(path: Path) -> None:
     with path.open("wb") as file:
         file.writelines(SECOND + b"Z worker-0 | %s %d\n" % (b"x" * 990, number) for number in range(20_000))
     tracemalloc.start()
-    count = sum(1 for _ in ending(path))
+    count = sum(1 for _ in _read_recent_lines(path))
     most = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 20_000
-    assert most < 5 * WINDOW
+    assert most < 5 * _WINDOW_BYTES
 
 
 def test_log_of_a_removed_file_is_asked_for_anew(path: Path) -> None:
@@ -152,7 +159,7 @@ def test_log_of_a_removed_file_is_asked_for_anew(path: Path) -> None:
 
 def test_line_without_a_descriptor_is_not_lost(path: Path) -> None:
     """Where no file can be opened just now nothing counts as written: the line comes again."""
-    tail, before = Tail(path, "worker-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
+    tail, before = LogWriter(path, "worker-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
@@ -167,7 +174,7 @@ def test_line_without_a_descriptor_is_not_lost(path: Path) -> None:
 def test_lines_are_whole_however_they_come(size: int) -> None:
     """Where a stream is cut into parts does not matter."""
     text = b"one\n\ntwo\r\n" + b"x" * 5000 + b"\nrest"
-    lines = Lines()
+    lines = LineSplitter()
     found = [line for at in range(0, len(text), size) for line in lines.cut(text[at : at + size])]
     assert ([*found, lines.rest]) == text.split(b"\n")
 
@@ -175,10 +182,10 @@ def test_lines_are_whole_however_they_come(size: int) -> None:
 @pytest.mark.parametrize("size", [100_003, 1 << 20, 1 << 23])
 def test_line_without_an_end_is_written_in_pieces(size: int) -> None:
     """No more than a MiB of a line is held; its pieces have its stamp, and are the same wherever the stream is cut."""
-    text = SECOND + b"Z " + b"x" * (2 * LONGEST) + b"\n"
-    lines = Lines()
+    text = SECOND + b"Z " + b"x" * (2 * _MAX_LINE_BYTES) + b"\n"
+    lines = LineSplitter()
     found = [line for at in range(0, len(text), size) for line in lines.cut(text[at : at + size])]
-    assert [len(line) for line in found] == [LONGEST, LONGEST, 3 * STAMP]
+    assert [len(line) for line in found] == [_MAX_LINE_BYTES, _MAX_LINE_BYTES, 3 * STAMP]
     assert {line[:21] for line in found} == {SECOND + b"Z "}
 
 
@@ -207,10 +214,10 @@ ENDED, FAILED = {"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}
 )
 def test_container_is_over_when_it_does_not_begin_again(seen: dict[str, object], over: bool) -> None:
     """Its pod's policy and its exit code say so, or the end of its pod."""
-    assert is_over(seen, "main") is over
+    assert _is_over(seen, "main") is over
 
 
 @pytest.mark.parametrize(("last", "begun"), [({}, False), (FAILED, True)])
 def test_container_that_waits_may_have_a_log(last: dict[str, object], begun: bool) -> None:
     """One that crashed waits for its next beginning, and its log is there."""
-    assert has_begun(pod("OnFailure", state={"waiting": {}}, lastState=last), "main") is begun
+    assert _has_begun(pod("OnFailure", state={"waiting": {}}, lastState=last), "main") is begun

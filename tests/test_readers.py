@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.metrics import LINE_READERS, READERS, describe, read_progress
-from tasks.model import Row
-from tasks.readers.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
-from tasks.readers.mnist import read_mnist, read_mnist_line
-from tasks.readers.nccl_tests import read_nccl_tests
-from tasks.spec import MetricsFormat
+from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from torchyard.metrics.mnist import read_mnist, read_mnist_line
+from torchyard.metrics.nccl_tests import read_nccl_tests
+from torchyard.metrics.registry import LINE_READERS, READERS, describe_row, read_progress
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Row
 
 BEFORE = (
     "",
@@ -129,7 +129,7 @@ def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
     json.loads(dumped, parse_constant=pytest.fail)
     for line in lines:
         row = LINE_READERS[name](line)
-        assert isinstance(describe(row), str)
+        assert isinstance(describe_row(row), str)
         assert 0 <= (read_progress(row) or 0) <= 1
 
 
@@ -197,7 +197,7 @@ def test_mnist_epoch_run_again_counts_once() -> None:
 def test_mnist_that_went_astray_says_so() -> None:
     """A loss that is nan is told as no number: JSON has none for it."""
     row = read_mnist_line("Train Epoch: 0 [10/30]\tloss=nan")
-    assert (row["loss"], describe(row)) == (None, "epoch 0: batch 10, batches 30, loss nan")
+    assert (row["loss"], describe_row(row)) == (None, "epoch 0: batch 10, batches 30, loss nan")
 
 
 @pytest.mark.parametrize("before", BEFORE)

@@ -4,14 +4,15 @@ from typing import Any
 
 import pytest
 
-from tasks import cluster, lease, objects, removal
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.plan import ManifestPlan
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.leases import is_there
 from tests.test_manifest import JOB, Launched, launched  # noqa: F401  a fixture
+from torchyard.cluster import create, delete, lease
+from torchyard.kube import client
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
 
 CLAIM: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
@@ -20,9 +21,9 @@ CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {
 @pytest.fixture
 def plan(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> ManifestPlan:
     """A job that runs."""
-    monkeypatch.setattr(removal, "GOING", 0.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", 0.0)
     made = planned()
-    objects.create(made)
+    create.create_job(made)
     return made
 
 
@@ -35,42 +36,44 @@ def kinds_there(fake_api: FakeApi) -> set[str]:
 
 def test_nothing_is_left_once_it_is_seen(plan: ManifestPlan) -> None:
     """Every kind of the namespace is looked through, and holds nothing of the run."""
-    assert removal.remove(plan) == []
+    assert delete.delete_all_objects(plan) == []
 
 
 @pytest.mark.parametrize("kind", ["pods", "jobs", "podgroups"])
 def test_kind_that_may_not_be_seen_may_be_left(plan: ManifestPlan, fake_api: FakeApi, kind: str) -> None:
     """Where a kind that the run has made or watched may not be listed, that is said: it is no proof."""
     fake_api.fail("GET", rf"volcano.*/{kind}\?" if kind != "pods" else r"/pods\?", 403)
-    (left,) = removal.remove(plan)
+    (left,) = delete.delete_all_objects(plan)
     assert "cannot be seen, so may be left: a fault of the test: 403" in left
 
 
 def test_kind_that_no_run_makes_may_be_hidden(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """Secrets of others are no concern of ours."""
     fake_api.fail("GET", r"/secrets\?", 403)
-    assert removal.remove(plan) == []
+    assert delete.delete_all_objects(plan) == []
 
 
 def test_job_is_looked_for_where_discovery_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
     """A part of the API that does not say what it has cannot hide a job that lives."""
     fake_api.fail("GET", "^/apis/batch.volcano.sh/v1alpha1$", 403)
     fake_api.put({**plan.main, "metadata": {**plan.main["metadata"], "finalizers": ["torchyard.test/held"]}})
-    assert any("torchyard.test/held holds it" in each for each in removal.remove(plan))
+    assert any("torchyard.test/held holds it" in each for each in delete.delete_all_objects(plan))
 
 
-def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Api) -> None:
+def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Client) -> None:
     """Kinds that were not told once are asked for again; a whole answer is asked for once."""
     fake_api.fail("GET", "^/apis/kubeflow.org/v1$", 403)
-    assert ("kubeflow.org/v1", "PyTorchJob") not in removal.kinds(fake_server)
+    assert ("kubeflow.org/v1", "PyTorchJob") not in delete.list_kinds(fake_server)
     fake_api.heal()
-    assert ("kubeflow.org/v1", "PyTorchJob") in removal.kinds(fake_server)
+    assert ("kubeflow.org/v1", "PyTorchJob") in delete.list_kinds(fake_server)
     asked = len(fake_api.asked)
-    removal.kinds(fake_server)
+    delete.list_kinds(fake_server)
     assert len(fake_api.asked) == asked
 
 
-def test_broken_answer_is_no_empty_list(fake_api: FakeApi, fake_server: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_answer_is_no_empty_list(
+    fake_api: FakeApi, fake_server: Client, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """An answer without items is a fault, and so is a list of which the rest cannot be had."""
     monkeypatch.setattr(fake_api, "answer", lambda _: {"kind": "Status"})
     with pytest.raises(ClusterError, match="the answer is no list"):
@@ -83,7 +86,7 @@ def test_broken_answer_is_no_empty_list(fake_api: FakeApi, fake_server: Api, mon
         fake_server.items("v1", "ConfigMap", {"limit": "1"})
 
 
-def test_object_of_the_same_name_is_another_one(fake_api: FakeApi, fake_server: Api) -> None:
+def test_object_of_the_same_name_is_another_one(fake_api: FakeApi, fake_server: Client) -> None:
     """What was seen is deleted, and not what has its name by now."""
     old, new = fake_api.put(CONFIG), fake_api.put({**CONFIG, "metadata": {"name": "settings"}})
     assert not fake_server.delete_same(old)
@@ -97,21 +100,21 @@ def test_object_of_the_same_name_is_another_one(fake_api: FakeApi, fake_server: 
 
 def ran(made: ManifestPlan) -> list[str]:
     """Make the companions and the job, and take all away; what is left."""
-    held = lease.take(made)
+    held = lease.acquire_lease(made)
     for each in made.store:
-        objects.adopt_or_create(cluster.api(made.cluster), made, objects.owned(each, held))
-    objects.create(made)
-    return removal.remove(made)
+        create._adopt_or_create(client.get_cluster_client(made.cluster), made, create._add_owner(each, held))
+    create.create_job(made)
+    return delete.delete_all_objects(made)
 
 
-def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, fake_server: Api) -> None:  # noqa: F811
+def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:  # noqa: F811
     """A checkpoint claim outlives its run: nothing owns it, no label names it, and it does not count as left."""
     made = launched(CLAIM, CONFIG, JOB)
     assert ran(made) == []
     claim = fake_server.read("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
     assert not claim["metadata"].get("ownerReferences")
     assert not claim["metadata"].get("labels")
-    lease.release(made)
+    lease.release_lease(made)
     assert {each["kind"] for each in (CLAIM, CONFIG) if is_there(fake_api, at_home(each))} == {"PersistentVolumeClaim"}
 
 
@@ -151,11 +154,11 @@ def test_claim_that_was_kept_is_used_again(launched: Launched, fake_api: FakeApi
     assert is_there(fake_api, at_home(CLAIM))
 
 
-def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi, fake_server: Api) -> None:  # noqa: F811
+def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:  # noqa: F811
     """A run that was begun when claims were still the run's is ended without losing them to a garbage collector."""
     made = launched(JOB)
     old = {**CLAIM, "metadata": {**CLAIM["metadata"], "labels": {**made.labels, "torchyard/role": "companion"}}}
     assert ran(made.model_copy(update={"store": (old,)})) == []
-    lease.release(made)
+    lease.release_lease(made)
     assert is_there(fake_api, at_home(CLAIM))
     assert not (fake_server.read("v1", "PersistentVolumeClaim", "checkpoints") or {})["metadata"].get("labels")

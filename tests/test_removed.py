@@ -12,14 +12,14 @@ from typing import Any
 
 import pytest
 
-from flows.sweep import without_folder
-from tasks.host import processes
-from tasks.host.processes import labelled
-from tasks.launchers.baremetal import KEEP
-from tasks.plan import Command
-from tasks.shell import call
-from tasks.strays import end_stray, strays
+from flows.sweep import _find_stray_runs
 from tests.test_keep import keep
+from torchyard.host import processes
+from torchyard.host.processes import find_labelled
+from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+from torchyard.machines.processes import run_command
+from torchyard.machines.strays import end_stray, find_strays
+from torchyard.model.plan import Command
 
 LABEL = "sample-a1b2c3d4/1/node-0"
 LASTS = "trap 'exit 5' TERM; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 3"
@@ -45,7 +45,7 @@ def start(node: Path, tmp_path: Path) -> Iterator[Start]:
         return state
 
     yield begin
-    assert processes.end(LABEL, 0) == []
+    assert processes.end_processes(LABEL, 0) == []
 
 
 def until(holds: Callable[[], Any]) -> None:
@@ -56,7 +56,7 @@ def until(holds: Callable[[], Any]) -> None:
 
 
 def lives(pid: int) -> bool:
-    return bool(processes.read(pid, "cmdline"))
+    return bool(processes._read_proc_file(pid, "cmdline"))
 
 
 def test_process_runs_on_without_its_folder(start: Start, node: Path) -> None:
@@ -88,13 +88,13 @@ def test_cancel_ends_what_has_neither_folder_nor_keeper(start: Start, node: Path
     state = start()
     os.kill(state["keeper"], signal.SIGKILL)
     assert keep("cancel", node, "5")["left"] == []
-    assert labelled(LABEL) == []
+    assert find_labelled(LABEL) == []
 
 
 def test_nothing_is_started_twice(start: Start, node: Path) -> None:
     """A submit where the folder was removed adopts what runs."""
     agent = start()["agent"]
-    assert (start(remove=False)["created"], labelled(LABEL)[0]) == (False, agent)
+    assert (start(remove=False)["created"], find_labelled(LABEL)[0]) == (False, agent)
 
 
 def test_lease_holds_without_the_folder(start: Start) -> None:
@@ -106,7 +106,7 @@ def test_lease_holds_without_the_folder(start: Start) -> None:
 def test_removed_folder_is_looked_after(start: Start, node: Path) -> None:
     """Who looks after a process whose folder was removed keeps it alive."""
     state = start(lease=1.0)
-    argv = [sys.executable, "-I", "-S", KEEP, "status", str(node)]
+    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(node)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as onlooker:
         assert onlooker.stdin
         for _ in range(10):
@@ -122,16 +122,18 @@ def test_keeper_that_breaks_ends_its_process(start: Start) -> None:
     ignores = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
     state = start(remove=False, lease=0.2, grace="no number", argv=ignores)
     until(lambda: not lives(state["keeper"]))
-    assert labelled(LABEL) == []
+    assert find_labelled(LABEL) == []
 
 
 def test_host_without_our_files_proves_that_nothing_runs(start: Start) -> None:
     """Where no keeper's file is any more, the text that is sent ends a whole attempt's processes."""
-    from tasks.sites import text  # what goes over ssh
+    from torchyard.machines.staging import _inline_script  # what goes over ssh
 
     start()
-    said = call("localhost", Command(argv=text(sys.executable, "processes.py", "end", "sample-a1b2c3d4/1/", "5")))
-    assert (said, labelled(LABEL)) == ({"left": []}, [])
+    said = run_command(
+        "localhost", Command(argv=_inline_script(sys.executable, "processes.py", "end", "sample-a1b2c3d4/1/", "5"))
+    )
+    assert (said, find_labelled(LABEL)) == ({"left": []}, [])
 
 
 # --- found on this machine
@@ -140,29 +142,29 @@ def test_host_without_our_files_proves_that_nothing_runs(start: Start) -> None:
 def test_stray_is_found_and_ended(start: Start, tmp_path: Path) -> None:
     """A run's processes whose folder is gone are found with their folder of runs, and ended."""
     state = start()
-    (found,) = strays(tmp_path / "runs")
+    (found,) = find_strays(tmp_path / "runs")
     assert (found.run, found.label, state["agent"] in found.pids, found.kept) == ("sample-a1b2c3d4", LABEL, True, True)
     assert end_stray(found) == ()
-    assert (strays(tmp_path / "runs"), labelled(LABEL)) == ([], [])
+    assert (find_strays(tmp_path / "runs"), find_labelled(LABEL)) == ([], [])
 
 
 def test_stray_without_a_keeper_is_said_to_be_so(start: Start, tmp_path: Path) -> None:
     """Nobody ends with its lease what has no keeper: that is known."""
     os.kill(start()["keeper"], signal.SIGKILL)
-    until(lambda: [each.kept for each in strays(tmp_path / "runs")] == [False])
+    until(lambda: [each.kept for each in find_strays(tmp_path / "runs")] == [False])
 
 
 def test_stray_of_the_version_before_is_found(start: Start, tmp_path: Path) -> None:
     """A process that does not carry its folder is found by its keeper's."""
-    start(argv=["env", "-u", processes.KEPT, "sleep", "60"])
-    until(lambda: len(strays(tmp_path / "runs")) == 1)
+    start(argv=["env", "-u", processes.FOLDER_VARIABLE, "sleep", "60"])
+    until(lambda: len(find_strays(tmp_path / "runs")) == 1)
 
 
 def test_run_with_a_plan_is_no_stray(start: Start, node: Path, tmp_path: Path) -> None:
     """What a run folder knows, and what another folder of runs has started, is left to those."""
     start(remove=False)
     (node.parent / "plan.json").touch()
-    assert (strays(tmp_path / "runs"), strays(tmp_path / "other")) == ([], [])
+    assert (find_strays(tmp_path / "runs"), find_strays(tmp_path / "other")) == ([], [])
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -172,8 +174,8 @@ def test_sweep_ends_what_nobody_else_ends(start: Start, caplog: pytest.LogCaptur
     if killed:
         os.kill(state["keeper"], signal.SIGKILL)
         until(lambda: not lives(state["keeper"]))
-    due = list(without_folder(None))
+    due = list(_find_stray_runs(None))
     assert [each.run for each in due] == (["sample-a1b2c3d4"] if killed else [])
     assert ("its keeper ends it with its lease" in caplog.text) is not killed
     assert [each.remove() for each in due] == ([()] if killed else [])
-    assert bool(labelled(LABEL)) is not killed
+    assert bool(find_labelled(LABEL)) is not killed

@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 from tenacity import stop_after_delay
 
-from tasks import rendezvous
-from tasks.errors import RendezvousError
-from tasks.host.processes import labelled
-from tasks.plan import CommandPlan
-from tasks.rendezvous import ensure_rendezvous
-from tasks.teardown import teardown
 from tests.conftest import Write, command_plan_of, load, plan_of
+from torchyard.host.processes import find_labelled
+from torchyard.machines import store
+from torchyard.model.errors import RendezvousError
+from torchyard.model.plan import CommandPlan
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.teardown import teardown
 
 
 @pytest.fixture
@@ -21,7 +21,7 @@ def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan with an etcd of its own, gone after the test."""
     made = command_plan_of(load(write(rendezvous="etcd-v2")), tmp_path / "run")
     yield made
-    teardown.fn(made)
+    teardown(made)
 
 
 def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
@@ -42,32 +42,32 @@ def etcd_argv(plan: CommandPlan) -> list[str]:
 
 def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
     """The run's own etcd answers on /v2/keys, and teardown leaves neither process nor port."""
-    assert ensure_rendezvous.fn(plan) == plan.probe
-    assert labelled(f"{plan.label}etcd")
-    assert teardown.fn(plan) == ()
-    assert not labelled(f"{plan.label}etcd")
+    assert ensure_rendezvous(plan) == plan.probe
+    assert find_labelled(f"{plan.label}etcd")
+    assert teardown(plan) == ()
+    assert not find_labelled(f"{plan.label}etcd")
 
 
 def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
     """Asking again starts no second etcd."""
-    ensure_rendezvous.fn(plan)
-    before = labelled(f"{plan.label}etcd")
-    ensure_rendezvous.fn(plan)
-    assert labelled(f"{plan.label}etcd") == before
+    ensure_rendezvous(plan)
+    before = find_labelled(f"{plan.label}etcd")
+    ensure_rendezvous(plan)
+    assert find_labelled(f"{plan.label}etcd") == before
 
 
 def test_store_without_v2_is_told_at_once(plan: CommandPlan) -> None:
     """An etcd that answers 404 on /v2/keys is refused with the versions that serve it."""
     quiet = altered(plan, *(word for word in etcd_argv(plan) if word != "--enable-v2"))
     with pytest.raises(RendezvousError, match=r"answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
-        ensure_rendezvous.fn(quiet)
+        ensure_rendezvous(quiet)
 
 
 def test_store_that_dies_is_told_with_its_last_words(plan: CommandPlan) -> None:
     """A store that ends at its start is told at once, with what it said."""
     dying = altered(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
     with pytest.raises(RendezvousError, match=r"ended with 2 and said: .*not defined: -enable-v2"):
-        ensure_rendezvous.fn(dying)
+        ensure_rendezvous(dying)
 
 
 def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) -> None:
@@ -75,12 +75,12 @@ def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) 
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     absent = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
-    prove = rendezvous.prove.retry_with(stop=stop_after_delay(0.1))
+    prove = store._await_store.retry_with(stop=stop_after_delay(0.1))
     assert absent.probe
-    with pytest.raises(rendezvous.NotYetError, match="refused"):
+    with pytest.raises(store.StoreNotReadyError, match="refused"):
         prove(absent.probe, None, None)
 
 
 def test_other_backends_need_no_store(write: Write, tmp_path: Path) -> None:
     """With c10d nothing is started or asked."""
-    assert ensure_rendezvous.fn(plan_of(load(write()), tmp_path)) is None
+    assert ensure_rendezvous(plan_of(load(write()), tmp_path)) is None

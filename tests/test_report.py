@@ -11,13 +11,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.model import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
-from tasks.picture import POINTS, thin
-from tasks.quoting import code, cut, fence, markdown, paragraph, plain
-from tasks.report import PAGE_BYTES, as_markdown, as_text
+from torchyard.common.escaping import (
+    escape_markdown,
+    escape_paragraph,
+    format_code,
+    format_code_block,
+    shorten_text,
+    strip_control_codes,
+)
+from torchyard.model.run import Attempt, Collected, Failure, LogFile, Metrics, Outcome, Report, Row, Status, Step
+from torchyard.run.plot import _MAX_POINTS, _thin_points
+from torchyard.run.report import _MAX_PAGE_BYTES, render_markdown, render_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
-FORMS = [as_text, as_markdown]
+FORMS = [render_text, render_markdown]
 Form = Callable[[Report], str]
 
 
@@ -56,7 +63,10 @@ def huge(letter: str, rows: int = 2_000) -> Report:
 def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
     """Wide and long tables, a thousand logs that lack something, twenty attempts, two thousand things left."""
     made = huge(letter)
-    assert (len(as_markdown(made).encode()) <= PAGE_BYTES, len(as_text(made).encode()) <= PAGE_BYTES) == (True, True)
+    assert (
+        len(render_markdown(made).encode()) <= _MAX_PAGE_BYTES,
+        len(render_text(made).encode()) <= _MAX_PAGE_BYTES,
+    ) == (True, True)
 
 
 def test_the_page_of_a_long_run_has_its_picture_still() -> None:
@@ -65,9 +75,9 @@ def test_the_page_of_a_long_run_has_its_picture_still() -> None:
         {"step": at, "loss": at * 7919 % 10007, "rate": at * 104729 % 9973, "x": at * 31 % 8191}
         for at in range(100_000)
     )
-    text = as_markdown(report(rows=(*rows, {"step": 100_000, "loss": 1.0, "rate": 0.2, "x": 1})))
+    text = render_markdown(report(rows=(*rows, {"step": 100_000, "loss": 1.0, "rate": 0.2, "x": 1})))
     assert "data:image/svg+xml;base64," in text
-    assert len(text) < PAGE_BYTES
+    assert len(text) < _MAX_PAGE_BYTES
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3_000))
@@ -75,8 +85,8 @@ def test_the_page_of_a_long_run_has_its_picture_still() -> None:
 def test_a_thinned_curve_keeps_its_peaks_and_its_ends(values: list[float]) -> None:
     """The lowest and the highest of each stretch stay, in their order."""
     points = [(float(at), value) for at, value in enumerate(values)]
-    kept = thin(points)
-    assert len(kept) <= POINTS
+    kept = _thin_points(points)
+    assert len(kept) <= _MAX_POINTS
     assert [kept[0], kept[-1]] == [points[0], points[-1]]
     assert (min(y for _, y in kept), max(y for _, y in kept)) == (min(values), max(values))
     assert kept == sorted(kept)
@@ -89,7 +99,7 @@ def test_no_value_or_name_of_a_metric_costs_the_page(value: float | str | None) 
     """What cannot be drawn is left out of the picture."""
     key = value if isinstance(value, str) else "loss"
     rows: tuple[Row, ...] = ({"step": 1, key: 1.0, "x": 2}, {"step": 2, key: value, "x": 3})
-    assert "data:image/svg+xml;base64," in as_markdown(report(rows=rows))
+    assert "data:image/svg+xml;base64," in render_markdown(report(rows=rows))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -104,7 +114,7 @@ def test_nothing_that_is_quoted_becomes_a_mark_of_the_page() -> None:
     """A page keeps its tables, its only picture and its fence; there is no tag and no link in it."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
     made = report(EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),))
-    text = as_markdown(made)
+    text = render_markdown(made)
     html = rendered(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
     assert re.findall(r"<(?:a|b|strong|em|h2|script)\b", html) == []
     assert (html.count("<img"), html.count("<pre>"), html.count("<h1>")) == (1, 1, 1)
@@ -129,53 +139,57 @@ def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
     """In Markdown nothing of it is a mark, and nothing of it is lost."""
     import html
 
-    assert html.unescape(rendered(markdown(text))).strip() == f"<p>{text.strip()}</p>"
+    assert html.unescape(rendered(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
 
 
 @given(st.text(max_size=60))
 @settings(max_examples=200)
 def test_a_fence_shows_any_text(text: str) -> None:
     """It is longer than the longest run of backticks in it."""
-    assert rendered("\n".join(fence([text, "end"]))).count("<pre>") == 1
+    assert rendered("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
 
 
 def test_code_holds_backticks_and_bars() -> None:
     """A path may have any letter."""
-    assert rendered(code("a`b")) == "<p><code>a`b</code></p>\n"
-    assert code("a|b") == "`a\\|b`"
+    assert rendered(format_code("a`b")) == "<p><code>a`b</code></p>\n"
+    assert format_code("a|b") == "`a\\|b`"
 
 
 def test_addresses_and_mentions_are_no_links() -> None:
     """GitHub's Markdown makes links of bare words."""
-    assert markdown("see https://x.org, www.x.org, a@x.org") == "see https\\://x.org, www\\.x.org, a\\@x.org"
+    assert escape_markdown("see https://x.org, www.x.org, a@x.org") == "see https\\://x.org, www\\.x.org, a\\@x.org"
 
 
 def test_several_lines_stay_several_lines() -> None:
     """As in preflight's list of findings."""
-    assert rendered(paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
+    assert rendered(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
 
 
 def test_a_terminal_gets_text_with_tabs_and_newlines_alone() -> None:
     """Colours, titles, links and half sequences go; words and other alphabets stay."""
     said = "a\tb\nc \x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x1bc \x1b] \x9d0;t\x9c \u6f22 e\u0301"
-    assert plain(said) == "a\tb\nc red link    \u6f22 e\u0301"
+    assert strip_control_codes(said) == "a\tb\nc red link    \u6f22 e\u0301"
 
 
 def test_what_is_cut_keeps_both_ends() -> None:
     """The middle says least."""
-    assert [cut("abcdefghijkl", 11), cut("abc", 11), cut("abc", 0)] == ["abc ... jkl", "abc", "abc"]
+    assert [shorten_text("abcdefghijkl", 11), shorten_text("abc", 11), shorten_text("abc", 0)] == [
+        "abc ... jkl",
+        "abc",
+        "abc",
+    ]
 
 
 def test_a_sentence_of_many_lines_looks_like_no_other_row() -> None:
     """A program cannot write `succeeded` where the report says it."""
-    assert "\n  succeeded" not in as_text(report("x\n  succeeded    all is well"))
+    assert "\n  succeeded" not in render_text(report("x\n  succeeded    all is well"))
 
 
 def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
     """What it cannot spell is printed as an escape, and files are UTF-8 all the same."""
     program = (
-        "from pathlib import Path; import sys; from tasks.quoting import spell_anything; spell_anything();"
-        "from tasks.folder import RunFolder; from tests.test_report import report;"
+        "from pathlib import Path; import sys; from torchyard.common.escaping import spell_anything; spell_anything();"
+        "from torchyard.run.folder import RunFolder; from tests.test_report import report;"
         "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.note('end', sentence='\\u6f22');"
         "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
     )
@@ -187,6 +201,6 @@ def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
 def test_the_picture_is_svg_without_a_script() -> None:
     """The names in it are a program's."""
     rows: tuple[Row, ...] = ({"step": 1, "<script>": 1.0}, {"step": 2, "<script>": 2.0})
-    found = re.search(r"base64,([\w+/=]+)", as_markdown(report(rows=rows)))
+    found = re.search(r"base64,([\w+/=]+)", render_markdown(report(rows=rows)))
     assert found
     assert b"<script" not in base64.b64decode(found[1])

@@ -15,11 +15,11 @@ from prefect.client.schemas.actions import ArtifactUpdate
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from tasks import reporter
-from tasks.reporter import Reporter
-from tasks.signals import CancelRequested
-from tasks.sweep import asking, ended, tell
+from tasks.flow_states import final_state, open_bounded_client, report_state
+from tasks.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.waiting import until
+from torchyard.run.signals import CancelRequested
 
 STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
 
@@ -88,7 +88,7 @@ class Handler(BaseHTTPRequestHandler):
 @pytest.fixture
 def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     """A server that hangs until it is told to answer."""
-    for name in ("CALL_TIMEOUT_S", "LOOK_INTERVAL_S", "RETRY_INTERVAL_S", "SIGNAL_TIMEOUT_S"):
+    for name in ("_CALL_TIMEOUT_S", "_POLL_INTERVAL_S", "_RETRY_INTERVAL_S", "_SIGNAL_TIMEOUT_S"):
         monkeypatch.setattr(reporter, name, 0.3)
     made = Server()
     with temporary_settings({PREFECT_API_URL: made.url}):
@@ -107,7 +107,7 @@ def value(number: float) -> Callable[[SyncPrefectClient], None]:
 
 def test_latest_value_wins_where_prefect_hangs(server: Server) -> None:
     """Of all that was said to a server that hangs, the newest value alone arrives once it answers."""
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         told.send("bar", value(1.0))
         until(lambda: server.asked > 2)
         done = [told.send("bar", value(float(number))) for number in range(2, 100)][-1]
@@ -119,7 +119,7 @@ def test_latest_value_wins_where_prefect_hangs(server: Server) -> None:
 
 def test_unreachable_prefect_cancels_nothing(server: Server) -> None:
     """A look that is not answered says nothing about a cancel, and the run goes on."""
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         until(lambda: server.asked > 2)
         told.check_cancelled()
         assert not told.is_cancelled()
@@ -128,7 +128,7 @@ def test_unreachable_prefect_cancels_nothing(server: Server) -> None:
 def test_cancel_is_found_once_prefect_answers(server: Server) -> None:
     """A cancel that came while the server hung ends the run as soon as the server answers."""
     server.state = "CANCELLING"
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         until(lambda: server.asked > 2)
         told.check_cancelled()
         server.answering.set()
@@ -142,7 +142,7 @@ def test_what_prefect_refuses_is_not_said_again(server: Server, status: int, kep
     """A call is repeated while the server is in trouble, and dropped where it says no."""
     server.status = status
     server.answering.set()
-    with Reporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as told:
         done = told.send("bar", value(1.0))
         until(lambda: server.asked > 4)
         assert done.done() is not kept
@@ -155,7 +155,7 @@ def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: Server) ->
     """A guard's call is made once, where Prefect's own client would repeat it for a minute: the guard looks again."""
     server.status = 503
     server.answering.set()
-    with asking() as client, pytest.raises(HTTPStatusError):
+    with open_bounded_client() as client, pytest.raises(HTTPStatusError):
         client.read_flow_run(UUID(RUN_ID))
     assert server.asked == 1
 
@@ -165,5 +165,5 @@ def test_end_is_told_again_to_a_prefect_that_was_busy(server: Server) -> None:
     server.status = 503
     server.answering.set()
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
-    tell(RUN_ID, ended("swept", "it was lost"))
+    report_state(RUN_ID, final_state("swept", "it was lost"))
     assert server.set_to == ["Swept"]

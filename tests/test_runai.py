@@ -10,15 +10,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tasks.errors import ProfileError
-from tasks.host.runai_cli import entry, words
-from tasks.launchers import _pod, runai
-from tasks.launchers._runai_flags import script
-from tasks.model import Observation, Run
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.spec import Profile
 from tests.conftest import RUN_ID, Write, load, plan_of
 from tests.test_prelude import kubelet
+from torchyard.host.runai_cli import _parse_statuses, read_pod_status
+from torchyard.launchers import runai
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Observation, Run
+from torchyard.pods import template
+from torchyard.pods.runai_flags import _build_script
 
 RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
 BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", program="pi.py", nodes=2)
@@ -70,7 +71,7 @@ def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str,
 @pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
 def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
     """A job through the CLI has no Lease, so nothing of it carries the label by which a sweep finds runs."""
-    assert not [word for word in said(profile(write, through)) if word.startswith(f"{_pod.RUN}=")]
+    assert not [word for word in said(profile(write, through)) if word.startswith(f"{template.RUN_LABEL}=")]
 
 
 @pytest.mark.parametrize(
@@ -150,7 +151,7 @@ def test_words_arrive_unchanged(shell: str, given: list[str]) -> None:
     """Any argument reaches the program as it was written, whether the CLI hands on words or makes a shell line."""
     path = shutil.which(shell) or pytest.skip(f"there is no {shell}")
     env = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
-    env["TORCHYARD_COMMAND"] = kubelet(script(bare(*given), RUN), env)
+    env["TORCHYARD_COMMAND"] = kubelet(_build_script(bare(*given), RUN), env)
     command = ["/bin/sh", "-c", "$(TORCHYARD_COMMAND)"]
     for argv in ([path, *command[1:]], [path, "-c", " ".join(command)]):
         expanded = [kubelet(word, env) for word in argv]
@@ -162,14 +163,14 @@ def test_words_arrive_unchanged(shell: str, given: list[str]) -> None:
 def test_world_size_counts_processes(theirs: str) -> None:
     """A program alone is told the number of processes, whatever WORLD_SIZE means to the operator."""
     made = bare().model_copy(update={"program": "env", "args": ()})
-    assert "\nWORLD_SIZE=8\n" in "\n" + run(script(made, RUN), WORLD_SIZE=theirs, RANK="1")
+    assert "\nWORLD_SIZE=8\n" in "\n" + run(_build_script(made, RUN), WORLD_SIZE=theirs, RANK="1")
 
 
 @pytest.mark.parametrize(("env", "rank"), [({"RANK": "1"}, "1"), ({"RANK": "9", "PET_NODE_RANK": "1"}, "1")])
 def test_node_rank_is_the_newest_word(env: dict[str, str], rank: str) -> None:
     """PET_NODE_RANK is the pod's rank where it exists, and RANK is where it does not."""
     made = bare().model_copy(update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")})
-    assert run(script(made, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
+    assert run(_build_script(made, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"
 
 
 # --- through Kubernetes
@@ -204,7 +205,7 @@ def test_status_through_kubernetes_is_the_operators() -> None:
 )
 def test_words_are_found_in_any_shape(answer: str, found: str | None) -> None:
     """The job's word and its pods' are found in JSON of several shapes, and the job's in plain text."""
-    read = words(answer, "j")
+    read = _parse_statuses(answer, "j")
     assert (read[""].lower(), read.get("j-master-0")) == ("running", found)
 
 
@@ -213,7 +214,7 @@ def seen(**said: str) -> dict[str, Any]:
     names = {"job": "", "master": "m", "worker": "w"}
     told = {"words": {names[name]: word for name, word in said.items()}, "why": "", "gone": "gone" in said.values()}
     told |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
-    return {"node-0": entry(told, "m"), "node-1": entry(told, "w")}
+    return {"node-0": read_pod_status(told, "m"), "node-1": read_pod_status(told, "w")}
 
 
 @pytest.mark.parametrize(

@@ -14,20 +14,18 @@ from prefect.client.schemas.objects import State
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.errors import HostError
-from tasks.folder import all_runs
-from tasks.launchers import runai
-from tasks.launchers._pod import CLI_RUN, RUN
-from tasks.model import ENDED, Handle, Observation, Report, Status
-from tasks.plan import Block, CommandPlan
-from tasks.preflight import check
-from tasks.profile import ROOT
-from tasks.spec import Deadlines
-from tasks.submit import start
-from tasks.teardown import remove
-from tasks.wait import open_watch
 from tests.conftest import Write, command_plan_of, load
 from tests.test_lost import Carried
+from torchyard.launchers import runai
+from torchyard.loading.profile import ROOT
+from torchyard.machines.backend import MachinesBackend, _remove_job, _start_agents
+from torchyard.machines.checks import check_hosts
+from torchyard.model.errors import HostError
+from torchyard.model.plan import CommandPlan, Process
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import ENDED_STATES, Handle, Observation, Report, Status
+from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
+from torchyard.run.folder import list_run_folders
 
 FAKE = ROOT / "tests" / "programs" / "runai.py"
 Cli = Callable[..., Path]
@@ -73,7 +71,7 @@ def profile(cli: Path, **keys: Any) -> dict[str, Any]:
 def ran(path: Path, **keys: Any) -> tuple[State[Any], Report]:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
     end = train(str(path), return_state=True)
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     report = folder.report()
     assert report
     return end, report
@@ -128,24 +126,24 @@ def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_p
 
 
 def begun(plan: CommandPlan) -> Handle:
-    return start(plan, Deadlines())
+    return _start_agents(plan, Deadlines())
 
 
 def until(plan: CommandPlan, holds: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
     """Watch the job until something holds of its state; how it is then."""
-    with open_watch(plan) as watch:
+    with MachinesBackend(plan).watch(list) as watch:
         end, status = time.monotonic() + seconds, Status(state="pending", reason="")
         while not holds(watch.seen, status):
             assert time.monotonic() < end, status
             watch.changes(0.2)
             status = runai.read_status(Observation(watch.seen, frozenset(), time.time()))
-        if status.state in ENDED:
+        if status.state in ENDED_STATES:
             watch.settle(5.0)
         return status
 
 
 def ended(_: Mapping[str, Any], status: Status) -> bool:
-    return status.state in ENDED
+    return status.state in ENDED_STATES
 
 
 def log(plan: CommandPlan, node: int) -> list[str]:
@@ -158,7 +156,7 @@ def test_job_ends_and_its_logs_are_here(planned: Planned, generation: str) -> No
     plan = planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
     begun(plan)
     assert until(plan, ended).state == "succeeded"
-    remove(plan)
+    _remove_job(plan)
     assert (log(plan, 0), log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
 
 
@@ -168,7 +166,7 @@ def test_second_submit_adopts(planned: Planned) -> None:
     first, second = begun(plan), begun(plan)
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
-    remove(plan)
+    _remove_job(plan)
 
 
 def test_foreign_job_is_refused(planned: Planned, tmp_path: Path) -> None:
@@ -176,10 +174,10 @@ def test_foreign_job_is_refused(planned: Planned, tmp_path: Path) -> None:
     plan = planned("sleep 60")
     given = tmp_path / "cloud" / plan.job / "given"
     begun(plan)
-    given.write_text(given.read_text().replace(f"{CLI_RUN}=sample-a1b2c3d4", f"{CLI_RUN}=another"))
+    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo is somebody else's"):
         begun(plan)
-    remove(plan)
+    _remove_job(plan)
 
 
 @pytest.mark.parametrize("run", ["sample-a1b2c3d4", "another"])
@@ -188,13 +186,13 @@ def test_job_of_the_version_before_is_recognized(planned: Planned, tmp_path: Pat
     plan = planned("sleep 60")
     given = tmp_path / "cloud" / plan.job / "given"
     begun(plan)
-    given.write_text(given.read_text().replace(f"{CLI_RUN}=sample-a1b2c3d4", f"{RUN}={run}"))
+    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
     if run == "another":
         with pytest.raises(HostError, match="is somebody else's"):
             begun(plan)
     else:
         assert not begun(plan).created
-    remove(plan)
+    _remove_job(plan)
 
 
 def test_cancel_leaves_nothing_and_keeps_the_log(planned: Planned, tmp_path: Path) -> None:
@@ -202,11 +200,11 @@ def test_cancel_leaves_nothing_and_keeps_the_log(planned: Planned, tmp_path: Pat
     plan = planned("echo up; sleep 60")
     begun(plan)
     until(plan, lambda seen, status: status.state == "running")
-    with open_watch(plan) as watch:
-        assert remove(plan) == []
+    with MachinesBackend(plan).watch(list) as watch:
+        assert _remove_job(plan) == []
         watch.settle(5.0)
         assert watch.lost() == {}
-    assert (log(plan, 0), log(plan, 1), remove(plan)) == (["up"], ["up"], [])
+    assert (log(plan, 0), log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
     assert not list((tmp_path / "cloud").iterdir())
 
 
@@ -228,10 +226,10 @@ def test_silent_cli_ends_nothing(planned: Planned, tmp_path: Path) -> None:
     broken.write_text("your token is expired, please log in")
     status = until(plan, lambda seen, status: "runai does not answer" in status.reason)
     assert (status.state, "your token is expired" in status.reason) == ("running", True)
-    assert "your token is expired" in remove(plan)[0]
+    assert "your token is expired" in _remove_job(plan)[0]
     broken.unlink()
     until(plan, lambda seen, status: status.reason == "2 of 2 pods run")
-    assert remove(plan) == []
+    assert _remove_job(plan) == []
 
 
 def test_preemption_is_worth_another_attempt(planned: Planned, tmp_path: Path) -> None:
@@ -242,7 +240,7 @@ def test_preemption_is_worth_another_attempt(planned: Planned, tmp_path: Path) -
     failure = until(plan, ended).failure
     assert failure
     assert (failure.cause, failure.retry) == ("preempted", True)
-    remove(plan)
+    _remove_job(plan)
 
 
 def test_refused_submit_says_why(planned: Planned, tmp_path: Path) -> None:
@@ -252,7 +250,7 @@ def test_refused_submit_says_why(planned: Planned, tmp_path: Path) -> None:
     assert asked
     assert asked.input
     bad = asked.model_copy(update={"input": {**asked.input, "argv": [*asked.input["argv"][:5], "--no-such-flag"]}})
-    blocks: tuple[Block, ...] = (plan.on[0].model_copy(update={"submit": bad}), plan.on[1])
+    blocks: tuple[Process, ...] = (plan.on[0].model_copy(update={"submit": bad}), plan.on[1])
     with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
         begun(plan.model_copy(update={"on": blocks}))
 
@@ -267,7 +265,7 @@ def test_log_is_served_from_a_byte(planned: Planned) -> None:
     assert asked
     assert log(plan, 0) == [f"line {number}" for number in range(1, 9)]
     assert subprocess.run([*asked.argv, "40"], capture_output=True, check=True).stdout == whole[40:]
-    remove(plan)
+    _remove_job(plan)
 
 
 # --- preflight
@@ -285,7 +283,7 @@ def test_log_is_served_from_a_byte(planned: Planned) -> None:
 def test_preflight_asks_the_cli(planned: Planned, changed: dict[str, str], said: str) -> None:
     """The program, its generation, the login and the project are asked before anything is submitted."""
     need = next(each for each in planned("true").requires if each.kind == "runai").model_copy(update=changed)
-    (found,) = check([need])
+    (found,) = check_hosts([need])
     assert (said in found.detail, found.verdict) == (True, "failed" if changed else "ok")
 
 
@@ -293,5 +291,5 @@ def test_preflight_tells_a_missing_login(planned: Planned, cli: Cli) -> None:
     """A CLI that nobody is logged in to is told with the way to log in."""
     plan, path = planned("true"), cli()
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
-    (found,) = check([each for each in plan.requires if each.kind == "runai"])
+    (found,) = check_hosts([each for each in plan.requires if each.kind == "runai"])
     assert (found.detail, found.remedy) == ("nobody is logged in: not logged in", f"{path} login")

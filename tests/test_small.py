@@ -7,20 +7,20 @@ from pathlib import Path
 
 import pytest
 
-from scripts.server import free_port
-from tasks.needs import Object
-from tasks.profile import ROOT, load_profile, profiles
+from scripts.server import _find_free_port
 from tests.cluster.small import ELSEWHERE, in_pods, small
 from tests.conftest import manifest_plan_of
+from torchyard.loading.profile import ROOT, list_profiles, load_profile
+from torchyard.model.requirements import Object
 
 NAMES = tuple(in_pods())
-OF_MACHINES = {name for name in profiles() if load_profile(name).launcher == "baremetal"}
+OF_MACHINES = {name for name in list_profiles() if load_profile(name).launcher == "baremetal"}
 over_all = pytest.mark.parametrize("name", NAMES)
 
 
 def test_every_profile_has_its_place() -> None:
     """A profile is of machines, runs small in pods, or says why the test cluster cannot have it."""
-    assert {*NAMES, *ELSEWHERE, *OF_MACHINES} == set(profiles())
+    assert {*NAMES, *ELSEWHERE, *OF_MACHINES} == set(list_profiles())
 
 
 @over_all
@@ -63,7 +63,7 @@ def digits(*words: str, **env: str) -> subprocess.Popen[str]:
 @pytest.mark.slow
 def test_digits_stands_in_under_torch_distributed_launch() -> None:
     """The program takes the --local-rank that this agent gives it."""
-    agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={free_port()}")
+    agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={_find_free_port()}")
     process = digits(*agent, "programs/digits.py", "--epochs=1")
     said = process.communicate(timeout=60)[0]
     assert (process.returncode, '"world_size": 2' in said) == (0, True), said

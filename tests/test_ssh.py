@@ -14,23 +14,23 @@ from typing import Any
 
 import pytest
 
-from tasks.collect import collect
-from tasks.errors import HostError, OwnedError
-from tasks.folder import RunFolder
-from tasks.model import Collected, Outcome
-from tasks.moving import adopt
-from tasks.plan import CommandPlan
-from tasks.preflight import findings
-from tasks.rendezvous import ensure_rendezvous
-from tasks.sites import latest
-from tasks.spec import Deadlines
-from tasks.streams import Watch
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests import sshd
 from tests.conftest import RUN_ID, Write, command_plan_of, load
 from tests.sshd import Hosts, until
+from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.staging import find_last_attempt
+from torchyard.model.errors import HostError, RunInUseError
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Collected, Outcome
+from torchyard.run.folder import RunFolder
+from torchyard.run.takeover import adopt_run
+from torchyard.steps.collect import collect
+from torchyard.steps.preflight import run_checks
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 WHY = sshd.missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY)]
@@ -90,15 +90,15 @@ def planned(thought: Planned, hosts: Hosts) -> Iterator[Planned]:
 
     yield plan
     for each in made:
-        assert teardown.fn(each) == ()
+        assert teardown(each) == ()
     assert hosts.left() == []
 
 
 def carry(plan: CommandPlan) -> tuple[Outcome, Collected]:
     """From submit to collect."""
-    ensure_rendezvous.fn(plan)
-    outcome = wait.fn(submit.fn(plan, Deadlines()))
-    return outcome, collect.fn(plan, outcome, "none")
+    ensure_rendezvous(plan)
+    outcome = wait(submit(plan, Deadlines()))
+    return outcome, collect(plan, outcome, "none")
 
 
 def texts(plan: CommandPlan, node: int) -> list[str]:
@@ -117,7 +117,7 @@ def test_job_runs_there_and_all_of_it_comes_home(planned: Planned, hosts: Hosts)
     outcome, collected = carry(plan)
     assert (outcome.status.state, [each.lost for each in collected.logs]) == ("succeeded", ["", ""])
     assert texts(plan, 1) == ["found", *(f"line {number}" for number in range(10))]
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     home = hosts.folder / "host-b" / ".torchyard" / "sample-a1b2c3d4-1"
     assert files(plan, 1) == {"checkpoints/rank-1": f"{home}/work"}
     assert hosts.left() == []
@@ -127,7 +127,7 @@ def test_next_attempt_finds_every_checkpoint(planned: Planned) -> None:
     """What any host saved is on each host when the next attempt begins: rank 0 may be elsewhere then."""
     first, second = planned(), planned(attempt=2)
     carry(first)
-    teardown.fn(first)
+    teardown(first)
     carry(second)
     assert [texts(second, node)[0] for node in (0, 1)] == ["found rank-0 rank-1"] * 2
 
@@ -141,7 +141,7 @@ def test_folder_of_the_program_is_copied(planned: Planned, tmp_path: Path) -> No
     plan = planned(code=code, options={"source": "."})
     carry(plan)
     assert texts(plan, 0) == ["here False"]
-    teardown.fn(plan)
+    teardown(plan)
     assert files(plan, 0) == {"work/out.txt": "new"}
 
 
@@ -168,11 +168,11 @@ def disturb(hosts: Hosts) -> None:
 def test_server_that_is_away_for_a_while_ends_nothing(planned: Planned, hosts: Hosts) -> None:
     """A host that cannot be reached for seconds, its job at its end meanwhile, is asked until it answers."""
     plan = planned(args=["2"])
-    handle = submit.fn(plan, Deadlines())
+    handle = submit(plan, Deadlines())
     hosts.shut("host-b")
     back = threading.Timer(3.0, lambda: hosts.serve("host-b"))
     back.start()
-    assert wait.fn(handle).status.state == "succeeded"
+    assert wait(handle).status.state == "succeeded"
     back.join()
     assert texts(plan, 1)[-1] == "line 199"
 
@@ -189,9 +189,9 @@ def test_failure_there_is_read_here(planned: Planned) -> None:
 def test_stopped_job_still_brings_its_log_and_files(planned: Planned) -> None:
     """A run that is torn down in the middle, with nobody watching, brings everything home first."""
     plan = planned(args=["60"])
-    submit.fn(plan, Deadlines())
+    submit(plan, Deadlines())
     time.sleep(0.5)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert "line 5" in texts(plan, 0)
     assert "checkpoints/rank-0" in files(plan, 0)
 
@@ -207,10 +207,10 @@ def test_this_machine_can_be_one_of_the_hosts(planned: Planned, hosts: Hosts) ->
 def test_submit_again_adopts(planned: Planned) -> None:
     """Who comes back starts nothing twice, and needs no program here any more."""
     plan = planned(args=["60"])
-    first = submit.fn(plan, Deadlines())
+    first = submit(plan, Deadlines())
     assert plan.sites[0].work
     Path(plan.sites[0].work).unlink()
-    second = submit.fn(plan, Deadlines())
+    second = submit(plan, Deadlines())
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
 
@@ -244,7 +244,7 @@ def test_every_way_to_meet_works_between_hosts(planned: Planned, tmp_path: Path,
     plan = planned(code=MEET, **{"args": [], **keys}, **shared)
     outcome, _ = carry(plan)
     said = [text for node in (0, 1) for text in texts(plan, node) if "the sum is" in text]
-    assert (outcome.status.state, len(said), teardown.fn(plan)) == ("succeeded", 2, ())
+    assert (outcome.status.state, len(said), teardown(plan)) == ("succeeded", 2, ())
     assert all(text.endswith("the sum is 3.0") for text in said)
     assert list((tmp_path / "disk").iterdir()) == []
 
@@ -281,27 +281,27 @@ def test_run_goes_on_from_another_machine(planned: Planned, thought: Planned, ho
     """Once nobody looks after a job any more, another machine finds it, its port no fault, and its whole log."""
     keys = {"code": SERVE, "args": [str(tmp_path / "enough")]}
     first, second = planned(**keys), thought(**keys, run="elsewhere")
-    submit.fn(first, Deadlines())
+    submit(first, Deadlines())
     until(lambda: "is held by this run" in told(second), 30)
     hosts.forget()
-    assert (failures(second), latest(second)) == ("", 1)
-    handle = submit.fn(second, Deadlines())
+    assert (failures(second), find_last_attempt(second)) == ("", 1)
+    handle = submit(second, Deadlines())
     (tmp_path / "enough").touch()
-    assert (handle.created, wait.fn(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
+    assert (handle.created, wait(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
 
 
 def told(plan: CommandPlan) -> str:
-    return "\n".join(each.detail for each in findings(plan))
+    return "\n".join(each.detail for each in run_checks(plan))
 
 
 def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: Write, tmp_path: Path) -> None:
     """A run whose second attempt is on its hosts goes on with that one, its budget of tries with it."""
     plan = planned(attempt=2, args=["60"])
-    submit.fn(plan, Deadlines())
+    submit(plan, Deadlines())
     options = {"hosts": [block.host for block in plan.on]}
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
-    adopt(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
+    adopt_run(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
     assert (folder.attempts(), folder.last("start")["first"]) == ([2], 1)
 
 
@@ -309,28 +309,30 @@ def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: W
 def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Planned, attempt: int) -> None:
     """While one machine carries a run, another one is refused with its name, for this attempt and for the next."""
     plan = planned(args=["60"])
-    submit.fn(plan, Deadlines())
-    with Watch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
-        second = pool.submit(submit.fn, thought(attempt, run="elsewhere"), Deadlines())
+    submit(plan, Deadlines())
+    with ProcessWatch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
+        second = pool.submit(submit, thought(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.changes(0.1) is None or second.done(), 30)
-        with pytest.raises(OwnedError, match=rf"is carried by {socket.gethostname()}:.*/run#\w+; this process ends"):
+        with pytest.raises(RunInUseError, match=rf"is carried by {socket.gethostname()}:.*/run#\w+; this process ends"):
             second.result()
 
 
 def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planned, hosts: Hosts) -> None:
     """A machine that comes back after another one has taken its run over is told so, and goes."""
-    first = submit.fn(planned(args=["60"]), Deadlines())
+    first = submit(planned(args=["60"]), Deadlines())
     hosts.forget()
-    submit.fn(thought(args=["60"], run="elsewhere"), Deadlines())
-    with pytest.raises(OwnedError, match=r"/elsewhere#\w+; this process ends"):
-        wait.fn(first)
+    submit(thought(args=["60"], run="elsewhere"), Deadlines())
+    with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process ends"):
+        wait(first)
 
 
 # --- what can be wrong with a host
 
 
 def failures(plan: CommandPlan) -> str:
-    return "\n".join(f"{each.need}: {each.detail} {each.remedy}" for each in findings(plan) if each.verdict == "failed")
+    return "\n".join(
+        f"{each.need}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
+    )
 
 
 @pytest.mark.parametrize(("name", "said"), [
@@ -366,8 +368,8 @@ def test_full_disk_there_is_told(thought: Planned, hosts: Hosts) -> None:
     try:
         plan = thought(options={"folder": str(small)})
         with pytest.raises(HostError, match=r"host-[ab]: place sample-a1b2c3d4-1: No space left on device"):
-            submit.fn(plan, Deadlines())
-        assert (teardown.fn(plan), list(small.iterdir())) == ((), [])
+            submit(plan, Deadlines())
+        assert (teardown(plan), list(small.iterdir())) == ((), [])
     finally:
         subprocess.run(["umount", small], check=True)
 
@@ -377,22 +379,22 @@ def test_program_that_is_too_large_is_not_copied(thought: Planned, tmp_path: Pat
     (tmp_path / "data").touch()
     os.truncate(tmp_path / "data", 300 * 2**20)
     with pytest.raises(HostError, match="it holds 300 MiB, and 200 MiB can be copied: see options"):
-        submit.fn(thought(options={"source": "."}), Deadlines())
+        submit(thought(options={"source": "."}), Deadlines())
 
 
 def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
     """Where somebody has removed all that a host had of the run, its processes are found by their label and ended."""
     plan = planned(args=["60"])
-    submit.fn(plan, Deadlines())
+    submit(plan, Deadlines())
     shutil.rmtree(hosts.folder / "host-a" / ".torchyard")
-    with Watch(plan.on) as watch:
+    with ProcessWatch(plan.on) as watch:
         until(lambda: watch.changes(0.1) and all(watch.seen.values()))
         assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert hosts.left() == []
 
 
 def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -> None:
     """What runs on a host that cannot be reached any more counts as left behind."""
-    (said,) = teardown.fn(thought(options={"hosts": ["wrong-key", "host-b"]}))
+    (said,) = teardown(thought(options={"hosts": ["wrong-key", "host-b"]}))
     assert said.startswith("wrong-key: reach it by ssh: ")

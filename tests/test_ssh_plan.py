@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks.errors import ProfileError
-from tasks.launchers.baremetal import read_status
-from tasks.model import Observation
-from tasks.plan import Command
-from tasks.shell import words
-from tasks.sites import saved
 from tests.conftest import Write, command_plan_of, load
+from torchyard.launchers.baremetal import read_status
+from torchyard.machines.processes import _build_argv
+from torchyard.machines.staging import _list_checkpoints
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Command
+from torchyard.model.run import Observation
 
 USERS = (
     "Host gpu1\n  User me\n  BatchMode no\n  ServerAliveInterval 0\n  PermitLocalCommand yes\n  RemoteCommand tmux\n"
@@ -58,14 +58,14 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
     for node in (0, 1):
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints").mkdir(parents=True)
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints/{node}.pt").touch()
-    assert [name for _, name in saved(site.before)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
+    assert [name for _, name in _list_checkpoints(site.before)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
 
 
 def test_plan_of_the_version_before_finds_its_checkpoints(tmp_path: Path) -> None:
     """A plan that names every folder of the attempt before is still understood, whatever letters are in it."""
     (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
     (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
-    assert [name for _, name in saved([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
+    assert [name for _, name in _list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
 
 
 def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> None:
@@ -85,7 +85,7 @@ def settled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     config.write_text(USERS)
     with pytest.MonkeyPatch.context() as patched:
         patched.setenv("TORCHYARD_SSH", f"ssh -G -F {config}")
-        argv = words("gpu1", Command(argv=("true",)))
+        argv = _build_argv("gpu1", Command(argv=("true",)))
     said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
     return dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
 

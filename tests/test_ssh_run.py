@@ -9,12 +9,12 @@ import pytest
 
 from flows.sweep import sweep
 from flows.train import train
-from tasks.folder import all_runs
-from tasks.profile import ROOT
 from tests import sshd
 from tests.conftest import Write
 from tests.sshd import Hosts
 from tests.test_lost import TICK, Carried, ticking, until
+from torchyard.loading.profile import ROOT
+from torchyard.run.folder import list_run_folders
 
 WHY = sshd.missing()
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(bool(WHY), reason=WHY), pytest.mark.usefixtures("api")]
@@ -28,7 +28,7 @@ def hosts(tmp_path: Path) -> Iterator[Hosts]:
         made.start()
         os.environ["TORCHYARD_SSH"] = made.ssh
         yield made
-        sweep(runs=[folder.name for folder in all_runs()], return_state=True)
+        sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
     finally:
         made.stop()
 
@@ -44,7 +44,7 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
     keys = {"nodes": 2, "metrics": "json-lines", "options": options(hosts)}
     state = train(str(write(program=program, args=["--epochs=2"], **keys)), return_state=True)
     assert state.is_completed(), state.message
-    report = all_runs()[-1].report()
+    report = list_run_folders()[-1].report()
     assert report
     assert report.collected
     assert float(str(report.collected.metrics.rows[-1]["accuracy"])) > 0.8
@@ -99,7 +99,7 @@ def test_hosts_end_a_job_that_nobody_looks_after(lost: Callable[..., Carried], h
 def test_sweep_clears_hosts_and_brings_all_home(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """A run whose launcher was killed is ended on its hosts by a sweep here, its logs brought home first."""
     run = lost(ticks=6000)
-    sweep(runs=[folder.name for folder in all_runs()], return_state=True)
+    sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
     assert (run.state().name, hosts.left()) == ("Swept", [])
     assert whole(run, tmp_path / "truth")
 

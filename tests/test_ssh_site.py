@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from tasks.archive import unpack
-from tasks.sites import HOST, saved, script, tree
+from torchyard.machines.archive import unpack_archive
+from torchyard.machines.staging import _SCRIPTS_FOLDER, _list_checkpoints, _walk_files, script_command
 
-SITE = str(HOST / "site.py")
+SITE = str(_SCRIPTS_FOLDER / "staging.py")
 
 
 def tar(*members: tarfile.TarInfo, whole: bool = True) -> io.BytesIO:
@@ -46,7 +46,7 @@ def member(name: str, kind: bytes = tarfile.REGTYPE, link: str = "") -> tarfile.
 )
 def test_what_leads_outside_is_left_out(tmp_path: Path, bad: tarfile.TarInfo) -> None:
     """Nothing that a host sends is written outside of the folder, and the rest comes all the same."""
-    unpack(tmp_path / "run" / "files", io.BytesIO(), tar(bad, member("good")))
+    unpack_archive(tmp_path / "run" / "files", io.BytesIO(), tar(bad, member("good")))
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "files", "good"]
 
 
@@ -73,7 +73,7 @@ def test_no_chain_of_links_leads_outside(tmp_path: Path, bad: list[tarfile.TarIn
     """Where each of many links stays inside, all of them together do, also over two tars; nothing is outside then."""
     files = tmp_path / "1" / "2" / "3" / "4" / "5" / "6" / "files"
     for _ in range(times):
-        unpack(files, io.BytesIO(), tar(*bad))
+        unpack_archive(files, io.BytesIO(), tar(*bad))
     links = [path for path in files.rglob("*") if path.is_symlink()]
     assert [path for path in links if not path.resolve().is_relative_to(files)] == []
     assert [path for path in tmp_path.rglob("outside") if not path.is_relative_to(files)] == []
@@ -87,7 +87,7 @@ def test_link_of_an_earlier_tar_is_not_followed(tmp_path: Path, new: tarfile.Tar
     (tmp_path / "outside").mkdir()
     (tmp_path / "files").mkdir()
     (tmp_path / "files" / "link").symlink_to(tmp_path / "outside")
-    unpack(tmp_path / "files", io.BytesIO(), tar(new, member("good")))
+    unpack_archive(tmp_path / "files", io.BytesIO(), tar(new, member("good")))
     assert list((tmp_path / "outside").iterdir()) == []
     assert not (tmp_path / "files" / "link").resolve().is_relative_to(tmp_path / "outside")
 
@@ -97,7 +97,7 @@ def test_links_inside_come_home(tmp_path: Path) -> None:
     hard = member("checkpoints/best", tarfile.LNKTYPE, "checkpoints/5.pt")
     soft = member("checkpoints/last", tarfile.SYMTYPE, "../checkpoints/5.pt")
     for _ in range(2):
-        unpack(tmp_path / "files", io.BytesIO(), tar(member("checkpoints/5.pt"), hard, soft))
+        unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("checkpoints/5.pt"), hard, soft))
     there = tmp_path / "files" / "checkpoints"
     assert os.readlink(there / "last") == "../checkpoints/5.pt"
     assert (there / "best").samefile(there / "last")
@@ -116,9 +116,9 @@ def huge(name: str) -> tarfile.TarInfo:
 ], ids=["size", "name", "header"])  # fmt: skip
 def test_tar_that_is_too_large_is_refused(tmp_path: Path, bad: tarfile.TarInfo, said: str) -> None:
     """What would fill the disk or the memory stays on its host, and what came before stays here."""
-    unpack(tmp_path / "files", io.BytesIO(), tar(member("first")))
+    unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("first")))
     with pytest.raises(OSError, match=said):
-        unpack(tmp_path / "files", io.BytesIO(), tar(bad))
+        unpack_archive(tmp_path / "files", io.BytesIO(), tar(bad))
     assert [path.name for path in tmp_path.rglob("*")] == ["files", "first"]
 
 
@@ -130,7 +130,7 @@ def test_link_is_no_way_to_send_a_file_of_this_machine(tmp_path: Path) -> None:
     (brought / "5.pt").touch()
     (brought / "last").symlink_to("5.pt")
     (brought / "leak").symlink_to(tmp_path / "secret")
-    assert sorted(name for _, name in saved([f"{tmp_path}/attempt-1/node-*/files"])) == [
+    assert sorted(name for _, name in _list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])) == [
         "checkpoints/5.pt",
         "checkpoints/last",
     ]
@@ -138,15 +138,15 @@ def test_link_is_no_way_to_send_a_file_of_this_machine(tmp_path: Path) -> None:
 
 def test_absolute_name_stays_inside(tmp_path: Path) -> None:
     """A name that begins at the root is one of the folder."""
-    unpack(tmp_path / "files", io.BytesIO(), tar(member("/etc/torchyard")))
+    unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("/etc/torchyard")))
     assert (tmp_path / "files" / "etc" / "torchyard").exists()
 
 
 def test_torn_tar_changes_nothing(tmp_path: Path) -> None:
     """What does not come whole is not taken, and what came before stays."""
-    unpack(tmp_path / "files", io.BytesIO(), tar(member("first")))
+    unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("first")))
     with pytest.raises(OSError, match="torn"):
-        unpack(tmp_path / "files", io.BytesIO(), tar(member("second"), whole=False))
+        unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("second"), whole=False))
     assert [path.name for path in tmp_path.rglob("*")] == ["files", "first"]
 
 
@@ -160,7 +160,7 @@ def test_place_takes_only_what_is_whole(tmp_path: Path) -> None:
 
 def test_old_python_says_so(tmp_path: Path) -> None:
     """A host's interpreter that is too old is told with its version and the one that is needed."""
-    words = script("far", "python3", "probe.py").argv
+    words = script_command("far", "python3", "facts.py").argv
     old = words[2].replace("(3, 8)", "(9, 9)")
     done = subprocess.run([sys.executable, "-c", old, words[3]], capture_output=True, text=True, check=False)
     assert done.stderr.endswith(", and 3.8 or newer is needed\n")
@@ -172,4 +172,4 @@ def test_what_is_no_program_stays_here(tmp_path: Path) -> None:
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).touch()
     (tmp_path / "gone").symlink_to("nowhere")
-    assert sorted(name for _, name in tree(tmp_path)) == ["models/net.py", "train.py"]
+    assert sorted(name for _, name in _walk_files(tmp_path)) == ["models/net.py", "train.py"]

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import HostError
-from tasks.plan import Block, Command
-from tasks.shell import MAX_ANSWER_BYTES, call, pipe
-from tasks.stream import MAX_STATE_BYTES
-from tasks.streams import Watch
+from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.processes import _MAX_OUTPUT_BYTES, pipe_command, run_command
+from torchyard.machines.status_stream import _MAX_STATE_BYTES
+from torchyard.model.errors import HostError
+from torchyard.model.plan import Command, Process
 
 RUNS = '{"phase": "running", "started": 1.0}'
-Make = Callable[..., Block]
+Make = Callable[..., Process]
 
 
 def python(code: str) -> Command:
@@ -27,9 +27,9 @@ def python(code: str) -> Command:
 def block(tmp_path: Path) -> Make:
     """A block whose host says what a text of Python prints."""
 
-    def make(status: str, follow: str = "") -> Block:
+    def make(status: str, follow: str = "") -> Process:
         log, told = str(tmp_path / "log"), python(status)
-        return Block(
+        return Process(
             name="a", host="localhost", log=log, submit=None, status=told, cancel=None,
             follow=python(follow) if follow else None,
         )  # fmt: skip
@@ -38,10 +38,10 @@ def block(tmp_path: Path) -> Make:
 
 
 @contextmanager
-def watching(block: Block, until: Callable[[Watch], object]) -> Iterator[Watch]:
+def watching(block: Process, until: Callable[[ProcessWatch], object]) -> Iterator[ProcessWatch]:
     """A watch, once something is so."""
     deadline = time.monotonic() + 20
-    with Watch([block]) as watch:
+    with ProcessWatch([block]) as watch:
         while not until(watch):
             assert time.monotonic() < deadline, "it did not come to that"
             watch.changes(0.1)
@@ -81,7 +81,7 @@ def test_endless_line_breaks_the_stream_alone(block: Make) -> None:
         why = watch.why()
         assert why
         assert why.failure.sentence == "a cannot be asked: a line of more than 64 KiB, where a state should be"
-    assert MAX_STATE_BYTES == 64 << 10
+    assert _MAX_STATE_BYTES == 64 << 10
 
 
 FLOOD = "import sys; sys.stderr.write('warning\\n' * 100_000); sys.stderr.write('the last\\n'); sys.stderr.flush()"
@@ -97,31 +97,31 @@ def test_flood_beside_a_stream_does_not_stop_it(block: Make, tmp_path: Path) -> 
 
 def test_flood_beside_an_answer_does_not_stop_it() -> None:
     """A command that says much beside its answer is heard, and its last words say why it failed."""
-    assert call("localhost", python(f"{FLOOD}; print(1)")) == 1
+    assert run_command("localhost", python(f"{FLOOD}; print(1)")) == 1
     with pytest.raises(HostError, match=r"the last$"):
-        call("localhost", python(f"{FLOOD}; sys.exit(1)"))
+        run_command("localhost", python(f"{FLOOD}; sys.exit(1)"))
 
 
 def test_flood_beside_a_pipe_does_not_stop_it() -> None:
     """What is brought from a host comes whole, whatever its connection says beside it."""
-    assert pipe("localhost", python(f"{FLOOD}; print('one')"), lambda _, there: there.read()) == b"one\n"
+    assert pipe_command("localhost", python(f"{FLOOD}; print('one')"), lambda _, there: there.read()) == b"one\n"
 
 
 def test_endless_answer_is_refused() -> None:
     """An answer that would fill the memory is none."""
-    with pytest.raises(HostError, match=f"it answers more than {MAX_ANSWER_BYTES >> 20} MiB"):
-        call("localhost", python("while True: print('x' * 65536)"))
+    with pytest.raises(HostError, match=f"it answers more than {_MAX_OUTPUT_BYTES >> 20} MiB"):
+        run_command("localhost", python("while True: print('x' * 65536)"))
 
 
 def test_command_that_hangs_is_ended() -> None:
     """A command without an answer is ended after its time, and says so."""
     with pytest.raises(HostError, match=r"no answer within 0 s"):
-        call("localhost", python("import time; time.sleep(60)"), timeout=0.3)
+        run_command("localhost", python("import time; time.sleep(60)"), timeout=0.3)
 
 
 def test_host_takes_four_descriptors(block: Make) -> None:
     """A host's two streams hold two descriptors each, and give them back."""
     before = len(os.listdir("/proc/self/fd"))
-    with Watch([block("input()", "input()")]):
+    with ProcessWatch([block("input()", "input()")]):
         assert len(os.listdir("/proc/self/fd")) - before == 1 + 2 * 2  # the selector has one
     assert len(os.listdir("/proc/self/fd")) == before

@@ -9,20 +9,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.collect import find_failure
-from tasks.launchers import _pod_causes, _pod_status
-from tasks.model import Failure, Observation, Outcome, Status
-from tasks.needs import Check, failed, ok
-from tasks.plan import ManifestPlan
-from tasks.stuck import Around, Why, explain
 from tests.conftest import Planned
 from tests.test_observed import JUNK, damaged, places
+from torchyard.diagnosis import job_status, pod_reasons
+from torchyard.diagnosis.no_progress import ClusterContext, Diagnosis, explain_no_progress
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Check, failed_check, passed_check
+from torchyard.model.run import Failure, Observation, Outcome, Status
+from torchyard.steps.collect import _find_failure
 
 NOW = 1_700_000_000.0
-OPEN = ok("room", "2 fit on 4 of 9 nodes")
-ROOM = failed("room", "2 needed, 0 fit; 4 nodes: no nvidia.com/gpu", "ask for less nvidia.com/gpu")
-TAINT = failed("room", "2 needed, 0 fit; 4 nodes: taint team-b", "add team-b to `pod.tolerations`")
-CLOSED = failed("queue default", "is Closed; open are: none", "")
+OPEN = passed_check("room", "2 fit on 4 of 9 nodes")
+ROOM = failed_check("room", "2 needed, 0 fit; 4 nodes: no nvidia.com/gpu", "ask for less nvidia.com/gpu")
+TAINT = failed_check("room", "2 needed, 0 fit; 4 nodes: taint team-b", "add team-b to `pod.tolerations`")
+CLOSED = failed_check("queue default", "is Closed; open are: none", "")
 NOT_FOUND = 'MountVolume.SetUp failed for volume "a" : secret "a" not found'
 GO = 'err: &errors.StatusError{ListMeta:{Self:""}, Message:"pods \\"a\\" is forbidden: exceeded quota: q, '
 USED = 'requested: cpu=2, used: cpu=7, limited: cpu=8", Code:403}'
@@ -60,14 +60,16 @@ def of_job(plan: ManifestPlan, reason: str, message: str) -> dict[str, Any]:
     return {**event(plan, reason, message, 100), "involvedObject": {"kind": "Job", "name": plan.job}}
 
 
-def why(plan: ManifestPlan, around: Around = Around(), **pods: Mapping[str, Any]) -> Why | None:  # noqa: B008
+def why(plan: ManifestPlan, around: ClusterContext = ClusterContext(), **pods: Mapping[str, Any]) -> Diagnosis | None:  # noqa: B008
     """Why a job does not get on, of which these pods are seen: worker_0."""
     seen: dict[str, Mapping[str, Any]] = {f"Pod/{name.replace('_', '-')}": each for name, each in pods.items()}
     job = {"status": {"state": {"phase": "Pending"}}}
-    return explain(plan, Observation({f"Job/{plan.job}": job, "PodGroup/g": {}, **seen}, frozenset(), NOW), around)
+    return explain_no_progress(
+        plan, Observation({f"Job/{plan.job}": job, "PodGroup/g": {}, **seen}, frozenset(), NOW), around
+    )
 
 
-def told(found: Why | None) -> tuple[str, str, bool]:
+def told(found: Diagnosis | None) -> tuple[str, str, bool]:
     assert found
     return found.failure.cause, found.failure.sentence, found.failure.retry
 
@@ -87,7 +89,7 @@ EVENTS = {
 def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
     """What only an event says is a cause, with the pod, and with whether another attempt may go better."""
     reason, message, cause, retry = EVENTS[case]
-    found = told(why(plan, Around([event(plan, reason, message)]), worker_0=pod()))
+    found = told(why(plan, ClusterContext([event(plan, reason, message)]), worker_0=pod()))
     assert (found[0], found[2]) == (cause, retry)
     assert found[1].startswith("worker-0: ")
     assert found[1].endswith(f"({reason}: {message})")
@@ -95,7 +97,9 @@ def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
 
 def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
     """A Secret that is not there may still come; after a while the job is ended, whatever deadline it has."""
-    ends = [why(plan, Around([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)]
+    ends = [
+        why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)
+    ]
     assert [each.ends for each in ends if each] == [False, True]
 
 
@@ -103,7 +107,7 @@ def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
 def test_elastic_job_does_without_one_pod(planned: Planned, least: int) -> None:
     """A pod that will never start ends only a job that needs it."""
     plan = planned(nodes={"min": least, "max": 2})
-    found = why(plan, Around([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
+    found = why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
     assert found
     assert found.ends == (least == 2)
 
@@ -120,19 +124,19 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 def test_event_of_something_else_explains_nothing(plan: ManifestPlan, case: str) -> None:
     """An event counts while the pod that it is about has not started."""
     other, seen = OTHERS[case]
-    assert why(plan, Around([event(plan, "FailedMount", NOT_FOUND) | other]), worker_0=seen) is None
+    assert why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND) | other]), worker_0=seen) is None
 
 
 def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
     """The name of attempt 10 begins with that of attempt 1."""
     other = {"involvedObject": {"kind": "Job", "name": f"{plan.job}0"}}
-    assert why(plan, Around([of_job(plan, "FailedCreate", "no") | other])) is None
+    assert why(plan, ClusterContext([of_job(plan, "FailedCreate", "no") | other])) is None
 
 
 @pytest.mark.parametrize(("end", "ends"), [(USED, False), (WHOLE, True)])
 def test_quota_of_others_is_waited_for(plan: ManifestPlan, end: str, ends: bool) -> None:
     """What others use may come free; more than the whole quota never will."""
-    found = why(plan, Around([of_job(plan, "FailedCreate", GO + end)]))
+    found = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + end)]))
     assert told(found)[0] == "quota"
     assert found
     assert found.ends is ends
@@ -140,7 +144,7 @@ def test_quota_of_others_is_waited_for(plan: ManifestPlan, end: str, ends: bool)
 
 def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) -> None:
     """Volcano prints an error with all its parts: what the API server said is in the middle."""
-    sentence = told(why(plan, Around([of_job(plan, "FailedCreate", GO + USED)])))[1]
+    sentence = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + USED)])))[1]
     said = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
     assert sentence.endswith(f"(FailedCreate: {said})")
 
@@ -173,7 +177,7 @@ ROOMS: dict[str, tuple[Check | None, str, str]] = {
 def test_gang_without_room_is_explained(plan: ManifestPlan, case: str) -> None:
     """What the gang needs, and whether its nodes are too small, tainted, or only busy."""
     room, cause, part = ROOMS[case]
-    found = told(why(plan, Around(room=room), worker_0=unplaced(), worker_1=unplaced()))
+    found = told(why(plan, ClusterContext(room=room), worker_0=unplaced(), worker_1=unplaced()))
     assert found[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
     assert (found[0], part in found[1], found[2]) == (cause, True, False)
 
@@ -189,7 +193,7 @@ def test_port_of_another_run_is_told(plan: ManifestPlan) -> None:
     spec = {"containers": [{"ports": [{"hostPort": 23456}]}], "nodeName": "n-1"}
     mine = unplaced("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
     holder = {"metadata": {"labels": {"torchyard/run": "other"}}, "spec": spec}
-    found = told(why(plan, Around(room=OPEN, pods=[holder]), worker_0=mine))
+    found = told(why(plan, ClusterContext(room=OPEN, pods=[holder]), worker_0=mine))
     assert (found[0], found[2]) == ("host-port", True)
     assert found[1].endswith("no node has port 23456 free (run other has it)")
 
@@ -206,27 +210,29 @@ def test_port_of_another_run_is_told(plan: ManifestPlan) -> None:
 def test_job_without_pods_is_explained(plan: ManifestPlan, around: dict[str, Any], cause: str, part: str) -> None:
     """Before there are pods, the queue, an event of the PodGroup, or the nodes say what is waited for."""
     said = around.pop("message", None)
-    found = told(why(plan, Around([of_job(plan, "Unschedulable", said)] if said else [], **around)))
+    found = told(why(plan, ClusterContext([of_job(plan, "Unschedulable", said)] if said else [], **around)))
     assert (found[0], part in found[1]) == (cause, True)
 
 
 def test_job_that_no_controller_has_seen_is_told(plan: ManifestPlan) -> None:
     """A job without any status has a controller that does not run, or is far behind."""
-    found = explain(plan, Observation({f"Job/{plan.job}": {"status": {}}}, frozenset(), NOW), Around())
+    found = explain_no_progress(
+        plan, Observation({f"Job/{plan.job}": {"status": {}}}, frozenset(), NOW), ClusterContext()
+    )
     assert told(found)[0] == "controller-silent"
 
 
 def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
     """Pods that are made or run are nothing to tell of, whatever Volcano warns of at every start."""
     warning = of_job(plan, "Unschedulable", "0/2 tasks in gang unschedulable: pod group is ready")
-    assert why(plan, Around([warning]), worker_0=pod(), worker_1=pod("Running")) is None
+    assert why(plan, ClusterContext([warning]), worker_0=pod(), worker_1=pod("Running")) is None
 
 
 def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
     """Where the cluster knows why a deadline passed, that is the cause, and says whether to try again."""
     known = Failure(cause="host-port", sentence="not started within 4 s (deadlines.start): port", retry=True)
     status = Status(state="failed", reason=known.sentence, failure=known)
-    found = find_failure(plan, Outcome(status=status, cause="start-deadline", exits={}))
+    found = _find_failure(plan, Outcome(status=status, cause="start-deadline", exits={}))
     assert (found.cause, found.sentence, found.retry) == (known.cause, known.sentence, True)
 
 
@@ -247,7 +253,7 @@ def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
     """A registry that does not answer is worth another attempt; a name that it does not know is not."""
     state = {"waiting": {"reason": "ErrImagePull", "message": message}}
     seen = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
-    found = _pod_causes.blame({"worker-0": seen}, NOW)
+    found = pod_reasons.find_pod_failure({"worker-0": seen}, NOW)
     assert found
     assert (found.cause, found.retry) == PULLS[message]
 
@@ -264,7 +270,7 @@ def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> N
     """A pod that is gone when its peers fail has been taken by whom its last conditions name."""
     gone = pod("Running", **condition)
     gone["metadata"]["deletionTimestamp"] = stamp(20)
-    failure = _pod_status.failed(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
+    failure = job_status.failed_status(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, True)
 
@@ -273,7 +279,7 @@ def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> N
 
 
 @st.composite
-def broken(draw: st.DrawFn) -> tuple[Observation, Around]:
+def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
     """A damaged observation, and events and pods of others that are damaged as well."""
     told: dict[str, Any] = {"involvedObject": {"kind": "Pod", "name": "job-worker-0"}, "reason": "FailedMount"}
     told |= {"message": "not found", "firstTimestamp": stamp(9), "series": {"lastObservedTime": stamp(1)}}
@@ -285,12 +291,12 @@ def broken(draw: st.DrawFn) -> tuple[Observation, Around]:
         around = [each if each else {"x": 1} for each in around]
     checks = st.sampled_from([None, OPEN, ROOM, CLOSED])
     observed = draw(damaged(spoken=False))[1]
-    return observed, Around(around[:2], draw(checks), draw(checks), around[2:])
+    return observed, ClusterContext(around[:2], draw(checks), draw(checks), around[2:])
 
 
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(broken())
-def test_anything_is_explained_or_not(plan: ManifestPlan, seen: tuple[Observation, Around]) -> None:
+def test_anything_is_explained_or_not(plan: ManifestPlan, seen: tuple[Observation, ClusterContext]) -> None:
     """Whatever a cluster says, no explanation breaks; and one that there is is a sentence."""
-    found = explain(plan.model_copy(update={"job": "job"}), *seen)
+    found = explain_no_progress(plan.model_copy(update={"job": "job"}), *seen)
     assert found is None or (found.failure.cause and found.failure.sentence)

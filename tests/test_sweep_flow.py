@@ -7,11 +7,22 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows import sweep as flow
-from flows.sweep import Due, clear, close, folders, in_clusters, main, refused, remove, summary
-from tasks import flow_runs, orphans
-from tasks.folder import RunFolder, runs
+from flows.sweep import (
+    AbandonedRun,
+    _clear_orphan,
+    _explain_refusals,
+    _find_cluster_runs,
+    _find_local_runs,
+    _format_summary,
+    _remove_run,
+    _sweep_state,
+    main,
+)
+from tasks import flow_runs
 from tests.fake_api import FakeApi
 from tests.leases import RUN, Cast, lease
+from torchyard.cluster import orphans
+from torchyard.run.folder import RunFolder, runs_folder
 
 Folder = Callable[..., RunFolder]
 
@@ -21,7 +32,7 @@ def folder() -> Folder:
     """Make the folder of a run that a process has left, with a lease of so many seconds."""
 
     def make(name: str, seconds: float) -> RunFolder:
-        made = RunFolder(Path(runs(), name))
+        made = RunFolder(Path(runs_folder(), name))
         made.path.mkdir(parents=True)
         made.note("start", run="1", entry="fresh")
         made.renew(seconds)
@@ -33,17 +44,17 @@ def folder() -> Folder:
 @pytest.fixture(autouse=True)
 def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect knows no run, and nothing is waited for."""
-    monkeypatch.setattr(flow, "alive", lambda _: "")
-    monkeypatch.setattr(flow, "alive_by_name", lambda _: "")
-    monkeypatch.setattr(orphans, "OBSERVED_S", 0.0)
-    monkeypatch.setattr(flow_runs, "_client", lambda: None)
+    monkeypatch.setattr(flow, "read_liveness", lambda _: "")
+    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
+    monkeypatch.setattr(flow_runs, "_open_client", lambda: None)
 
 
 # --- which runs
 
 
 def names(named: frozenset[str] | None) -> list[str]:
-    return [each.run for each in folders(named, [])]
+    return [each.run for each in _find_local_runs(named, [])]
 
 
 def test_folder_goes_after_its_lease(folder: Folder) -> None:
@@ -65,31 +76,33 @@ def test_named_run_of_a_living_process_stays(folder: Folder) -> None:
     """A name does not take a run from the process that carries it, and the end says so."""
     mine = folder("mine-00000003", 60)
     with mine.owned():
-        (due,) = folders(frozenset({mine.name}), [])
-        left = remove(due, dry_run=False)
+        (due,) = _find_local_runs(frozenset({mine.name}), [])
+        left = _remove_run(due, dry_run=False)
     assert left is None
-    assert "a living process carries it" in refused(frozenset({mine.name}), [due], [left])[0]
+    assert "a living process carries it" in _explain_refusals(frozenset({mine.name}), [due], [left])[0]
 
 
 def test_run_that_went_in_one_place_is_not_refused() -> None:
     """A run that moved is nobody's here and goes where it is: that is what was asked for."""
-    both = [Due("moved-00000005", where, "", list) for where in ("here", "namespace ml")]
-    assert refused(frozenset({"moved-00000005"}), both, [None, []]) == []
-    assert len(refused(frozenset({"moved-00000005"}), both, [None, None])) == 2
+    both = [AbandonedRun("moved-00000005", where, "", list) for where in ("here", "namespace ml")]
+    assert _explain_refusals(frozenset({"moved-00000005"}), both, [None, []]) == []
+    assert len(_explain_refusals(frozenset({"moved-00000005"}), both, [None, None])) == 2
 
 
 def test_name_of_nothing_is_told(folder: Folder) -> None:
     """A run that is nowhere is a fault of whoever named it, and one that has ended here is none."""
     folder("over-00000006", 60).note("end", end="succeeded", by="flow", sentence="it went well")
-    assert (names(frozenset({"over-00000006"})), refused(frozenset({"over-00000006"}), [], [])) == ([], [])
-    assert refused(frozenset({"gone-00000004"}), [], []) == ["there is no run gone-00000004 that this user may see"]
+    assert (names(frozenset({"over-00000006"})), _explain_refusals(frozenset({"over-00000006"}), [], [])) == ([], [])
+    assert _explain_refusals(frozenset({"gone-00000004"}), [], []) == [
+        "there is no run gone-00000004 that this user may see"
+    ]
 
 
 # --- in a cluster
 
 
-def found(faults: list[str], without_lease: bool = False) -> list[Due]:
-    return list(in_clusters(None, None, without_lease, faults))
+def found(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
+    return list(_find_cluster_runs(None, None, without_lease, faults))
 
 
 def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
@@ -98,7 +111,7 @@ def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
     run = Cast(fake_api, lease(ago=3))
     fake_api.fail("GET", r"/leases\?", 403)
     assert found(faults, without_lease=True) == []
-    end = close(summary([], False, 0), faults)
+    end = _sweep_state(_format_summary([], False, 0), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
     assert "docs/rbac.yaml" in str(end.message)
@@ -122,8 +135,8 @@ def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     run = Cast(fake_api, lease())
     fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
     due = found([])
-    assert [remove(each, dry_run=False) for each in due] == [()]
-    assert summary(due, False, 0) == "looked after 0 runs; 1 are listed and stay"
+    assert [_remove_run(each, dry_run=False) for each in due] == [()]
+    assert _format_summary(due, False, 0) == "looked after 0 runs; 1 are listed and stay"
     assert run.left == ["Job", "Pod"]
 
 
@@ -134,12 +147,12 @@ def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: 
     def tell(run_id: str, state: State[None]) -> None:
         told.append(f"{run_id}: {state.name}")
 
-    monkeypatch.setattr(flow, "tell", tell)
+    monkeypatch.setattr(flow, "report_state", tell)
     for confirmed in ("", "0190c7f0"):
-        monkeypatch.setattr(flow, "named_by", lambda _, confirmed=confirmed: confirmed)
+        monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = Cast(fake_api, lease())
-        (orphan,) = orphans.orphans(None, orphans.Terms(alive=lambda _: ""))
-        assert (clear(orphan), run.left) == ([], [])
+        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(alive=lambda _: ""))
+        assert (_clear_orphan(orphan), run.left) == ([], [])
     assert told == ["0190c7f0: Swept"]
 
 
@@ -149,7 +162,7 @@ def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def sweep(*words: object, return_state: bool) -> State[None]:
         asked.extend(words)
-        return close("looked after 0 runs", [])
+        return _sweep_state("looked after 0 runs", [])
 
     monkeypatch.setattr(flow, "sweep", sweep)
     assert main(["--run", "a", "--run", "b", "--without-lease", "--context", "c"]) == 0

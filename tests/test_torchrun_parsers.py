@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from tasks.plan import CommandPlan, ManifestPlan
-from tasks.profile import load_profile, profiles
 from tests.cluster.images import old_torchrun
 from tests.conftest import plan_of
 from tests.record_torchrun import FOLDER, UnknownWordsError, parser
+from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.plan import CommandPlan, ManifestPlan
 
 VERSIONS = sorted(path.stem for path in FOLDER.glob("*.json"))
 STARTS = ("torchrun", "torch.distributed.launch")
@@ -32,7 +32,7 @@ def spoken(name: str, folder: Path) -> list[str]:
 
 def in_pods() -> Iterator[str]:
     """Every shipped profile whose pods start torchrun, or the older launch, which has torchrun's parser."""
-    for name in profiles():
+    for name in list_profiles():
         plan = plan_of(load_profile(name), Path("/runs"))
         if not (isinstance(plan, CommandPlan) and plan.launcher == "baremetal") and spoken(name, Path("/runs")):
             yield name

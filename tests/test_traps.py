@@ -9,10 +9,10 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tasks.launchers._traps import traps
-from tasks.launchers._workload import read_options, split
-from tasks.profile import load_profile
 from tests.conftest import Planned, manifest_plan_of
+from torchyard.loading.profile import load_profile
+from torchyard.pods.lint import lint_manifest
+from torchyard.pods.workload import _read_options, _split_script
 
 MANIFESTS = Path(__file__).parent / "manifests"
 POD = "spec.tasks[0].template.spec"
@@ -26,7 +26,7 @@ def load(name: str) -> list[dict[str, Any]]:
 
 def at(objects: list[dict[str, Any]]) -> list[str]:
     """The object and the key of every trap."""
-    return [sentence.split(": ")[0] for sentence in traps(objects)]
+    return [sentence.split(": ")[0] for sentence in lint_manifest(objects)]
 
 
 def parse(text: str) -> list[dict[str, Any]]:
@@ -170,7 +170,7 @@ def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path
     launcher, _, backend = row.partition("-")
     name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
     plan = manifest_plan_of(load_profile(name, {"fabric": fabric}), tmp_path)
-    assert traps([*plan.store, *plan.objects]) == ()
+    assert lint_manifest([*plan.store, *plan.objects]) == ()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -179,13 +179,13 @@ def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path
 def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, nodes: int) -> None:
     """However the nodes meet, none of what is warned about is planned."""
     plan = planned(launcher=launcher, rendezvous=rendezvous, nodes=nodes, hardware="oke/bm-gpu-b4-8", fabric="host")
-    assert traps([*plan.store, *plan.objects]) == ()
+    assert lint_manifest([*plan.store, *plan.objects]) == ()
 
 
 @pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER])
 def test_sound_manifest_shows_none(manifest: str) -> None:
     """A manifest that does what its author means is left in peace."""
-    assert traps(parse(manifest)) == ()
+    assert lint_manifest(parse(manifest)) == ()
 
 
 SPOILED = [
@@ -236,7 +236,7 @@ def test_trap_is_named(case: tuple[str, str, str, str, str]) -> None:
     """Each trap is told once for the key that springs it."""
     manifest, old, new, where, says = case
     assert old in manifest
-    found = [sentence for sentence in traps(parse(manifest.replace(old, new, 1))) if says in sentence]
+    found = [sentence for sentence in lint_manifest(parse(manifest.replace(old, new, 1))) if says in sentence]
     assert len(found) == 1
     assert f"{where}: " in found[0]
 
@@ -245,26 +245,28 @@ def test_sentence_has_three_parts() -> None:
     """Where, what happens and what to write instead."""
     changed = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
     sentence = "the webhook makes 2 of 0, the sum of the replicas: nothing starts until all of them fit; "
-    assert traps(changed) == (f"Job train, spec.minAvailable: {sentence}write 2 if that is meant, and 1 if not.",)
+    assert lint_manifest(changed) == (
+        f"Job train, spec.minAvailable: {sentence}write 2 if that is meant, and 1 if not.",
+    )
 
 
 def test_restart_in_place_keeps_the_rendezvous_id() -> None:
     """A container that the kubelet starts again meets its own closed rendezvous, whatever id the manifest has."""
     changed = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
-    assert [sentence for sentence in traps(parse(changed)) if "RendezvousClosedError" in sentence]
+    assert [sentence for sentence in lint_manifest(parse(changed)) if "RendezvousClosedError" in sentence]
 
 
 def test_words_after_a_script_are_read() -> None:
     """A script that ends in `exec "$@"` starts the words behind it."""
     behind = '[sh, -c, "set -e; exec \\"$@\\"", sh, torchrun, --nnodes=2, --nnodes=2, train.py, --x, --x]'
-    found = traps(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', behind)))
+    found = lint_manifest(parse(PYTORCHJOB.replace('[torchrun, --nproc-per-node, "2", train.py]', behind)))
     assert [sentence.partition(": ")[2][:14] for sentence in found if "stands there" in sentence] == ["--nnodes stand"]
 
 
 def test_options_are_torchruns_own() -> None:
     """What follows the program belongs to it, and a substitution is no word of the command."""
-    words = split("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
-    assert read_options(words[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
+    words = _split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
+    assert _read_options(words[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
 
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
@@ -288,13 +290,13 @@ def test_odd_shapes_are_read(data: st.DataObject) -> None:
         for key in way:
             place = place[key]
         place[last] = data.draw(ODD)
-    assert all(sentence.endswith(".") for sentence in traps(objects))
+    assert all(sentence.endswith(".") for sentence in lint_manifest(objects))
 
 
 @given(st.lists(ODD, max_size=3))
 def test_anything_is_read(objects: list[Any]) -> None:
     """What is no manifest shows no trap."""
-    assert traps(objects) == ()
+    assert lint_manifest(objects) == ()
 
 
 @given(st.text(alphabet="$(){}[]<>'\"`#\\\n;&|= -rdzvtorchunx_", max_size=60))
@@ -302,7 +304,7 @@ def test_any_script_is_read(script: str) -> None:
     """A script that no shell would take is read too."""
     objects = parse(VOLCANO)
     objects[0]["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
-    assert isinstance(traps(objects), tuple)
+    assert isinstance(lint_manifest(objects), tuple)
 
 
 # --- AppWrapper
@@ -348,7 +350,7 @@ def wrapped(**changes: Any) -> list[dict[str, Any]]:
 
 def test_good_wrapper_has_no_traps() -> None:
     """What is patient, and keeps its pods, is not complained of."""
-    assert traps(wrapped()) == ()
+    assert lint_manifest(wrapped()) == ()
 
 
 def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
@@ -369,7 +371,7 @@ def test_traps_of_the_wrapped_job_are_told_with_both_names() -> None:
 )
 def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, said: str) -> None:
     """What the controller does unasked, and what it does not understand."""
-    (found,) = traps(wrapped(**{name: value}))
+    (found,) = lint_manifest(wrapped(**{name: value}))
     assert f"{PREFIX}{name}" in found
     assert said in found
 
@@ -377,7 +379,7 @@ def test_patience_of_the_wrapper_is_looked_at(name: str, value: str | None, said
 @pytest.mark.parametrize("policy", ["Running", "All"])
 def test_pods_that_are_cleaned_are_never_counted(policy: str) -> None:
     """The wrapper waits for every pod to have succeeded."""
-    (found,) = traps(wrapped(cleanPodPolicy=policy))
+    (found,) = lint_manifest(wrapped(cleanPodPolicy=policy))
     assert f"{policy} deletes pods" in found
 
 

@@ -11,12 +11,12 @@ import yaml
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tasks.cli import main
-from tasks.errors import ProfileError
-from tasks.profile import ROOT
-from tasks.spec import Profile
-from tasks.values import Values
 from tests.conftest import Write, load, manifest_plan_of
+from torchyard.cli.main import main
+from torchyard.loading.helm_values import ChartValues
+from torchyard.loading.profile import ROOT
+from torchyard.model.errors import ProfileError
+from torchyard.model.profile import Profile
 
 GUIDE = Path(__file__).parent / "values"
 JOB: dict[str, Any] = {"jobName": "train", "containerImage": "train:v1", "mainProgram": "train.py"}
@@ -245,13 +245,13 @@ def test_key_is_told_in_the_profile(tmp_path: Path, values: dict[str, Any], plac
 
 def test_every_key_is_tried() -> None:
     """The cases above leave out no key of the chart."""
-    assert {key for values, _, _ in KEYS for key in values} == set(Values.model_fields)
+    assert {key for values, _, _ in KEYS for key in values} == set(ChartValues.model_fields)
 
 
 def test_every_key_is_explained() -> None:
     """docs/values.md has one row for each key, and no other."""
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "values.md").read_text(), re.MULTILINE)
-    assert rows == list(Values.model_fields)
+    assert rows == list(ChartValues.model_fields)
 
 
 def test_plan_holds_what_the_files_say(tmp_path: Path) -> None:
@@ -353,7 +353,7 @@ ANY = st.recursive(
 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
-@given(values=st.dictionaries(st.sampled_from(sorted(Values.model_fields)), ANY, max_size=5))
+@given(values=st.dictionaries(st.sampled_from(sorted(ChartValues.model_fields)), ANY, max_size=5))
 def test_wrong_values_are_told_and_never_crash(tmp_path: Path, values: dict[str, Any]) -> None:
     """Whatever stands behind the chart's keys, the profile loads or says what is wrong with it."""
     with suppress(ProfileError):

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
-from tasks.errors import FolderError
-from tasks.logs import MOST_BYTES, Follower
-from tasks.model import Handle, Outcome
-from tasks.plan import Command, CommandPlan
-from tasks.spec import Deadlines
-from tasks.wait import wait
 from tests.conftest import Write, command_plan_of, load
+from torchyard.model.errors import FolderError
+from torchyard.model.plan import Command, CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome
+from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader
+from torchyard.steps.wait import wait
 
 Make = Callable[..., CommandPlan]
 OLD, JOINED = "2026-01-01T00:00:00.000Z node-0 | %s\n", "Rendezvous complete for workers."
@@ -50,7 +50,7 @@ def job(write: Write, tmp_path: Path) -> Make:
 
 def waited(plan: CommandPlan, age: float = 0.0, pulse: Callable[[list[str]], None] = lambda _: None) -> Outcome:
     limits = Deadlines(start=1.0, silence=1.0)
-    return wait.fn(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age=age), pulse)
+    return wait(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age=age), pulse)
 
 
 def speak(path: Path, stamp: str, times: int) -> None:
@@ -121,8 +121,8 @@ def test_descriptors_that_are_used_up_are_waited_for(job: Make, caplog: pytest.L
 # --- the logs, read in pieces
 
 
-def follower(plan: CommandPlan) -> tuple[Follower, Path]:
-    return Follower(plan), Path(plan.on[0].log)
+def follower(plan: CommandPlan) -> tuple[JobLogReader, Path]:
+    return JobLogReader(plan), Path(plan.on[0].log)
 
 
 def test_long_log_is_read_in_pieces(job: Make) -> None:
@@ -134,7 +134,7 @@ def test_long_log_is_read_in_pieces(job: Make) -> None:
     while found.behind:
         sizes.append(len(found.read()))
     assert (sum(sizes), found.lines) == (3000, 3001)
-    assert max(sizes) * 1000 <= MOST_BYTES
+    assert max(sizes) * 1000 <= _MAX_READ_BYTES
 
 
 def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:

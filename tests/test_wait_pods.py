@@ -9,19 +9,19 @@ from typing import Any
 
 import pytest
 
-from tasks import objects, pump, seal
-from tasks import wait as waiting
-from tasks.launchers import _lease
-from tasks.model import Handle, Outcome
-from tasks.plan import ManifestPlan
-from tasks.pump import Pump
-from tasks.spec import Deadlines
-from tasks.trouble import is_own
-from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.fake_objects import Object
+from torchyard.cluster import create, log_follower
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.log_follower import LogFollower
+from torchyard.common.own_trouble import is_own_trouble
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome
+from torchyard.pods import lease_record, seal
+from torchyard.steps import wait as waiting
+from torchyard.steps.wait import wait
 
 NODES = ("worker-0", "worker-1")
 STAMP = b"2026-01-01T00:00:00.%03dZ "
@@ -32,7 +32,7 @@ class Job:
 
     def __init__(self, server: FakeApi, plan: ManifestPlan) -> None:
         self.server, self.plan = server, plan
-        objects.create(plan)
+        create.create_job(plan)
         for node in NODES:
             self.set_pod(node, "Running", {"running": {"startedAt": "2026-01-01T00:00:00Z"}})
         self.set_job("Running")
@@ -69,7 +69,7 @@ class Job:
 
     def wait(self, age: float = 0.0, pulse: Callable[[list[str]], None] = lambda _: None, **limits: float) -> Outcome:
         handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age, submitted_at=1.0, age=age)
-        return wait.fn(handle, pulse)
+        return wait(handle, pulse)
 
 
 @pytest.fixture
@@ -142,7 +142,7 @@ def test_job_that_ended_while_nobody_looked_is_not_late(job: Job) -> None:
 
 def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Everything is seen and heard, and nothing is said."""
-    monkeypatch.setattr(waiting, "QUIET_S", 0.5)
+    monkeypatch.setattr(waiting, "_LOG_SILENCE_S", 0.5)
     for node in NODES:
         job.server.logs[job.name(node)] = slowly(10_000, 60, first=lines(1))
     assert job.wait(silence=1).cause == "silence"
@@ -154,7 +154,7 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_log_is_waited_for_while_it_comes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that comes slowly is read to its end, and meanwhile the wait says that it lives."""
-    monkeypatch.setattr(waiting, "QUIET_S", 0.8)
+    monkeypatch.setattr(waiting, "_LOG_SILENCE_S", 0.8)
     job.server.logs[job.name("worker-0")] = slowly(20, 0.1)
     job.end()
     pulses = list[list[str]]()
@@ -178,7 +178,7 @@ def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
 
 def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that nobody can give now is read when the API server is back, however long that takes."""
-    monkeypatch.setattr(pump, "LONG", 0.3)
+    monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.3)
     job.server.logs[job.name("worker-0")] = b"".join(lines(5))
     job.server.fail("GET", "/log", 0)
     with ClusterWatch(job.plan) as watch:
@@ -228,9 +228,9 @@ def test_thread_that_cannot_start_is_started_later(
 ) -> None:
     """Without a thread for a log the job is still watched, and the log is read once there is one."""
     job.server.logs[job.name("worker-0")] = b"".join(lines(3))
-    start, seen_running = Pump.start, threading.Event()
+    start, seen_running = LogFollower.start, threading.Event()
 
-    def start_late(self: Pump) -> None:
+    def start_late(self: LogFollower) -> None:
         if not seen_running.is_set():
             raise RuntimeError("can't start new thread")
         start(self)
@@ -240,7 +240,7 @@ def test_thread_that_cannot_start_is_started_later(
             seen_running.set()
 
     caplog.set_level("INFO")
-    monkeypatch.setattr(Pump, "start", start_late)
+    monkeypatch.setattr(LogFollower, "start", start_late)
     after(3, job.end)
     outcome = job.wait(pulse=pulse)
     assert (outcome.status.state, outcome.lost, len(job.log())) == ("succeeded", {}, 3)
@@ -253,16 +253,16 @@ def test_thread_that_cannot_start_is_started_later(
 )
 def test_own_trouble_is_told_from_faults(error: Exception, own: bool) -> None:
     """A fault of the program is no trouble that passes."""
-    assert is_own(error) is own
+    assert is_own_trouble(error) is own
 
 
 def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whoever comes back in the middle of the end must not begin anew."""
-    monkeypatch.setattr(seal, "key", lambda _: "the run's own")
+    monkeypatch.setattr(seal, "get_run_key", lambda _: "the run's own")
     job.end(code=1)
     job.wait()
-    held = job.server.find(_lease.API, _lease.KIND, job.plan.run)
+    held = job.server.find(lease_record.LEASE_API, lease_record.LEASE_KIND, job.plan.run)
     assert held
-    outcome = _lease.outcome(held, "the run's own")
+    outcome = lease_record.read_outcome(held, "the run's own")
     assert outcome
     assert outcome.status.state == "failed"

@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from tasks import watcher
-from tasks.cluster import Api
-from tasks.plan import ManifestPlan, Watched
-from tasks.watcher import News, Watcher
 from tests.conftest import Planned
 from tests.fake_api import FakeApi
 from tests.waiting import until
+from torchyard.cluster import reflector
+from torchyard.cluster.reflector import ObjectChange, Reflector
+from torchyard.kube.client import Client
+from torchyard.model.plan import ManifestPlan, Watched
 
 PODS = Watched(api="v1", kind="Pod")
 GROUPS = Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
 PATIENCE_S = 20.0
-Begin = Callable[..., Watcher]
+Begin = Callable[..., Reflector]
 
 
 @pytest.fixture
@@ -27,17 +27,17 @@ def plan(planned: Planned) -> ManifestPlan:
 
 
 @pytest.fixture
-def news() -> "queue.Queue[News]":
+def news() -> "queue.Queue[ObjectChange]":
     return queue.Queue()
 
 
 @pytest.fixture
-def begin(fake_server: Api, plan: ManifestPlan, news: "queue.Queue[News]") -> Iterator[Begin]:
+def begin(fake_server: Client, plan: ManifestPlan, news: "queue.Queue[ObjectChange]") -> Iterator[Begin]:
     """Start a watch; it ends with the test."""
     over = threading.Event()
 
-    def start(watched: Watched = PODS) -> Watcher:
-        made = Watcher(fake_server, plan, watched, news, over)
+    def start(watched: Watched = PODS) -> Reflector:
+        made = Reflector(fake_server, plan, watched, news, over)
         made.start()
         return made
 
@@ -48,7 +48,7 @@ def begin(fake_server: Api, plan: ManifestPlan, news: "queue.Queue[News]") -> It
 @pytest.fixture
 def often(monkeypatch: pytest.MonkeyPatch) -> None:
     """A full list every second, in place of every four minutes."""
-    monkeypatch.setattr(watcher, "RESYNC", (1.0, 1.5))
+    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (1.0, 1.5))
 
 
 def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
@@ -56,14 +56,14 @@ def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
     return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Pending"}}
 
 
-def next_name(plan: ManifestPlan, news: "queue.Queue[News]") -> tuple[str, bool]:
+def next_name(plan: ManifestPlan, news: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
     """The next news: which pod, and whether it is there."""
     _, name, thing = news.get(timeout=PATIENCE_S)
     return name.removeprefix(f"{plan.job}-"), thing is not None
 
 
 def test_first_list_tells_what_is_there(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """Every object with the run's labels is told, and none of another run's."""
     fake_api.put(pod(plan, "worker-0"))
@@ -76,7 +76,7 @@ def test_first_list_tells_what_is_there(
 
 
 def test_changes_come_over_the_watch(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """What is made, changed and deleted after the list is told in this order, and nothing is listed again."""
     assert begin().looked.wait(PATIENCE_S)
@@ -89,7 +89,7 @@ def test_changes_come_over_the_watch(
 
 
 def test_forgotten_version_is_listed_anew(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """After a 410 the kind is listed again, and what went away meanwhile is told as gone."""
     fake_api.put(pod(plan, "worker-0"))
@@ -106,7 +106,7 @@ def test_forgotten_version_is_listed_anew(
 
 @pytest.mark.usefixtures("often")
 def test_watch_that_lies_is_found_out(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """A full list comes every few minutes: a change that no watch told is seen then."""
     fake_api.put(pod(plan, "worker-0"))
@@ -130,7 +130,7 @@ def test_refused_first_look_is_a_refusal(fake_api: FakeApi, begin: Begin) -> Non
 
 
 def test_refusal_later_takes_nothing_away(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """A right that is taken away later is trouble that is said; what was seen stays seen."""
     fake_api.put(pod(plan, "worker-0"))
@@ -141,7 +141,7 @@ def test_refusal_later_takes_nothing_away(
 
 
 def test_served_kind_that_answers_404_is_not_gone(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """A 404 of a kind that discovery still names is trouble, and no end: what was seen stays seen."""
     fake_api.put(pod(plan, "worker-0"))
@@ -151,7 +151,7 @@ def test_served_kind_that_answers_404_is_not_gone(
     assert news.empty()
 
 
-def refuse_later(fake_api: FakeApi, watch: Watcher, status: int) -> None:
+def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
     """Refuse the pods from now on, and wait until the watch has met that."""
     fake_api.fail("GET", "/namespaces/default/pods", status)
     fake_api.objects.forget()
@@ -167,7 +167,7 @@ def test_unserved_kind_that_is_not_vital_is_no_trouble(fake_api: FakeApi, begin:
 
 
 def test_broken_connections_are_made_again(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[News]"
+    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
 ) -> None:
     """A server that breaks every connection is trouble; once it answers, the watch goes on."""
     fake_api.fail("GET", "/pods", 0)

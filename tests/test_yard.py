@@ -16,10 +16,10 @@ import pytest
 from prefect import flow, get_client
 
 from scripts import processes, server
-from scripts.runs import tear_down_left
-from tasks.folder import RunFolder
-from tasks.host import processes as host
+from scripts.runs import tear_down_open_runs
 from tests.yard import prefect_server, speaking_to
+from torchyard.host import processes as host
+from torchyard.run.folder import RunFolder
 
 IDLE = "import time\ntime.sleep(60)\n"
 
@@ -29,30 +29,30 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `.prefect` of its own."""
     made = tmp_path / ".prefect"
     for module, name, path in (
-        (processes, "HOME", made),
-        (server, "HOME", made),
-        (server, "PASSWORD", made / "password"),
-        (server, "ENV", made / "env"),
+        (processes, "PREFECT_HOME", made),
+        (server, "PREFECT_HOME", made),
+        (server, "_PASSWORD_FILE", made / "password"),
+        (server, "ENV_FILE", made / "env"),
     ):
         monkeypatch.setattr(module, name, path)
-    server.make_home()
+    server.create_prefect_home()
     return made
 
 
 def test_password_is_for_this_user_alone(home: Path) -> None:
     """Nobody else may read the folder, the password, or what a shell sources to use it."""
-    server.use_own("http://127.0.0.1:4321/api")
+    server.use_own_server("http://127.0.0.1:4321/api")
     modes = [stat.S_IMODE(path.stat().st_mode) for path in (home, home / "password", home / "env")]
     assert modes == [0o700, 0o600, 0o600]
 
 
 def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
     """`source .prefect/env` sets the address and the password, and is where the address is remembered."""
-    server.use_own("http://127.0.0.1:4321/api")
+    server.use_own_server("http://127.0.0.1:4321/api")
     said = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
     done = subprocess.run(["bash", "-c", said], env={}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["http://127.0.0.1:4321/api", server.password()]
-    assert server.remembered() == "http://127.0.0.1:4321/api"
+    assert done.stdout.split() == ["http://127.0.0.1:4321/api", server._ensure_password()]
+    assert server.read_last_address() == "http://127.0.0.1:4321/api"
 
 
 @pytest.mark.parametrize("torn", ["", "x", "\0" * 44], ids=["empty", "half", "zeros"])
@@ -60,15 +60,15 @@ def test_torn_files_are_made_again(home: Path, torn: str) -> None:
     """A crash that left half a password or half an address costs both, and nothing else."""
     (home / "password").write_text(torn)
     (home / "env").write_text(torn)
-    assert server.remembered() == ""
-    assert len(server.password()) >= 32
-    assert "\0" not in server.password()
+    assert server.read_last_address() == ""
+    assert len(server._ensure_password()) >= 32
+    assert "\0" not in server._ensure_password()
 
 
 def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
     """The own server is asked directly, and neither a proxy nor the server sees the user's key of Prefect Cloud."""
     os.environ |= {"PREFECT_API_KEY": "pnu_secret", "NO_PROXY": "intranet"}
-    server.use_own("http://127.0.0.1:4321/api")
+    server.use_own_server("http://127.0.0.1:4321/api")
     assert "PREFECT_API_KEY" not in os.environ
     assert os.environ["NO_PROXY"] == "intranet,127.0.0.1"
 
@@ -98,8 +98,8 @@ def answering() -> Iterator[int]:
 def test_stranger_at_the_port_is_not_taken_for_the_server(answering: int) -> None:
     """Only the process that was started counts: whoever else answers there would be sent the password."""
     with subprocess.Popen([sys.executable, "-c", IDLE]) as other:
-        assert server.healthy(answering, os.getpid())
-        assert not server.healthy(answering, other.pid)
+        assert server._is_healthy(answering, os.getpid())
+        assert not server._is_healthy(answering, other.pid)
         other.kill()
 
 
@@ -112,16 +112,18 @@ def test_started_processes_are_found_without_a_file(
         folders.append(tmp_path / name / "yard.py")
         folders[-1].parent.mkdir()
         folders[-1].write_text(IDLE)
-    mine, other = (processes.detach("worker", [sys.executable, str(path), "tend"]) for path in folders)
+    mine, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in folders)
     try:
-        monkeypatch.setattr(processes, "YARD", folders[0])
-        processes.until("no process was found", processes.started, 30)  # its words come a moment after its id
-        assert {name: found.pid for name, found in processes.started().items()} == {"worker": mine.pid}
+        monkeypatch.setattr(processes, "YARD_SCRIPT", folders[0])
+        processes.await_result(
+            "no process was found", processes.find_yard_processes, 30
+        )  # its words come a moment after its id
+        assert {name: found.pid for name, found in processes.find_yard_processes().items()} == {"worker": mine.pid}
         reaper = threading.Thread(target=mine.wait)  # a zombie's group lives
         reaper.start()
-        processes.end("worker")
+        processes.stop_yard_process("worker")
         reaper.join()
-        assert (processes.started(), other.poll()) == ({}, None)
+        assert (processes.find_yard_processes(), other.poll()) == ({}, None)
     finally:
         for process in (mine, other):
             process.kill()
@@ -156,10 +158,10 @@ def open_run(name: str, worker: str) -> RunFolder:
 def test_down_ends_only_what_its_worker_took(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """A run of another worker, one that was started by hand, and one that a living process carries are left."""
     with speaking_to(prefect_api):
-        ours, carried = open_run("ours", processes.worker_name()), open_run("carried", processes.FORMER_WORKER)
+        ours, carried = open_run("ours", processes.worker_name()), open_run("carried", processes.FORMER_WORKER_NAME)
         others, by_hand = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
         with carried.owned():
-            tear_down_left()
+            tear_down_open_runs()
     ends = [folder.last("end").get("by") for folder in (ours, carried, others, by_hand)]
     assert ends == ["down", None, None, None]
     assert "ours: nothing left" in capsys.readouterr().out
@@ -172,7 +174,7 @@ def test_down_ends_processes_whose_folder_is_gone(prefect_api: dict[str, str]) -
         folders = [open_run("ours", processes.worker_name()), open_run("others", "torchyard of another folder")]
         started = [strayed(str(folder.last("start")["run"])) for folder in folders]
         try:
-            tear_down_left()
+            tear_down_open_runs()
             assert started[0].wait(30) == -signal.SIGTERM
             assert started[1].poll() is None
         finally:
@@ -185,5 +187,5 @@ def strayed(flow_run: str) -> subprocess.Popen[bytes]:
     """A process of a run without a folder."""
     name = f"sample-{UUID(flow_run).hex[-8:]}"
     block = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
-    label = {host.JOB: f"{name}/1/node-0", host.KEPT: str(block)}
+    label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(block)}
     return subprocess.Popen(["sleep", "300"], env={**os.environ, **label})

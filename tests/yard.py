@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from scripts.processes import until
-from scripts.server import free_port, healthy
-from tasks.profile import ROOT
+from scripts.processes import await_result
+from scripts.server import _find_free_port, _is_healthy
+from torchyard.loading.profile import ROOT
 
 PASSWORD = "a password of a test"
 
@@ -20,7 +20,7 @@ PASSWORD = "a password of a test"
 @contextmanager
 def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     """The environment that reaches it."""
-    port = free_port()
+    port = _find_free_port()
     words = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
     process = subprocess.Popen(
         [*words, "--port", str(port)],
@@ -30,7 +30,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        until("the server did not answer", lambda: healthy(port, process.pid), 400)
+        await_result("the server did not answer", lambda: _is_healthy(port, process.pid), 400)
         api = f"http://127.0.0.1:{port}/api"
         yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:

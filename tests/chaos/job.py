@@ -4,7 +4,6 @@ import time
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from tasks.plan import ManifestPlan
 from tests.chaos.cells import Cell
 from tests.chaos.program import HELD, Program
 from tests.chaos.space import ATTEMPT, JOBS, Object, Space, labels
@@ -12,6 +11,7 @@ from tests.chaos.trial import DEADLINES, Trial
 from tests.chaos.world import World
 from tests.cluster.gate import Fault, Gate
 from tests.cluster.jobs import as_user
+from torchyard.model.plan import ManifestPlan
 
 BURST = 6.0  # seconds that requests fail
 LOG_RATE = 100_000.0  # bytes a second of each pod's log, where it is slow

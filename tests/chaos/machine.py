@@ -5,12 +5,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tasks.host.state import listening, read_state
-from tasks.launchers._torchrun import first_port
-from tasks.model import Run
-from tasks.profile import ROOT
 from tests.chaos.trial import ARRIVAL, DEADLINES, Trial
 from tests.chaos.world import SIGNALS, until
+from torchyard.agents.torchrun import first_port
+from torchyard.host.state import list_listening_ports, read_state
+from torchyard.loading.profile import ROOT
+from torchyard.model.run import Run
 
 TICK = ROOT / "tests" / "programs" / "tick.py"
 
@@ -80,7 +80,7 @@ class Machine(Trial):
         """Ports of the run that somebody listens on."""
         firsts = [first_port(Run(id=self.run_id, attempt=number, folder="")) for number in (1, 2)]
         ports = {first + more for first in firsts for more in (0, 1)}
-        return [f"port {port}" for port in ports & listening()]
+        return [f"port {port}" for port in ports & list_listening_ports()]
 
     def lost(self) -> int:
         logs = "".join(path.read_text() for path in self.folder.path.glob("attempt-*/node-*/log"))

@@ -15,11 +15,11 @@ from typing import Any
 
 import yaml
 
-from tasks.profile import ROOT
 from tests.chaos.cells import Column
 from tests.chaos.world import until
 from tests.cluster.api import ApiError
 from tests.cluster.plane import Plane
+from torchyard.loading.profile import ROOT
 
 RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
 JOBS: dict[Column, tuple[str, str]] = {

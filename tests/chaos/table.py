@@ -2,7 +2,7 @@
 
 import os
 
-from scripts.api import YardError, prefect_client
+from scripts.api import YardError, open_prefect_client
 from tests.chaos.cells import COLUMNS, FAULTS, STEPS, Cell, Result, absent
 
 
@@ -52,7 +52,7 @@ def publish(text: str) -> None:
         return
     body = {"key": "chaos", "type": "markdown", "data": text, "description": "every fault at every step"}
     try:
-        with prefect_client(timeout_s=10) as client:
+        with open_prefect_client(timeout_s=10) as client:
             client.request("POST", "/artifacts/", json=body)
     except YardError as error:
         print(f"the table is not in Prefect: {error}")

@@ -11,9 +11,9 @@ from typing import Any
 
 import yaml
 
-from tasks.folder import RunFolder
 from tests.chaos.cells import Cell, Result, right
 from tests.chaos.world import SIGNALS, World, holders, kill_all, until
+from torchyard.run.folder import RunFolder
 
 ARRIVAL = 150.0  # seconds until the step is reached
 END = 300.0  # seconds from the fault to the run's end

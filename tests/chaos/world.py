@@ -14,9 +14,9 @@ from typing import Any
 import httpx
 import yaml
 
-from scripts.server import free_port
-from tasks.profile import ROOT
+from scripts.server import _find_free_port
 from tests.caller import SERVER
+from torchyard.loading.profile import ROOT
 
 BIN = Path(sys.executable).parent
 HANGS_S = 40.0  # how long a server that is stopped answers nobody
@@ -61,7 +61,7 @@ class World:
     def __init__(self, folder: Path) -> None:
         # A port of its own: a worker left by an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
-        self.folder, self.port = folder, free_port()
+        self.folder, self.port = folder, _find_free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
         self.runs = {"worker": folder / "runs", "other": folder / "elsewhere"}
         self.gates = folder / "gates.yaml"
@@ -147,7 +147,7 @@ class World:
         """What `make up` does once the server answers; server and worker are the supervisor's."""
         until("the server", self.healthy, 180, 0.5)
         environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
-        subprocess.run([sys.executable, "-m", "tasks.lost", "back"], env=environment, check=False, cwd=ROOT)
+        subprocess.run([sys.executable, "-m", "tasks.recovery", "back"], env=environment, check=False, cwd=ROOT)
 
     def lose_machine(self) -> None:
         """Everything of the worker's machine dies at once; another machine's worker looks for runs from now on."""

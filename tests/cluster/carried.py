@@ -3,13 +3,13 @@
 from typing import Any
 
 from flows.train import train
-from tasks.folder import all_runs
-from tasks.model import Report
+from torchyard.model.run import Report
+from torchyard.run.folder import list_run_folders
 
 
 def reported() -> Report:
     """The report of the one run of this test."""
-    (folder,) = all_runs()
+    (folder,) = list_run_folders()
     report = folder.report()
     assert report
     return report

@@ -10,12 +10,12 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
 from tests.caller import CLUSTER
 from tests.cluster.jobs import Jobs, as_user
 from tests.cluster.wire import Wire
+from torchyard.kube.client import Client, get_cluster_client
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 SHOWN = {"passed": "ok", "failed": "FAILED", "skipped": "skipped"}
 
@@ -26,13 +26,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 @pytest.fixture(scope="session")
-def plane() -> Api:
+def plane() -> Client:
     """The cluster for tests, in KUBECONFIG from here on. Without one every test fails: that it passes was asked."""
     if not os.environ.get(CLUSTER):
         pytest.fail(f"{CLUSTER} names no cluster: `make e2e` starts one, `make cluster-up` prints one", pytrace=False)
     os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
-        server = api(Cluster())
+        server = get_cluster_client(Cluster())
         server.ask("GET", "/version")
     except ClusterError as error:
         pytest.fail(f"no cluster answers at {os.environ[CLUSTER]}: {error}", pytrace=False)
@@ -40,11 +40,11 @@ def plane() -> Api:
 
 
 @pytest.fixture(scope="module")
-def namespace(plane: Api) -> Iterator[str]:
+def namespace(plane: Client) -> Iterator[str]:
     """A namespace for one module; called as Run:ai calls that of a project."""
     name = f"runai-torchyard-{uuid.uuid4().hex[:8]}"
     plane.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
-    here = Api(Cluster(namespace=name))
+    here = Client(Cluster(namespace=name))
     while not here.read("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     yield name
@@ -52,12 +52,12 @@ def namespace(plane: Api) -> Iterator[str]:
 
 
 @pytest.fixture(scope="session")
-def user(plane: Api) -> dict[str, Any]:
+def user(plane: Client) -> dict[str, Any]:
     return as_user()
 
 
 @pytest.fixture(scope="session")
-def fake(plane: Api, user: dict[str, Any]) -> dict[str, Any]:
+def fake(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
     """Overrides that put a job on fake nodes."""
     if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
@@ -73,14 +73,14 @@ def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]
 
 
 @pytest.fixture
-def wire(plane: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
+def wire(plane: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
     """A way to the API server that can be broken: context `wire`."""
     made = Wire(tmp_path)
     monkeypatch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
-    api.cache_clear()
+    get_cluster_client.cache_clear()
     yield made
     made.close()
-    api.cache_clear()
+    get_cluster_client.cache_clear()
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -12,13 +12,13 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-from tasks.cluster import api
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
 from tests.caller import CLUSTER, forget_caller
 from tests.cluster import nodes
 from tests.cluster.plane import Plane
 from tests.skips import MAY_SKIP
+from torchyard.kube.client import get_cluster_client
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = (sys.executable, str(ROOT / "tests" / "cluster" / "cluster.py"))
@@ -60,7 +60,7 @@ def main() -> int:
     os.environ.setdefault(MAY_SKIP, may_skip())
     with cluster():
         try:
-            api(Cluster()).ask("GET", "/version")
+            get_cluster_client(Cluster()).ask("GET", "/version")
         except ClusterError as error:
             print(f"no cluster answers at {os.environ[CLUSTER]}: {error}", file=sys.stderr)
             return 1

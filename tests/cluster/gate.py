@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal
 
-from tasks.cluster import load
 from tests.cluster.wire import VERBS, Link, Wire
+from torchyard.kube.kubeconfig import load_settings
 
 Fault = Literal["500", "429", "401", "410", "reset", "black hole"]
 SAID = {
@@ -28,7 +28,7 @@ class Gate(Wire):
 
     def __init__(self, place: Path, context: str | None) -> None:
         super().__init__(place)
-        self._settings, _ = load(context)
+        self._settings, _ = load_settings(context)
         self.held = threading.Event()
         self._free = threading.Event()
         self._wanted: Callable[[str], bool] | None = None

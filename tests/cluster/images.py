@@ -19,8 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from tasks.launchers._store import IMAGE as ETCD
 from tests.record_torchrun import options
+from torchyard.pods.etcd import DEFAULT_IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
 PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local

@@ -6,16 +6,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks import objects
-from tasks.cluster import Api, api
-from tasks.errors import ClusterError
-from tasks.launchers import registry
-from tasks.model import Run
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.renewer import renewer
-from tasks.spec import Cluster
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import create
+from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.kube.client import Client, get_cluster_client
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Run
 
 ANNOTATION = "torchyard.test/"
 USER = "torchyard@torchyard"
@@ -30,7 +30,7 @@ JOBS = (
 def as_user() -> dict[str, Any]:
     """Overrides that run a job with the rights of docs/rbac.yaml, where KUBECONFIG has such a user."""
     try:
-        return {"cluster.context": api(Cluster(context=USER)).context}
+        return {"cluster.context": get_cluster_client(Cluster(context=USER)).context}
     except ClusterError:
         return {}
 
@@ -50,7 +50,7 @@ class Jobs:
 
     def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
-        self.server = Api(Cluster(namespace=namespace))
+        self.server = Client(Cluster(namespace=namespace))
         self._overrides = {**fake, "cluster.namespace": namespace}
         self.more: dict[str, Any] = {}
         self._started: list[ManifestPlan] = []
@@ -62,7 +62,7 @@ class Jobs:
         overrides |= self.more
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder))
         chosen = load_profile(profile, overrides)
-        found = registry.launcher(chosen.launcher).plan(chosen, run)
+        found = registry.load_launcher(chosen.launcher).plan(chosen, run)
         assert isinstance(found, ManifestPlan)
         return found
 
@@ -70,7 +70,7 @@ class Jobs:
         """Create a job."""
         plan = self.plan(wire, **annotations)
         self._started.append(plan)
-        objects.create(plan)
+        create.create_job(plan)
         return plan
 
     def named(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
@@ -100,7 +100,7 @@ class Jobs:
     def clear(self) -> None:
         """Nothing of a test stays, and no thread renews its Leases."""
         for plan in self._started:
-            renewer().drop(plan)
+            get_renewer().drop(plan)
         for version, kind in JOBS:
             for job in self.server.items(version, kind):
                 self.server.delete(version, kind, job["metadata"]["name"])

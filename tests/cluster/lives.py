@@ -3,9 +3,9 @@
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
 from tests.cluster.jobs import ANNOTATION, until
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
 
 SAYS = "echo one; sleep 1; echo two; sleep 0.3; echo three"
 TWICE = f"if [ -e /kept/begun ]; then echo again; sleep 5; exit 0; fi; touch /kept/begun; {SAYS}; exit 1"
@@ -15,7 +15,7 @@ Object = dict[str, Any]
 class Bare:
     """A pod without a job; on a fake node its log is in files, one for each life of its container."""
 
-    def __init__(self, server: Api, name: str, node: dict[str, str], folder: Path) -> None:
+    def __init__(self, server: Client, name: str, node: dict[str, str], folder: Path) -> None:
         self.server, self.name, self.fake = server, name, "type" in node
         self._node, self._folder = node, folder
 
@@ -74,7 +74,7 @@ class Bare:
         self.server.delete("v1", "Pod", self.name)
 
 
-def begin_again(server: Api, pod: Object, times: int = 1) -> None:
+def begin_again(server: Client, pod: Object, times: int = 1) -> None:
     """Write into a fake pod's status that its container has ended with 1 and begun again, until its log tells it."""
     known = pod["status"]["containerStatuses"][0]
     began = known["state"]["running"]["startedAt"]
@@ -85,7 +85,7 @@ def begin_again(server: Api, pod: Object, times: int = 1) -> None:
     until(lambda: has_previous(server, f"{path}/log"))
 
 
-def has_previous(server: Api, log: str) -> bool:
+def has_previous(server: Client, log: str) -> bool:
     """Whether there is an earlier container's log, or has been: a kubelet knows of a restart before anybody else."""
     try:
         list(server.stream(log, {"previous": "true"}, 10))

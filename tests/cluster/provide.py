@@ -4,14 +4,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.needs import Object
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
 from tests.cluster.jobs import until
 from tests.cluster.objects import network
+from torchyard.kube.client import Client
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Object
 
 SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
 Thing = dict[str, Any]
@@ -37,7 +37,7 @@ class Home:
     """Every object that pods name, in one namespace: claims are one folder of this machine, the rest is empty."""
 
     def __init__(self, namespace: str, folder: Path) -> None:
-        self._server, self._folder = Api(Cluster(namespace=namespace)), folder
+        self._server, self._folder = Client(Cluster(namespace=namespace)), folder
         self._made: list[Thing] = []
 
     def provide(self, plan: ManifestPlan) -> None:
@@ -61,16 +61,16 @@ class Home:
             self._server.ask("DELETE", path(self._server, thing, thing["metadata"]["name"]))
 
 
-def is_bound(server: Api, claim: str) -> bool:
+def is_bound(server: Client, claim: str) -> bool:
     found = server.read("v1", "PersistentVolumeClaim", claim)
     return found is not None and found["status"].get("phase") == "Bound"
 
 
-def path(server: Api, thing: Thing, name: str = "") -> str:
+def path(server: Client, thing: Thing, name: str = "") -> str:
     return server.path(thing["apiVersion"], thing["kind"], name, thing["metadata"].get("namespace"))
 
 
-def make(server: Api, need: Object, folder: Path) -> list[Thing]:
+def make(server: Client, need: Object, folder: Path) -> list[Thing]:
     place = need.namespace or server.namespace
     about: Thing = {"metadata": {"name": need.name, "namespace": place}}
     data = dict.fromkeys(need.holds, "torchyard")

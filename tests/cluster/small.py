@@ -10,15 +10,15 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-from tasks.document import merge
-from tasks.errors import ProfileError
-from tasks.launchers import registry
-from tasks.launchers._pod import pod_needs
-from tasks.model import Run
-from tasks.plan import ManifestPlan
-from tasks.pod import PLAIN_RESOURCES
-from tasks.profile import ROOT, load_profile, profiles
-from tasks.spec import Profile
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, list_profiles, load_profile
+from torchyard.loading.yaml_document import merge_overrides
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.pod import _PLAIN_RESOURCES
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+from torchyard.pods.template import merge_pod_settings
 
 Overrides = dict[str, Any]
 ALIKE: Overrides = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -41,7 +41,7 @@ def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
         **started(profile),
         **smaller(profile),
         "mounts": {path: {**NOWHERE, "host": "/tmp"} for path in profile.mounts},
-        "resources": {each: "0" for each in profile.resources if each not in PLAIN_RESOURCES},
+        "resources": {each: "0" for each in profile.resources if each not in _PLAIN_RESOURCES},
         "options": OPTIONS.get(profile.launcher, {}),
         "cluster": {"namespace": None},
         "pod": {
@@ -51,7 +51,7 @@ def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
         },
     }
     alike = {**ALIKE, "pod": {**ALIKE["pod"], "node_selector": nodes or REAL}}
-    return merge(alike, {**changes, **({"hardware": None, "fabric": None} if special(profile) else {})})
+    return merge_overrides(alike, {**changes, **({"hardware": None, "fabric": None} if special(profile) else {})})
 
 
 def started(profile: Profile) -> Overrides:
@@ -65,7 +65,7 @@ def started(profile: Profile) -> Overrides:
 
 def smaller(profile: Profile) -> Overrides:
     """At most two pods a node and two processes a pod. Without an agent one: ours starts none itself."""
-    pods = min(profile.nodes.max, 2 if pod_needs(profile).spread else 4)
+    pods = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread else 4)
     return {"nodes": pods, "processes": 1 if profile.starter == "none" else min(profile.processes, 2)}
 
 
@@ -77,10 +77,10 @@ def special(profile: Profile) -> bool:
 
 def in_pods() -> Iterator[str]:
     """Every shipped profile that the test cluster can run, small."""
-    for name in sorted(profiles().keys() - set(ELSEWHERE)):
+    for name in sorted(list_profiles().keys() - set(ELSEWHERE)):
         try:
             chosen = load_profile(name, small(name))
-            plan = registry.launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+            plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
         except ProfileError:  # baremetal has no pods
             continue
         if isinstance(plan, ManifestPlan):

@@ -2,14 +2,14 @@
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.spec import Cluster
 from tests.api_contract import ApiContract
+from torchyard.kube.client import Client
+from torchyard.model.profile import Cluster
 
 
 class TestRealApi(ApiContract):
     """The contract, on the cluster's own server."""
 
     @pytest.fixture
-    def server(self, namespace: str) -> Api:
-        return Api(Cluster(namespace=namespace))
+    def server(self, namespace: str) -> Client:
+        return Client(Cluster(namespace=namespace))

@@ -11,15 +11,15 @@ import pytest
 import yaml
 
 from flows.sweep import sweep
-from tasks.folder import all_runs
-from tasks.logs import read_log
-from tasks.model import Report
-from tasks.plan import ManifestPlan
-from tasks.profile import ROOT
-from tasks.sweep import sweep_run
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.test_lost import Carried
+from torchyard.common.log_lines import _read_log
+from torchyard.loading.profile import ROOT
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Report
+from torchyard.run.folder import list_run_folders
+from torchyard.run.sweep import sweep_run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -57,7 +57,7 @@ class Training:
 
     def texts(self, node: str) -> list[str]:
         path = next(self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"), None)
-        return [line.text for line in read_log(node, str(path))] if path else []
+        return [line.text for line in _read_log(node, str(path))] if path else []
 
     def there(self) -> list[str]:
         """The uid of every job of the run."""
@@ -78,7 +78,7 @@ def training(jobs: Jobs, fake: dict[str, Any], tmp_path: Path) -> Iterator[Train
     path = tmp_path / "training.yaml"
     path.write_text(yaml.safe_dump(document))
     yield Training(jobs, path, said)
-    for folder in all_runs():
+    for folder in list_run_folders():
         sweep_run(folder, "test", "the test is over")
 
 

@@ -9,14 +9,15 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.cluster import Api, load
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.certificates import make_authority
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import ended, run
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Client
+from torchyard.kube.kubeconfig import load_settings
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 RBAC = "rbac.authorization.k8s.io"
 PLUGIN = """#!/bin/sh
@@ -29,7 +30,7 @@ printf '{{"apiVersion": "client.authentication.k8s.io/v1", "kind": "ExecCredenti
 class Account:
     """A ServiceAccount that may do everything here; its token stands in a file, and ends when we want."""
 
-    def __init__(self, server: Api, place: Path) -> None:
+    def __init__(self, server: Client, place: Path) -> None:
         self.server, self.name, self.file = server, f"account-{place.name.replace('_', '-').lower()}", place / "token"
         self.count = place / "count"
         self.count.touch()
@@ -78,8 +79,8 @@ def account(jobs: Jobs, tmp_path: Path) -> Account:
     return Account(jobs.server, tmp_path)
 
 
-def server(jobs: Jobs) -> Api:
-    return Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+def server(jobs: Jobs) -> Client:
+    return Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
 
 
 @pytest.mark.parametrize("how", ["plugin", "file"])
@@ -156,7 +157,7 @@ def test_kubeconfig_that_is_written_anew_is_read(account: Account, jobs: Jobs, w
 
 def test_certificate_that_is_renewed_is_read(jobs: Jobs, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A client certificate that the API server does not accept is read again, for its file may have changed."""
-    settings, _ = load(None)
+    settings, _ = load_settings(None)
     if not settings.cert_file:
         pytest.skip("this cluster knows its user by something else")
     make_authority("strange").write(tmp_path / "user")
@@ -168,7 +169,7 @@ def test_certificate_that_is_renewed_is_read(jobs: Jobs, tmp_path: Path, monkeyp
         yaml.safe_dump({**named, "contexts": [context], "current-context": "certified"})
     )
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "kubeconfig"))
-    asking = Api(Cluster(context="certified", namespace=jobs.namespace))
+    asking = Client(Cluster(context="certified", namespace=jobs.namespace))
     shutil.copy(settings.cert_file, tmp_path / "user.crt")
     shutil.copy(settings.key_file, tmp_path / "user.key")
     assert asking.items("v1", "Pod") == []

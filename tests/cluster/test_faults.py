@@ -9,14 +9,15 @@ from typing import Any
 
 import pytest
 
-from tasks import connection, outage, patience, watcher
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_watch import ended, run, there
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import outage, reflector
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube import http, retry
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 GONE = {"kind": "Status", "status": "Failure", "message": "too old resource version", "reason": "Expired", "code": 410}
 Fault = Callable[[Wire], None]
@@ -87,8 +88,8 @@ def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
     """A fault; what is silent is given up within seconds, and not within minutes."""
-    monkeypatch.setattr(watcher, "QUIET", 8.0)
-    monkeypatch.setattr(connection, "ANSWER", 8.0)
+    monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 8.0)
+    monkeypatch.setattr(http, "_ANSWER_TIMEOUT_S", 8.0)
     return FAULTS[request.param]
 
 
@@ -108,7 +109,7 @@ def test_wait_sees_the_end_although(fault: Fault, jobs: Jobs, named: Wire) -> No
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"410"}), indirect=True)
 def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
     """An object that is asked for during an outage of any kind is there once."""
-    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     assert server.items("v1", "ConfigMap")
     fault(named)
     threading.Timer(2, named.mend).start()
@@ -123,16 +124,16 @@ def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
 
 def test_patience_ends(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A server that is busy for too long is told with its last status and its own words."""
-    monkeypatch.setattr(patience, "PATIENCE", 1.0)
+    monkeypatch.setattr(retry, "_RETRY_TIMEOUT_S", 1.0)
     answered(503)(wire)
     with pytest.raises(ClusterError, match="told") as caught:
-        Api(Cluster(context=CONTEXT, namespace=jobs.namespace)).items("v1", "Pod")
+        Client(Cluster(context=CONTEXT, namespace=jobs.namespace)).items("v1", "Pod")
     assert caught.value.status == 503
 
 
 def test_server_is_left_alone_for_as_long_as_it_asks(jobs: Jobs, wire: Wire) -> None:
     """A server that says when to come back is not asked before."""
-    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 429, {"message": "too many requests"}, Retry_After="2")
     began = time.monotonic()
     server.items("v1", "Pod")
@@ -181,7 +182,7 @@ def test_refusal_is_told_once_and_waited_out(jobs: Jobs, wire: Wire, told: Told,
 
 def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
     """An outage that lasts is told once, with its reason, and once that it is over."""
-    monkeypatch.setattr(outage, "SAY", 1.0)
+    monkeypatch.setattr(outage, "_REPORT_AFTER_S", 1.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -217,7 +218,7 @@ def test_kind_that_is_served_no_more_has_no_job(jobs: Jobs, wire: Wire) -> None:
 
 def test_server_that_has_just_started_is_not_believed(jobs: Jobs, wire: Wire) -> None:
     """An API server refuses everything before it has read who may do what: it says itself that it is not ready."""
-    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"}, times=2)
     wire.answer("/readyz", 500, b"[-]informer-sync failed", times=2)
     server.items("v1", "Pod")
@@ -226,7 +227,7 @@ def test_server_that_has_just_started_is_not_believed(jobs: Jobs, wire: Wire) ->
 
 def test_first_refusal_is_not_believed(jobs: Jobs, wire: Wire) -> None:
     """A server that has become ready between its refusal and the question whether it is, is asked again."""
-    server = Api(Cluster(context=CONTEXT, namespace=jobs.namespace))
+    server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"})
     server.items("v1", "Pod")
     assert wire.count("/pods") == 2
@@ -237,20 +238,20 @@ def test_first_refusal_is_not_believed(jobs: Jobs, wire: Wire) -> None:
 
 def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job whose deletion no watch tells is missed at the next full list, every few minutes."""
-    monkeypatch.setattr(watcher, "RESYNC", (6.0, 6.0))
+    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (6.0, 6.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
         wire.stall("watch=1")
         jobs.delete(plan)
-        monkeypatch.setattr(watcher, "QUIET", 2.0)
+        monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 2.0)
         wire.cut("watch=1")
         until(lambda: there(watch) == set())
 
 
 def test_waiting_costs_few_requests(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A kind costs one list and one watch every few minutes: with RESYNC as it is, fewer than two a minute in all."""
-    monkeypatch.setattr(watcher, "RESYNC", (5.0, 5.0))
+    monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (5.0, 5.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import yaml
 
-from tasks.profile import ROOT
 from tests.cluster.carried import completed
+from torchyard.loading.profile import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 ROWS = {

@@ -6,18 +6,18 @@ from pathlib import Path
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.pumps import Pumps, is_over
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.lives import SAYS, TWICE, Bare
+from torchyard.cluster.pod_logs import PodLogs, _is_over
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
 
 NODES = ({"type": "kwok"}, {"torchyard/node": "real"})
 
 
 @pytest.fixture(scope="module", params=NODES, ids=["fake", "real"])
-def node(plane: Api, request: pytest.FixtureRequest) -> dict[str, str]:
+def node(plane: Client, request: pytest.FixtureRequest) -> dict[str, str]:
     """The label of a fake node, and of a real one."""
     label: dict[str, str] = request.param
     selector = ",".join(f"{key}={value}" for key, value in label.items())
@@ -30,7 +30,7 @@ def node(plane: Api, request: pytest.FixtureRequest) -> dict[str, str]:
 def bare(node: dict[str, str], namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bare]:
     """A pod that is not there yet."""
     name = request.node.originalname.replace("_", "-")[:40].strip("-")
-    made = Bare(Api(Cluster(namespace=namespace)), f"{name}-{'fake' if 'type' in node else 'real'}", node, tmp_path)
+    made = Bare(Client(Cluster(namespace=namespace)), f"{name}-{'fake' if 'type' in node else 'real'}", node, tmp_path)
     yield made
     made.delete()
 
@@ -110,7 +110,7 @@ def test_earlier_log_goes_when_the_next_container_ends(bare: Bare) -> None:
 def test_restarted_container_is_read_to_the_end(bare: Bare, jobs: Jobs) -> None:
     """What a container says before and after a restart is in one file, in order, and nothing is called lost."""
     plan = jobs.plan().model_copy(update={"container": "main"})
-    pumps, path = Pumps(bare.server, plan), Path(plan.nodes["worker-0"])
+    pumps, path = PodLogs(bare.server, plan), Path(plan.nodes["worker-0"])
 
     def told(found: Callable[[], object]) -> object:
         pumps.take("worker-0", bare.name, bare.now())
@@ -123,6 +123,6 @@ def test_restarted_container_is_read_to_the_end(bare: Bare, jobs: Jobs) -> None:
     other.join()
     if bare.fake:
         bare.end()
-    until(lambda: told(lambda: is_over(bare.now(), "main") and not pumps.settling()))
+    until(lambda: told(lambda: _is_over(bare.now(), "main") and not pumps.settling()))
     said = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
     assert (said, pumps.lost()) == ([b"one", b"two", b"three", b"again"], {})

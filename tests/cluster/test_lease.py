@@ -10,26 +10,26 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tasks import lease, objects, orphans, renewer, seal
-from tasks.errors import OwnedError
 from tasks.flow_runs import obtain_key
-from tasks.launchers import _lease
-from tasks.model import Handle, Outcome, Status
-from tasks.plan import ManifestPlan
-from tasks.spec import Deadlines
-from tasks.submit import submit
-from tasks.sweep import sweep_run
-from tasks.teardown import teardown
-from tasks.wait import wait
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
+from torchyard.cluster import create, lease, lease_renewal, orphans
+from torchyard.model.errors import RunInUseError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Outcome, Status
+from torchyard.pods import lease_record, seal
+from torchyard.run.sweep import sweep_run
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+from torchyard.steps.wait import wait
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 def held(jobs: Jobs, plan: ManifestPlan) -> dict[str, Any]:
     """The Lease of a run, as it is now."""
-    return lease.read(jobs.server, plan) or {}
+    return lease.read_lease(jobs.server, plan) or {}
 
 
 def rewrite(jobs: Jobs, plan: ManifestPlan, ago: float = 0.0, **spec: Any) -> None:
@@ -51,39 +51,39 @@ def test_one_delete_takes_everything(jobs: Jobs) -> None:
     """The Lease owns the store and the job: whoever deletes it, deletes the run."""
     plan = jobs.start(profile="yolov5-volcano-etcd")
     for thing in plan.store:
-        jobs.server.create(objects.owned(thing, held(jobs, plan)))
+        jobs.server.create(create._add_owner(thing, held(jobs, plan)))
     until(lambda: there(jobs, plan) == 4)
-    jobs.server.delete(_lease.API, _lease.KIND, plan.run)
+    jobs.server.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
     until(lambda: there(jobs, plan) == 0)
 
 
 def test_lease_goes_last(jobs: Jobs) -> None:
     """A teardown that ends the run removes its Lease, and one that another attempt follows keeps it."""
     plan = jobs.start()
-    assert teardown.fn(plan, end_run=False) == ()
-    assert _lease.holder(held(jobs, plan)) == lease.place(plan)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan, end_run=False) == ()
+    assert lease_record.read_holder(held(jobs, plan)) == lease._holder_identity(plan)
+    assert teardown(plan) == ()
     assert held(jobs, plan) == {}
 
 
 def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the submit on the Lease is renewed, whether or not the job is watched."""
-    monkeypatch.setattr(renewer, "EVERY", 0.2)
+    monkeypatch.setattr(lease_renewal, "_RENEW_INTERVAL_S", 0.2)
     plan = jobs.start()
-    first = _lease.renewed(held(jobs, plan))
-    until(lambda: _lease.renewed(held(jobs, plan)) > first)
+    first = lease_record.read_renew_time(held(jobs, plan))
+    until(lambda: lease_record.read_renew_time(held(jobs, plan)) > first)
 
 
 def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """A launcher that was cut off, and whose run goes on elsewhere, ends without touching the job."""
-    monkeypatch.setattr(renewer, "EVERY", 0.2)
-    handle = submit.fn(jobs.plan(), Deadlines())
+    monkeypatch.setattr(lease_renewal, "_RENEW_INTERVAL_S", 0.2)
+    handle = submit(jobs.plan(), Deadlines())
     assert isinstance(handle.plan, ManifestPlan)
     plan = handle.plan
     until(lambda: there(jobs, plan) == 3)
     rewrite(jobs, handle.plan, holderIdentity="elsewhere:/runs")
-    with pytest.raises(OwnedError, match="taken it over"):
-        wait.fn(handle)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        wait(handle)
     assert there(jobs, plan) == 3
 
 
@@ -92,8 +92,8 @@ def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
     plan = jobs.start()
     jobs.delete(plan)
     until(lambda: there(jobs, plan) == 0)
-    again: Handle = submit.fn(plan, Deadlines())
-    assert (again.created, wait.fn(again).status.state) == (False, "gone")
+    again: Handle = submit(plan, Deadlines())
+    assert (again.created, wait(again).status.state) == (False, "gone")
     assert there(jobs, plan) == 0
 
 
@@ -103,13 +103,13 @@ def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has the runs' keys, as their launchers have."""
-    monkeypatch.setattr(seal, "source", obtain_key)
+    monkeypatch.setattr(seal, "key_source", obtain_key)
 
 
 @pytest.fixture
 def keyless(monkeypatch: pytest.MonkeyPatch) -> None:
     """This process has no run's key, also where a run was carried in it before."""
-    monkeypatch.setattr(seal, "source", lambda _: "")
+    monkeypatch.setattr(seal, "key_source", lambda _: "")
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) 
     training.lose()
     plan, before = training.plan, training.there()
     training.said.say("epoch 1")
-    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     second = carry_there(training, elsewhere)
     until((elsewhere / plan.run / "attempt-1/worker-0/log").exists, 60)
     assert training.there() == before
@@ -147,9 +147,9 @@ def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere:
     """A machine that is lost after the job's end: another one reads the logs if they are there, and says if not."""
     training.lose()
     plan = training.plan
-    lease.tell_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
     training.jobs.delete(plan) if stopped else training.jobs.end(plan)
-    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     carry_there(training, elsewhere).communicate(timeout=60)
     assert (training.carried.state().name, there(training.jobs, plan)) == ("Completed", 0)
     logs = training.report.attempts[0].collected.logs
@@ -162,10 +162,10 @@ def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> 
     """Whoever may write on a Lease cannot make a success of a job that he has deleted."""
     training.lose()
     plan = training.plan
-    lease.tell_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
-    lease.tell_ending(plan, "succeeded", "it is said to have succeeded")
+    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    lease.record_ending(plan, "succeeded", "it is said to have succeeded")
     training.jobs.delete(plan)
-    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     carry_there(training, elsewhere).communicate(timeout=60)
     assert training.carried.state().name == "Failed"
     assert "deleted by somebody else" in training.report.sentence
@@ -194,8 +194,8 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere
     """What comes back in the middle of a cancel brings the cancel to its end, and not the training."""
     training.lose()
     plan = training.plan
-    lease.tell_ending(plan, "cancelled", "cancelled through Prefect")
-    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    lease.record_ending(plan, "cancelled", "cancelled through Prefect")
+    rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     carry_there(training, elsewhere).communicate(timeout=60)
     assert (training.carried.state().name, there(training.jobs, plan)) == ("Cancelled", 0)
 
@@ -206,7 +206,7 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     """A Lease is watched for a second before it is believed that nobody renews it."""
-    monkeypatch.setattr(orphans, "OBSERVED_S", 1.0)
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
 
 
 def swept(**how: Any) -> str:
@@ -247,7 +247,7 @@ def test_named_run_stays_while_its_holder_renews(training: Training, elsewhere: 
     rewrite(training.jobs, plan, holderIdentity="there:/runs")
     assert "renewed its Lease" in swept(runs=[plan.run])
     assert there(training.jobs, plan) == 3
-    rewrite(training.jobs, plan, ago=lease.DEAD + 1)
+    rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     assert swept(runs=[plan.run]) == "looked after 1 runs"
     assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
 
@@ -258,7 +258,7 @@ def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
     strange = {**plan.lease, "metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.server.create(strange)
     assert "strange" not in swept(dry_run=True)
-    assert jobs.server.delete(_lease.API, _lease.KIND, "strange")
+    assert jobs.server.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, "strange")
 
 
 def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training) -> None:  # noqa: F811
@@ -268,4 +268,4 @@ def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training)
     rewrite(training.jobs, plan, holderIdentity="elsewhere:/runs")
     assert sweep_run(training.carried.folder, "sweep", "nobody carries it") is None
     assert there(training.jobs, plan) == 3
-    rewrite(training.jobs, plan, holderIdentity=lease.place(plan))
+    rewrite(training.jobs, plan, holderIdentity=lease._holder_identity(plan))

@@ -12,17 +12,17 @@ import pytest
 from prefect.client.schemas.objects import State
 
 from flows.train import train
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import jobset, pytorchjob, registry, volcano
-from tasks.model import Report, Run
-from tasks.needs import Room
-from tasks.plan import ManifestPlan
-from tasks.profile import load_profile
-from tasks.spec import Cluster
 from tests.cluster.carried import reported
 from tests.cluster.provide import Home, at_home
 from tests.cluster.small import ELSEWHERE, in_pods, one_a_way
+from torchyard.kube.client import Client
+from torchyard.launchers import jobset, pytorchjob, registry, volcano
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Capacity
+from torchyard.model.run import Report, Run
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 PROFILES = (*in_pods(), *ELSEWHERE)
@@ -61,7 +61,7 @@ def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Cal
         dotted = {key.replace("__", "."): value for key, value in overrides.items()}
         whole = {**at_home(cell[0], namespace), **QUICK, **fake, "pod.annotations": annotations, **dotted}
         plan = sketch(cell[0], whole)
-        skip_unserved(Api(Cluster(namespace=namespace)), plan)
+        skip_unserved(Client(Cluster(namespace=namespace)), plan)
         home.provide(plan)
         end = train(cell[0], whole, return_state=True)
         report = reported()
@@ -74,12 +74,12 @@ def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Cal
 def sketch(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
     """What a profile makes, of no run."""
     chosen = load_profile(profile, overrides)
-    plan = registry.launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+    plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
 
 
-def skip_unserved(here: Api, plan: ManifestPlan) -> None:
+def skip_unserved(here: Client, plan: ManifestPlan) -> None:
     """AppWrappers of the two controllers cannot be on one cluster."""
     try:
         here.ask("GET", f"/apis/{plan.watch[0].api}")
@@ -93,7 +93,7 @@ def skip_unserved(here: Api, plan: ManifestPlan) -> None:
 
 def labelled(namespace: str, report: Report) -> list[str]:
     """Every object of the namespace that still carries the run's label."""
-    here = Api(Cluster(namespace=namespace))
+    here = Client(Cluster(namespace=namespace))
     which = {"labelSelector": f"torchyard/run={report.run}"}
     return [thing["metadata"]["name"] for kind in KINDS for thing in here.items(*kind, which)]
 
@@ -131,8 +131,8 @@ def test_never_fits(carry: Carry, busy: dict[str, Any], profile: str) -> None:
 @pytest.fixture
 def busy(namespace: str, fake: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
     """The fake nodes that could take the profile's pods, most of their processors in use; a label that they have."""
-    here = Api(Cluster(namespace=namespace))
-    (room,) = (need for need in sketch(profile, at_home(profile, namespace)).requires if isinstance(need, Room))
+    here = Client(Cluster(namespace=namespace))
+    (room,) = (need for need in sketch(profile, at_home(profile, namespace)).requires if isinstance(need, Capacity))
     labels = ",".join(f"{key}={value}" for key, value in {"type": "kwok", **room.labels}.items())
     nodes = here.items("v1", "Node", {"labelSelector": labels}, everywhere=True)
     nodes = [node for node in nodes if room.resources.keys() <= node["status"]["allocatable"].keys()][:8]
@@ -150,7 +150,7 @@ def busy(namespace: str, fake: dict[str, Any], profile: str) -> Iterator[dict[st
         mark(here, node, None)
 
 
-def mark(here: Api, node: dict[str, Any], value: str | None) -> None:
+def mark(here: Client, node: dict[str, Any], value: str | None) -> None:
     path = here.path("v1", "Node", node["metadata"]["name"], None)
     here.ask("PATCH", path, body={"metadata": {"labels": {BUSY: value}}})
 
@@ -158,7 +158,7 @@ def mark(here: Api, node: dict[str, Any], value: str | None) -> None:
 @EACH_WAY
 def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
     """A job that somebody else deletes ends the run, and is not taken for a failed pod."""
-    here = Api(Cluster(namespace=namespace))
+    here = Client(Cluster(namespace=namespace))
     job = sketch(profile, at_home(profile, namespace)).main
     which = (job["apiVersion"], job["kind"])
 

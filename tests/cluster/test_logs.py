@@ -9,22 +9,22 @@ from pathlib import Path
 
 import pytest
 
-from tasks import pump as module
-from tasks.cluster import Api
-from tasks.logs import read_line
-from tasks.plan import ManifestPlan
-from tasks.pump import Pump, Source
-from tasks.spec import Cluster
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import CONTEXT, Wire
+from torchyard.cluster import log_follower as module
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.log_follower import LogFollower, LogSource
+from torchyard.common.log_lines import read_line
+from torchyard.kube.client import Client
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
 
 MANY = [f"step {index}" for index in range(20_000)]
 WATCH = """
 import sys
 from pathlib import Path
-from tasks.plan import ManifestPlan
-from tasks.watch import ClusterWatch
+from torchyard.model.plan import ManifestPlan
+from torchyard.cluster.job_watch import ClusterWatch
 with ClusterWatch(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text())) as watch:
     while True:
         watch.changes(0.5)
@@ -145,7 +145,7 @@ def test_api_server_away_costs_no_line(jobs: Jobs, said: Said, wire: Wire) -> No
 
 def test_silent_stream_is_opened_anew(jobs: Jobs, said: Said, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log's connection that carries nothing any more, and is not closed, is given up after a while."""
-    monkeypatch.setattr(module, "QUIET", 1.0)
+    monkeypatch.setattr(module, "_STREAM_SILENCE_S", 1.0)
     plan = jobs.start(wire, log=said.path)
     with ClusterWatch(plan) as watch:
         until(lambda: running(watch) and wire.count("/log?"))
@@ -218,10 +218,10 @@ def test_log_without_its_pod_is_not_whole(jobs: Jobs, said: Said) -> None:
 # --- pods that are not there yet, or not any more
 
 
-def pump(jobs: Jobs, plan: ManifestPlan, wire: Wire | None = None, over: bool = False) -> Pump:
+def pump(jobs: Jobs, plan: ManifestPlan, wire: Wire | None = None, over: bool = False) -> LogFollower:
     """Follow worker-0, whatever the API server says of it."""
-    server = Api(Cluster(namespace=jobs.namespace, context=CONTEXT if wire else None))
-    made = Pump(server, Source(f"{plan.job}-worker-0", "", plan.container), Path(plan.nodes["worker-0"]))
+    server = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if wire else None))
+    made = LogFollower(server, LogSource(f"{plan.job}-worker-0", "", plan.container), Path(plan.nodes["worker-0"]))
     made.tell(over)
     return made
 

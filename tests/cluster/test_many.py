@@ -8,12 +8,12 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.launchers import _lease
-from tasks.profile import ROOT
-from tasks.removal import found, kinds
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs
+from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.kube.client import Client
+from torchyard.loading.profile import ROOT
+from torchyard.model.profile import Cluster
+from torchyard.pods import lease_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -53,5 +53,10 @@ def test_runs_of_one_flow_do_not_disturb_each_other(shown: ModuleType, values: l
 def test_nothing_of_many_runs_is_left(shown: ModuleType, values: list[dict[str, Any]], jobs: Jobs) -> None:
     """The last step removes every job, and every Lease."""
     shown.search("yolov5-volcano", values)
-    here = Api(Cluster(namespace=jobs.namespace))
-    assert found(here, [*kinds(here), (_lease.API, _lease.KIND)], {"torchyard/run": ""}) == []
+    here = Client(Cluster(namespace=jobs.namespace))
+    assert (
+        _list_visible_objects(
+            here, [*list_kinds(here), (lease_record.LEASE_API, lease_record.LEASE_KIND)], {"torchyard/run": ""}
+        )
+        == []
+    )

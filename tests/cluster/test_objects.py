@@ -12,25 +12,27 @@ from typing import Any
 
 import pytest
 
-from tasks import objects, removal
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import _pod_facts
-from tasks.model import Handle
-from tasks.plan import ManifestPlan
-from tasks.spec import Deadlines
-from tasks.submit import submit
-from tasks.teardown import stop, teardown
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import Wire
+from torchyard.backend import backend_of
+from torchyard.cluster import create as objects
+from torchyard.cluster import delete
+from torchyard.diagnosis import pod_facts
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
 
 ETCD = "yolov5-volcano-etcd"
 SUBMIT = """
 import sys
 from pathlib import Path
-from tasks.plan import ManifestPlan
-from tasks.objects import create
-print(create(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
+from torchyard.model.plan import ManifestPlan
+from torchyard.cluster.create import create_job
+print(create_job(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text()))[1])
 """
 CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap"}
 
@@ -45,7 +47,7 @@ def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
 
 def running(jobs: Jobs, plan: ManifestPlan) -> bool:
     pods = jobs.labelled(plan, "v1", "Pod")
-    return len(pods) == 2 and all(_pod_facts.phase(pod) == "Running" for pod in pods)
+    return len(pods) == 2 and all(pod_facts.read_pod_phase(pod) == "Running" for pod in pods)
 
 
 # --- creating
@@ -54,7 +56,7 @@ def running(jobs: Jobs, plan: ManifestPlan) -> bool:
 def test_second_submit_adopts(jobs: Jobs) -> None:
     """The same plan submitted again finds its job, and says that it made nothing."""
     plan = jobs.plan()
-    made = [submit.fn(plan, Deadlines()) for _ in range(2)]
+    made = [submit(plan, Deadlines()) for _ in range(2)]
     assert [handle.created for handle in made] == [True, False]
     assert made[0].submitted_at == made[1].submitted_at
     assert len(jobs_of(jobs, plan)) == 1
@@ -73,7 +75,7 @@ def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
     plan, made = jobs.plan(), list[tuple[str, bool]]()
 
     def create() -> None:
-        job, created = objects.create(plan)
+        job, created = objects.create_job(plan)
         made.append((job["metadata"]["uid"], created))
 
     both = [threading.Thread(target=create) for _ in range(2)]
@@ -89,8 +91,8 @@ def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
     """Where the connection breaks after the job was created, and before that was told, there is still one job."""
     plan = jobs.plan(wire)
     wire.cut_after("/jobs?fieldValidation=Strict", -1)
-    server = Api(plan.cluster)
-    job, _ = objects.adopt_or_create(server, plan, plan.main)
+    server = Client(plan.cluster)
+    job, _ = objects._adopt_or_create(server, plan, plan.main)
     assert wire.count("POST ") == 2
     assert [each["metadata"]["uid"] for each in jobs_of(jobs, plan)] == [job["metadata"]["uid"]]
 
@@ -102,7 +104,7 @@ def test_taken_name_is_refused(jobs: Jobs) -> None:
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
     with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and belongs to somebody else"):
-        submit.fn(plan, Deadlines())
+        submit(plan, Deadlines())
     assert jobs_of(jobs, plan) == []
 
 
@@ -114,8 +116,8 @@ def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
     about = {"name": f"{plan.job}-first", "labels": plan.labels}
     before = {"apiVersion": "v1", "kind": "Service", "metadata": about, "spec": {"ports": [{"port": 80}]}}
     with pytest.raises(ClusterError, match="no-such-queue"):
-        objects.create(plan.model_copy(update={"objects": (before, refused)}))
-    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
+        objects.create_job(plan.model_copy(update={"objects": (before, refused)}))
+    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
 
 
 def test_unknown_field_is_refused(jobs: Jobs) -> None:
@@ -123,7 +125,7 @@ def test_unknown_field_is_refused(jobs: Jobs) -> None:
     plan = jobs.plan()
     plan.main["spec"]["minAvailble"] = 2
     with pytest.raises(ClusterError, match=r'unknown field "spec.minAvailble"'):
-        objects.create(plan)
+        objects.create_job(plan)
 
 
 def test_dry_run_makes_nothing(jobs: Jobs) -> None:
@@ -140,18 +142,18 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
     """The store of a run is ready once it was ensured, and is found again the second time."""
     plan = jobs.plan(profile=ETCD)
     for _ in range(2):
-        objects.serve(plan)
+        objects.create_store(plan)
     (pod,) = jobs.labelled(plan, "v1", "Pod")
-    assert _pod_facts.phase(pod) == "Running"
+    assert pod_facts.read_pod_phase(pod) == "Running"
 
 
 def test_store_goes_with_the_job(jobs: Jobs) -> None:
     """Whoever deletes the job by hand takes the store away with it."""
     plan = jobs.plan(profile=ETCD)
-    objects.serve(plan)
-    objects.create(plan)
+    objects.create_store(plan)
+    objects.create_job(plan)
     jobs.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
-    until(lambda: removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == [])
+    until(lambda: delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == [])
 
 
 # --- removing
@@ -161,24 +163,24 @@ def test_store_goes_with_the_job(jobs: Jobs) -> None:
 def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
     """After the teardown of a running job no object of any kind carries its labels."""
     plan = jobs.plan(profile=profile)
-    objects.serve(plan)
-    objects.create(plan)
+    objects.create_store(plan)
+    objects.create_job(plan)
     until(lambda: len(jobs.labelled(plan, "v1", "Pod")) == 3)
-    assert teardown.fn(plan) == ()
-    assert removal.found(jobs.server, removal.kinds(jobs.server), plan.labels) == []
+    assert teardown(plan) == ()
+    assert delete._list_visible_objects(jobs.server, delete.list_kinds(jobs.server), plan.labels) == []
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
     """Tearing down what is gone, or was never there, is a success."""
     plan = jobs.start()
-    assert (teardown.fn(plan), teardown.fn(plan), teardown.fn(jobs.plan())) == ((), (), ())
-    stop(plan)
+    assert (teardown(plan), teardown(plan), teardown(jobs.plan())) == ((), (), ())
+    backend_of(plan).stop()
 
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
     """A sweep beside the run's own teardown disturbs nobody."""
     plan, told = jobs.start(), list[tuple[str, ...]]()
-    both = [threading.Thread(target=lambda: told.append(teardown.fn(plan))) for _ in range(2)]
+    both = [threading.Thread(target=lambda: told.append(teardown(plan))) for _ in range(2)]
     for each in both:
         each.start()
     for each in both:
@@ -192,14 +194,14 @@ def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
     plan = jobs.start()
     pods = {"created": lambda: True, "has pods": lambda: jobs.labelled(plan, "v1", "Pod"), "runs": None}[moment]
     until(pods or (lambda: running(jobs, plan)))
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
 
 
 def test_job_goes_after_its_pods(jobs: Jobs) -> None:
     """A job that is stopped stays, being deleted, until its pods are gone: that proves them gone."""
     plan = jobs.start()
     until(lambda: running(jobs, plan))
-    stop(plan)
+    backend_of(plan).stop()
     (job,) = jobs_of(jobs, plan)
     assert "foregroundDeletion" in job["metadata"]["finalizers"]
     until(lambda: not jobs_of(jobs, plan))
@@ -220,9 +222,9 @@ def held(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
     """What is stuck is named, with what holds it, within the grace and a bounded time."""
-    monkeypatch.setattr(removal, "GOING", -12.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
-    assert any(left.startswith(pod) for left in teardown.fn(held))
+    assert any(left.startswith(pod) for left in teardown(held))
 
 
 @pytest.fixture
@@ -239,7 +241,7 @@ def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         jobs.more = {"nodes": 1, "hardware": None, "fabric": None, **keys}
         jobs.more["pod.node_selector"] = {"dead": name}
         made = jobs.plan()
-        objects.create(made)
+        objects.create_job(made)
         until(lambda: [pod for pod in jobs.labelled(made, "v1", "Pod") if pod["spec"].get("nodeName") == name], 60)
         report(jobs, path, "False", {})
         return made
@@ -258,25 +260,25 @@ def test_pod_on_a_dead_node_is_told(
     jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A pod whose node does not confirm its end is named with its node, and left as it is."""
-    monkeypatch.setattr(removal, "GOING", -9.0)
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     plan = deserted()
-    (pod, *_) = sorted(teardown.fn(plan), key=lambda each: not each.startswith("Pod"))
+    (pod, *_) = sorted(teardown(plan), key=lambda each: not each.startswith("Pod"))
     assert "does not confirm its end" in pod
     jobs.server.delete("v1", "Pod", f"{plan.job}-worker-0", force=True)
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
 
 
 def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the profile says force, a pod goes whose node is known to be dead."""
-    monkeypatch.setattr(removal, "GOING", -9.0)
-    assert teardown.fn(deserted(on_stuck_pod="force")) == ()
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
+    assert teardown(deserted(on_stuck_pod="force")) == ()
 
 
 def test_what_others_labelled_is_told(jobs: Jobs) -> None:
     """A ConfigMap that somebody gave the run's labels is proven to be left, at once, and is not deleted."""
     plan = jobs.start()
     jobs.server.create(config_map("notes", labels=plan.labels))
-    assert teardown.fn(plan) == (f"ConfigMap {jobs.namespace}/notes",)
+    assert teardown(plan) == (f"ConfigMap {jobs.namespace}/notes",)
     assert jobs.server.delete("v1", "ConfigMap", "notes")
 
 
@@ -286,8 +288,8 @@ def test_what_others_named_alike_is_left_alone(jobs: Jobs) -> None:
     theirs = copy.deepcopy(plan.main)
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
-    stop(plan)
-    left = teardown.fn(plan)  # its pods carry our labels: they are told, and stay as well
+    backend_of(plan).stop()
+    left = teardown(plan)  # its pods carry our labels: they are told, and stay as well
     assert [each for each in left if not each.startswith("Pod ")] == []
     there = jobs.server.read(theirs["apiVersion"], "Job", plan.job)
     assert there
@@ -300,7 +302,7 @@ def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
     until(lambda: running(jobs, plan))
     other = threading.Timer(0.3, wire.leave, [2.0])
     other.start()
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     other.join()
 
 
@@ -310,11 +312,11 @@ def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire)
     down = {"kind": "Status", "message": "the server is currently unable to handle the request"}
     wire.answer("GET /apis/apps/v1", 503, down, times=1000)
     began = time.monotonic()
-    assert teardown.fn(plan) == ()
+    assert teardown(plan) == ()
     assert time.monotonic() - began < 10
 
 
 def test_handle_is_enough(jobs: Jobs) -> None:
     """What submit returns can be written down and read again by another process."""
-    handle = submit.fn(jobs.plan(), Deadlines())
+    handle = submit(jobs.plan(), Deadlines())
     assert Handle.model_validate_json(handle.model_dump_json()) == handle

@@ -16,34 +16,34 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tasks import cluster
-from tasks.cluster import Api
-from tasks.errors import ClusterError, PreflightError
-from tasks.needs import (
+from torchyard.cluster.checks.cluster import check_cluster
+from torchyard.kube import client, kubeconfig
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError, PreflightError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import (
     Admitted,
     Advice,
+    Capacity,
     Check,
-    ClusterNeed,
+    ClusterRequirement,
     Controller,
+    CrdServed,
     Object,
     OpenQueue,
-    Right,
-    Room,
-    Served,
+    Permission,
     WritableFolder,
 )
-from tasks.plan import ManifestPlan
-from tasks.preflight import preflight
-from tasks.preflight_cluster import check_cluster
-from tasks.spec import Cluster
+from torchyard.steps.preflight import preflight
 
 pytestmark = pytest.mark.cluster
 SPACE = f"torchyard-preflight-{uuid.uuid4().hex[:6]}"
 STRICT = f"{SPACE}-baseline"
 LABELS = {"torchyard/run": SPACE}
 MARK = "torchyard.test/preflight"
-JOBS = Served(crd="jobs.batch.volcano.sh", version="v1alpha1", install="helm install volcano")
-PODS_LOG = Right(verbs=("get",), resource="pods/log")
+JOBS = CrdServed(crd="jobs.batch.volcano.sh", version="v1alpha1", install="helm install volcano")
+PODS_LOG = Permission(verbs=("get",), resource="pods/log")
 OF_NO_NAMESPACE = ("Namespace", "Node", "Queue", "StorageClass", "ValidatingWebhookConfiguration")
 Thing = dict[str, Any]
 Make = Callable[..., Thing]
@@ -53,12 +53,12 @@ Make = Callable[..., Thing]
 
 
 @pytest.fixture(scope="module")
-def plane(plane: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+def plane(plane: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     """The cluster, with two namespaces of ours, and a kubeconfig with users and servers that do not work."""
     config = os.environ["KUBECONFIG"]
     with pytest.MonkeyPatch.context() as patch:
-        cluster.api.cache_clear()
-        api = cluster.api(Cluster(namespace=SPACE))
+        client.get_cluster_client.cache_clear()
+        api = client.get_cluster_client(Cluster(namespace=SPACE))
         try:
             for name, labels in ((SPACE, {}), (STRICT, {"pod-security.kubernetes.io/enforce": "baseline"})):
                 post(api, "v1", "Namespace", name, labels=labels)
@@ -69,15 +69,15 @@ def plane(plane: Api, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]
             yield api
         finally:
             clear(api)
-    cluster.api.cache_clear()
+    client.get_cluster_client.cache_clear()
 
 
-def contexts(api: Api) -> Thing:
+def contexts(api: Client) -> Thing:
     """`nobody` may do nothing, `stranger` is not known, `anyone` says no name, and at `closed` nobody listens."""
     post(api, "v1", "ServiceAccount", "nobody")
     path = api.path("v1", "ServiceAccount", "nobody") + "/token"
     token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
-    known, _ = kube_config.list_kube_config_contexts(cluster.files())
+    known, _ = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
     here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
     return {
@@ -92,7 +92,7 @@ def contexts(api: Api) -> Thing:
     }
 
 
-def clear(api: Api) -> None:
+def clear(api: Client) -> None:
     """Remove the namespaces, and wait until they are gone."""
     for name in (SPACE, STRICT):
         if api.read("v1", "Namespace", name, namespace=None):
@@ -108,7 +108,7 @@ def wait(true: Callable[[], object], seconds: float = 40.0) -> None:
         time.sleep(0.1)
 
 
-def post(api: Api, version: str, kind: str, name: str, **more: Any) -> Thing:
+def post(api: Client, version: str, kind: str, name: str, **more: Any) -> Thing:
     """Create an object: of the namespace `place`, or of none for kinds that have none."""
     labels, place = more.pop("labels", {}), more.pop("place", SPACE)
     path = api.path(version, kind, namespace=None if kind in OF_NO_NAMESPACE else place)
@@ -117,7 +117,7 @@ def post(api: Api, version: str, kind: str, name: str, **more: Any) -> Thing:
 
 
 @pytest.fixture
-def make(plane: Api) -> Iterator[Make]:
+def make(plane: Client) -> Iterator[Make]:
     """Create objects, as `post` does, that go with the test."""
     made: list[Thing] = []
 
@@ -160,14 +160,14 @@ def vcjob(**spec: Any) -> Thing:
     return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "job"}, "spec": body}
 
 
-def plan(*requires: ClusterNeed, context: str | None = None, space: str = SPACE, **parts: Any) -> ManifestPlan:
+def plan(*requires: ClusterRequirement, context: str | None = None, space: str = SPACE, **parts: Any) -> ManifestPlan:
     place = Cluster(context=context, namespace=space)
     names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
     parts = {"tasks": {"worker": 2}, "objects": (job_of(pod()),), "template": ("template",), "watch": (), **parts}
     return ManifestPlan(**names, labels=LABELS, cluster=place, requires=requires, **parts)
 
 
-def only(need: ClusterNeed, **parts: Any) -> Check:
+def only(need: ClusterRequirement, **parts: Any) -> Check:
     """The check of one requirement."""
     (found,) = check_cluster(plan(need, **parts))
     return found
@@ -177,7 +177,7 @@ def refused(*objects: Thing, **parts: Any) -> Check:
     return only(Admitted(what="objects"), objects=objects, **parts)
 
 
-def needs_kind(api: Api, need: Served) -> None:
+def needs_kind(api: Client, need: CrdServed) -> None:
     if only(need).verdict != "ok":
         pytest.fail(f"this cluster does not serve {need.crd}")
 
@@ -185,7 +185,7 @@ def needs_kind(api: Api, need: Served) -> None:
 # --- the cluster itself
 
 
-def test_closed_port_is_the_only_finding(plane: Api) -> None:
+def test_closed_port_is_the_only_finding(plane: Client) -> None:
     """Where nobody answers, one finding names the context and the address."""
     (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context="closed"))
     assert (found.verdict, found.need) == ("failed", "cluster closed")
@@ -193,21 +193,21 @@ def test_closed_port_is_the_only_finding(plane: Api) -> None:
 
 
 @pytest.mark.parametrize(("context", "said"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
-def test_unknown_credentials_are_the_only_finding(plane: Api, context: str, said: str) -> None:
+def test_unknown_credentials_are_the_only_finding(plane: Client, context: str, said: str) -> None:
     """A token that the server does not know, or none at all, makes one finding and no check behind it."""
     (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context=context))
     assert "refuses the credentials of the kubeconfig: " in found.detail
     assert said in found.detail
 
 
-def test_unknown_context_lists_what_there_is(plane: Api) -> None:
+def test_unknown_context_lists_what_there_is(plane: Client) -> None:
     """A context that the kubeconfig does not have is told with those that it has."""
     (found,) = check_cluster(plan(JOBS, context="none"))
     assert "there is no such context; there are: " in found.detail
     assert {"anyone", "closed", "nobody", "stranger"} <= set(found.detail.rpartition(": ")[2].split(", "))
 
 
-def test_missing_namespace_is_told_once(plane: Api) -> None:
+def test_missing_namespace_is_told_once(plane: Client) -> None:
     """What is in a namespace is not asked where there is none; the rest is."""
     inside = (Admitted(what="pod"), Admitted(what="objects"), Object(what="Secret", name="key"))
     found = check_cluster(plan(*inside, Advice(about="image", detail="old"), space=f"{SPACE}-none"))
@@ -215,19 +215,19 @@ def test_missing_namespace_is_told_once(plane: Api) -> None:
     assert found[0].remedy == f"`kubectl create namespace {SPACE}-none`"
 
 
-def test_all_findings_are_one_error(plane: Api, tmp_path: Path) -> None:
+def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
     """The step raises every failure of cluster and machine at once, and counts those that passed."""
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
     missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
     with pytest.raises(PreflightError) as error:
-        preflight.fn(plan(folder, Right(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
+        preflight(plan(folder, Permission(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
     assert "2 of 5 checks failed" in str(error.value)
 
 
-def test_good_plan_has_one_check_a_requirement(plane: Api) -> None:
+def test_good_plan_has_one_check_a_requirement(plane: Client) -> None:
     """What is all there makes one good finding for all rights, and one for each other requirement, in their order."""
-    rights = Right(verbs=("create", "watch"), resource="pods"), PODS_LOG
-    anywhere = Room(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
+    rights = Permission(verbs=("create", "watch"), resource="pods"), PODS_LOG
+    anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
     account = Object(what="ServiceAccount", name="default")
     needs = (*rights, anywhere, account, Admitted(what="objects"), Admitted(what="pod"))
     found = check_cluster(plan(*needs))
@@ -239,9 +239,9 @@ def test_good_plan_has_one_check_a_requirement(plane: Api) -> None:
 # --- rights
 
 
-def test_missing_rights_name_the_verbs_and_the_user(plane: Api) -> None:
+def test_missing_rights_name_the_verbs_and_the_user(plane: Client) -> None:
     """One finding in all, with the verbs that are missing, by resource, and the role that has them."""
-    jobs, logs = Right(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), PODS_LOG
+    jobs, logs = Permission(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), PODS_LOG
     (found,) = check_cluster(plan(jobs, logs, context="nobody"))
     who = f"system:serviceaccount:{SPACE}:nobody"
     lacks = "create, watch jobs.batch.volcano.sh, nor get pods/log"
@@ -249,35 +249,35 @@ def test_missing_rights_name_the_verbs_and_the_user(plane: Api) -> None:
     assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
 
 
-def test_only_missing_verbs_are_told(plane: Api, make: Make) -> None:
+def test_only_missing_verbs_are_told(plane: Client, make: Make) -> None:
     """A verb that is granted, of a subresource too, is not among the missing ones."""
     group = "rbac.authorization.k8s.io"
     make(f"{group}/v1", "Role", "logs", rules=[{"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}])
     account = {"kind": "ServiceAccount", "name": "nobody", "namespace": SPACE}
     role = {"apiGroup": group, "kind": "Role", "name": "logs"}
     make(f"{group}/v1", "RoleBinding", "logs", roleRef=role, subjects=[account])
-    need = Right(verbs=("get", "watch"), resource="pods/log")
+    need = Permission(verbs=("get", "watch"), resource="pods/log")
     wait(lambda: "may not watch pods/log" in only(need, context="nobody").detail)
     assert only(PODS_LOG, context="nobody").verdict == "ok"
 
 
-def test_what_may_not_be_looked_at_is_a_warning(plane: Api) -> None:
+def test_what_may_not_be_looked_at_is_a_warning(plane: Client) -> None:
     """Without the right to list nodes, Deployments, queues or Secrets, the check says so and does not fail."""
-    room = Room(pods=1, labels={}, tolerations=(), resources={}, alone=False)
+    room = Capacity(pods=1, labels={}, tolerations=(), resources={}, alone=False)
     looks = (room, Controller(label="app=x"), OpenQueue(name="default"), Object(what="Secret", name="key"))
     found = check_cluster(plan(*looks, Admitted(what="pod"), context="nobody"))
     assert [each.verdict for each in found] == ["warning"] * 5
     assert all("cannot be checked: " in each.detail and "is forbidden: User" in each.detail for each in found)
 
 
-def test_job_that_this_user_may_not_create_is_refused(plane: Api) -> None:
+def test_job_that_this_user_may_not_create_is_refused(plane: Client) -> None:
     """A missing right to create the job itself is a failure: submit would meet it."""
     assert "cannot create resource" in refused(config_map("job"), context="nobody").detail
 
 
-def test_missing_right_is_not_told_twice(plane: Api) -> None:
+def test_missing_right_is_not_told_twice(plane: Client) -> None:
     """What the check of the rights says is no finding of the dry run as well."""
-    right = Right(verbs=("create",), resource="configmaps")
+    right = Permission(verbs=("create",), resource="configmaps")
     job = config_map("job")
     found = check_cluster(plan(right, Admitted(what="objects"), objects=(job,), context="nobody"))
     assert [each.verdict for each in found] == ["failed", "warning"]
@@ -287,26 +287,26 @@ def test_missing_right_is_not_told_twice(plane: Api) -> None:
 # --- kinds, controllers, queues
 
 
-def test_kind_that_is_not_installed_tells_how_to_install_it(plane: Api) -> None:
+def test_kind_that_is_not_installed_tells_how_to_install_it(plane: Client) -> None:
     """A group that is not there is told with the command that brings it."""
-    found = only(Served(crd="jobs.none.example.com", version="v1", install="helm install none"))
+    found = only(CrdServed(crd="jobs.none.example.com", version="v1", install="helm install none"))
     assert (found.detail[:16], found.remedy) == ("is not installed", "helm install none")
 
 
-def test_kind_in_another_version_lists_those_that_are_served(plane: Api) -> None:
+def test_kind_in_another_version_lists_those_that_are_served(plane: Client) -> None:
     """A group that has the kind in other versions only is told with these."""
     needs_kind(plane, JOBS)
     assert only(JOBS.model_copy(update={"version": "v9"})).detail == "is served as v1alpha1 only"
 
 
-def test_kind_of_another_group_is_not_taken_for_it(plane: Api) -> None:
+def test_kind_of_another_group_is_not_taken_for_it(plane: Client) -> None:
     """The legacy AppWrapper and the new one have the same plural."""
-    needs_kind(plane, Served(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
-    found = only(Served(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
+    needs_kind(plane, CrdServed(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
+    found = only(CrdServed(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
     assert "appwrappers.workload.codeflare.dev is another kind of the same name" in found.detail
 
 
-def test_controller_without_a_pod_is_told(plane: Api, make: Make) -> None:
+def test_controller_without_a_pod_is_told(plane: Client, make: Make) -> None:
     """A Deployment whose pods are not available does not count."""
     labels = {MARK: "controller"}
     body: Thing = {"replicas": 0, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
@@ -316,12 +316,12 @@ def test_controller_without_a_pod_is_told(plane: Api, make: Make) -> None:
     assert (found.verdict, found.detail) == ("failed", f"{SPACE}/controller v1.2 has no pod that is available")
 
 
-def test_controller_that_is_nowhere_is_told(plane: Api) -> None:
+def test_controller_that_is_nowhere_is_told(plane: Client) -> None:
     """Without a Deployment of the label in any namespace, the check fails."""
     assert only(Controller(label="app=no-such-controller")).verdict == "failed"
 
 
-def test_gang_flag_is_looked_for(plane: Api) -> None:
+def test_gang_flag_is_looked_for(plane: Client) -> None:
     """An operator that runs without gang scheduling is a warning, one with it is not."""
     operator = "control-plane=kubeflow-training-operator"
     if only(Controller(label=operator)).verdict != "ok":
@@ -331,14 +331,14 @@ def test_gang_flag_is_looked_for(plane: Api) -> None:
     assert "pods may start one by one" in verdicts[1].detail
 
 
-def test_missing_queue_names_the_open_ones(plane: Api) -> None:
+def test_missing_queue_names_the_open_ones(plane: Client) -> None:
     """A queue that is not there is told with those that take jobs."""
     needs_kind(plane, JOBS)
     found = only(OpenQueue(name="no-such-queue"))
     assert found.detail.startswith("there is no such queue; open are: default")
 
 
-def test_closed_queue_is_told(plane: Api, make: Make) -> None:
+def test_closed_queue_is_told(plane: Client, make: Make) -> None:
     """A queue that Volcano's controller has closed takes no jobs."""
     needs_kind(plane, JOBS)
     queue = make("scheduling.volcano.sh/v1beta1", "Queue", SPACE, spec={"weight": 1})
@@ -362,14 +362,14 @@ def node(name: str, usable: int, **spec: Any) -> Thing:
     return {"name": f"{SPACE}-{name}", "labels": {MARK: SPACE}, "spec": {"taints": [taint], **spec}, "status": status}
 
 
-def room(pods: int, tolerations: tuple[str, ...] = (MARK,), **resources: str) -> Room:
+def room(pods: int, tolerations: tuple[str, ...] = (MARK,), **resources: str) -> Capacity:
     asked = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
     known = {"labels": {MARK: SPACE}, "tolerations": tolerations, "resources": asked}
-    return Room.model_validate({"pods": pods, "alone": True, "device_plugin": f"{MARK}=plugin", **known})
+    return Capacity.model_validate({"pods": pods, "alone": True, "device_plugin": f"{MARK}=plugin", **known})
 
 
 @pytest.fixture
-def nodes(plane: Api, make: Make) -> None:
+def nodes(plane: Client, make: Make) -> None:
     """Three nodes: one whole, one cordoned, one whose device is lost."""
     for each in (node("a", 2), node("b", 2, unschedulable=True), node("c", 0)):
         make("v1", "Node", **each)
@@ -377,7 +377,7 @@ def nodes(plane: Api, make: Make) -> None:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Api) -> None:
+def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Client) -> None:
     """The finding counts the pods that fit, and says for every other node why none does."""
     found = only(room(2, example_rdma="2"))
     assert found.detail.startswith("2 needed, one a node, 1 fits; ")
@@ -388,7 +388,7 @@ def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Api) -> None
 
 
 @pytest.mark.usefixtures("nodes")
-def test_taint_that_is_not_tolerated_is_told(plane: Api) -> None:
+def test_taint_that_is_not_tolerated_is_told(plane: Client) -> None:
     """A taint is told by its key, with the key of the profile that tolerates it."""
     found = only(room(2, tolerations=(), cpu="1"))
     assert f"2 nodes: taint {MARK}" in found.detail
@@ -396,14 +396,14 @@ def test_taint_that_is_not_tolerated_is_told(plane: Api) -> None:
 
 
 @pytest.mark.usefixtures("nodes")
-def test_device_plugin_that_is_missing_is_told(plane: Api) -> None:
+def test_device_plugin_that_is_missing_is_told(plane: Client) -> None:
     """A resource that no node offers is told with the label of the DaemonSet that would."""
     found = only(room(1, example_vf="16"))
     assert f"nothing offers example.com/vf: no namespace has a DaemonSet with the label {MARK}=plugin" in found.detail
 
 
 @pytest.mark.usefixtures("nodes")
-def test_device_plugin_that_is_there_tells_its_pods(plane: Api, make: Make) -> None:
+def test_device_plugin_that_is_there_tells_its_pods(plane: Client, make: Make) -> None:
     """A resource that no node offers although its plugin is installed is told with the plugin's pods."""
     labels = {MARK: "plugin"}
     template = {"metadata": {"labels": labels}, "spec": pod(nodeSelector={MARK: "nowhere"})}
@@ -418,9 +418,9 @@ def test_device_plugin_that_is_there_tells_its_pods(plane: Api, make: Make) -> N
     assert f"nothing offers example.com/vf: its device plugin {SPACE}/plugin has 0 of 0 pods ready" in found.detail
 
 
-def test_label_that_no_node_has_is_told(plane: Api) -> None:
+def test_label_that_no_node_has_is_told(plane: Client) -> None:
     """Where no node is of the kind, the remedy shows what kinds there are."""
-    found = only(Room(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, alone=True))
+    found = only(Capacity(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, alone=True))
     assert f"no label {MARK}=none" in found.detail
     assert f"`kubectl get nodes -L {MARK}`" in found.remedy
 
@@ -429,14 +429,14 @@ def test_label_that_no_node_has_is_told(plane: Api) -> None:
 
 
 @pytest.mark.parametrize("what", ["ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount"])
-def test_missing_object_is_told(plane: Api, what: Any) -> None:
+def test_missing_object_is_told(plane: Client, what: Any) -> None:
     """What is not there is told with its namespace, and how to make it."""
     found = only(Object(what=what, name="none"))
     assert found.detail.startswith(f"is not in namespace {SPACE}; there are: ")
     assert found.remedy
 
 
-def test_missing_network_lists_the_networks_of_its_namespace(plane: Api, make: Make) -> None:
+def test_missing_network_lists_the_networks_of_its_namespace(plane: Client, make: Make) -> None:
     """A secondary network is looked for in the namespace that the pods name."""
     version = "k8s.cni.cncf.io/v1"
     try:
@@ -448,7 +448,7 @@ def test_missing_network_lists_the_networks_of_its_namespace(plane: Api, make: M
     assert only(Object(what="NetworkAttachmentDefinition", name="rdma-vf", namespace=STRICT)).verdict == "ok"
 
 
-def test_missing_key_is_told_without_any_value(plane: Api, make: Make) -> None:
+def test_missing_key_is_told_without_any_value(plane: Client, make: Make) -> None:
     """A key that a Secret lacks is told with the keys that it has."""
     hidden = base64.b64encode(b"not-to-be-shown").decode()
     make("v1", "Secret", "keys", data={"user": hidden})
@@ -466,7 +466,7 @@ def claim(storage_class: str, mode: str) -> Thing:
     }
 
 
-def test_claim_that_waits_for_its_pod_is_good(plane: Api, make: Make) -> None:
+def test_claim_that_waits_for_its_pod_is_good(plane: Client, make: Make) -> None:
     """Pending is as it should be where the volume comes with the first pod, and nowhere else."""
     for mode in ("WaitForFirstConsumer", "Immediate"):
         name = f"{SPACE}-{mode.lower()}"
@@ -478,7 +478,7 @@ def test_claim_that_waits_for_its_pod_is_good(plane: Api, make: Make) -> None:
     assert only(Object(what="PersistentVolumeClaim", name="immediate")).verdict == "warning"
 
 
-def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Api, make: Make) -> None:
+def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Client, make: Make) -> None:
     """A volume that one node can mount holds a job of two nodes back."""
     make("v1", "PersistentVolumeClaim", "single", spec=claim("none", "ReadWriteOnce"))
     plane.ask(
@@ -487,7 +487,7 @@ def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Api, make: Make) -> 
     assert "is Bound and ReadWriteOnce: its 2 pods must share one node" in only(CLAIM).detail
 
 
-def test_lost_claim_is_told(plane: Api, make: Make) -> None:
+def test_lost_claim_is_told(plane: Client, make: Make) -> None:
     """A claim whose volume is gone is bound to nothing."""
     spec = {**claim("", "ReadWriteMany"), "volumeName": "no-such-volume"}
     annotations = {"pv.kubernetes.io/bind-completed": "yes"}
@@ -502,7 +502,7 @@ CLAIM = Object(what="PersistentVolumeClaim", name="single")
 # --- admission
 
 
-def test_pod_security_is_told_with_its_remedy(plane: Api) -> None:
+def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
     """A pod on the host's network is refused in a namespace of level baseline, in the server's words."""
     found = only(Admitted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
     assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in found.detail
@@ -510,7 +510,7 @@ def test_pod_security_is_told_with_its_remedy(plane: Api) -> None:
     assert found.remedy == f"`kubectl label namespace {STRICT} {level} --overwrite`"
 
 
-def test_same_pod_is_taken_where_it_is_allowed(plane: Api) -> None:
+def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
     """A namespace without a level takes it, and the dry run leaves nothing."""
     assert only(Admitted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
     assert plane.items("v1", "Pod") == []
@@ -525,20 +525,20 @@ def test_same_pod_is_taken_where_it_is_allowed(plane: Api) -> None:
         ({"hostNetworks": True}, 'unknown field "spec.hostNetworks"'),
     ],
 )
-def test_pod_is_refused_in_the_servers_words(plane: Api, spec: Thing, said: str) -> None:
+def test_pod_is_refused_in_the_servers_words(plane: Client, spec: Thing, said: str) -> None:
     """What the server says against a pod is the finding."""
     found = only(Admitted(what="pod"), objects=[job_of(pod(**spec))])
     assert (found.verdict, said in found.detail) == ("failed", True), found.detail
 
 
-def test_quota_is_told(plane: Api, make: Make) -> None:
+def test_quota_is_told(plane: Client, make: Make) -> None:
     """A quota that the pod would exceed refuses it."""
     make("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
     wait(lambda: "exceeded quota: none, requested: pods=1" in only(Admitted(what="pod")).detail)
     assert "describe quota" in only(Admitted(what="pod")).remedy
 
 
-def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Api) -> None:
+def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Client) -> None:
     """What Volcano's webhook says against a Job is the finding."""
     needs_kind(plane, JOBS)
     found = refused(vcjob(minAvailable=3))
@@ -546,14 +546,14 @@ def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Api) -> None
     assert "'minAvailable' should not be greater than total replicas in tasks" in found.detail
 
 
-def test_good_job_is_accepted_and_not_made(plane: Api) -> None:
+def test_good_job_is_accepted_and_not_made(plane: Client) -> None:
     """A dry run goes through the webhooks and leaves no Job."""
     needs_kind(plane, JOBS)
     assert refused(vcjob()).verdict == "ok"
     assert plane.items("batch.volcano.sh/v1alpha1", "Job") == []
 
 
-def test_every_refused_object_is_told(plane: Api) -> None:
+def test_every_refused_object_is_told(plane: Client) -> None:
     """Two bad objects are two sentences of one finding; the good one is not among them."""
     bad = {**config_map("b"), "dada": {}}, {**config_map("C")}
     found = refused(config_map("a"), *bad)
@@ -562,7 +562,7 @@ def test_every_refused_object_is_told(plane: Api) -> None:
     assert "ConfigMap a" not in found.detail
 
 
-def test_webhook_that_does_not_answer_is_told(plane: Api, make: Make) -> None:
+def test_webhook_that_does_not_answer_is_told(plane: Client, make: Make) -> None:
     """A webhook whose Service is gone refuses everything: the finding names the Service."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
     hook: Thing = {"name": "lost.torchyard.test", "sideEffects": "None", "admissionReviewVersions": ["v1"]}
@@ -575,7 +575,7 @@ def test_webhook_that_does_not_answer_is_told(plane: Api, make: Make) -> None:
     assert f"`kubectl -n {SPACE} get endpoints nowhere`" in refused(marked).remedy
 
 
-def test_name_that_is_taken_tells_by_whom(plane: Api, make: Make) -> None:
+def test_name_that_is_taken_tells_by_whom(plane: Client, make: Make) -> None:
     """Another run's object is not ours; our own is."""
     make("v1", "ConfigMap", "theirs", labels={"torchyard/run": "another"})
     make("v1", "ConfigMap", "foreign")
@@ -586,6 +586,6 @@ def test_name_that_is_taken_tells_by_whom(plane: Api, make: Make) -> None:
     assert (found.verdict, found.detail) == ("ok", "ConfigMap ours is there already, and is this run's")
 
 
-def test_advice_is_a_warning(plane: Api) -> None:
+def test_advice_is_a_warning(plane: Client) -> None:
     """What needs no asking is told, and stops nothing."""
     assert only(Advice(about="image a:latest", detail="has no fixed tag")).verdict == "warning"

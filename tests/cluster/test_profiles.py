@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from tasks.cluster import Api
 from tests.cluster.carried import completed
 from tests.cluster.provide import at_home
 from tests.cluster.small import in_pods, one_a_way, small
+from torchyard.kube.client import Client
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 SEEN = {"digits.py": "accuracy", "pi.py": "pi", "allreduce.py": "busbw"}
@@ -18,7 +18,7 @@ PROFILES = one_a_way(name for name in in_pods() if not name.startswith("yolov5")
 
 
 @pytest.fixture
-def real(plane: Api, user: dict[str, Any]) -> dict[str, Any]:
+def real(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
     """Overrides that leave a job on the two real nodes."""
     if len(plane.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")

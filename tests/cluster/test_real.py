@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 from flows.train import train
-from tasks.cluster import Api
-from tasks.folder import all_runs
-from tasks.model import Report
-from tasks.profile import ROOT
-from tasks.spec import Cluster
 from tests.cluster.carried import completed, reported
+from torchyard.kube.client import Client
+from torchyard.loading.profile import ROOT
+from torchyard.model.profile import Cluster
+from torchyard.model.run import Report
+from torchyard.run.folder import list_run_folders
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 PROFILES = ("yolov5-volcano", "yolov5-volcano-etcd", "yolov5-pytorchjob", "yolov5-pytorchjob-etcd")
@@ -24,7 +24,7 @@ SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
 
 
 @pytest.fixture
-def small(plane: Api, user: dict[str, Any], namespace: str) -> dict[str, Any]:
+def small(plane: Client, user: dict[str, Any], namespace: str) -> dict[str, Any]:
     """Overrides that run a profile small, on the two real nodes."""
     nodes = plane.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(nodes) < 2:
@@ -56,12 +56,16 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
 ) -> None:
     """A pod that somebody deletes in the middle ends the attempt, which says so; the next one trains to the end."""
     record_property("cell", ("yolov5-volcano", "pod killed"))
-    here = Api(Cluster(namespace=namespace))
+    here = Client(Cluster(namespace=namespace))
 
     def kill_one() -> None:
         for _ in range(600):
             time.sleep(0.1)
-            logs = [path for path in Path(str(all_runs()[0].path)).glob("attempt-1/*/log")] if all_runs() else []
+            logs = (
+                [path for path in Path(str(list_run_folders()[0].path)).glob("attempt-1/*/log")]
+                if list_run_folders()
+                else []
+            )
             if any('"epoch": 2' in path.read_text() for path in logs):
                 pods = here.items("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
                 here.delete("v1", "Pod", pods[1]["metadata"]["name"])

@@ -7,21 +7,21 @@ from typing import NamedTuple
 
 import pytest
 
-from tasks.cluster import Api
-from tasks.plan import ManifestPlan
-from tasks.pump import RESTARTED, ROTATED
-from tasks.pumps import Pumps
-from tasks.spec import Cluster
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.lives import Bare, begin_again
+from torchyard.cluster.log_follower import _RESTARTED, _ROTATED
+from torchyard.cluster.pod_logs import PodLogs
+from torchyard.kube.client import Client
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
 
-LOST = RESTARTED.format(1)
+LOST = _RESTARTED.format(1)
 
 
 @pytest.fixture
 def bares(fake: object, namespace: str, tmp_path: Path) -> Iterator[list[Bare]]:
     """Two fake pods, whose containers a test lets begin again."""
-    server = Api(Cluster(namespace=namespace))
+    server = Client(Cluster(namespace=namespace))
     made = [Bare(server, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
     yield made
     for each in made:
@@ -51,9 +51,9 @@ def known(plan: ManifestPlan, *lines: str) -> None:
     path.write_text("".join(stamp.format(number, line) for number, line in enumerate(lines)))
 
 
-def followed(bare: Bare, plan: ManifestPlan, count: int) -> Pumps:
+def followed(bare: Bare, plan: ManifestPlan, count: int) -> PodLogs:
     """The logs as a process sees them that comes now, once so many lines are on disk and the pod has ended."""
-    pumps = Pumps(bare.server, plan)
+    pumps = PodLogs(bare.server, plan)
     pumps.take("worker-0", bare.name, bare.now())
     until(lambda: len(texts(plan)) >= count)
     bare.end()
@@ -81,7 +81,7 @@ CASES = (
     Case("one", ("", "three"), "one three", LOST),
     Case("one two", ("", "one two three"), "one two three"),
     Case("one", ("one two",), "one two"),
-    Case("one", ("two three",), "one two three", ROTATED),
+    Case("one", ("two three",), "one two three", _ROTATED),
 )
 
 
@@ -102,7 +102,7 @@ def test_what_was_said_meanwhile(bare: Bare, plan: ManifestPlan, case: Case) -> 
 
 def test_pod_made_anew_goes_on_behind_the_one_before(bares: list[Bare], plan: ManifestPlan) -> None:
     """The end of an earlier pod's log comes before the first line of the next one's, whose clock may be another."""
-    pumps, names = Pumps(bares[0].server, plan), [bare.name for bare in bares]
+    pumps, names = PodLogs(bares[0].server, plan), [bare.name for bare in bares]
     bares[0].say("one", "two", at=30)
     bares[1].say("three", at=10)
     for bare in bares:

@@ -10,22 +10,24 @@ import pytest
 import yaml
 from kubernetes.config import kube_config
 
-from tasks import cluster, objects, orphans
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.launchers import _lease, registry
-from tasks.model import Run
-from tasks.needs import Check, Right
-from tasks.plan import ManifestPlan
-from tasks.preflight_cluster import check_cluster
-from tasks.profile import ROOT, load_profile
-from tasks.removal import found, kinds
-from tasks.rights import allowed
-from tasks.spec import Cluster
 from tests.cluster.carried import completed
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.provide import Home, at_home
 from tests.cluster.small import ELSEWHERE, in_pods
+from torchyard.cluster import create, orphans
+from torchyard.cluster.checks.cluster import check_cluster
+from torchyard.cluster.checks.permissions import is_allowed
+from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.kube import client, kubeconfig
+from torchyard.kube.client import Client
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Check, Permission
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
 
 GROUP, NAME = "rbac.authorization.k8s.io", "least"
 ONE_A_SYSTEM = ("yolov5-volcano-etcd", "yolov5-pytorchjob-etcd", "fms-vela", "yolov5-jobset", *ELSEWHERE)
@@ -55,14 +57,14 @@ def planned(profile: str, namespace: str = "runai-any") -> ManifestPlan:
     """A plan whose names no other namespace has; of MCAD in the group that the profile names."""
     home = {key: value for key, value in at_home(profile, namespace).items() if key != "options.api"}
     chosen = load_profile(profile, {**home, "cluster.context": NAME})
-    plan = registry.launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
+    plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
     return plan
 
 
 @cache
 def needed(profile: str) -> Rights:
-    needs = (need for need in planned(profile).requires if isinstance(need, Right))
+    needs = (need for need in planned(profile).requires if isinstance(need, Permission))
     return frozenset((need.resource, verb) for need in needs for verb in need.verbs)
 
 
@@ -76,7 +78,7 @@ EACH = [
 class Account:
     """A ServiceAccount with one Role in one namespace: context `least`."""
 
-    def __init__(self, admin: Api, place: Path) -> None:
+    def __init__(self, admin: Client, place: Path) -> None:
         self.admin, self.granted = admin, Rights()
         self.name = f"system:serviceaccount:{admin.namespace}:{NAME}"
         admin.create({"apiVersion": "v1", "kind": "ServiceAccount", "metadata": {"name": NAME}})
@@ -94,8 +96,8 @@ class Account:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self.admin.path("v1", "ServiceAccount", NAME)
         token = self.admin.ask("POST", f"{path}/token", body=asked)["status"]["token"]
-        known, active = kube_config.list_kube_config_contexts(cluster.files())
-        here = next(each for each in known if each["name"] == (cluster.current() or active["name"]))
+        known, active = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
+        here = next(each for each in known if each["name"] == (kubeconfig.read_current_context() or active["name"]))
         context = {"cluster": here["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
 
@@ -106,25 +108,25 @@ class Account:
             for each, verb in rights
         ]
         self.admin.patch(self.role, {"rules": rules})
-        mine = cluster.api(Cluster(context=NAME, namespace=self.admin.namespace))
+        mine = client.get_cluster_client(Cluster(context=NAME, namespace=self.admin.namespace))
         for right in rights ^ self.granted:
             until(partial(self._is_known, mine, right, right in rights))
         self.granted = rights
 
-    def _is_known(self, mine: Api, right: tuple[str, str], granted: bool) -> bool:
+    def _is_known(self, mine: Client, right: tuple[str, str], granted: bool) -> bool:
         resource, verb = right
-        return allowed(mine, verb, resource) == granted
+        return is_allowed(mine, verb, resource) == granted
 
 
 @pytest.fixture(scope="module")
-def account(plane: Api, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
+def account(plane: Client, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
     """Its context is there for the whole module: `cluster.context: least`."""
     with pytest.MonkeyPatch.context() as patch:
-        made = Account(Api(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
+        made = Account(Client(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
         patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
-        cluster.api.cache_clear()
+        client.get_cluster_client.cache_clear()
         yield made
-    cluster.api.cache_clear()
+    client.get_cluster_client.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -171,7 +173,7 @@ def test_role_carries_a_whole_run(account: Account, fake: dict[str, Any], home: 
     home.provide(plan)
     ends = {"pod.annotations": {"torchyard.test/end-after": "1"}, "attempts": 1, "deadlines.start": "30s"}
     report = completed(profile, {**at_home(profile, namespace), **fake, **ends, "cluster.context": NAME})
-    assert found(account.admin, kinds(account.admin), {"torchyard/run": report.run}) == []
+    assert _list_visible_objects(account.admin, list_kinds(account.admin), {"torchyard/run": report.run}) == []
 
 
 @pytest.mark.parametrize(("profile", "right"), EACH)
@@ -201,21 +203,21 @@ def test_sweeper_that_may_not_list_leases_takes_nothing(account: Account, jobs: 
     """With role torchyard alone a sweep is refused, and says which role is missing: all that it sees may be alive."""
     account.grant(ROLE)
     plan = jobs.start()
-    terms = orphans.Terms(lambda _: "", lambda _: "", without_lease=True)
+    terms = orphans.SweepScope(lambda _: "", lambda _: "", without_lease=True)
     with pytest.raises(ClusterError, match=r"list leases.*torchyard-sweep"):
-        list(orphans.orphans(NAME, terms))
-    assert jobs.server.read(_lease.API, _lease.KIND, plan.run)
+        list(orphans.find_orphans(NAME, terms))
+    assert jobs.server.read(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """With torchyard-sweep everywhere and torchyard where runs are, what a dead run left is found and removed."""
-    monkeypatch.setattr(orphans, "OBSERVED_S", 1.0)
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
     account.grant(ROLE)
     plan = jobs.plan()
     plan.lease["spec"]["leaseDurationSeconds"] = 1
-    objects.create(plan)
-    terms = orphans.Terms(lambda _: "")
-    mine = until(lambda: [each for each in orphans.orphans(NAME, terms) if each.run == plan.run])
-    assert orphans.remove(mine[0]) == []
+    create.create_job(plan)
+    terms = orphans.SweepScope(lambda _: "")
+    mine = until(lambda: [each for each in orphans.find_orphans(NAME, terms) if each.run == plan.run])
+    assert orphans.remove_orphan(mine[0]) == []
     assert jobs.labelled(plan, "v1", "Pod") == []

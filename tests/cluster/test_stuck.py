@@ -10,20 +10,20 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from tasks import lookout, objects, removal
-from tasks.cluster import Api, Object
-from tasks.collect import find_failure
-from tasks.launchers import registry
-from tasks.model import Failure, Handle, Run
-from tasks.plan import ManifestPlan, at
-from tasks.profile import ROOT, load_profile
-from tasks.spec import Cluster, Deadlines
-from tasks.wait import wait
-from tasks.watch import ClusterWatch
 from tests.cluster.fake import node
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.wire import Wire
 from tests.observe import QUEUE, close, state_of
+from torchyard.cluster import create, delete, diagnose
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Client, KubeObject
+from torchyard.launchers import registry
+from torchyard.loading.profile import ROOT, load_profile
+from torchyard.model.plan import ManifestPlan, get_nested
+from torchyard.model.profile import Cluster, Deadlines
+from torchyard.model.run import Failure, Handle, Run
+from torchyard.steps.collect import _find_failure
+from torchyard.steps.wait import wait
 
 GPU, OWN = "nvidia.com/gpu", "torchyard.test/own"
 SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
@@ -35,7 +35,7 @@ Strike = Callable[[ManifestPlan], None]
 class Yard(NamedTuple):
     """Jobs in one namespace."""
 
-    server: Api
+    server: Client
     fake: dict[str, Any]
     folder: Path
     made: list[ManifestPlan]
@@ -45,7 +45,7 @@ class Yard(NamedTuple):
         changes = {**self.fake, "cluster.namespace": self.server.namespace, **overrides}
         chosen = load_profile(profile, changes)
         run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(self.folder / uuid.uuid4().hex))
-        found = registry.launcher(chosen.launcher).plan(chosen, run)
+        found = registry.load_launcher(chosen.launcher).plan(chosen, run)
         assert isinstance(found, ManifestPlan)
         self.made.append(found)
         return found
@@ -53,7 +53,7 @@ class Yard(NamedTuple):
     def clear(self) -> None:
         """Nothing of a test stays."""
         for plan in self.made:
-            removal.delete(plan, plan.main)
+            delete.delete_object(plan, plan.main)
 
     def real(self, overrides: Overrides) -> ManifestPlan:
         """The same on the real nodes, small."""
@@ -64,7 +64,7 @@ class Yard(NamedTuple):
 
     def why(self, plan: ManifestPlan, cause: str) -> Failure:
         """What is told of a job that stands, once it has this cause."""
-        objects.create(plan)
+        create.create_job(plan)
 
         def explained() -> Failure | None:
             watch.changes(0.3)
@@ -78,7 +78,7 @@ class Yard(NamedTuple):
 
     def end(self, plan: ManifestPlan, start: float = 60.0, strike: Strike | None = None) -> Failure:
         """Why the job failed in the end; it is struck once its pods run."""
-        objects.create(plan)
+        create.create_job(plan)
         handle = Handle(plan=plan, deadlines=Deadlines(start=start), created=True, submitted_at=time.time())
 
         def hit(strike: Strike) -> None:
@@ -87,9 +87,9 @@ class Yard(NamedTuple):
 
         if strike:
             threading.Thread(target=hit, args=(strike,), daemon=True).start()
-        return find_failure(plan, wait.fn(handle))
+        return _find_failure(plan, wait(handle))
 
-    def make(self, thing: Object) -> None:
+    def make(self, thing: KubeObject) -> None:
         self.server.create(thing)
 
     def running(self, plan: ManifestPlan) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ class Yard(NamedTuple):
 
 
 def start(namespace: str, fake: dict[str, Any], folder: Path) -> Yard:
-    return Yard(Api(Cluster(namespace=namespace)), fake, folder, [])
+    return Yard(Client(Cluster(namespace=namespace)), fake, folder, [])
 
 
 @pytest.fixture
@@ -111,7 +111,7 @@ def yard(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Yard]
     made.clear()
 
 
-def add_node(plane: Api) -> str:
+def add_node(plane: Client) -> str:
     """A fake node of a test's own, with eight GPUs and a taint that keeps others away."""
     name = f"own-{uuid.uuid4().hex[:8]}"
     labels = {OWN: name, "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
@@ -123,7 +123,7 @@ def add_node(plane: Api) -> str:
 
 
 @pytest.fixture
-def own(plane: Api) -> Iterator[str]:
+def own(plane: Client) -> Iterator[str]:
     """A node of the test's own."""
     name = add_node(plane)
     yield name
@@ -132,13 +132,13 @@ def own(plane: Api) -> Iterator[str]:
 
 @pytest.fixture(scope="module", autouse=True)
 def mute(
-    plane: Api, namespace: str, fake: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
+    plane: Client, namespace: str, fake: dict[str, Any], tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[Yard, ManifestPlan]]:
     """A job on a node that falls silent when the module begins: it is most of a minute until that is noticed."""
     name, yard = add_node(plane), start(namespace, fake, tmp_path_factory.mktemp("mute"))
     try:
         plan = yard.plan(on(name))
-        objects.create(plan)
+        create.create_job(plan)
         until(lambda: yard.running(plan), 60)
         plane.ask("PATCH", f"/api/v1/nodes/{name}", body={"metadata": {"labels": {"type": None}}})
         yield yard, plan
@@ -186,7 +186,7 @@ def test_taint(yard: Yard, own: str) -> None:
 def test_host_port(yard: Yard, own: str) -> None:
     """A port of the node that another run holds is told with that run."""
     plan = yard.plan({**on(own), "resources.gpus": 1}, "yolov5-pytorchjob")
-    container = at(plan.main, plan.template)["spec"]["containers"][0]
+    container = get_nested(plan.main, plan.template)["spec"]["containers"][0]
     port = container["ports"][0]["containerPort"]
     ports = [{"containerPort": port, "hostPort": port}]
     yard.server.create(pod("holder", own, {"ports": ports}, nodeName=own, hostNetwork=True))
@@ -206,7 +206,7 @@ def test_quota(yard: Yard) -> None:
     assert told(failure, f"exceeded quota: q, requested: requests.{GPU}=4") == ("quota", False)
 
 
-def test_closed_queue(yard: Yard, plane: Api) -> None:
+def test_closed_queue(yard: Yard, plane: Client) -> None:
     """A queue that is closed after the preflight is told: no object of a PyTorchJob says a word."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     path = plane.path(QUEUE, "Queue", name, namespace=None)
@@ -237,11 +237,11 @@ def test_real_kubelet(yard: Yard, case: Case) -> None:
     assert told(yard.why(yard.real(overrides), cause), part) == (cause, retry)
 
 
-def test_sandbox(yard: Yard, plane: Api) -> None:
+def test_sandbox(yard: Yard, plane: Client) -> None:
     """A pod whose sandbox a node cannot make is told, which only an event says."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     plan = yard.real({})
-    at(plan.main, plan.template)["spec"]["runtimeClassName"] = name
+    get_nested(plan.main, plan.template)["spec"]["runtimeClassName"] = name
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nope"}
     plane.ask("POST", "/apis/node.k8s.io/v1/runtimeclasses", body=runtime)
     try:
@@ -270,7 +270,7 @@ def test_out_of_memory(yard: Yard) -> None:
     assert failure.exit_code == 137
 
 
-def test_eviction(yard: Yard, plane: Api) -> None:
+def test_eviction(yard: Yard, plane: Client) -> None:
     """A pod that is drained away ends the attempt, and is worth another."""
 
     def drain(plan: ManifestPlan) -> None:
@@ -281,7 +281,7 @@ def test_eviction(yard: Yard, plane: Api) -> None:
     assert told(yard.end(yard.plan({}), strike=drain), "its node was drained") == ("evicted", True)
 
 
-def test_preemption(yard: Yard, plane: Api, own: str) -> None:
+def test_preemption(yard: Yard, plane: Client, own: str) -> None:
     """A pod that gives way to one of higher priority ends the attempt, and is worth another."""
     name, path = f"torchyard-{uuid.uuid4().hex[:8]}", "/apis/scheduling.k8s.io/v1/priorityclasses"
     high = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": 1000}
@@ -309,21 +309,21 @@ def test_node_that_does_not_answer(mute: tuple[Yard, ManifestPlan]) -> None:
 def stuck(jobs: Jobs, wire: Wire) -> ManifestPlan:
     """A job that asks for more GPUs than any node has."""
     plan = jobs.plan(wire)
-    for amounts in at(plan.main, plan.template)["spec"]["containers"][0]["resources"].values():
+    for amounts in get_nested(plan.main, plan.template)["spec"]["containers"][0]["resources"].values():
         amounts[GPU] = "16"
-    objects.create(plan)
+    create.create_job(plan)
     return plan
 
 
 def test_a_stuck_job_is_looked_at_rarely(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is asked until the job has stood for a while, then once, and again only much later."""
-    monkeypatch.setattr(lookout, "AFTER", 2.0)
+    monkeypatch.setattr(diagnose, "_FIRST_QUERY_AFTER_S", 2.0)
     looks = "/events?fieldSelector=type%3DWarning"
     with ClusterWatch(stuck(jobs, wire)) as watch:
         begin = time.monotonic()
         until(lambda: not watch.changes(0.1) and watch.why() and wire.count(looks))
-        assert time.monotonic() - begin > lookout.AFTER
-        until(lambda: watch.why() and time.monotonic() - begin > 3 * lookout.AFTER)
+        assert time.monotonic() - begin > diagnose._FIRST_QUERY_AFTER_S
+        until(lambda: watch.why() and time.monotonic() - begin > 3 * diagnose._FIRST_QUERY_AFTER_S)
         assert wire.count(looks) == 1
 
 

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from tasks import watch, watcher
-from tasks.cluster import Api
-from tasks.errors import ClusterError
-from tasks.plan import Watched
-from tasks.watch import ClusterWatch
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.wire import Wire
+from torchyard.cluster import job_watch, reflector
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import Watched
 
 Plan = Callable[..., Any]
 
@@ -102,7 +102,7 @@ def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
 
 def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that carries nothing any more, and is not closed, is given up after a while."""
-    monkeypatch.setattr(watcher, "QUIET", 2.0)
+    monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 2.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -176,10 +176,10 @@ def test_attaching_while_the_server_is_away_waits_for_it(jobs: Jobs, wire: Wire)
 
 
 def test_first_look_is_not_waited_for_for_ever(
-    jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch, plane: Api
+    jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch, plane: Client
 ) -> None:
     """Where the API server does not come back, that is told: nothing is known of the job."""
-    monkeypatch.setattr(watch, "FIRST", 1.0)
+    monkeypatch.setattr(job_watch, "_FIRST_LIST_TIMEOUT_S", 1.0)
     plan = jobs.start(wire)
     wire.away = True
     wire.cut()

@@ -13,7 +13,7 @@ from typing import Any
 
 import yaml
 
-from tasks.cluster import load
+from torchyard.kube.kubeconfig import load_settings
 
 VERBS = (b"GET ", b"POST ", b"PUT ", b"PATCH ", b"DELETE ")
 CONTEXT = "wire"
@@ -44,7 +44,7 @@ class Wire:
         self.asked: list[str] = []
         self.away, self.hole, self.nameless = False, False, False
         self.delay = 0.0
-        self._settings, _ = load(None)
+        self._settings, _ = load_settings(None)
         self._user: dict[str, Any] | None = None
         self._links: list[Link] = []
         self._answers: dict[str, list[bytes]] = {}

@@ -1,0 +1,1 @@
+"""What each node of a job runs, and what its program is given."""

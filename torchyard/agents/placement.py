@@ -1,0 +1,130 @@
+"""Where the agents of plain machines live: which host, which folders there, how the others reach it."""
+
+import glob
+import os.path
+import sys
+from pathlib import Path, PurePosixPath
+from typing import Annotated, NamedTuple
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from torchyard.model.base import FrozenModel
+from torchyard.model.plan import THIS_MACHINE, Site
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+
+
+class Host(FrozenModel):
+    """A host entry: `gpu1`, `me@gpu1` or an alias of the ssh configuration is short for {host: it}."""
+
+    host: str = Field(pattern=r"^[^\s-]\S*$", description="what ssh calls it; localhost is this machine")
+    address: str | None = Field(
+        None, pattern=r"^[^\s:/@]+$", description="a name or an IPv4 address that the others reach, if that is another"
+    )
+
+    @property
+    def here(self) -> bool:
+        return self.host in THIS_MACHINE
+
+    @property
+    def reached(self) -> str:
+        """What the other hosts call it."""
+        return self.address or ("127.0.0.1" if self.here else self.host.rpartition("@")[2])
+
+
+def _read_host(value: object) -> object:
+    return {"host": value} if isinstance(value, str) else value
+
+
+_HOST_PROPERTIES = {"host": {"type": "string"}, "address": {"type": "string"}}
+_HOST_SCHEMA = {"type": "object", "properties": _HOST_PROPERTIES, "required": ["host"], "additionalProperties": False}
+_HostEntry = Annotated[Host, BeforeValidator(_read_host), WithJsonSchema({"anyOf": [{"type": "string"}, _HOST_SCHEMA]})]
+
+
+class Options(FrozenModel):
+    """What only this launcher knows."""
+
+    hosts: tuple[_HostEntry, ...] = Field(
+        (),
+        description="one entry an agent, then spares: what ssh calls a host, or {host, address}; else this machine",
+    )
+    avoid: tuple[str, ...] = Field((), description="hosts of these that are not to be used: a spare takes their place")
+    python: str | None = Field(None, description="the job's interpreter, with torch in it; else python3, or here this")
+    keeper_python: str = Field("python3", description="3.8 or newer, on the hosts that ssh reaches, for the keeper")
+    folder: str = Field(
+        ".torchyard", pattern=r"^[^~\s][^\s]*$", description="of all runs, on those hosts; from the home, or absolute"
+    )
+    source: str | None = Field(
+        None, description="the folder to copy there, from the program's: `.` or `..`; else the program's file alone"
+    )
+    program_there: bool = Field(False, description="the program is on those hosts already: nothing is copied")
+    port: int | None = Field(None, ge=1024, le=65533, description="of the rendezvous; else made from the run's id")
+    etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of an etcd of yours, for etcd-v2")
+
+
+class Placement(NamedTuple):
+    """Where one agent lives. The paths are its host's; those of a site begin with the site's folder."""
+
+    host: Host
+    folder: str  # of the attempt
+    checkpoints: str
+    program: str
+    python: str
+    site: Site | None
+
+
+def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placement, ...]:
+    """A seat a node, or fewer where too few hosts are left."""
+    named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
+    hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
+    first: dict[str, int] = {}
+    for node, each in enumerate(hosts):
+        first.setdefault(each.host, node)
+    office = _PlacementFactory(profile, run, options)
+    return tuple(office.here(host) if host.here else office.there(host, first[host.host]) for host in hosts)
+
+
+class _PlacementFactory(NamedTuple):
+    """Gives out the seats of one attempt."""
+
+    profile: Profile
+    run: Run
+    options: Options
+
+    def here(self, host: Host) -> Placement:
+        """A seat on this machine, where everything is at its place already."""
+        folder = f"{self.run.folder}/attempt-{self.run.attempt}"
+        checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
+        return Placement(host, folder, checkpoints, str(self.profile.program), python, None)
+
+    def there(self, host: Host, first: int) -> Placement:
+        """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
+        profile, run, options = self
+        work, inside = find_program_source(profile, options)
+        site = Site(
+            host=host.host,
+            folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
+            python=options.keeper_python,
+            work=work,
+            files=f"{run.folder}/attempt-{run.attempt}/node-{first}/files",
+            before=_previous_folders(run),
+        )
+        program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
+        return Placement(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
+
+
+def _previous_folders(run: Run) -> tuple[str, ...]:
+    """Where the attempt before has left checkpoints, on any node: a spare may have taken a host's place since."""
+    past = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
+    return (f"{past}/node-*/files", run.folder) if run.attempt > 1 else ()
+
+
+def find_program_source(profile: Profile, options: Options) -> tuple[str | None, str]:
+    """What is copied, and the program's place in it; it begins with `..` where it is outside."""
+    program = Path(str(profile.program))
+    if options.program_there:
+        return None, ""
+    if options.source is None:
+        return str(program), program.name
+    folder = os.path.normpath(program.parent / options.source)
+    return folder, os.path.relpath(program, folder)

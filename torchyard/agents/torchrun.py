@@ -1,0 +1,107 @@
+"""torchrun: its agents' command line, and what their logs say."""
+
+import re
+import zlib
+from typing import NamedTuple
+
+from torchyard.model.base import FrozenModel
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+
+_JOINED_TEXT = "Rendezvous complete for workers"
+LOCAL_RANK_0_PREFIX = "[default0]:"  # what --tee writes before a line of local rank 0
+# What a raw line must hold to be one of local rank 0, or to say a node's rank.
+LOCAL_RANK_0_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
+_GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
+_WORKER_LINE = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # what torchrun's parser takes for --local_addr, where it knows that option
+MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
+
+
+class Endpoint(FrozenModel):
+    """Where the nodes meet."""
+
+    address: str
+    port: int
+
+    def __str__(self) -> str:
+        return f"{self.address}:{self.port}"
+
+
+class JobNode(NamedTuple):
+    """A node in its job: `node` is its rank or, in pods that are all alike, the variable that holds it."""
+
+    endpoint: Endpoint
+    node: int | str
+    address: str = ""  # a name or an address of its own that the others can reach
+
+    @property
+    def rank(self) -> str:
+        """The node's rank in a command: the kubelet puts a variable's value in the place of `$(NAME)`."""
+        return f"$({self.node})" if isinstance(self.node, str) else str(self.node)
+
+
+def first_port(run: Run) -> int:
+    """The first of three ports of a run, below Kubernetes' node ports and the ephemeral range."""
+    return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
+
+
+def agent_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
+    """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling.
+
+    A pod's image may have any torch: it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0, which
+    machines are checked for; pods are told by LOCAL_ADDR, which an older agent does not read.
+    """
+    own = isinstance(place.node, int) and place.address
+    return (
+        f"--nnodes={profile.nodes}",
+        f"--nproc_per_node={profile.processes}",
+        "--max_restarts=0",
+        "--tee=3",
+        *_rendezvous_options(profile, run, place),
+        *((f"--local_addr={place.address}",) if own else ()),
+    )
+
+
+def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
+    """How a node finds the others. Only static looks at the node rank; the others rank by arrival."""
+    endpoint = place.endpoint
+    if profile.rendezvous == "static":
+        fixed = (f"--node_rank={place.rank}", f"--master_addr={endpoint.address}", f"--master_port={endpoint.port}")
+        return ("--rdzv_backend=static", *fixed, f"--rdzv_conf=timeout={join_timeout(profile)}")
+    common = (
+        f"--rdzv_backend={profile.rendezvous}",
+        f"--rdzv_endpoint={endpoint}",
+        f"--rdzv_id={rendezvous_id(profile, run)}",
+    )
+    if profile.rendezvous == "c10d" and isinstance(place.node, str):
+        return common  # the pod's prelude says which one is the host
+    host = f",is_host={int(place.node == 0)}" if profile.rendezvous == "c10d" else ""
+    return (*common, f"--rdzv_conf=join_timeout={join_timeout(profile)}{host}")
+
+
+def rendezvous_id(profile: Profile, run: Run) -> str:
+    """New for each attempt: a store refuses an id that has been closed."""
+    return run.job(profile)
+
+
+def join_timeout(profile: Profile) -> str:
+    """Seconds that a node waits for the others."""
+    return str(int(profile.deadlines.start) or 1)
+
+
+def has_joined(text: str) -> bool:
+    """Whether an agent's line says that its node has joined. Needs LOGLEVEL=INFO."""
+    return _JOINED_TEXT in text
+
+
+def read_group_rank(text: str) -> int | None:
+    """The rank that the rendezvous gave a node; the node of group rank 0 has global rank 0."""
+    match = _GROUP_RANK.search(text)
+    return int(match[1]) if match else None
+
+
+def read_worker_line(text: str) -> tuple[int, str] | None:
+    """The local rank that printed a line, and the line as it was printed; None for a line of the agent."""
+    match = _WORKER_LINE.match(text)
+    return (int(match[1]), match[2]) if match else None

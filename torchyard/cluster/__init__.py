@@ -1,0 +1,1 @@
+"""Jobs as objects in a Kubernetes cluster: created, watched, deleted, and leased."""

@@ -1,0 +1,90 @@
+"""A plan of objects, carried out in a Kubernetes cluster."""
+
+import time
+from collections.abc import Callable, Sequence
+
+from torchyard.backend import PollCallback, RemoteAttempt
+from torchyard.cluster import create, delete, lease, takeover
+from torchyard.cluster.checks.cluster import await_api_server, check_cluster
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.common.log import get_log
+from torchyard.common.own_trouble import retry_own_trouble_forever
+from torchyard.diagnosis.host_facts import check_fact
+from torchyard.diagnosis.pod_facts import parse_timestamp
+from torchyard.host.facts import FACTS
+from torchyard.model.errors import RunInUseError, TorchyardError
+from torchyard.model.plan import ManifestPlan, Plan
+from torchyard.model.profile import Deadlines
+from torchyard.model.requirements import Check, WritableFolder
+from torchyard.model.run import End, Handle
+
+
+class ClusterBackend:
+    """See Backend. The run's Lease is its owner, and holds what another machine must know."""
+
+    def __init__(self, plan: ManifestPlan) -> None:
+        self._plan = plan
+
+    def locate(self) -> Plan:
+        return create.resolve_cluster(self._plan)
+
+    def reach(self) -> None:
+        await_api_server(self._plan)
+
+    def check(self) -> tuple[Check, ...]:
+        here = [need for need in self._plan.requires if isinstance(need, WritableFolder)]
+        folders = (check_fact(need, FACTS[need.kind](need.model_dump())) for need in here)
+        return (*folders, *check_cluster(self._plan))
+
+    def prepare(self) -> Plan:
+        return create.drop_forbidden_objects(self._plan)
+
+    def start_store(self) -> None:
+        create.create_store(self._plan)
+
+    def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
+        plan = self._plan
+        job, created = (
+            create.create_job(plan) if since is None else retry_own_trouble_forever(lambda: create.create_job(plan))
+        )
+        kind, where, count = plan.main["kind"], plan.cluster.namespace, len(plan.nodes)
+        get_log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
+        made = (
+            parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()
+        )  # of one that is gone nobody knows it
+        age = 0.0 if created else max(time.time() - (since or made), 0.0)
+        return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age=age)
+
+    def watch(self, on_poll: PollCallback) -> ClusterWatch:
+        return ClusterWatch(self._plan, on_poll)
+
+    def stop(self) -> None:
+        delete.delete_object(self._plan, self._plan.main)
+
+    def remove(self) -> list[str]:
+        return delete.delete_all_objects(self._plan)
+
+    def release(self) -> None:
+        self.abandon_lease()
+        lease.release_lease(self._plan)
+
+    def check_owner(self) -> None:
+        get_renewer().check(self._plan)
+
+    def refuse_carried(self) -> None:
+        lease.refuse_held_lease(self._plan)
+
+    def abandon_lease(self) -> None:
+        get_renewer().drop(self._plan)
+
+    def record_ending(self, end: End, sentence: str) -> None:
+        try:
+            lease.record_ending(self._plan, end, sentence)
+        except RunInUseError:
+            raise
+        except TorchyardError as error:
+            get_log().debug("the Lease does not say how the run ends: %s", error)
+
+    def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
+        return takeover.take_over_run(self._plan, plan_of, begun)

@@ -1,0 +1,1 @@
+"""What must be true in a cluster before a job is submitted."""

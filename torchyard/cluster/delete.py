@@ -1,0 +1,215 @@
+"""A plan's objects in a cluster go without a trace: deleted, waited for, and the proof that nothing is left."""
+
+import time
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any, NamedTuple
+
+from torchyard.cluster.create import is_own_object
+from torchyard.common.log import get_log
+from torchyard.diagnosis import pod_facts
+from torchyard.kube.client import Client, KubeObject, get_cluster_client
+from torchyard.kube.outlasting import retry_while_away
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+from torchyard.pods import lease_record
+from torchyard.pods.template import ATTEMPT_KEY, ROLE_LABEL, RUN_LABEL
+from torchyard.pods.user_manifest import has_protected_data
+
+GroupVersionKind = tuple[str, str]  # batch/v1, Job
+_MAX_PARALLEL_REQUESTS = 8  # requests
+REMOVAL_TIMEOUT_S = 60.0  # seconds beside the pods' own grace that everything may take to go away
+_REMOVAL_POLL_INTERVAL_S = 0.25
+_CONTROLLER_KINDS = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers make beside the pods
+_PROPAGATION_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector takes away
+# Kept by the API server about objects, and not objects of the run: they go by themselves.
+_SKIPPED_RESOURCES = frozenset({"events", "endpoints", "endpointslices"})
+_DISCOVERED_KINDS: dict[Client, tuple[GroupVersionKind, ...]] = {}
+
+
+def delete_object(plan: ManifestPlan, thing: KubeObject) -> None:
+    """Ask for an object of the plan to go; one of the same name that belongs to somebody else stays."""
+    server, which = get_cluster_client(plan.cluster), (thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+    there = server.read(*which)
+    if there and is_own_object(plan, there) and not has_protected_data({**thing, **there}):
+        server.delete(*which)
+
+
+@retry_while_away
+def delete_all_objects(plan: ManifestPlan) -> list[str]:
+    """Delete the job and, once its pods are gone, the store; prove that nothing with their labels is left; what is.
+
+    What may not be looked at, of the kinds that the run has made or watched, counts as left.
+    """
+    server = get_cluster_client(plan.cluster)
+    for thing in plan.store:
+        keep_data(server, server.read(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]), plan.labels)
+    delete_object(plan, plan.main)
+    _await_gone(plan, lambda thing: ROLE_LABEL not in (thing["metadata"].get("labels") or {}))
+    for thing in plan.store:
+        delete_object(plan, thing)
+    _await_gone(plan, lambda thing: True)
+    known = _list_created_kinds(plan)
+    seen = list_labelled_objects(server, dict.fromkeys((*known, *list_kinds(server))), plan.labels)
+    unseen = [_describe_unseen_kind(server, kind, seen.unseen[kind]) for kind in known if kind in seen.unseen]
+    return [*(describe_leftover(thing) for thing in seen.things), *unseen]
+
+
+def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
+    """The kinds that a run has made, or watched its job by: of these nothing is left unproven."""
+    things = [each for each in plan.parts if is_own_object(plan, each)]
+    return list(
+        dict.fromkeys(
+            [*((each["apiVersion"], each["kind"]) for each in things), *((each.api, each.kind) for each in plan.watch)]
+        )
+    )
+
+
+def _describe_unseen_kind(server: Client, kind: GroupVersionKind, why: str) -> str:
+    return f"{kind[1]} in {server.namespace}: cannot be seen, so may be left: {why}; docs/rbac.yaml has the rights"
+
+
+def keep_data(server: Client, thing: KubeObject | None, labels: Mapping[str, str]) -> None:
+    """Take the run's labels and owners off what holds data, so that neither we nor a garbage collector delete it.
+
+    Only a version before has put them there.
+    """
+    worn = (thing or {}).get("metadata", {}).get("labels") or {}
+    if thing and has_protected_data(thing) and labels.items() <= worn.items():
+        nothing = {
+            "labels": {key: None for key in (RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL) if key in worn},
+            "ownerReferences": None,
+        }
+        server.patch(thing, {"metadata": nothing})
+
+
+def _await_gone(plan: ManifestPlan, counts: Callable[[KubeObject], bool]) -> None:
+    """Wait while something of the plan that counts is going away, for as long as that may take."""
+    server, look = get_cluster_client(plan.cluster), _REMOVAL_POLL_INTERVAL_S
+    mine = {(each.api, each.kind): None for each in plan.watch} | dict.fromkeys(_CONTROLLER_KINDS)
+    grace = plan.pod["spec"].get("terminationGracePeriodSeconds") or 30
+    until = time.monotonic() + grace + REMOVAL_TIMEOUT_S
+    while going := [
+        each for each in _list_visible_objects(server, mine, plan.labels) if counts(each) and _is_terminating(each)
+    ]:
+        if time.monotonic() > until:
+            _force_delete_pods(server, going if plan.force else [])
+            return
+        time.sleep(look)
+        look = min(look * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
+
+
+def _force_delete_pods(server: Client, things: Iterable[KubeObject]) -> None:
+    """End pods whose dead node will not confirm it. A pod on a node that is alive may still run: it stays."""
+    pods = [each for each in things if each["kind"] == "Pod"]
+    for pod in (each for each in pods if not _is_node_alive(server, each["spec"].get("nodeName"))):
+        get_log().warning("pod %s is deleted by force: its node does not answer", pod["metadata"]["name"])
+        server.delete("v1", "Pod", pod["metadata"]["name"], force=True)
+
+
+def _is_node_alive(server: Client, node: str | None) -> bool:
+    """Whether a node is known to be Ready; of one that this user may not look at nothing is known."""
+    try:
+        found = server.read("v1", "Node", node, namespace=None) if node else None
+    except ClusterError as error:
+        if error.status != 403:
+            raise
+        return False
+    conditions = pod_facts.get_mappings(found, "status", "conditions")
+    return any(each.get("type") == "Ready" and each.get("status") == "True" for each in conditions)
+
+
+def _is_terminating(thing: KubeObject) -> bool:
+    """Whether an object will go without anybody's doing: it is being deleted, or its owner is. The Lease stays."""
+    owners = thing["metadata"].get("ownerReferences") or ()
+    return bool(
+        thing["metadata"].get("deletionTimestamp") or any(each["kind"] != lease_record.LEASE_KIND for each in owners)
+    )
+
+
+def describe_leftover(thing: KubeObject) -> str:
+    """What is left, and what to do about it."""
+    about = thing["metadata"]
+    name = f"{thing['kind']} {about.get('namespace')}/{about['name']}"
+    if not about.get("deletionTimestamp"):
+        return name
+    held = [each for each in about.get("finalizers") or () if each not in _PROPAGATION_FINALIZERS]
+    if held:
+        return f"{name}: its finalizer {', '.join(held)} holds it; whoever set it must take it away"
+    if thing["kind"] == "Pod" and (node := thing["spec"].get("nodeName")):
+        return f"{name}: node {node} does not confirm its end; kubectl delete pod --force once the node is known dead"
+    return name
+
+
+# --- looking
+
+
+class ListedObjects(NamedTuple):
+    """What a look has found, and why it has not seen some kinds."""
+
+    things: list[KubeObject]
+    unseen: dict[GroupVersionKind, str]
+
+
+def list_labelled_objects(
+    server: Client, which: Iterable[GroupVersionKind], labels: Mapping[str, str], everywhere: bool = False
+) -> ListedObjects:
+    """Every object of some kinds that carries the labels; an empty value is any. A kind may be refused."""
+    selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
+
+    def ask(kind: GroupVersionKind) -> tuple[GroupVersionKind, list[KubeObject], str]:
+        try:
+            return kind, server.items(*kind, {"labelSelector": selector}, everywhere), ""
+        except ClusterError as error:
+            if error.status in (403, 405):
+                return kind, [], error.said
+            raise
+
+    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
+        answers = list(pool.map(ask, which))
+    return ListedObjects(
+        [each for _, things, _ in answers for each in things], {kind: why for kind, _, why in answers if why}
+    )
+
+
+def _list_visible_objects(
+    server: Client, which: Iterable[GroupVersionKind], labels: Mapping[str, str]
+) -> list[KubeObject]:
+    """The objects that this user may see."""
+    return list_labelled_objects(server, which, labels).things
+
+
+def list_kinds(server: Client) -> tuple[GroupVersionKind, ...]:
+    """Every kind of the namespace that can be listed, in its preferred version.
+
+    Asked for once a process; where a part of the API did not answer, again the next time.
+    """
+    if known := _DISCOVERED_KINDS.get(server):
+        return known
+    each, whole = _discover_kinds(server)
+    if whole:
+        _DISCOVERED_KINDS[server] = each
+    return each
+
+
+def _discover_kinds(server: Client) -> tuple[tuple[GroupVersionKind, ...], bool]:
+    """The kinds that the API server tells of, and whether that is all of them."""
+    groups = server.ask("GET", "/apis")["groups"]
+    versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
+
+    def read(version: str) -> list[GroupVersionKind] | None:
+        path = f"/apis/{version}" if "/" in version else f"/api/{version}"
+        try:
+            resources: list[dict[str, Any]] = server.glance(path)["resources"]
+        except ClusterError:
+            return None  # an aggregated API whose server is down lists nothing
+        return [(version, each["kind"]) for each in resources if _is_listable(each)]
+
+    with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:
+        answers = list(pool.map(read, versions))
+    return tuple(kind for some in answers for kind in some or ()), None not in answers
+
+
+def _is_listable(resource: dict[str, Any]) -> bool:
+    wanted = resource["namespaced"] and "list" in resource["verbs"] and "/" not in resource["name"]
+    return wanted and resource["name"] not in _SKIPPED_RESOURCES

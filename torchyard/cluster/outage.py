@@ -1,0 +1,33 @@
+"""What a person reads of an API server that does not answer, or not to us any more."""
+
+import time
+
+from torchyard.common.log import get_log
+from torchyard.kube.retry import TransientError
+from torchyard.model.errors import ClusterError
+
+_REPORT_AFTER_S = 10.0  # seconds that an API server may be away before a person need know
+OutageCause = TransientError | ClusterError | None
+
+
+class OutageReporter:
+    """Says once that the job is not seen, and why, and once that it is seen again."""
+
+    def __init__(self) -> None:
+        self._since, self._said = 0.0, False
+
+    def tell(self, trouble: OutageCause) -> None:
+        """What is wrong now. A refusal is told at once: a person must mend it."""
+        now = time.monotonic()
+        if trouble is None:
+            if self._said:
+                get_log().info("the API server answers again after %.0f s, and the job is seen", now - self._since)
+            self._since, self._said = 0.0, False
+            return
+        self._since = self._since or now
+        refused = isinstance(trouble, ClusterError)
+        if not self._said and (refused or now - self._since > _REPORT_AFTER_S):
+            self._said = True
+            what = "refuses to show the job" if refused else "does not answer"
+            why = trouble.said if isinstance(trouble, ClusterError) else str(trouble)
+            get_log().warning("the API server %s (%s); the job goes on, and so does the wait", what, why)

@@ -1,0 +1,48 @@
+"""The lines of a log on disk: a stamp, the node, the text (torchyard/host/supervisor.py writes them)."""
+
+import re
+from collections.abc import Iterator
+from datetime import datetime
+from pathlib import Path
+
+from torchyard.model.run import LogLine
+
+BLOCK_BYTES = 1 << 18
+_LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
+
+
+def read_line(text: str, node: str) -> LogLine:
+    """`2026-11-21T08:00:47.123Z node-0 | text`; a line without a stamp (torn by a full disk) is kept as it is."""
+    stamp, _, rest = text.partition(" ")
+    try:
+        at = datetime.fromisoformat(stamp).timestamp()
+    except ValueError:
+        return LogLine(0.0, node, text)
+    return LogLine(at, node, rest.partition(" | ")[2])
+
+
+def _read_log(node: str, path: str) -> Iterator[LogLine]:
+    """Every line of one node, from its file."""
+    for text, _ in read_new_lines(Path(path), 0):
+        yield read_line(text, node)
+
+
+def read_line_text(raw: bytes, node: str) -> str:
+    """What a line says behind its stamp."""
+    stamp = _LINE_STAMP.match(raw)
+    return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
+
+
+def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
+    """The whole lines that a growing file has gained since `offset`, each with the offset behind it."""
+    try:
+        file = path.open("rb")
+    except FileNotFoundError:
+        return
+    with file:
+        file.seek(offset)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            offset += len(line)
+            yield line[:-1].decode(errors="replace"), offset

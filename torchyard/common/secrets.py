@@ -1,0 +1,173 @@
+"""Secrets that somebody wrote out: found by the names and the shapes of their values, and masked where they are shown.
+
+A plan on disk keeps them, for the job needs them; it is its user's alone. A masked word too many costs nothing.
+"""
+
+import re
+from collections.abc import Iterator, Mapping
+from itertools import pairwise
+from typing import Any, NamedTuple, TypeVar
+
+from torchyard.common.escaping import strip_control_codes
+from torchyard.model.base import FrozenModel
+from torchyard.model.plan import CommandPlan, Plan
+from torchyard.model.requirements import Check, warning_check
+
+N = TypeVar("N", bound=FrozenModel)
+_MASK = "****"
+_MIN_SECRET_CHARS = 8  # characters of a value that is masked wherever it is met: shorter ones are also words
+_WORD_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
+_SECRET_NAME = re.compile(
+    r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private|secret)_?key|_pat)(?:_|$)"
+)
+# A name that ends in, or has, one of these tells something about a secret or about words of a language.
+_DESCRIPTIVE_ENDINGS = frozenset(
+    (
+        *("id", "ids", "file", "path", "dir", "name", "type", "limit", "length", "len", "count", "size", "url", "uri"),
+        *("endpoint", "mode", "ttl", "index", "dim", "loss", "weight"),
+    )
+)
+_UNRELATED_WORDS = frozenset(("pad", "eos", "bos", "unk", "sep", "cls", "mask", "max", "min", "num", "per"))
+# Values that say what they are: of Hugging Face, GitHub, GitLab, AWS, OpenAI, Slack, Google, NVIDIA, PyPI; a JWT.
+_SECRET_SHAPE = re.compile(
+    r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
+    r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|pypi-[\w-]{20,}"
+    r"|eyJ[\w-]{8,}\.eyJ[\w-]{8,}\.[\w-]{8,})"
+    r"|-----BEGIN [A-Z ]{0,30}PRIVATE KEY-----[^-]{0,8192}(?:-----END[A-Z ]{0,30}-----)?"
+)
+_URL_PASSWORD = re.compile(r"(?<=://)([^\s/:@]{0,200}):([^\s/@]{1,200})(?=@)")
+_VALUE = r"(?:\"([^\"]*)\"|'([^']*)'|([^\s\"'\\,;]+))"
+_ASSIGNED_VALUE = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]{0,80})(=)" + _VALUE)
+_FOLLOWING_VALUE = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]{0,80})( +)(?!-)" + _VALUE)
+_OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
+_HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+")
+
+_known_secrets: set[str] = set()  # values of this process's plans: like what Prefect knows, they only ever become more
+
+
+class FoundSecret(NamedTuple):
+    """A secret that a document spells out, and the name of what holds it."""
+
+    name: str
+    value: str
+
+
+def _is_secret(name: str, value: str) -> bool:
+    """Whether a variable or an option looks like one that holds a secret, and not a reference to it."""
+    words = _WORD_BREAK.sub("_", name).lower().strip("_")
+    parts = words.split("_")
+    if not _SECRET_NAME.search(words) or parts[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(parts):
+        return False
+    is_path = "credential" in words and value.startswith(("/", "~", "."))
+    return not (is_path or _HARMLESS_VALUE.fullmatch(value))
+
+
+def mask_text(text: str) -> str:
+    """A text without what looks like a secret, or is known as one."""
+    for value in sorted(_known_secrets, key=len, reverse=True):
+        text = text.replace(value, _MASK)
+    text = _URL_PASSWORD.sub(rf"\1:{_MASK}", _SECRET_SHAPE.sub(_MASK, text))
+    return _FOLLOWING_VALUE.sub(_mask_match, _ASSIGNED_VALUE.sub(_mask_match, text))
+
+
+def _mask_match(found: re.Match[str]) -> str:
+    return f"{found[1]}{found[2]}{_MASK}" if _is_secret(found[1], found[found.lastindex or 0]) else found[0]
+
+
+def mask_document(thing: Any) -> Any:
+    """The same of every text in a document, such as a plan; no terminal obeys what is left."""
+    found = {each.value for each in _find_secrets(thing)}
+
+    def walk(part: Any) -> Any:
+        match part:
+            case str():
+                return _MASK if part in found else mask_text(strip_control_codes(part))
+            case dict():
+                return {key: walk(value) for key, value in part.items()}
+            case list() | tuple():
+                return [walk(each) for each in part]
+            case _:
+                return part
+
+    return walk(thing)
+
+
+def mask_model(noun: N) -> N:
+    """The same of a noun that is stored and shown."""
+    return noun.model_validate(mask_document(noun.model_dump()))
+
+
+def remember_secrets(plan: Plan) -> None:
+    """From here on the secrets of a plan are masked wherever they are met: a program may print them."""
+    _known_secrets.update(
+        each.value for each in _find_secrets(plan.model_dump()) if len(each.value) >= _MIN_SECRET_CHARS
+    )
+
+
+def _find_secrets(thing: Any) -> Iterator[FoundSecret]:
+    """Every secret that a document spells out: by the name of a variable or an option, by its own shape."""
+    match thing:
+        case str():
+            yield from _find_in_text(thing)
+        case {"name": str(name), "value": str(value)} if _is_secret(name, value):
+            yield FoundSecret(name, value)
+        case dict():
+            for key, value in thing.items():
+                yield from _find_in_mapping(thing, str(key), value)
+        case list() | tuple():
+            for name, value in pairwise(thing):
+                if isinstance(name, str) and isinstance(value, str) and _OPTION_NAME.fullmatch(name):
+                    yield from (
+                        [FoundSecret(name, value)] if not value.startswith("-") and _is_secret(name, value) else []
+                    )
+            for each in thing:
+                yield from _find_secrets(each)
+        case _:
+            return
+
+
+def _find_in_text(text: str) -> Iterator[FoundSecret]:
+    for found in (*_ASSIGNED_VALUE.finditer(text), *_FOLLOWING_VALUE.finditer(text)):
+        if _is_secret(found[1], value := found[found.lastindex or 0]):
+            yield FoundSecret(found[1], value)
+    yield from (FoundSecret("a value", found[0]) for found in _SECRET_SHAPE.finditer(text))
+
+
+def _find_in_mapping(thing: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
+    """In one value of a mapping: a variable of `env`, a key of a Secret's or a ConfigMap's data."""
+    holds = thing.get("kind") == "Secret" and key in ("data", "stringData")
+    if isinstance(value, dict) and (key in ("env", "data") or holds):
+        named = ((str(name), each) for name, each in value.items() if isinstance(each, str))
+        yield from (FoundSecret(name, each) for name, each in named if holds or _is_secret(name, each))
+    yield from _find_secrets(value)
+
+
+def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
+    """A warning for each secret that the profile spells out; it says the name alone."""
+    names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets(plan.model_dump()))
+    return tuple(
+        warning_check(f"secret {name}", _describe_exposure(plan), _describe_remedy(plan, name)) for name in names
+    )
+
+
+def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str:
+    """What to say of secrets among a flow run's parameters, which everyone reads who may read the run; or nothing."""
+    env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
+    names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets({"given": dict(overrides), "env": env}))
+    if not names:
+        return ""
+    who = f"overrides: {', '.join(names)}: looks like a secret, and everyone reads it who may read this run in Prefect"
+    return f"{who}; in pods refer to a Secret ({{secret: NAME, key: KEY}}), on machines set it in the hosts' own"
+
+
+def _describe_exposure(plan: Plan) -> str:
+    if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
+        return "is written out: it stands in the run's plan.json, and in `ps` on its hosts if it is an argument"
+    return "is written out: it stands in the run's plan.json, and whoever may read the job's pods reads it"
+
+
+def _describe_remedy(plan: Plan, name: str) -> str:
+    if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
+        return "set it in the environment of the hosts and leave it out of the profile: jobs see that environment"
+    through = ", with options.through: kubernetes" if isinstance(plan, CommandPlan) else ""
+    return f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}{through}"

@@ -1,0 +1,84 @@
+"""What the events of a job's objects mean, and when they were seen."""
+
+import functools
+import math
+import re
+from typing import Any, NamedTuple
+
+from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_text
+from torchyard.diagnosis.pod_reasons import MAX_MESSAGE_CHARS, PodCause
+
+_GO_MESSAGE_PATTERN = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
+
+
+class EventRule(NamedTuple):
+    """What an event means; one that stays so for longer than the reason's patience ends a job that has not started."""
+
+    event: str
+    says: str
+    reason: PodCause
+
+
+_VOLUME_EVENTS = "FailedMount|FailedAttachVolume|FailedMapVolume"
+# Kubelets say these of a pod, controllers the last ones of what should have pods.
+EVENT_RULES = (
+    EventRule(
+        _VOLUME_EVENTS,
+        r'(?:secret|configmap|persistentvolumeclaim) "?[^ ]* ?not found|non-existent',
+        PodCause("volume-mount", "one of its volumes names what is not there", patience=90),
+    ),
+    EventRule(_VOLUME_EVENTS, "", PodCause("volume-mount", "one of its volumes cannot be mounted", True, math.inf)),
+    EventRule(
+        "FailedCreatePodSandBox",
+        "(?i)network-?attachment",
+        PodCause("pod-network", "a network that it names is not there", patience=90),
+    ),
+    EventRule(
+        "FailedCreatePodSandBox|NetworkNotReady",
+        "",
+        PodCause("pod-network", "its node cannot connect it to a network", True, math.inf),
+    ),
+    EventRule(
+        r"FailedCreate\w*",
+        r"exceeded quota.*used: (?:[^ =,]+=0,)*[^ =,]+=0, ",
+        PodCause("quota", "its pods may not be created, each asks for more than the namespace's quota", patience=60),
+    ),
+    EventRule(
+        r"FailedCreate\w*",
+        "exceeded quota",
+        PodCause("quota", "its pods may not be created, the namespace's quota is used up", patience=math.inf),
+    ),
+    EventRule(r"FailedCreate\w*", "", PodCause("pod-refused", "its pods cannot be created", patience=60)),
+)
+
+
+@functools.lru_cache(maxsize=256)
+def find_event_rules(reason: str) -> tuple[EventRule, ...]:
+    """What an event with this reason may be a sign of; most warnings are a sign of nothing."""
+    return tuple(sign for sign in EVENT_RULES if re.fullmatch(sign.event, reason))
+
+
+def is_rule_match(event: Any, sign: EventRule) -> bool:
+    return sign in find_event_rules(to_text(event.get("reason"))) and bool(
+        re.search(sign.says, to_text(event.get("message")))
+    )
+
+
+def shorten_message(message: Any) -> str:
+    """A controller's message, in one line; of an error that Go has printed with all its parts, the message in it."""
+    inner = _GO_MESSAGE_PATTERN.search(to_text(message))
+    said = inner[1].replace('\\"', '"') if inner else to_text(message)
+    return re.sub(r"\s+", " ", said)[:MAX_MESSAGE_CHARS]
+
+
+def read_first_seen(event: Any) -> float:
+    made = get_mapping(event, "metadata").get("creationTimestamp")
+    return next(
+        (at for each in (event.get("firstTimestamp"), event.get("eventTime"), made) if (at := parse_timestamp(each))),
+        0.0,
+    )
+
+
+def read_last_seen(event: Any) -> float:
+    series = get_mapping(event, "series").get("lastObservedTime")
+    return max(read_first_seen(event), parse_timestamp(event.get("lastTimestamp")), parse_timestamp(series))

@@ -1,0 +1,262 @@
+"""Why trainings fail, as a table: what the log says, what that means, whether a new attempt is worth it.
+
+The words come from torch, NCCL, UCX, CUDA, etcd, the shells, slurm, Ray and Kubernetes, over several versions each:
+a pattern holds the part that has stayed the same. Order matters where one line shows two causes: specific ones first.
+"""
+
+import re
+from typing import NamedTuple
+
+# How far a symptom usually is from where the trouble began: what is nearer explains what is farther away.
+ECHO_OWN, _ECHO_FABRIC, ECHO_PEER, _ECHO_WAIT, _ECHO_STOPPED, _ECHO_NOTHING = range(6)
+CLOCK_SKEW_S = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
+
+
+class Cause(NamedTuple):
+    """One cause. `says` goes on after `Rank 3 on node-1`: `{said}` is the proof, other names are groups in it."""
+
+    slug: str
+    says: str
+    pattern: re.Pattern[str] | None = None
+    retry: bool = False
+    echo: int = ECHO_OWN
+    kills: bool = False  # may stand behind a process that only shows a signal
+    worker: tuple[int, ...] = ()  # exit codes of a worker that mean this
+    agent: tuple[int, ...] = ()  # exit codes of torchrun, or of what should have started it
+
+
+def _any_of(*parts: str) -> re.Pattern[str]:
+    return re.compile("|".join(parts))
+
+
+# NCCL 2.30: status=IBV_WC_RETRY_EXC_ERR(12); older: status=12; oldest: with error 12
+_COMPLETION = r"Got completion.{0,300}?(?:status=(?:[^ ,(\d]{0,60}\(?|\([^)]{0,60}\))|error )"
+_MODIFY_QP = r"(?:ibv_modify_qp(?:\([^)]{0,40}\))? failed|[Ff]ailed to modify QP)(?!.{0,300}retrying)"
+_SHM = r"(?:/dev/shm|</torch_|shared memory)"
+_STOP_CODES = (-15, -2, -1, -3)
+_CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
+
+# fmt: off
+CAUSES: tuple[Cause, ...] = (
+    # The fabric
+    Cause("rdma-retry-exceeded",
+          "got no answer over RDMA (retry exceeded): look at the link, the GID index, the HCAs and PFC",
+          _any_of(_COMPLETION + r"12\b", "RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
+          retry=True, echo=_ECHO_FABRIC,
+          kills=True),
+    Cause("rdma-access", "was refused memory by its RDMA peer: look for a process that died there, then at GPUDirect",
+          _any_of(_COMPLETION + r"10\b", "REM_ACCESS_ERR"), retry=True, echo=_ECHO_FABRIC, kills=True),
+    Cause("rdma-flushed", "had its RDMA requests flushed after an error elsewhere: look for the first error",
+          _any_of(_COMPLETION + r"5\b", "WR_FLUSH_ERR"), retry=True, echo=ECHO_PEER),
+    Cause("rdma-async-event",
+          "had its RDMA adapter report an error: look at the link, the cable and the adapter of this node",
+          _any_of("async fatal event",
+            "async (?:error )?event ?:.{0,40}(?:port error|catastrophic|fatal|violation|queue error)"), retry=True,
+          echo=_ECHO_FABRIC, kills=True),
+    Cause("rdma-connect",
+          "could not open an RDMA connection in time: look at the GID index and the routes between the HCAs",
+          _any_of(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))"), retry=True, echo=_ECHO_FABRIC),
+    Cause("rdma-connect",
+          "could not open an RDMA connection: set the right GID index and the HCAs that reach each other",
+          _any_of(_MODIFY_QP)),
+    Cause("rdma-memlock", "may not lock memory for RDMA: give the container IPC_LOCK and an unlimited memlock",
+          _any_of(r"ibv_(?:reg|create|alloc)\w{0,30}.{0,60}(?:Cannot allocate memory|Resource temporarily)",
+            "max locked memory")),
+    Cause("rdma-registration", "could not register memory for RDMA: load nvidia-peermem, or turn GPUDirect off",
+          _any_of(r"ibv_reg_\w{0,30} (?:failed|returned)")),
+    Cause("rdma-error", "had an RDMA request fail ({said}): look at the fabric and for the first error of its peer",
+          _any_of(_COMPLETION + r"(?!(?:5|10|12)\b)\d", r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
+            r"NET/OFI.{0,200}completed with error", r"UCX +ERROR"), retry=True, echo=_ECHO_FABRIC, kills=True),
+    Cause("nccl-no-interface",
+          "found no network interface for its collectives: correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
+          _any_of("[Nn]o (?:usable )?(?:socket )?interface found", "Unable to find (?:address for|interface)",
+            "unsupported gloo device")),
+    Cause("collective-mismatch", "called other collectives than its peers: make every rank take the same steps",
+          _any_of("mismatch between collective")),
+    Cause("gpu-shared",
+          "shares a GPU with another rank: start at most one process per GPU and let each use its local rank",
+          _any_of("Duplicate GPU detected")),
+    # Memory, disk and files, of the node and of the GPU
+    Cause("oom-host", "was ended by Ray for want of host memory: ask for more memory or load less data at once",
+          _any_of(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory")),
+    Cause("oom-gpu", "ran out of GPU memory: lower the batch size, shard the model or take larger GPUs",
+          _any_of(_CUDA + ".{0,60}out of memory", r"\bOutOfMemoryError",
+            "(?:CUBLAS|CUDNN)_STATUS_ALLOC_FAILED", "OOM when allocating", "CUDA_ERROR_OUT_OF_MEMORY",
+            "cudaErrorMemoryAllocation", "RESOURCE_EXHAUSTED: Out of memory")),
+    Cause("shm-exhausted", "ran out of shared memory: give the pod a larger /dev/shm, or lower num_workers",
+          _any_of("insufficient shared memory", "out of shared memory", r"\b[Bb]us error", "SIGBUS",
+            _SHM + ".{0,200}No space left", "return code = -7", "No space left.{0,100}/dev/shm",
+            "while creating shared memory segment", "posix_fallocate failed", "failed to extend /dev/shm",
+            'EmptyDir volume "?[^ ]{0,20}shm', "unable to (?:write to|mmap|resize|allocate shared).{0,100}" + _SHM),
+          worker=(-7,), agent=(-7,)),
+    Cause("too-many-files", "opened too many files: raise the limit (ulimit -n), or lower num_workers",
+          _any_of("Too many open files", "received 0 items of ancdata")),
+    Cause("disk-full", "found no space left on a disk: free some, or write checkpoints and caches elsewhere",
+          _any_of("No space left on device", "Disk quota exceeded", "ENOSPC", "disk is full")),
+    # The GPU and its software
+    Cause("cuda-no-kernel", "runs a CUDA build without code for this GPU: take an image built for its architecture",
+          _any_of("no kernel image is available", "CUDA error: invalid device function")),
+    Cause("gpu-fault", "met a GPU that is broken: drain the node and look at dmesg for Xid",
+          _any_of("[Uu]ncorrectable (?:ECC|NVLink)", "ECC error", "fallen off the bus", r"\bXid\b", "GPU is lost",
+            "NVLink.{0,40}error"), retry=True),
+    Cause("gpu-missing",
+          "found no GPU it could use, or fewer than its processes need ({said}): ask for as many GPUs as processes",
+          _any_of("no NVIDIA driver", "no CUDA-capable device", "driver version is insufficient",
+            "driver on your system is too old", "Error: (?:CUDA|Cuda|cuda) is not available", "No CUDA GPUs",
+            "not compiled with CUDA",
+            "invalid device ordinal", r"libcuda\.so\.1: cannot open", "CUDA unknown error", "Failed to initialize NVML",
+            "could not select device driver")),
+    Cause("cuda-error", "met a CUDA error ({said}): run it again with CUDA_LAUNCH_BLOCKING=1 for the place",
+          _any_of(r"(?:CUDA|HIP) (?:runtime |driver )?error\b", r"\bcudaError[A-Z]\w",
+            "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)", "device-side assert", "illegal memory access",
+            "unspecified launch failure")),
+    Cause("nccl-cuda-error", "had NCCL fail in CUDA ({said}): look at this GPU and at its driver",
+          _any_of("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"), echo=_ECHO_FABRIC),
+    # What was started, and how
+    Cause("shell-syntax",
+          "was started by a shell that does not know the script's syntax: start it with bash, or write POSIX sh",
+          _any_of("Syntax error: ", "syntax error near unexpected", "Bad substitution", r"\[\[: not found",
+                  "Bad fd number")),
+    Cause("program-missing", "did not find the program ({said}): correct its path, or copy it into the image",
+          _any_of("can't open file '")),
+    Cause("not-executable", "may not execute its program: set its x bit, and build the image for this CPU",
+          _any_of("cannot execute", "[Ee]xec format error"), worker=(126,), agent=(126,)),
+    Cause("command-not-found", "did not find its command: install it in the image, or give its whole path",
+          _any_of("executable file not found in", r"exec: .{1,200}: not found$"), worker=(127,), agent=(127,)),
+    Cause("etcd-module-missing",
+          "lacks the package that etcd rendezvous needs: install python-etcd in the job's interpreter",
+          _any_of("EtcdStubError", "No module named '?etcd\\b")),
+    Cause("etcd-no-v2", "met an etcd without the v2 API: run etcd 3.5 or older with --enable-v2",
+          _any_of("Bad response ?: 404", "flag provided but not defined: -enable-v2")),
+    Cause("module-missing", "misses the Python module {name}: install it in the job's interpreter",
+          _any_of(r"No module named '?(?P<name>[\w.]{1,100})")),
+    Cause("library-missing", "could not load a shared library ({said}): make torch, CUDA and the extensions match",
+          _any_of("ImportError: .{0,300}(?:shared object|undefined symbol|GLIBC)", "while loading shared libraries",
+            "OSError: .{0,200}shared object file", "undefined symbol")),
+    Cause("file-missing", "did not find a file ({said}): correct the path, or mount the data",
+          _any_of("FileNotFoundError", r"sh: .{0,200}: No such file or directory")),
+    Cause("permission-denied", "was denied access ({said}): correct the owner or the mode",
+          _any_of("PermissionError", ": Permission denied$")),
+    Cause("download-failed", "could not fetch something from outside ({said}): give it a way out, a token, or the data",
+          _any_of(r"HTTPSConnectionPool\((?!.{0,200}/v2/)", "LocalEntryNotFoundError", "OfflineModeIsEnabled",
+            "GatedRepoError", "RepositoryNotFoundError", r"^urllib\.error\.", r"^requests\.exceptions\.",
+            "couldn't connect to 'https")),
+    Cause("usage", "does not know its arguments ({said}): correct the command",
+          _any_of("error: (?:unrecognized|the following|argument|ambiguous|invalid)", "nproc_per_node value",
+            "No such option", "invalid choice", "flag provided but not defined"), worker=(2,), agent=(2,)),
+    # What the platform did
+    Cause("volume-access-denied", "may not mount its volume: let the server export it to this node",
+          _any_of(r"mount[.:\w]{0,12} ?access denied", "access denied by server",
+            r"MountVolume.{0,300}(?:denied|not permitted)")),
+    Cause("volume-mount", "could not mount its volume ({said}): look at the claim and at the storage",
+          _any_of("FailedMount", "FailedAttachVolume", r"MountVolume\.\w{1,20} failed", "Unable to attach or mount")),
+    Cause("image-pull", "could not pull its image ({said}): correct its name, the pull secret, or the registry",
+          _any_of("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image"), retry=True),
+    Cause("unschedulable-selector", "fits no node: no label matches its selector or affinity",
+          _any_of("match Pod's node affinity", "match node selector", r"didn't match node")),
+    Cause("unschedulable", "fits no node ({said}): ask for less, or wait until nodes are free",
+          _any_of("FailedScheduling", r"\d nodes are available", "Insufficient nvidia")),
+    Cause("evicted", "was evicted from its node ({said}): ask for what it uses",
+          _any_of(r"[Rr]eason\W{1,4}Evicted", r"\d/\d +Evicted", "node was low on resource", "storage usage exceeds",
+            "Usage of EmptyDir volume"), retry=True, kills=True),
+    Cause("preempted", "lost its place to a job of higher priority",
+          _any_of("DUE TO PREEMPTION", "PreemptionByScheduler",
+            r"(?:[Jj]ob|[Pp]od|[Nn]ode|[Ii]nstance)\b.{0,60}\b[Pp]reempted", "Preempted by (?:a )?pod"), retry=True,
+          kills=True),
+    Cause("node-lost", "was on a node that failed",
+          _any_of("DUE TO NODE FAILURE", "NODE_FAIL", "NodeLost", "DeletionByTaintManager",
+            r"[Nn]ode .{0,100}(?:marked dead|not responding)"), retry=True, kills=True),
+    Cause("worker-lost", "lost a Ray worker: look at that worker's own log, and for the OOM killer",
+          _any_of("ActorUnavailableError", "ActorDiedError", "RayActorError", "WorkerCrashedError",
+            "worker died or was killed", "worker process has died", "NodeDiedError"), retry=True),
+    # Signals. The text of a guess ("killed by the OOM killer", as Ray has it) is not a proof.
+    Cause("oom-host",
+          "was killed by SIGKILL, most likely by the OOM killer: ask for more memory, or load less data at once",
+          _any_of("oom[-_ ]kill", "OOM ?Killed", "OOM-killed", "Memory cgroup out of memory", "Out of memory: Kill",
+            r"task \d+: (?:Out Of Memory|Killed)", "by signal: Killed", "signal SIGKILL", r"\(SIGKILL\)",
+            r"Signals\.SIGKILL", r"[Ss]ignal 9\b", "return code = -9", "^Killed$", r"\d Killed\b",
+            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b", "DefaultCPUAllocator",
+            "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"), kills=True, worker=(-9,)),
+    Cause("agent-killed", "lost its agent to {signal}: the OOM killer, a node that went away, or somebody's kill -9",
+          retry=True, agent=(-9, -11, -6, -4, -8)),
+    Cause("segfault",
+          "crashed in native code (SIGSEGV): look at the extensions, and at torch and CUDA that do not match",
+          _any_of("[Ss]egmentation fault", "SIGSEGV", "return code = -11"), worker=(-11,)),
+    Cause("illegal-instruction", "met an instruction that this CPU does not know: take an image built for it",
+          _any_of("Illegal instruction", "SIGILL"), worker=(-4,)),
+    Cause("data-worker-lost", "lost a DataLoader worker: its own error stands above, or num_workers is too high",
+          _any_of("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)")),
+    # What a rank or an agent says of others
+    Cause("nccl-connect",
+          "could not connect to a peer ({said}): look at NCCL_SOCKET_IFNAME, the firewall and that peer",
+          _any_of(r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)", "exceeded error retry count",
+            "No route to host"), retry=True, echo=ECHO_PEER),
+    Cause("nccl-remote-error", "lost a peer in the middle of a collective: look for the first error of the others",
+          _any_of("ncclRemoteError", "remote process exited"), retry=True, echo=ECHO_PEER),
+    Cause("peer-lost", "lost the connection to a peer: look for the first error of the others",
+          _any_of("[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer", "[Bb]roken [Pp]ipe",
+            "Connection was likely closed", r"communicator was aborted(?!.{0,200}timeout)", "ConnectionResetError",
+            r"got error: Connection"), retry=True, echo=ECHO_PEER),
+    Cause("nccl-system-error",
+          "had NCCL fail in a system call ({said}): run it with NCCL_DEBUG=INFO and look at the warnings",
+          _any_of("ncclSystemError", "unhandled system error"), echo=ECHO_PEER),
+    Cause("nccl-error", "had NCCL fail ({said}): run it with NCCL_DEBUG=INFO and look at the warnings",
+          _any_of("NCCL [Ee]rror", "ncclInvalidUsage", "ncclInternalError", "ncclInvalidArgument",
+            r"DistBackendError(?!.{0,300}store->)"), echo=ECHO_PEER),
+    Cause("nccl-timeout", "waited for a collective until it timed out: look for the rank that is missing or slow",
+          _any_of("caught collective operation timeout", "timed out in blocking wait",
+            "NCCL operations have failed or timed out", "watchdog got stuck",
+            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier",
+            "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=_ECHO_WAIT),
+    Cause("rendezvous-timeout",
+          "waited for the other nodes, but only {joined} of {total} came in time: look why the others did not start",
+          _any_of(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"),
+          retry=True, echo=_ECHO_WAIT),
+    Cause("rendezvous-timeout",
+          "waited for the other nodes, but too few came in time: look why the others did not start",
+          _any_of("RendezvousTimeoutError"), retry=True, echo=_ECHO_WAIT),
+    Cause("rendezvous-closed",
+          "met a rendezvous that was over: its id was used before, or the others had already ended",
+          _any_of("RendezvousClosedError", "RendezvousGracefulExitError"), retry=True, echo=_ECHO_WAIT),
+    Cause("port-taken", "found its port taken: end what listens there, or choose another port",
+          _any_of("EADDRINUSE", "[Aa]ddress already in use", "failed to listen on any local"), retry=True),
+    Cause("etcd-gone", "got no answer from etcd: look whether it runs, and whether this node reaches it",
+          _any_of("connection to etcd has failed", "EtcdConnectionFailed", "EtcdException", "url: /v2/"), retry=True,
+          echo=_ECHO_WAIT),
+    Cause("endpoint-name", "could not resolve the rendezvous endpoint's name: look at the name, its Service and DNS",
+          _any_of("addresses of .{1,200} cannot be retrieved", "[Nn]ame or service not known",
+                  "failure in name resolution"),
+          retry=True, echo=_ECHO_WAIT),
+    Cause("rendezvous-connection",
+          "could not reach the rendezvous endpoint: look whether its host runs, and at the firewall",
+          _any_of(r"Rendezvous(?:Connection|State)?Error", "client socket has timed out", "DistNetworkError",
+            "failed to connect to any network address"), retry=True, echo=_ECHO_WAIT),
+    Cause("peer-timeout", "waited for a peer until it timed out: look for the rank that is missing or slow",
+          _any_of("Socket Timeout", r"wait timeout after \d", "Timeout waiting for key",
+                  r"[Tt]imed out waiting \d{1,9} ?ms",
+            "timeout caused pair closure", "DistStoreError"), retry=True, echo=_ECHO_WAIT),
+    # What comes at the end of everything
+    Cause("time-limit", "was ended by its scheduler's time limit: ask for more time, or go on from the last checkpoint",
+          _any_of("DUE TO (?:JOB )?TIME ?LIMIT", "TERM_RUNLIMIT", r"[Rr]eason\W{1,4}DeadlineExceeded",
+            "longer than (?:the )?specified deadline",
+            "(?:walltime|time limit).{0,40}exceeded", "exceeded.{0,20}(?:wall ?time|time limit)"), echo=_ECHO_STOPPED,
+          kills=True),
+    Cause("cancelled", "was cancelled through its scheduler",
+          _any_of(r"\*\*\* (?:JOB|STEP) .{0,200}CANCELLED", "TERM_OWNER"), echo=_ECHO_STOPPED, kills=True),
+    Cause("terminated", "was told to stop from outside: a drain, a preemption, or somebody's kill",
+          _any_of("Received [A-Z0-9]{1,8} death signal", r"got signal: \d", "received SIGTERM", "SIGTERM received",
+            "KeyboardInterrupt"), retry=True, echo=_ECHO_STOPPED, kills=True, worker=_STOP_CODES, agent=_STOP_CODES),
+    Cause("abort", "aborted in native code (SIGABRT): look at the lines before",
+          _any_of("terminate called", "error: Aborted", "SIGABRT", "Signal 6", "return code = -6", r"\(core dumped\)"),
+          echo=_ECHO_STOPPED, worker=(-6,)),
+)
+# fmt: on
+
+PROGRAM_ERROR = Cause("program-error", "raised {said}; read the traceback in its log, and correct the program")
+PROGRAM_EXIT = Cause(
+    "program-error", "left with exit code {code} and no traceback: read its last lines", echo=_ECHO_STOPPED
+)
+STORE_ENDED = Cause("etcd-gone", "ended before the job did: look at its log and at its memory", retry=True)
+UNKNOWN_CAUSE = Cause("unknown", "failed, and its log does not say why: read its last lines", echo=_ECHO_NOTHING)
+# Decided by the exit code alone: a process that was killed has no last words.
+DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})

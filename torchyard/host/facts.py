@@ -1,0 +1,161 @@
+#!/usr/bin/env python3
+"""Tell the facts that preflight needs of a host. Standard library only, Python 3.8 or newer.
+
+Started by the shell door as `PYTHON facts.py`, or as text where ssh leads, with {"needs": [requirement, ...]} on stdin;
+prints one fact a requirement, as a JSON list in the same order. It is started by the job's own interpreter where
+packages are asked for.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import socket
+import sys
+import time
+import urllib.error
+import urllib.request
+from typing import Any
+
+Json = Any
+
+
+def probe_folder(need: Json) -> Json:
+    """Make the folder and write in it, as the run will; then take away what was not there before."""
+    wanted = os.path.abspath(need["path"])
+    there = wanted
+    while not os.path.lexists(there):
+        there = os.path.dirname(there)
+    trial = os.path.join(wanted, ".writable-%d" % os.getpid())
+    try:
+        os.makedirs(wanted, exist_ok=True)
+        with open(trial, "w", encoding="utf-8") as file:
+            file.write("x")
+        os.unlink(trial)
+        usage = os.statvfs(wanted)
+    except OSError as error:
+        return {"error": "%s: %s" % (error.strerror, error.filename or wanted)}
+    finally:
+        _remove_empty_folders(wanted, there)
+    return {"free": usage.f_bavail * usage.f_frsize}
+
+
+def _remove_empty_folders(path: str, kept: str) -> None:
+    """Remove the empty folders from `path` upwards, not as far as `kept`."""
+    while path != kept:
+        try:
+            os.rmdir(path)
+        except OSError:
+            pass
+        path = os.path.dirname(path)
+
+
+def probe_file(need: Json) -> Json:
+    return {"exists": os.path.isfile(need["path"]), "readable": os.access(need["path"], os.R_OK)}
+
+
+def probe_package(need: Json) -> Json:
+    try:
+        return {"version": importlib.metadata.version(need["name"])}
+    except importlib.metadata.PackageNotFoundError:
+        return {"version": None}
+
+
+def probe_port(need: Json) -> Json:
+    """Listen for a moment: the only proof that a port can be had."""
+    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        if listener.family == socket.AF_INET6:
+            listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        try:
+            listener.bind(("", need["port"]))
+            listener.listen()
+        except OSError as error:
+            return dict(_find_port_holder(need["port"], need["label"]), free=False, error=error.strerror)
+    return {"free": True}
+
+
+def _find_port_holder(number: int, label: str) -> Json:
+    """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it, and if it has the label."""
+    inodes = _list_listening_sockets(number)
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
+            if inodes.intersection(links):
+                with open("/proc/%s/cmdline" % pid, "rb") as words, open("/proc/%s/environ" % pid, "rb") as names:
+                    said = words.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+                    ours = bool(label) and b"\0TORCHYARD_JOB=" + label.encode() in b"\0" + names.read()
+                    return {"holder": "pid %s (%s)" % (pid, said), "ours": ours}
+        except OSError:
+            continue
+    return {"holder": "", "ours": False}
+
+
+def _list_listening_sockets(number: int) -> set[str]:
+    """The listening sockets of a port, as /proc/PID/fd names them."""
+    found: set[str] = set()
+    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+        try:
+            with open(name, encoding="utf-8") as table:
+                rows = [line.split() for line in table.readlines()[1:]]
+        except OSError:
+            continue
+        found.update(
+            "socket:[%s]" % row[9] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == number
+        )
+    return found
+
+
+def probe_processors(need: Json) -> Json:
+    return {"count": len(os.sched_getaffinity(0))}
+
+
+def probe_route(need: Json) -> Json:
+    """Whether the name is known, and its address routed: no packet is sent."""
+    try:
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
+            end.connect((need["address"], 9))
+            return {"through": end.getsockname()[0], "to": end.getpeername()[0]}
+    except OSError as error:
+        return {"error": error.strerror or str(error)}
+
+
+def probe_clock(need: Json) -> Json:
+    return {"now": time.time()}
+
+
+def probe_store(need: Json) -> Json:
+    """What a rendezvous store answers, and no proxy in its place."""
+    opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
+    try:
+        with opener.open(need["url"], timeout=5):
+            return {"code": 200}
+    except urllib.error.HTTPError as error:
+        return {"code": error.code}
+    except OSError as error:
+        return {"error": str(error)}
+
+
+def probe_runai(need: Json) -> Json:
+    """Only on the launcher's machine, where its file is."""
+    sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
+    from torchyard.host.runai_cli import check_cli
+
+    return check_cli(need)
+
+
+FACTS = {
+    "folder": probe_folder,
+    "file": probe_file,
+    "package": probe_package,
+    "port": probe_port,
+    "processors": probe_processors,
+    "reaches": probe_route,
+    "clock": probe_clock,
+    "store": probe_store,
+    "runai": probe_runai,
+}
+
+if __name__ == "__main__":
+    print(json.dumps([FACTS[need["kind"]](need) for need in json.load(sys.stdin)["needs"]]))

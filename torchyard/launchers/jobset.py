@@ -1,0 +1,169 @@
+"""JobSet of Kubernetes SIGs: a set of Jobs with stable host names; here one Job with a pod for each node."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from torchyard.agents import command, process_env, torchrun
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.diagnosis import job_status, pod_facts
+from torchyard.model.base import FrozenModel
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Object, Permission
+from torchyard.model.run import Observation, Run, Status
+from torchyard.pods import etcd as _store
+from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.template import PodSet
+
+_API, _KIND, _JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
+_INSTALL_COMMAND = (
+    "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
+)
+_INDEX_FIELD = "metadata.annotations['batch.kubernetes.io/job-completion-index']"
+_QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
+_MAX_POD_NAME_CHARS = 63  # characters of a pod's name
+
+
+class Options(FrozenModel):
+    """What only this launcher knows."""
+
+    queue: str | None = Field(None, description="a LocalQueue of Kueue")
+    suspend: bool = Field(False, description="the JobSet waits until somebody, such as Kueue, resumes it")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
+
+
+def plan(profile: Profile, run: Run) -> ManifestPlan:
+    """One JobSet of one Job; with etcd-v2 a store of the run's own before it."""
+    options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
+    if profile.manifest:
+        from torchyard.pods import user_manifest
+
+        needs = _list_requirements(None)
+        frame = user_manifest.JobKind(
+            _API, _KIND, "jobset", _list_watched_kinds(), needs, _list_pod_sets, suffixed=True
+        )
+        return user_manifest.plan_manifest(profile, run, frame)
+    _validate_profile(profile, run)
+    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    return ManifestPlan(
+        launcher="jobset",
+        cluster=profile.cluster,
+        store=etcd,
+        objects=(_build_jobset(profile, run, options),),
+        tasks={f"{_JOB_NAME}-0": profile.nodes.max},
+        suffixed=True,
+        container=_JOB_NAME,
+        template=("spec", "replicatedJobs", 0, "template", "spec", "template"),
+        watch=_list_watched_kinds(),
+        ranks=command.rank_source(profile),
+        requires=(
+            *_list_requirements(options.queue),
+            *_store.list_etcd_requirements(profile),
+            *requirements.list_pod_requirements(profile, run),
+        ),
+        **lease_record.build_plan_fields(profile, run),
+    )
+
+
+def _validate_profile(profile: Profile, run: Run) -> None:
+    """What a JobSet cannot be. Its webhook counts the pods' random ends too (jobset_webhook.go, longestPodName)."""
+    findings = []
+    if profile.nodes.min != profile.nodes.max:
+        findings.append(f"nodes: a JobSet needs all of its pods: one number, not {profile.nodes}")
+    last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
+    if over := max(len(last) - _MAX_POD_NAME_CHARS, 0):
+        findings.append(
+            f"name: the pod {last} would have over {_MAX_POD_NAME_CHARS} characters: leave out {over} of the profile's"
+        )
+    if findings:
+        raise ProfileError(profile.name, tuple(findings))
+
+
+def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+    """The JobSet. A failed pod ends it, and nothing begins again: a new try is ours."""
+    place, pods = _build_place(profile, run), profile.nodes.max
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
+    container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, place), env)
+    job = {
+        "completionMode": "Indexed",
+        "completions": pods,
+        "parallelism": pods,
+        "backoffLimit": 0,
+        "template": template.pod_template(profile, run, container),
+    }
+    queue = {_QUEUE_LABEL: options.queue} if options.queue else {}
+    return {
+        "apiVersion": _API,
+        "kind": _KIND,
+        "metadata": {"name": run.job(profile), "labels": {**template.attempt_labels(profile, run), **queue}},
+        "spec": {
+            "failurePolicy": {"maxRestarts": 0},
+            "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+            **({"suspend": True} if options.suspend else {}),
+            "replicatedJobs": [
+                {
+                    "name": _JOB_NAME,
+                    "replicas": 1,
+                    "template": {"metadata": {"labels": template.attempt_labels(profile, run)}, "spec": job},
+                }
+            ],
+        },
+    }
+
+
+def _build_place(profile: Profile, run: Run) -> JobNode:
+    """A pod's host name is that of the pod without its random end, in a Service called like the JobSet."""
+    job = run.job(profile)
+    own = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
+    if profile.rendezvous == "etcd-v2":
+        return JobNode(
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+        )
+    return JobNode(
+        Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE_VARIABLE, own
+    )
+
+
+def _list_watched_kinds() -> tuple[Watched, ...]:
+    return (Watched(api=_API, kind=_KIND), Watched(api="v1", kind="Pod"))
+
+
+def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+    """Each Job of a JobSet: <name>-<number>. Without `completions` it ends with any one of its pods."""
+    for place, each in enumerate(job["spec"]["replicatedJobs"]):
+        spec = each["template"]["spec"]
+        way = ("spec", "replicatedJobs", place, "template", "spec", "template")
+        for number in range(int(each.get("replicas", 1))):
+            yield PodSet(f"{each['name']}-{number}", int(spec.get("parallelism", 1)), way)
+
+
+def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
+    return (
+        CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
+        # Helm's chart sets the label, the release's manifest does not.
+        Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
+        *((Object(what="LocalQueue", name=queue),) if queue else ()),
+        requirements.job_permission("jobsets.jobset.x-k8s.io"),
+        Permission(verbs=("list",), resource="jobs.batch"),  # is the one that it makes gone?
+    )
+
+
+def read_status(observed: Observation) -> Status:
+    """How the JobSet is: its conditions tell the end, its pods the rest."""
+    told = job_status.read_job_conditions(observed, _KIND, "Completed", "spec.suspend")
+    begun = any(name.startswith("Removed/") for name in observed.seen)  # no condition tells it
+    return told or job_status.unfinished_status(
+        observed, job_status.select_job_pods(observed), _read_gang(observed), begun
+    )
+
+
+def _read_gang(observed: Observation) -> job_status.Gang:
+    job, total = job_status.find_job_object(observed, _KIND) or {}, 0
+    for each in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
+        replicas, pods = each.get("replicas", 1), pod_facts.get_mapping(each, "template", "spec").get("parallelism", 1)
+        total += replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else 0
+    return job_status.Gang(total, total)

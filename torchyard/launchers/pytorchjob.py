@@ -1,0 +1,191 @@
+"""Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or of a master and workers."""
+
+import copy
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from torchyard.agents import command, process_env, torchrun
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.diagnosis import job_status, pod_facts
+from torchyard.model.base import FrozenModel
+from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.profile import WITH_AGENT, Profile
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
+from torchyard.model.run import Observation, Run, Status
+from torchyard.pods import etcd as _store
+from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.template import PodSet
+
+_API, KIND = "kubeflow.org/v1", "PyTorchJob"
+_INSTALL_COMMAND = (
+    "kubectl apply --server-side -k "
+    "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'"
+)
+_INDEX_FIELD = "metadata.labels['training.kubeflow.org/replica-index']"
+JOB_PERMISSION = requirements.job_permission("pytorchjobs.kubeflow.org")
+_CONTAINER_NAME = "pytorch"  # the operator looks for this name
+
+
+class Options(FrozenModel):
+    """What only this launcher knows."""
+
+    queue: str | None = Field(None, description="of the gang scheduler, where the operator has one")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
+    suspend: bool = Field(False, description="the job waits until somebody, such as Kueue, resumes it")
+
+
+def plan(profile: Profile, run: Run) -> ManifestPlan:
+    """One PyTorchJob; with etcd-v2 a store of the run's own before it."""
+    options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
+    if profile.manifest:
+        from torchyard.pods import user_manifest
+
+        needs = list_requirements(_read_queue(profile))
+        return user_manifest.plan_manifest(
+            profile,
+            run,
+            user_manifest.JobKind(_API, KIND, "pytorchjob", list_watched_kinds(), needs, list_pod_sets, ports=True),
+        )
+    job = _build_pytorchjob(profile, run, options)
+    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    return ManifestPlan(
+        launcher="pytorchjob",
+        cluster=profile.cluster,
+        store=etcd,
+        objects=(job,),
+        tasks={role.lower(): pods for role, pods in _count_pods_by_role(profile).items()},
+        container=_CONTAINER_NAME,
+        template=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),
+        watch=list_watched_kinds(),
+        ranks=command.rank_source(profile),
+        requires=(
+            *list_requirements(options.queue),
+            *_store.list_etcd_requirements(profile),
+            *requirements.list_pod_requirements(profile, run, ports=True),
+        ),
+        **lease_record.build_plan_fields(profile, run),
+    )
+
+
+def _count_pods_by_role(profile: Profile) -> dict[str, int]:
+    """Pods by role. Only a master makes the operator tell the pods their ranks and where it is."""
+    if profile.rendezvous in WITH_AGENT:
+        return {"Worker": profile.nodes.max}
+    return {"Master": 1, **({"Worker": profile.nodes.max - 1} if profile.nodes.max > 1 else {})}
+
+
+def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+    """The PyTorchJob. A failed pod stays, with its log; a new try is ours."""
+    place = _build_place(profile, run)
+    told = process_env.pod_environment(profile, place, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
+    env = template.build_container_env(profile, run, told)
+    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, place), env)
+    # The operator adds 23456 where no port has this name: under the host's network, one such job a node.
+    container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
+    pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
+    policy = {"minAvailable": profile.nodes.min, "queue": options.queue}
+    return {
+        "apiVersion": _API,
+        "kind": KIND,
+        "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
+        "spec": {
+            **_build_elastic_policy(profile, run, place.endpoint),
+            "nprocPerNode": str(profile.processes),
+            "runPolicy": {
+                "cleanPodPolicy": "None",
+                "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+                "schedulingPolicy": {key: value for key, value in policy.items() if value},
+                **({"suspend": True} if options.suspend else {}),
+            },
+            "pytorchReplicaSpecs": {
+                role: {"replicas": pods, **copy.deepcopy(pod)} for role, pods in _count_pods_by_role(profile).items()
+            },
+        },
+    }
+
+
+def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
+    """The rendezvous as the operator knows it, where the agents meet in a store.
+
+    Without an id every job would be called `none`, and a store refuses an id that another job has closed.
+    """
+    if profile.rendezvous not in WITH_AGENT:
+        return {}
+    return {
+        "elasticPolicy": {
+            "rdzvBackend": profile.rendezvous,
+            "rdzvId": torchrun.rendezvous_id(profile, run),
+            "rdzvHost": meets.address,
+            "rdzvPort": meets.port,
+            "minReplicas": profile.nodes.min,
+            "maxReplicas": profile.nodes.max,
+            "maxRestarts": 0,
+        }
+    }
+
+
+def _build_place(profile: Profile, run: Run) -> JobNode:
+    """The operator makes a Service for each pod, and gives the pods of a job with a master their RANK."""
+    job, port = run.job(profile), torchrun.first_port(run)
+    if profile.rendezvous not in WITH_AGENT:
+        return JobNode(Endpoint(address=f"{job}-master-0", port=port), "RANK")
+    own = f"{job}-worker-$({process_env.NODE_VARIABLE})"
+    if profile.rendezvous == "etcd-v2":
+        return JobNode(
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+        )
+    return JobNode(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE_VARIABLE, own)
+
+
+def list_watched_kinds() -> tuple[Watched, ...]:
+    return (
+        Watched(api=_API, kind=KIND),
+        Watched(api="v1", kind="Pod"),
+        Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
+    )
+
+
+def _read_queue(profile: Profile) -> str | None:
+    """The queue that a manifest's PyTorchJob names for its PodGroup."""
+    job = next((each for each in profile.manifest if each["kind"] == KIND), {})
+    queue = pod_facts.get_mapping(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
+    return str(queue) if queue else None
+
+
+def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+    """The replicas of a PyTorchJob; one where their number is not written."""
+    for role, part in job["spec"]["pytorchReplicaSpecs"].items():
+        pods = 1 if part.get("replicas") is None else int(part["replicas"])
+        yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
+
+
+def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
+    """A closed queue leaves a PyTorchJob Created for ever: no object says why, so it is asked before."""
+    return (
+        CrdServed(crd="pytorchjobs.kubeflow.org", version="v1", install=_INSTALL_COMMAND),
+        Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
+        JOB_PERMISSION,
+        Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
+        *((OpenQueue(name=queue),) if queue else ()),
+    )
+
+
+def read_status(observed: Observation) -> Status:
+    """How the PyTorchJob is: Failed is the operator's word, Succeeded is believed when every pod has succeeded.
+
+    An elastic job is Succeeded to the operator as soon as one worker is, and Running while a worker never fits.
+    """
+    told = job_status.read_job_conditions(observed, KIND, "Succeeded", "runPolicy.suspend")
+    return told or job_status.unfinished_status(observed, job_status.select_job_pods(observed), _read_gang(observed))
+
+
+def _read_gang(observed: Observation) -> job_status.Gang:
+    """An elastic job goes on with minReplicas workers."""
+    job = job_status.find_job_object(observed, KIND) or {}
+    specs = pod_facts.get_mapping(job, "spec", "pytorchReplicaSpecs").values()
+    total = sum(pod_facts.to_number(pod_facts.get_mapping(spec).get("replicas")) or 1 for spec in specs)
+    least = pod_facts.to_number(pod_facts.get_mapping(job, "spec", "elasticPolicy").get("minReplicas")) or total
+    return job_status.Gang(total, min(least, total))

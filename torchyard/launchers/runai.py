@@ -1,0 +1,205 @@
+"""Run:ai: a distributed PyTorch workload through its CLI, of either generation, or a PyTorchJob through Kubernetes."""
+
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import Field, model_validator
+
+from torchyard.agents import command
+from torchyard.diagnosis import pod_reasons
+from torchyard.diagnosis.pod_facts import get_mapping
+from torchyard.diagnosis.pod_reasons import PodCause
+from torchyard.launchers import pytorchjob
+from torchyard.model.base import FrozenModel
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import Command, CommandPlan, ManifestPlan, Plan, Process
+from torchyard.model.pod import Pod
+from torchyard.model.profile import Cluster, Profile
+from torchyard.model.requirements import RunaiCli, WritableFolder
+from torchyard.model.run import Failure, Observation, Run, Status
+from torchyard.pods import runai_flags, template
+from torchyard.pods.runai_flags import Generation
+
+_RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
+_SUBMIT_WORDS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
+_SCHEDULER_NAME = "runai-scheduler"
+# Run:ai's own words beside those of Kubernetes: what no log tells.
+_RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.items()} | {
+    "preempted": PodCause("preempted", "Run:ai preempted it", retry=True),
+    "timedout": PodCause("pod-deadline", "Run:ai ended it at a time limit of its own"),
+}
+
+
+class Options(FrozenModel):
+    """What only this launcher knows."""
+
+    project: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="of Run:ai: its quota, its namespace")
+    through: Literal["cli-v2", "cli-v1", "kubernetes"] = Field(
+        "cli-v2", description="runai training pytorch; runai submit-dist pytorch; or a PyTorchJob in runai-PROJECT"
+    )
+    cli: str = Field("runai", description="the program, where more than one cluster has its own")
+    node_pools: tuple[str, ...] = Field((), description="in the order of wish; v1 takes one")
+    backoff_limit: int = Field(0, ge=0, description="of Run:ai itself, whose restarts lose a log: use attempts")
+    interactive: bool = Field(False, description="a session: within the project's quota, and not preempted")
+    preemptible: bool = Field(False, description="a session over the quota, as trainings may be")
+
+    @model_validator(mode="after")
+    def fitting(self) -> "Options":
+        if self.preemptible and not self.interactive:
+            raise ValueError("preemptible: is for interactive sessions; a training can always be preempted")
+        if self.through == "cli-v1" and len(self.node_pools) > 1:
+            raise ValueError("node_pools: v1 of the CLI takes one")
+        if self.through == "kubernetes" and (self.node_pools or self.backoff_limit):
+            raise ValueError("node_pools and backoff_limit are the CLI's; pod.node_selector and attempts are for pods")
+        return self
+
+
+def plan(profile: Profile, run: Run) -> Plan:
+    """A job of Run:ai: one block a pod, of which the first submits and deletes all; or a PyTorchJob."""
+    options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
+    if profile.manifest:
+        raise ProfileError(profile.name, ("manifest: launcher pytorchjob takes one, with pod.scheduler in it",))
+    if options.through == "kubernetes":
+        return _plan_pytorchjob(profile, run, options)
+    if findings := tuple(runai_flags.find_unsupported_settings(profile, options.through)):
+        raise ProfileError(profile.name, findings)
+    needs = RunaiCli(host="localhost", cli=options.cli, generation=options.through, project=options.project)
+    return CommandPlan(
+        launcher="runai",
+        job=run.job(profile),
+        label=f"{run.name(profile)}/{run.attempt}/",
+        on=tuple(_build_pod_process(profile, run, options, node) for node in range(profile.nodes.max)),
+        ranks=command.rank_source(profile),
+        requires=(WritableFolder(host="localhost", path=run.folder), needs),
+    )
+
+
+# --- through the CLI
+
+
+def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) -> Process:
+    """One pod: node 0 is the job's master."""
+    name, folder = f"node-{node}", f"{run.folder}/attempt-{run.attempt}"
+    facts = (folder, name, str(profile.nodes.max), options.through, options.project, options.cli)
+
+    def door(verb: str, **given: Any) -> Command:
+        argv = (sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *facts, verb, run.job(profile))
+        return Command(argv=argv, input=given or None)
+
+    return Process(
+        name=name,
+        host="localhost",
+        log=run.log(name),
+        submit=None
+        if node
+        else door("submit", argv=list(_build_submit_command(profile, run, options)), run=run.name(profile)),
+        status=door("status"),
+        follow=door("follow"),
+        cancel=None if node else door("cancel"),
+    )
+
+
+def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple[str, ...]:
+    """The whole command line that submits the job. Pods stay when it ends: their logs are still to be read."""
+    generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
+    return (
+        *(options.cli, *_SUBMIT_WORDS[generation], run.job(profile), "--project", options.project),
+        *("--image", str(profile.image), "--workers", str(profile.nodes.max - 1)),
+        *("--clean-pod-policy", "None", "--backoff-limit", str(options.backoff_limit)),
+        *(word for pool in options.node_pools for word in ("--node-pools", pool)),
+        *_build_session_flags(options, generation),
+        *runai_flags.build_cli_flags(profile, run, generation),
+    )
+
+
+def _build_session_flags(options: Options, generation: Generation) -> tuple[str, ...]:
+    """An interactive session; to v2 that is a training which nobody may preempt."""
+    if not options.interactive:
+        return ()
+    if generation == "cli-v2":
+        return "--preemptibility", "preemptible" if options.preemptible else "non-preemptible"
+    return ("--interactive", "--preemptible") if options.preemptible else ("--interactive",)
+
+
+# --- through Kubernetes
+
+
+def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPlan:
+    """The PyTorchJob, for Run:ai's scheduler: in the project's namespace, with the labels that name its queue."""
+    namespace, labels = f"runai-{options.project}", {"project": options.project, "runai/queue": options.project}
+    if profile.cluster.namespace not in (None, namespace):
+        said = f"cluster.namespace: project {options.project} has {namespace}, not {profile.cluster.namespace}"
+        raise ProfileError(profile.name, (f"{said}: leave the key out",))
+    quota = {} if not options.interactive else {"priority_class": "build"}
+    quota |= {"priority_class": "interactive-preemptible"} if options.preemptible else {}
+    ours = Pod.model_validate({"scheduler": _SCHEDULER_NAME, **quota})
+    pod = profile.pod.over(ours).model_copy(update={"labels": {**profile.pod.labels, **labels}})
+    cluster = Cluster(context=profile.cluster.context, namespace=namespace)
+    made = pytorchjob.plan(profile.model_copy(update={"options": {}, "pod": pod, "cluster": cluster}), run)
+    *others, job = made.objects
+    metadata = {**job["metadata"], "labels": {**job["metadata"]["labels"], **labels}}
+    return made.model_copy(update={"launcher": "runai", "objects": (*others, {**job, "metadata": metadata})})
+
+
+# --- how it is
+
+
+def read_status(observed: Observation) -> Status:
+    """How the job is, by its pods' words; the job's own counts where none is said of a pod.
+
+    As with a PyTorchJob, Succeeded is believed when every pod has succeeded, and one that fails ends the others.
+    """
+    pods = {name: get_mapping(seen) for name, seen in observed.seen.items() if name.startswith("node-")}
+    if not pods:
+        return pytorchjob.read_status(observed)
+    if ended := next(_find_job_endings(pods, observed.at), None):
+        return ended
+    done = [name for name, seen in pods.items() if seen.get("phase") == "exited"]
+    begun = [name for name, seen in pods.items() if seen.get("phase") in ("running", "exited")]
+    if len(done) == len(pods):
+        return Status(state="succeeded", reason=f"{len(done)} of {len(pods)} pods succeeded")
+    told = f"{len(begun)} of {len(pods)} pods run{_describe_waiting(pods)}"
+    return Status(state="running" if len(begun) == len(pods) else "pending", reason=told)
+
+
+def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], at: float) -> Iterator[Status]:
+    """What ends the job: the pod that failed first, then one that never will run, then a deletion."""
+    bad = [name for name, seen in pods.items() if seen.get("phase") == "exited" and seen.get("exit") != 0]
+    stuck = [name for name, seen in pods.items() if seen.get("phase") == "starting" and _is_hopeless(seen, at)]
+    for name in (*sorted(bad, key=lambda name: _read_time(pods[name], "ended")), *stuck):
+        word = str(pods[name].get("word"))
+        if reason := _RUNAI_REASONS.get(word.lower()):
+            sentence = f"{name}: {reason.sentence} ({word})"
+            failure = Failure(cause=reason.slug, sentence=sentence, node=name, retry=reason.retry)
+            yield Status(state="failed", reason=sentence, failure=failure)
+        yield Status(state="failed", reason=f"{name} ended as {word}")
+    if any(seen.get("phase") == "absent" for seen in pods.values()):
+        yield Status(state="gone", reason="the job was deleted from Run:ai by somebody else")
+
+
+def _is_hopeless(seen: Mapping[str, Any], at: float) -> bool:
+    """Whether a pod's word has meant for long enough that it will never run."""
+    reason = _RUNAI_REASONS.get(str(seen.get("word")).lower())
+    return bool(reason and at - (_read_time(seen, "since") or at) >= reason.patience)
+
+
+def _read_time(seen: Mapping[str, Any], key: str) -> float:
+    """A time that a pod's door told; 0 where it told none."""
+    at = seen.get(key)
+    return float(at) if isinstance(at, float | int) else 0.0
+
+
+def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
+    """What is waited for, in Run:ai's word, and whether it answers at all."""
+    waiting = [
+        f"{name}: {seen.get('word') or 'no word of it yet'}" for name, seen in pods.items() if _is_starting(seen)
+    ]
+    silent = next((seen["detail"] for seen in pods.values() if seen.get("detail")), "")
+    return "".join(f"; {each}" for each in (*waiting[:1], f"runai does not answer: {silent}" if silent else "") if each)
+
+
+def _is_starting(seen: Mapping[str, Any]) -> bool:
+    return seen.get("phase") in (None, "starting")

@@ -1,0 +1,187 @@
+"""Volcano: a Job of batch.volcano.sh, whose pods start together or not at all."""
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from pydantic import Field
+
+from torchyard.agents import command, process_env, torchrun
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.diagnosis import job_status, pod_facts
+from torchyard.model.base import FrozenModel
+from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
+from torchyard.model.run import Observation, Run, Status
+from torchyard.pods import etcd as _store
+from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.template import PodSet
+
+_API, _KIND, _TASK_NAME = "batch.volcano.sh/v1alpha1", "Job", "worker"
+_INSTALL_COMMAND = (
+    "helm install volcano volcano --repo https://volcano-sh.github.io/helm-charts -n volcano-system --create-namespace"
+)
+# Of the pod, written before it is created; the label of the same name came with 1.9.
+_INDEX_FIELD = "metadata.annotations['volcano.sh/task-index']"
+# Phases that do not become good any more. Aborted may be resumed by hand, which nobody does to a run.
+_ENDED_PHASES = {"Terminating": "is being terminated", "Terminated": "was terminated", "Failed": "failed"}
+_ABORTED_PHASES = {"Aborting": "is being aborted", "Aborted": "was aborted"}
+
+
+class Options(FrozenModel):
+    """What only this launcher knows."""
+
+    queue: str = Field("default", description="of Volcano; it must be open")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
+
+
+def plan(profile: Profile, run: Run) -> ManifestPlan:
+    """One Job with one task; with etcd-v2 a store of the run's own before it."""
+    options = Options.model_validate(profile.options)
+    template.validate_pod_profile(profile)
+    if profile.manifest:
+        from torchyard.pods import user_manifest
+
+        needs = _list_requirements(_read_queue(profile))
+        return user_manifest.plan_manifest(
+            profile, run, user_manifest.JobKind(_API, _KIND, "volcano", _list_watched_kinds(), needs, _list_pod_sets)
+        )
+    job = _build_volcano_job(profile, run, options)
+    etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
+    return ManifestPlan(
+        launcher="volcano",
+        cluster=profile.cluster,
+        store=etcd,
+        objects=(job,),
+        tasks={_TASK_NAME: profile.nodes.max},
+        container=_TASK_NAME,
+        template=("spec", "tasks", 0, "template"),
+        watch=_list_watched_kinds(),
+        ranks=command.rank_source(profile),
+        requires=(
+            *_list_requirements(options.queue),
+            *_store.list_etcd_requirements(profile),
+            *requirements.list_pod_requirements(profile, run),
+        ),
+        **lease_record.build_plan_fields(profile, run),
+    )
+
+
+def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
+    """The Job. Every default that a webhook would fill in is written: an installation may lack the webhook."""
+    place = _build_place(profile, run)
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
+    worker = template.build_container(profile, _TASK_NAME, command.pod_command(profile, run, place), env)
+    task = {
+        "name": _TASK_NAME,
+        "replicas": profile.nodes.max,
+        "minAvailable": profile.nodes.min,
+        "template": template.pod_template(profile, run, worker),
+    }
+    return {
+        "apiVersion": _API,
+        "kind": _KIND,
+        "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
+        "spec": {
+            "schedulerName": "volcano",
+            "queue": options.queue,
+            "minAvailable": profile.nodes.min,
+            "maxRetry": 1,
+            "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+            "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
+            **_build_policies(profile),
+            "tasks": [task],
+        },
+    }
+
+
+def _build_policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
+    """A pod that fails or is deleted ends the job: its peers would hold their GPUs for ever. A new try is ours.
+
+    Restarting would delete the failed pod's log and meet under a rendezvous id that is closed. An elastic job has no
+    policy, because a deleted pod has failed before it is gone: the others go on, and Volcano makes it anew.
+    """
+    elastic = profile.nodes.min != profile.nodes.max
+    ends = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
+    return {} if elastic else {"policies": ends}
+
+
+def _build_place(profile: Profile, run: Run) -> JobNode:
+    """The svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
+    job = run.job(profile)
+    if profile.rendezvous == "etcd-v2":
+        endpoint = Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT)
+    else:
+        endpoint = Endpoint(address=f"{job}-{_TASK_NAME}-0.{job}", port=torchrun.first_port(run))
+    return JobNode(endpoint, process_env.NODE_VARIABLE, f"{job}-{_TASK_NAME}-$({process_env.NODE_VARIABLE}).{job}")
+
+
+def _list_watched_kinds() -> tuple[Watched, ...]:
+    return (
+        Watched(api=_API, kind=_KIND),
+        Watched(api="v1", kind="Pod"),
+        Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
+    )
+
+
+def _read_queue(profile: Profile) -> str:
+    """The queue that a manifest's Job names; Volcano's webhook makes it `default` where it names none."""
+    specs = [each.get("spec") for each in profile.manifest if each["kind"] == _KIND]
+    return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
+
+
+def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
+    """The tasks of a Job. Replicas that are not written are none."""
+    for place, task in enumerate(job["spec"]["tasks"]):
+        pods = int(task.get("replicas") or 0)
+        yield PodSet(task.get("name") or f"default{place}", pods, ("spec", "tasks", place, "template"))
+
+
+def _list_requirements(queue: str) -> tuple[ClusterRequirement, ...]:
+    return (
+        CrdServed(crd="jobs.batch.volcano.sh", version="v1alpha1", install=_INSTALL_COMMAND),
+        *(Controller(label=f"app=volcano-{name}") for name in ("scheduler", "controller", "admission")),
+        OpenQueue(name=queue),
+        requirements.job_permission("jobs.batch.volcano.sh"),
+        Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
+    )
+
+
+def read_status(observed: Observation) -> Status:
+    """How the Job is, by its phase and, where that does not tell, by its pods.
+
+    Its conditions are a history: a Job that is Pending again has been Running before.
+    """
+    job = job_status.find_job_object(observed, _KIND)
+    if job is None or pod_facts.is_being_deleted(job):
+        return job_status.deleted_status(_KIND)
+    phase = pod_facts.to_text(pod_facts.get_mapping(job, "status", "state").get("phase"))
+    pods, gang = job_status.select_job_pods(observed), _read_gang(job)
+    if phase == "Completed":
+        return job_status.succeeded_status(observed)
+    if phase in _ENDED_PHASES or phase in _ABORTED_PHASES:
+        return job_status.failed_status(observed, f"the Job {({**_ENDED_PHASES, **_ABORTED_PHASES})[phase]} by Volcano")
+    if phase in ("", "Pending", "Running") and _is_doomed(job, pods, gang):
+        return job_status.failed_status(observed, "the Job cannot succeed any more")
+    history = {pod_facts.to_text(each.get("status")) for each in pod_facts.get_mappings(job, "status", "conditions")}
+    return job_status.unfinished_status(observed, pods, gang, "Running" in history)
+
+
+def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
+    """Without minAvailable, or with 0, Volcano's webhook takes all."""
+    total = sum(pod_facts.to_number(task.get("replicas")) for task in pod_facts.get_mappings(job, "spec", "tasks"))
+    return job_status.Gang(total, pod_facts.to_number(pod_facts.get_mapping(job, "spec").get("minAvailable")) or total)
+
+
+def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Gang) -> bool:
+    """Whether too few pods are left to succeed: Volcano says so only when the last one has ended."""
+    written = [pod_facts.get_mapping(job, "spec"), *pod_facts.get_mappings(job, "spec", "tasks")]
+    policies = [policy for each in written for policy in pod_facts.get_mappings(each, "policies")]
+    if any(str(policy.get("action")).startswith("Restart") for policy in policies):
+        return False
+    lost = [
+        pod
+        for pod in pods.values()
+        if pod_facts.read_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
+    ]
+    return bool(lost) and gang.pods - len(lost) < gang.least

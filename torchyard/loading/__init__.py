@@ -1,0 +1,1 @@
+"""From the user's YAML files to a Profile."""

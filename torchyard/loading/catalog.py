@@ -1,0 +1,47 @@
+"""What profiles there are, as the README's table and as the deployments of prefect.yaml; tests hold both to it."""
+
+from collections.abc import Iterable, Iterator
+
+import yaml
+
+from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.profile import Profile
+
+_COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware", "what")
+
+
+def load_catalog() -> list[tuple[Profile, str]]:
+    """Every profile that can be named, with the name of its hardware and fabric. ProfileError where one is wrong."""
+    found = sorted(list_profiles().items())
+    return [(load_profile(str(path)), _read_hardware_name(path.read_text(encoding="utf-8"))) for _, path in found]
+
+
+def _read_hardware_name(text: str) -> str:
+    """What the file says: a profile has its hardware read, without its name."""
+    said = yaml.safe_load(text)
+    return f"{said['hardware']}, {said['fabric']}" if said.get("hardware") else ""
+
+
+def format_catalog_table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+    """The lines of a table in markdown."""
+    yield _format_row(_COLUMNS)
+    yield _format_row("---" for _ in _COLUMNS)
+    for profile, shape in found:
+        size = f"{profile.nodes} x {profile.processes}"
+        yield _format_row((f"`{profile.name}`", profile.launcher, profile.rendezvous, size, shape, profile.about))
+
+
+def _format_row(cells: Iterable[str]) -> str:
+    return f"| {' | '.join(cells)} |".replace("|  |", "| |")
+
+
+def format_deployments(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+    """The lines of prefect.yaml that deploy `train` once for each profile."""
+    for profile, _ in found:
+        tags = (profile.name.partition("-")[0], profile.launcher, profile.rendezvous)
+        yield "  - <<: *train"
+        yield f"    name: {profile.name}"
+        yield f"    {yaml.safe_dump({'description': profile.about}, width=1000).strip()}"
+        yield f"    tags: [{', '.join(tags)}]"
+        yield f"    parameters: {{profile: {profile.name}}}"
+        yield ""

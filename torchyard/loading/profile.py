@@ -1,0 +1,188 @@
+"""YAML -> Profile. Every mistake is told with its file, line and key, and all of them at once."""
+
+import json
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from torchyard.launchers import registry
+from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
+from torchyard.loading.yaml_errors import explain_error, format_location, shorten_value, suggest_name
+from torchyard.model.errors import ProfileError
+from torchyard.model.hardware import Hardware
+from torchyard.model.profile import Profile
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class NamedFileError(Exception):
+    """A key of the profile names a file that is not there."""
+
+    def __init__(self, key: str, said: str) -> None:
+        super().__init__(key, said)
+        self.key, self.said = key, said
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.said}"
+
+
+def _list_profile_folders() -> list[Path]:
+    """Where profiles are looked for: the user's own folders (TORCHYARD_PROFILES) before the project's."""
+    own = [Path(each).expanduser() for each in os.environ.get("TORCHYARD_PROFILES", "").split(os.pathsep) if each]
+    return [*own, ROOT / "profiles"]
+
+
+def list_profiles() -> dict[str, Path]:
+    """Every profile that can be named without a path."""
+    found: dict[str, Path] = {}
+    for folder in _list_profile_folders():
+        for path in sorted(folder.glob("*.yaml")):
+            found.setdefault(path.stem, path)
+    return found
+
+
+def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
+    """Read a profile by name or path. `overrides` are keys with dots (`deadlines.run`) or nested mappings.
+
+    ProfileError names every unknown key, wrong value and missing file, with the line where it stands.
+    """
+    path = _find_profile(name)
+    name = path.stem
+    document, root = read_document(path, name)
+    raw = merge_overrides(document, overrides or {})
+    try:
+        raw = _apply_values(raw, path)
+        profile = Profile.model_validate({**raw, **_load_named_files(raw, path), "name": name})
+        launcher = registry.load_launcher(profile.launcher)
+        launcher.Options.model_validate(profile.options)
+    except ValidationError as error:
+        prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
+        model = Profile if error.title == "Profile" else registry.load_launcher(str(raw["launcher"])).Options
+        findings = [explain_error(each, prefix, model) for each in error.errors()]
+        raise ProfileError(
+            name, tuple(format_location(path, root, loc, overrides) + text for loc, text in findings)
+        ) from error
+    except registry.UnknownLauncherError as error:
+        raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
+    except NamedFileError as error:
+        raise ProfileError(name, (format_location(path, root, (error.key,), overrides) + str(error),)) from error
+    if profile.program and getattr(launcher, "PROGRAM_IS_A_FILE", False):
+        return profile.model_copy(update={"program": str(_locate_program(profile.program, path.parent))})
+    return profile
+
+
+def _find_profile(name: str) -> Path:
+    """The file of a profile: a path where it looks like one, else a name in `folders()`."""
+    if "/" in name or name.endswith((".yaml", ".yml")):
+        path = Path(os.path.expanduser(name)).absolute()
+        if not _is_file(path):
+            raise ProfileError(name, (f"there is no file {path}",))
+        return path
+    found = _find_named_file("", name)
+    if found is None:
+        raise ProfileError(name, ("there is no such profile; " + suggest_name(name, list_profiles()),))
+    return found
+
+
+def _find_named_file(below: str, name: str) -> Path | None:
+    """The file of a name in `folders()`, the user's before the project's: all are listed only where it is in none."""
+    paths = (folder / below / f"{name}.yaml" for folder in _list_profile_folders())
+    return None if ".." in name else next((path for path in paths if _is_file(path)), None)
+
+
+def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the profile says, over what its `values` say. NamedFileError where one of those is not there."""
+    names = raw.get("values")
+    if not names:
+        return dict(raw)
+    from torchyard.loading.helm_files import read_values  # a twentieth of `torchyard plan`, and few profiles have any
+
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise NamedFileError("values", f"it is a list of files, not {shorten_value(repr(names))}")
+    if raw.get("manifest"):
+        raise NamedFileError("values", "a manifest is a whole job, in which they change nothing: name one of the two")
+    paths = [_path_beside(path, name) for name in names]
+    for missing in (each for each in paths if not _is_file(each)):
+        raise NamedFileError("values", f"there is no file {missing}")
+    return merge_mappings(read_values(paths, path.stem, raw), raw)
+
+
+def _path_beside(profile: Path, name: str) -> Path:
+    """A file that a profile names: in the profile's folder, unless the name says where."""
+    return Path(os.path.expanduser(name)) if name.startswith(("/", "~")) else profile.parent / name
+
+
+def _is_file(path: Path) -> bool:
+    """Whether a file is there; False also for a name that no file can have."""
+    return os.path.isfile(path)
+
+
+def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """What the profile names by file, read: its hardware and its manifest. NamedFileError where there is none."""
+    found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
+    for key, value in found.items():
+        if not isinstance(value, str):
+            raise NamedFileError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
+        found[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+    return found
+
+
+def _list_hardware() -> dict[str, Path]:
+    """Every hardware file, by the name that a profile gives it: oke/bm-gpu-b4-8."""
+    found: dict[str, Path] = {}
+    for folder in _list_profile_folders():
+        for path in sorted((folder / "hardware").rglob("*.yaml")):
+            found.setdefault(path.relative_to(folder / "hardware").with_suffix("").as_posix(), path)
+    return found
+
+
+def _load_hardware(name: str) -> Hardware:
+    """The shape of a name. ProfileError where its file is wrong, NamedFileError where there is none."""
+    path = _find_named_file("hardware", name)
+    if path is None:
+        raise NamedFileError("hardware", f"there is no {shorten_value(name)}; {suggest_name(name, _list_hardware())}")
+    document, root = read_document(path, f"hardware/{name}", "a hardware file")
+    try:
+        return Hardware.model_validate(document)
+    except ValidationError as error:
+        findings = [explain_error(each, (), Hardware) for each in error.errors()]
+        told = tuple(format_location(path, root, loc, {}) + text for loc, text in findings)
+        raise ProfileError(f"hardware/{name}", told) from error
+
+
+def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
+    """The documents of a manifest beside the profile, or at a path. ProfileError where it is not one."""
+    path = _path_beside(profile, name)
+    if not _is_file(path):
+        raise NamedFileError("manifest", f"there is no file {path}")
+    try:  # as JSON, which is what an API server reads: there a key is always a text
+        found = [json.loads(json.dumps(each, allow_nan=False)) for each, _ in read_documents(path, profile.stem)]
+    except (TypeError, ValueError) as error:
+        raise ProfileError(profile.stem, (f"{path}: only what JSON can say is an object: {error}",)) from error
+    documents = tuple(each for each in found if each is not None)
+    bad = [number for number, each in enumerate(documents, 1) if not _is_kubernetes_object(each)]
+    if bad or not documents:
+        which = ", ".join(map(str, bad)) or "there is none"
+        raise ProfileError(
+            profile.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {which}",)
+        )
+    return documents
+
+
+def _is_kubernetes_object(document: object) -> bool:
+    """Whether it has what each object has, and nothing else in its place."""
+    about = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not about or not isinstance(about, dict):
+        return False
+    texts = [document.get("apiVersion"), document.get("kind")]
+    texts += [about[key] for key in ("name", "namespace") if about.get(key) is not None]
+    maps = [about[key] for key in ("labels", "annotations") if about.get(key) is not None]
+    return all(each and isinstance(each, str) for each in texts) and all(isinstance(each, dict) for each in maps)
+
+
+def _locate_program(program: str, folder: Path) -> Path:
+    """A program beside its profile, else in the project; preflight tells when it is in neither."""
+    return next((each for each in (folder / program, ROOT / program) if _is_file(each)), folder / program)

@@ -1,0 +1,77 @@
+"""What is wrong in a YAML file of the user's: where it stands, in one sentence, with what is allowed."""
+
+import difflib
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import yaml
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+_UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into the place of an error
+_MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
+
+
+def suggest_name(name: str, known: Iterable[str]) -> str:
+    """`did you mean x? There are: …`, for a name that is not among the known ones."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
+
+
+def shorten_value(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE_CHARS else f"{text[:_MAX_VALUE_CHARS]}… ({len(text)} characters)"
+
+
+def explain_error(
+    error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
+) -> tuple[tuple[str | int, ...], str]:
+    """Where a value is wrong, and one sentence about it."""
+    loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in _UNION_TAGS))
+    key = shorten_value(".".join(str(part) for part in loc))
+    if error["type"] == "extra_forbidden":
+        return loc, f"unknown key {key}: " + suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
+    if error["type"] == "missing":
+        return loc[:-1], f"the key {key} is missing"
+    text = error["msg"].removeprefix("Value error, ")
+    said = text[:1].lower() + text[1:]
+    if not loc:  # of the profile as a whole: it may begin with the key that it is about
+        head = said.partition(":")[0]
+        return (head,) if head in model.model_fields else (), said
+    return loc, f"{key}: {said}, not {shorten_value(repr(error['input']))}"
+
+
+def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
+    """The keys that are allowed at a place of a profile."""
+    for part in loc:
+        field = model.model_fields.get(str(part))
+        inner = _find_models(field.annotation) if field else []
+        model = inner[0] if inner else model
+    return [name for name in model.model_fields if (model.__name__, name) != ("Profile", "name")]
+
+
+def _find_models(annotation: Any) -> list[type[BaseModel]]:
+    """The models inside an annotation, such as Mount of dict[str, Mount]."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return [annotation]
+    return [each for part in get_args(annotation) for each in _find_models(part)]
+
+
+def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
+    """`file:line: ` of a key, or `override: ` where the value came from there."""
+    here = [str(part) for part in loc]
+    changed = (dotted.split(".") for dotted in overrides or {})
+    if loc and any(all(map(str.__eq__, parts, here)) for parts in changed):
+        return "override: "
+    line = root.start_mark.line
+    for part in loc:
+        children: list[tuple[Any, yaml.Node]] = []
+        if isinstance(root, yaml.MappingNode):
+            children = [(key.value, value) for key, value in root.value]
+            line = next((key.start_mark.line for key, _ in root.value if key.value == part), line)
+        elif isinstance(root, yaml.SequenceNode):
+            children = list(enumerate(root.value))
+        root = dict(children).get(part, root)
+        line = root.start_mark.line if isinstance(part, int) else line
+    return f"{path}:{line + 1}: "

@@ -1,0 +1,216 @@
+"""What a run has on hosts that ssh reaches: its keeper and its program go there, and what the job leaves comes back."""
+
+import base64
+import glob
+import json
+import os
+import tarfile
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import IO, Any
+
+from torchyard.machines import processes
+from torchyard.machines.archive import END_MEMBER, unpack_archive
+from torchyard.machines.job_watch import ProcessWatch
+from torchyard.machines.status_stream import node_holder_identity
+from torchyard.model.errors import HostError, RunInUseError
+from torchyard.model.plan import THIS_MACHINE, Command, CommandPlan, Process, Site
+
+_SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"
+_MAX_ANSWER_BYTES = 64 * 2**10
+_MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
+_SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
+_SUPERVISOR_FILES = (
+    "cancel.py",
+    "lease.py",
+    "log.py",
+    "network.py",
+    "processes.py",
+    "staging.py",
+    "state.py",
+    "supervisor.py",
+)
+_END_GRACE_S = 10.0  # for processes of which no folder tells how long theirs is
+_LOG_QUIET_S = 60.0  # seconds without a byte of a log that is still on its way
+# One line, for every login shell; and only what is compiled later lets an old Python say that it is one.
+_BOOTSTRAP_CODE = (
+    "import sys; sys.version_info < (3, 8) and sys.exit('is Python %d.%d, and 3.8 or newer is needed' "
+    "% sys.version_info[:2]); import base64, zlib; "
+    "exec(zlib.decompress(base64.b64decode(sys.argv.pop(1))))"
+)
+
+
+def script_command(host: str, python: str, name: str, *more: str) -> Command:
+    """A script of torchyard/host: its file on this machine, its text where nothing of ours is."""
+    if host in THIS_MACHINE:
+        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *more))
+    return Command(argv=_inline_script(python, name, *more))
+
+
+def _inline_script(python: str, name: str, *more: str) -> tuple[str, ...]:
+    """A script of torchyard/host as words of a command, which need no file."""
+    packed = base64.b64encode(zlib.compress((_SCRIPTS_FOLDER / name).read_bytes())).decode()
+    return (python, "-c", _BOOTSTRAP_CODE, packed, *more)
+
+
+def stage_in(sites: Sequence[Site]) -> None:
+    """Fill each site, or find it filled. HostError where a host refused it, or the program cannot be copied.
+
+    OwnedError where a living process of another place carries the run.
+    """
+    kept = {before: _list_checkpoints(before) for before in {site.before for site in sites}}
+    with ThreadPoolExecutor(max(len(sites), 1)) as pool:
+        list(pool.map(lambda site: _stage_in_site(site, kept[site.before]), sites))
+
+
+def _stage_in_site(site: Site, kept: Sequence[tuple[Path, str]]) -> None:
+    asked = json.dumps({"carrier": node_holder_identity(site.files)})
+    command = script_command(site.host, site.python, "staging.py", "place", site.folder, asked)
+    processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, kept)))
+
+
+def find_last_attempt(plan: CommandPlan) -> int:
+    """The number of the run's last attempt that a host knows, 0 where none does: another machine may have begun it.
+
+    A host that does not answer says nothing here; preflight tells of it.
+    """
+    commands = [
+        (site.host, script_command(site.host, site.python, "staging.py", "begun", site.folder)) for site in plan.sites
+    ]
+    said = [answer["attempts"] for answer in processes.run_commands(commands) if _has_attempt_numbers(answer)]
+    return max((number for numbers in said for number in numbers), default=0)
+
+
+def _has_attempt_numbers(answer: Any) -> bool:
+    """Whether a host has said which attempts it knows."""
+    numbers = answer.get("attempts") if isinstance(answer, dict) else None
+    return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
+
+
+def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
+    """What is copied and its name there. HostError where it is too much, or nothing."""
+    source = Path(site.work or _SCRIPTS_FOLDER)
+    if not source.exists():
+        raise HostError(site.host, f"copy {source} there", "it is not on this machine")
+    found = list(_walk_files(source)) if site.work else []
+    size = sum(path.stat().st_size for path, _ in found if path.is_file())
+    if size > _MAX_PROGRAM_BYTES:
+        most = _MAX_PROGRAM_BYTES >> 20
+        why = f"it holds {size >> 20} MiB, and {most} MiB can be copied: see options.source and program_there"
+        raise HostError(site.host, f"copy {source} there", why)
+    yield from ((path, f"work/{name}") for path, name in found)
+    yield from ((_SCRIPTS_FOLDER / name, f"keeper/torchyard/host/{name}") for name in _SUPERVISOR_FILES)
+
+
+def _walk_files(source: Path) -> Iterator[tuple[Path, str]]:
+    """A file, or every file of a folder but for what has nothing to do with a program, each with its name."""
+    if source.is_file():
+        yield source, source.name
+    for at, folders, files in os.walk(source):
+        folders[:] = [each for each in folders if each not in _SKIPPED_NAMES]
+        yield from ((path, str(path.relative_to(source))) for each in files if (path := Path(at, each)).exists())
+
+
+def _send_archive(site: Site, kept: Sequence[tuple[Path, str]], there: IO[bytes], answer: IO[bytes]) -> Any:
+    """Send the tar that host/staging.py unpacks, where it is wanted: the program may be gone here by then."""
+    found = json.loads(answer.readline(_MAX_ANSWER_BYTES))
+    if not isinstance(found, dict):
+        raise ValueError("it does not say whether the run's folder is there")
+    if found.get("carrier"):
+        raise RunInUseError(f"{site.host}:{site.folder}", str(found["carrier"]))
+    if found.get("wanted"):
+        with tarfile.open(fileobj=there, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
+            for path, name in (*_list_site_files(site), *kept):
+                archive.add(path, name, recursive=False, filter=_strip_owner)
+            archive.addfile(tarfile.TarInfo(END_MEMBER))
+        there.close()
+    return json.loads(answer.read(_MAX_ANSWER_BYTES))
+
+
+def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
+    member.uid = member.gid = 0
+    member.uname = member.gname = ""
+    return member
+
+
+def _list_checkpoints(before: Iterable[str]) -> list[tuple[Path, str]]:
+    """The checkpoints that the attempt before left on any host, the newest last: rank 0 may be elsewhere now.
+
+    A link that leads out of what a host has sent would give it a file of this machine.
+    """
+    found = [
+        (path, f"checkpoints/{path.relative_to(folder / 'checkpoints')}")
+        for folder in map(Path, _expand_patterns(before))
+        for path in (folder / "checkpoints").rglob("*")
+        if path.is_file() and path.resolve().is_relative_to(folder.resolve())
+    ]
+    return sorted(found, key=lambda each: each[0].stat().st_mtime)
+
+
+def _expand_patterns(before: Iterable[str]) -> Iterator[str]:
+    """Folders, and what patterns stand for: a plan with the folders of thousands of hosts would not be small."""
+    for each in before:
+        yield from [each] if os.path.isdir(each) else sorted(glob.glob(each))
+
+
+def clean_up(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
+    """Bring everything home and remove the sites of some hosts: what is left, and why."""
+    blocks = [block for block in plan.blocks if block.site and block.host in hosts]
+    sites = [site for site in plan.sites if site.host in hosts]
+    with ThreadPoolExecutor(1) as pool, ProcessWatch(blocks, logs_only=True) as watch:
+        brought = pool.submit(_stage_out, sites)
+        watch.settle(_LOG_QUIET_S)
+        torn = {block.host: f"log of {block.name}: {why}" for block in blocks if (why := watch.lost().get(block.name))}
+        lacking = {**torn, **brought.result()}
+    kept = [f"{site.host}: folder {site.folder}: {why}" for site in sites if (why := lacking.get(site.host))]
+    return kept + _remove_site_folders([site for site in sites if site.host not in lacking])
+
+
+def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
+    """Bring home what the job left on each site; why it did not come, by host."""
+    with ThreadPoolExecutor(max(len(sites), 1)) as pool:
+        return {site.host: why for site, why in zip(sites, pool.map(_stage_out_site, sites), strict=True) if why}
+
+
+def _stage_out_site(site: Site) -> str:
+    command = script_command(site.host, site.python, "staging.py", "bring", site.folder)
+    try:
+        processes.retry_ssh(
+            partial(processes.pipe_command, site.host, command, partial(unpack_archive, Path(site.files)))
+        )
+    except HostError as error:
+        return str(error)
+    return ""
+
+
+def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
+    """Remove each site's folder; what is left, as `host: folder x`."""
+    commands = [
+        (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
+    ]
+    said = zip(sites, processes.run_commands(commands, timeout=120), strict=True)
+    return [thing for site, answer in said for thing in read_leftovers(site.host, answer)]
+
+
+def end_unstaged(plan: CommandPlan, blocks: Sequence[Process]) -> dict[str, list[str]]:
+    """End what runs on hosts where no folder of the attempt is, or not any more: what is left, by block."""
+    asked = {block.host: (block, block.site) for block in blocks if block.site}
+    commands = [
+        (host, script_command(host, site.python, "processes.py", "end", plan.label, f"{_END_GRACE_S:g}"))
+        for host, (_, site) in asked.items()
+    ]
+    said = zip(asked.items(), processes.run_commands(commands, timeout=120), strict=True)
+    return {block.name: read_leftovers(host, answer) for (host, (block, _)), answer in said}
+
+
+def read_leftovers(host: str, answer: Any) -> list[str]:
+    """What a host says is left. One that cannot be asked, or whose answer says nothing of it, counts as that."""
+    if isinstance(answer, HostError):
+        return [str(answer)]
+    left = answer.get("left") if isinstance(answer, dict) else None
+    return (
+        [f"{host}: {thing}" for thing in left] if isinstance(left, list) else [f"{host}: says nothing of what is left"]
+    )

@@ -1,0 +1,68 @@
+"""The rendezvous store of a run on machines: started where it is the run's own, and proven to serve."""
+
+from pathlib import Path
+from typing import Any
+
+from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
+
+from torchyard.common.log_lines import read_new_lines
+from torchyard.host.facts import FACTS
+from torchyard.machines import processes
+from torchyard.machines.staging import script_command, stage_in
+from torchyard.model.errors import RendezvousError
+from torchyard.model.plan import CommandPlan, Process, Site
+
+_NO_V2_REMEDY = "use etcd 3.4 or 3.5 started with --enable-v2: from 3.6 on the v2 API is gone, and torchrun needs it"
+_STORE_START_TIMEOUT_S = 30.0
+
+
+class StoreNotReadyError(Exception):
+    """The store does not answer so far."""
+
+
+def start_store(plan: CommandPlan) -> None:
+    """Start the store, if it is the run's own, and wait until it serves."""
+    if plan.store and plan.store.submit:
+        stage_in([plan.store.site] if plan.store.site else [])
+        processes.run_command(plan.store.host, plan.store.submit)
+    try:
+        _await_store(str(plan.probe), plan.store, plan.on[0].site)
+    except StoreNotReadyError as error:
+        said = f"no answer within {_STORE_START_TIMEOUT_S:.0f} s: {error}"
+        raise RendezvousError(str(plan.probe), said, "is it running there?", retry=True) from error
+
+
+@retry(
+    retry=retry_if_exception_type(StoreNotReadyError),
+    wait=wait_fixed(0.05),
+    stop=stop_after_delay(_STORE_START_TIMEOUT_S),
+    reraise=True,
+)
+def _await_store(url: str, store: Process | None, site: Site | None) -> None:
+    """One GET: /health says true even where the v2 API is off, so only /v2/keys counts."""
+    found = _query_store(url, site)
+    if "error" in found:
+        if store:
+            _check_store_alive(url, store)
+        raise StoreNotReadyError(found["error"])
+    if found["code"] != 200:
+        remedy = _NO_V2_REMEDY if found["code"] == 404 else "look at the store's own log"
+        raise RendezvousError(url, f"answers {found['code']} to GET /v2/keys", remedy)
+
+
+def _query_store(url: str, site: Site | None) -> dict[str, Any]:
+    """What the store answers, asked where the first agent is: this machine may have no way to it."""
+    need = {"kind": "store", "url": url}
+    if site is None:
+        return dict(FACTS["store"](need))
+    question = script_command(site.host, site.python, "facts.py").model_copy(update={"input": {"needs": [need]}})
+    (found,) = processes.run_command(site.host, question)
+    return dict(found)
+
+
+def _check_store_alive(url: str, store: Process) -> None:
+    """A store that has ended will not answer any more."""
+    state = processes.run_command(store.host, store.status)
+    if state["phase"] != "running":
+        last = [line for line, _ in read_new_lines(Path(store.log), 0)][-1:] or ["nothing"]
+        raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last[0]}", _NO_V2_REMEDY)

@@ -1,0 +1,38 @@
+"""Processes of runs on this machine that no run folder tells of any more: somebody has removed it while they ran."""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from torchyard.host import processes
+
+_STRAY_GRACE_S = 10.0
+
+
+class Stray(NamedTuple):
+    """One block of a run without a folder. What a keeper keeps ends with its lease; nobody ends the rest."""
+
+    run: str
+    label: str
+    pids: tuple[int, ...]
+    kept: bool
+
+    def __str__(self) -> str:
+        found = ", ".join(map(str, self.pids))
+        return f"{self.label}: processes {found}: the folder of the run was removed"
+
+
+def find_strays(runs: Path) -> list[Stray]:
+    """The processes that were started from a folder of runs, and whose plan is not in it."""
+    found = []
+    for label, job in sorted(processes.list_local_jobs().items()):
+        folder = Path(job["folder"] or "/")
+        attempt = folder.parent
+        ours = processes.label_of(str(folder)) == label and attempt.parent.parent.resolve() == runs.resolve()
+        if ours and attempt.name.startswith("attempt-") and not (attempt / "plan.json").exists():
+            found.append(Stray(attempt.parent.name, label, tuple(job["pids"]), bool(job["keepers"])))
+    return found
+
+
+def end_stray(stray: Stray, grace: float = _STRAY_GRACE_S) -> tuple[str, ...]:
+    """End one: what is left of it."""
+    return tuple(f"localhost: {each}" for each in processes.end_processes(stray.label, grace))

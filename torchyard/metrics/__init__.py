@@ -1,0 +1,1 @@
+"""What programs print about their training: one reader a format."""

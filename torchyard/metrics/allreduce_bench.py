@@ -1,0 +1,158 @@
+"""allreduce-bench: what all_reduce_bench.py of stas00/ml-engineering prints, from its first form of 2021 on."""
+
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator
+
+from torchyard.metrics.rows import Rows, build_metrics
+from torchyard.metrics.text import has_any_word, read_finite, split_terminal_lines, strip_prefixes
+from torchyard.model.run import Metrics, Row
+
+_COUNT = r"([0-9]{1,9})"
+_HEADER_PATTERN = re.compile(r"bandwidth of all_reduce\b")
+_COUNTS_PATTERN = re.compile(rf"{_COUNT} (ranks|trials|warmups)\b")
+_DECIMAL = r"([0-9]{1,20}(?:\.[0-9]{0,20})?|nan|inf)"
+_BYTES = r"([0-9]{1,9}(?:\.[0-9]{0,9})?)\s?([KMGT]?i?B)"
+_PAYLOAD_PATTERNS = re.compile(rf"(?<![\w.]){_BYTES} payload\b"), re.compile(rf"\bdata size: {_BYTES}\b")
+_RATE_PATTERN = re.compile(rf"{_DECIMAL}\s*([KMGT]?)([Bb])(?:ps|/s)")
+_SECONDS_PATTERN = re.compile(rf"{_DECIMAL}\s*sec")
+_VALUE_PATTERN = re.compile(r"\b(algbw|busbw|algo throughput|duration):\s*")
+_RANK_PATTERN = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
+_SOFTWARE_PATTERN = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
+_ELAPSED_PATTERN = re.compile(rf"Elapsed time: (?:{_COUNT} days?, )?{_COUNT}:{_COUNT}:{_COUNT}")
+_TRIAL_PATTERN = re.compile(rf"\s*(?:{_BYTES}:\s+)?{_COUNT}\s*")
+_VALUE_WORDS = ("bw:", "throughput:", "duration:")  # one of them is in every line that SAID finds
+_UNIT_PREFIXES = " KMGT"
+_COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
+
+
+def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
+    """One row per payload, or per trial where each is told.
+
+    `size` is the payload in bytes; `algbw` and `busbw` are in GB/s of 10^9 bytes. The `throughput` of 2021, in the
+    same unit, counts both directions: it is twice what `algbw` became.
+    """
+    log = _BenchLog()
+    for part in split_terminal_lines(lines):
+        log.take(part)
+    for row in log.rows.all():
+        log.note_rate(row)
+    return build_metrics(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
+
+
+class _BenchLog:
+    """What was printed so far. A row that is told in several lines is open until one of its values comes again."""
+
+    def __init__(self) -> None:
+        self.rows = Rows(self.note_rate)
+        self.highest: float | None = None
+        self._trials: Counter[object] = Counter()
+        self.summary: Row = {}
+        self._payload: Row = {}
+        self._columns: list[str] = []
+        self._open: Row = {}
+        self._who: Row = {}
+
+    def take(self, part: str) -> None:
+        cells = [cell.strip() for cell in part.split("|")[1:-1] if cell.strip()] if "|" in part else []
+        if "busbw" in cells:
+            self._columns = cells
+        elif cells:
+            self._take_cells(cells)
+        if has_any_word(part, _VALUE_WORDS):
+            for name, value in _read_values(part):
+                self._take_value(name, value)
+        self._take_facts(part)
+        self._who = _read_rank(part)
+
+    def _take_cells(self, cells: list[str]) -> None:
+        """A row of a table; the payload is its first column, or the same for all and said above."""
+        size = re.fullmatch(_BYTES, cells[0])
+        columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
+        rates = {
+            name: _read_rate(cell) for name, cell in zip(columns, cells, strict=False) if _RATE_PATTERN.match(cell)
+        }
+        if rates and (size or "payload" not in columns):
+            # The sweep is in powers of two, also where it was still printed as KB.
+            payload: Row = {"size": _count_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
+            self._add({**payload, **rates})
+
+    def _take_value(self, name: str, value: float | None) -> None:
+        """`duration:` begins a row of 2021, the payload's line one of later years."""
+        if name in self._open or name == "seconds" or not self._open:
+            trial: Row = {"trial": 0, **self._who} if name == "seconds" else {}
+            self._open = {**trial, **self._payload}
+            self._add(self._open)
+        self._open[name] = value
+
+    def _add(self, row: Row) -> None:
+        """A row; the trials of each rank are counted from 1."""
+        if "trial" in row:
+            self._trials[row.get("rank")] += 1
+            row["trial"] = self._trials[row.get("rank")]
+        self.rows.add(row)
+
+    def note_rate(self, row: Row) -> None:
+        rate = row.get("busbw")
+        if isinstance(rate, float):
+            self.highest = rate if self.highest is None else max(self.highest, rate)
+
+    def _take_facts(self, part: str) -> None:
+        sized = " payload" in part or "data size" in part
+        if sized and (match := next(filter(None, (payload.search(part) for payload in _PAYLOAD_PATTERNS)), None)):
+            self._payload = {"size": _count_bytes(match[1], match[2], 1000)}
+        if "bandwidth of" in part and _HEADER_PATTERN.search(part):
+            self._open, self._columns = {}, []
+            self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(part)}
+        if "software:" in part:
+            self.summary |= {
+                name: re.sub(r",\s*", ".", value.strip("()")) for name, value in _SOFTWARE_PATTERN.findall(part)
+            }
+        if "Elapsed" in part and (match := _ELAPSED_PATTERN.search(part)):
+            days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+            self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+
+
+def _read_rank(part: str) -> Row:
+    """The line that says whose values follow: `0:`, or `host:0:`."""
+    match = _RANK_PATTERN.search(part) if part.rstrip().endswith(":") else None
+    return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
+
+
+def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
+    """`algbw: 1.939 GBps (15.5 Gbps)` and its like; what is torn before its unit is left out."""
+    for match in _VALUE_PATTERN.finditer(part):
+        rest, name = part[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
+        if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
+            yield name, read_finite(seconds[1])
+        elif name != "seconds" and _RATE_PATTERN.match(rest):
+            yield name, _read_rate(rest)
+
+
+def _read_rate(text: str) -> float | None:
+    """The rate that a text begins with in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
+    match = _RATE_PATTERN.match(text)
+    value = read_finite(match[1]) if match else None
+    if match is None or value is None:
+        return None
+    return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
+
+
+def _count_bytes(number: str, unit: str, thousand: int) -> int:
+    """`4.0GB` in bytes; a KB is a `thousand`, a KiB always 1024."""
+    power = max(_UNIT_PREFIXES.find(unit[0]), 0)
+    return round(float(number) * float(1024 if "i" in unit else thousand) ** power)
+
+
+def read_allreduce_bench_line(line: str) -> Row:
+    """The last trial or row in a line."""
+    found: Row = {}
+    for part in split_terminal_lines([line]):
+        log = _BenchLog()
+        log.take(part)
+        if rows := log.rows.all():
+            found = {key: value for key, value in rows[-1].items() if key != "trial"}
+        elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(part)):
+            found = {"size": _count_bytes(match[1], match[2], 1024)} if match[1] else {}
+            found["trial"] = int(match[3])
+    return found

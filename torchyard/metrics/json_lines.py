@@ -1,0 +1,47 @@
+"""json-lines: a program that prints one JSON object a line."""
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from torchyard.metrics.rows import Rows, build_metrics
+from torchyard.metrics.text import ROW_KEYS
+from torchyard.model.run import Metrics, Row
+
+_PLAIN_TYPES = frozenset({float, int, str, bool})
+
+
+def read_json_lines(lines: Iterable[str]) -> Metrics:
+    """One JSON object a line. With an epoch, step, trial or size it is a row; else it is about the whole run.
+
+    A resumed program says its last row again: the later one of the same epoch, step or trial counts.
+    """
+    rows = Rows()
+    summary: Row = {}
+    for line in lines:
+        row = read_object(line)
+        if not row:
+            continue
+        key = next((name for name in ROW_KEYS if name in row), None)
+        if key:
+            rows.put((key, row[key]), row)
+        else:
+            summary |= row
+    return build_metrics(rows, summary)
+
+
+def read_object(line: str) -> Row:
+    """The plain values of a JSON object; nothing where the line is something else."""
+    if line[:1] != "{" and line.lstrip()[:1] != "{":
+        return {}
+    try:
+        value = json.loads(line)
+    except (ValueError, RecursionError):
+        return {}
+    found = {key: each for key, each in value.items() if type(each) in _PLAIN_TYPES}
+    return {_repair_text(key): _repair_text(each) for key, each in found.items()} if "\\u" in line else found
+
+
+def _repair_text(value: Any) -> Any:
+    """A text that UTF-8 can hold: JSON may name half of a surrogate pair, and no report could be written then."""
+    return value.encode(errors="replace").decode() if isinstance(value, str) else value

@@ -1,0 +1,93 @@
+"""mnist: what the usual MNIST programs print, those of Shuai-Xie/mnist-pytorchjob-example, Kubeflow and PyTorch."""
+
+import re
+from collections.abc import Iterable
+
+from torchyard.metrics.rows import Rows, build_metrics
+from torchyard.metrics.text import NUMBER_PATTERN, read_finite, split_terminal_lines
+from torchyard.model.run import Metrics, Row
+
+_COUNT = r"([0-9]{1,9})"
+# A batch of the training: `[10/118]` counts batches, `[640/60000 (1%)]` samples.
+_BATCH = rf"{_COUNT}/{_COUNT}(?:\s*\([^)]{{0,9}}\))?"
+_TRAINED_PATTERN = re.compile(rf"Train Epoch:\s*{_COUNT}\s*\[{_BATCH}\]\s*[Ll]oss[:=]\s*({NUMBER_PATTERN})")
+# The accuracy over all of the test set: in percent where it is called acc, 0 to 1 where it is called accuracy.
+_TESTED_PATTERN = re.compile(rf"Test Epoch:\s*{_COUNT},\s*acc=({NUMBER_PATTERN})")
+_BEST_PATTERN = re.compile(rf"test acc:\s*({NUMBER_PATTERN}),\s*best acc:\s*({NUMBER_PATTERN})")
+_TEST_SET_PATTERN = re.compile(rf"Test set: Average loss:\s*({NUMBER_PATTERN}),\s*Accuracy:\s*{_COUNT}/{_COUNT}")
+_ACCURACY_PATTERN = re.compile(rf"(?<!\w)accuracy=({NUMBER_PATTERN})")
+_INIT_PATTERN = re.compile(rf"\[init\] == local rank: [0-9]+, global rank: [0-9]+, world size: {_COUNT} ==")
+_ARGUMENT_PATTERN = re.compile(rf"'(epochs|batch_size)':\s*{_COUNT}")
+_END_PATTERN = re.compile(rf"(?<!\w)(prepare seconds|training seconds|best_acc):\s*({NUMBER_PATTERN})")
+
+
+def read_mnist(lines: Iterable[str]) -> Metrics:
+    """One row per epoch: the last loss of its training and the accuracy of its test.
+
+    `acc` and `best_acc` are in percent, `accuracy` is 0 to 1, seconds are seconds.
+    """
+    rows = Rows()
+    summary: Row = {}
+    row: Row = {}
+    for part in split_terminal_lines(lines):
+        batch, scores = _read_batch(part), _read_scores(part)
+        if batch:
+            key = ("epoch", batch["epoch"])
+            begun = (rows.get(key) or {}) if batch["batch"] else {}
+            row = begun | {"epoch": batch["epoch"], "loss": batch["loss"]}
+            rows.put(key, row)
+        elif scores:
+            row = _begin_row(rows, row, scores)
+            (row if row else summary).update(scores)
+        summary |= _read_run_facts(part)
+    return build_metrics(rows, summary)
+
+
+def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
+    """The row that scores belong to: that of the epoch that they name, else the last one."""
+    if "epoch" not in scores:
+        return row
+    key = ("epoch", scores["epoch"])
+    if (known := rows.get(key)) is None:
+        known = {}
+        rows.put(key, known)
+    return known
+
+
+def _read_batch(part: str) -> Row:
+    """A batch of the training: `batch` of `batches`, in whatever the program counts."""
+    match = _TRAINED_PATTERN.search(part) if "Train Epoch:" in part else None
+    if match is None:
+        return {}
+    return {"epoch": int(match[1]), "batch": int(match[2]), "batches": int(match[3]), "loss": read_finite(match[4])}
+
+
+def _read_scores(part: str) -> Row:
+    """What the test of an epoch gave."""
+    if "acc" not in part and "Acc" not in part:
+        return {}
+    if match := _TESTED_PATTERN.search(part):
+        return {"epoch": int(match[1]), "acc": read_finite(match[2])}
+    if match := _BEST_PATTERN.search(part):
+        return {"acc": read_finite(match[1]), "best_acc": read_finite(match[2])}
+    if match := _TEST_SET_PATTERN.search(part):
+        right, of = int(match[2]), int(match[3])
+        return {"test_loss": read_finite(match[1]), "accuracy": right / of if of else None}
+    match = _ACCURACY_PATTERN.search(part)
+    return {"accuracy": read_finite(match[1])} if match else {}
+
+
+def _read_run_facts(part: str) -> Row:
+    """What is said of the whole run, at its start and at its end."""
+    said: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(part)} if "'" in part else {}
+    if "[init]" in part and (match := _INIT_PATTERN.search(part)):
+        said["world_size"] = int(match[1])
+    if (" seconds:" in part or "best_acc:" in part) and (match := _END_PATTERN.search(part)):
+        said[match[1].replace(" ", "_")] = read_finite(match[2])
+    return said
+
+
+def read_mnist_line(line: str) -> Row:
+    """The batch or the scores in a line."""
+    found = [row for part in split_terminal_lines([line]) if (row := _read_batch(part) or _read_scores(part))]
+    return found[-1] if found else {}

@@ -1,0 +1,283 @@
+"""nccl-tests: the tables of NVIDIA/nccl-tests and ROCm/rccl-tests (`all_reduce_perf` and its like), old and new."""
+
+import re
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torchyard.metrics.rows import Rows, build_metrics
+from torchyard.metrics.text import NUMBER_PATTERN, has_any_word, read_finite, split_terminal_lines, strip_prefixes
+from torchyard.model.run import Metrics, Row
+
+# Bytes of one element.
+_TYPE_BYTES = {
+    **dict.fromkeys(("int8", "uint8", "char", "f8e4m3", "f8e5m2", "fp8_e4m3", "fp8_e5m2"), 1),
+    **dict.fromkeys(("half", "float16", "bfloat16", "bf16"), 2),
+    **dict.fromkeys(("int", "int32", "uint32", "float"), 4),
+    **dict.fromkeys(("int64", "uint64", "double"), 8),
+}
+_ROW_PATTERN = re.compile(rf"(?<![\w.,-])([0-9]{{1,15}})\s+([0-9]{{1,15}})\s+({'|'.join(_TYPE_BYTES)})(?!\w)(.*)")
+_REDOP_PATTERN = re.compile(r"\s+(?!(?:nan|inf)\b)([^\W\d_]+)(?!\S)")
+_CELLS_PATTERN = re.compile(rf"(?:\s+(?:(?!0[0-9]){NUMBER_PATTERN}\*?|N/A)(?!\S))*+")
+_ERROR_PATTERN = re.compile(r"e(-|\+0?0[0-5])")  # an error's exponent; a count of wrong elements has none
+# What others write into a row: mpirun's tags, and NCCL's lines, which begin wherever the row had come to.
+_MPI_TAG_PATTERN = re.compile(r"\[[0-9]{1,9},[0-9]{1,9}\]<std[a-z]{3,4}>:")
+_NOISE_PATTERN = re.compile(
+    r"(?:\[[0-9]{4}-[^\]]{1,30}\] )?(?<![A-Za-z])[A-Za-z][\w.-]{0,80}:[0-9]{1,9}:[0-9]{1,9} \[[0-9]{1,3}\].*"
+)
+_HEADER_PATTERN = re.compile(r"\b(size|bytes)\s+(?:count|N)\s+type\b(.*)")
+_BEGIN_PATTERN = re.compile(r"ccl-tests version|Collective test starting|\bnThread [0-9]|_perf\s+-\w")
+_BEGIN_WORDS = ("ccl-tests", "Collective test", "nThread ", "_perf")
+_VERDICT_WORDS = ("Out of bounds", "Avg bus", "Test ")
+# One of these is in every line that says anything: a row's type, a head, a fact.
+_KNOWN_WORDS = (
+    *("float", "half", "int", "double", "char", "bf16", "f8e", "fp8", "type"),
+    *("ccl-tests", "CCL version", "_perf", "Avg bus", "Out of bounds", "ank", "Test ", "Collective test", "nThread "),
+)
+_PROGRAMS = "all_reduce|all_gather|reduce_scatter|reduce|broadcast|alltoallv?|gather|scatter|sendrecv|hypercube"
+# What a line says, and a part of it that is quickly found.
+_FACT_PATTERNS = (
+    ("ccl-tests", re.compile(r"\b[nr]ccl-tests:? [Vv]ersion (?P<version>\S{1,80})")),
+    ("CCL version", re.compile(r"\bR?(?:NCCL|CCL) version :?\s?(?P<nccl>[0-9][\w.+-]{0,60})")),
+    ("_perf", re.compile(rf"(?<![A-Za-z0-9])(?P<op>{_PROGRAMS})_perf")),
+    ("Avg bus", re.compile(rf"Avg bus bandwidth\s*:\s*(?P<avg_busbw>{NUMBER_PATTERN})")),
+    ("Out of bounds", re.compile(r"Out of bounds values\s*:\s*(?P<out_of_bounds>[0-9]{1,9})")),
+    ("nranks", re.compile(r"\bnranks[ =](?P<ranks>[0-9]{1,9})")),
+    ("Rank", re.compile(r"#\s+Rank\s+(?P<rank>[0-9]{1,9})\s")),
+)
+_VERDICT_PATTERN = re.compile(
+    r"(?:Out of bounds values|Avg bus bandwidth)\s*:.{0,60}?\b(OK|FAILED)\b|\bTest \w{1,20} (failure)\b"
+)
+_END_KEYS = ("avg_busbw", "out_of_bounds", "failed")
+_HALF_COLUMNS = 4  # columns of one half: time, algbw, busbw and #wrong (`error` or `res` in old ones)
+_TIMED_COLUMNS = 8  # with the four of each iteration's times after them
+
+
+class TableLayout(NamedTuple):
+    """What the head of a table says of its rows; `scale` makes microseconds of its times."""
+
+    rooted: bool
+    scale: float
+
+
+class TableLine(NamedTuple):
+    """A row as far as it was printed; `clean` where nothing but its cells was on the line."""
+
+    head: Row
+    elements: int
+    cells: list[str]
+    clean: bool
+
+
+def read_nccl_tests(lines: Iterable[str]) -> Metrics:
+    """One row per size (bytes), with time (us), algbw and busbw (GB/s of 10^9 bytes) out of place and in place.
+
+    Of several tables each row has its `table` and `op`; what differs between them is summed up as `avg_busbw_2`.
+    `max_busbw` is the highest in a table, in place or not.
+    """
+    tables = [_Table()]
+    for part in split_terminal_lines(lines):
+        if not tables[-1].is_open and not has_any_word(part, _KNOWN_WORDS):
+            continue
+        facts = _read_facts(part)
+        if tables[-1].is_over(part, facts):
+            tables.append(_Table())
+        tables[-1].take(part, facts)
+    told = [table for table in tables if table.begun] or tables[:1]
+    summaries = [table.summary() for table in told]
+    if len(told) == 1:
+        return build_metrics(told[0].rows, summaries[0])
+    rows = Rows()
+    for number, (table, said) in enumerate(zip(told, summaries, strict=True), 1):
+        for row in table.rows.all():
+            rows.add(row | {"op": said.get("op"), "table": number})
+    return build_metrics(rows, {"tables": len(told), **_merge_summaries(summaries)})
+
+
+def _merge_summaries(summaries: list[Row]) -> Row:
+    """What all tables say alike; what they do not, under the number of each."""
+    summed: Row = {}
+    for key in dict.fromkeys(key for said in summaries for key in said):
+        values = [said.get(key) for said in summaries]
+        if len(set(values)) == 1:
+            summed[key] = values[0]
+        elif key == "failed":
+            summed[key] = True in values
+        else:
+            summed |= {f"{key}_{number}": value for number, value in enumerate(values, 1) if value is not None}
+    return summed
+
+
+class _Table:
+    """One table while its lines come."""
+
+    def __init__(self) -> None:
+        self.rows = Rows(self._note_rates)
+        self._rates: list[float] = []  # the highest of the rows that were not kept
+        self._facts: Row = {}
+        self._guess = ""
+        self._torn = 0
+        self._open: TableLine | None = None
+        self._layout: TableLayout | None = None
+
+    @property
+    def begun(self) -> bool:
+        return bool(self.rows.count or self._torn or self._open or self._facts.keys() & _END_KEYS)
+
+    @property
+    def is_open(self) -> bool:
+        """Whether a row lacks cells, which any line may bring."""
+        return self._open is not None
+
+    def is_over(self, part: str, facts: Row) -> bool:
+        """Whether a line is of the next table."""
+        if self.begun and ((has_any_word(part, _BEGIN_WORDS) and _BEGIN_PATTERN.search(part)) or _find_header(part)):
+            return True
+        return "avg_busbw" in self._facts and "op" in facts and "concluded" not in part
+
+    def take(self, part: str, facts: Row) -> None:
+        self._take_facts(facts)
+        text = _MPI_TAG_PATTERN.sub(" ", part) if "<std" in part else part
+        text = _NOISE_PATTERN.sub("", text) if " [" in text else text
+        if layout := _read_layout(text):
+            self._layout = layout
+        elif line := _read_row_start(text, self._layout):
+            self._torn += self._open is not None
+            self._open = None
+            self._add(line, pieced=False)
+        elif self._open and (cells := strip_prefixes(text).split()) and _CELLS_PATTERN.fullmatch(" " + " ".join(cells)):
+            self._add(self._open._replace(cells=self._open.cells + cells), pieced=True)
+
+    def summary(self) -> Row:
+        guess: Row = {"op": self._guess} if self._guess else {}
+        for row in self.rows.all():
+            self._note_rates(row)
+        highest: Row = {"max_busbw": self._rates[0]} if self._rates else {}
+        torn = self._torn + (self._open is not None)
+        return {**guess, **self._facts, **highest, **({"incomplete_rows": torn} if torn else {})}
+
+    def _note_rates(self, row: Row) -> None:
+        bandwidths = (row.get(key) for key in ("busbw", "in_place_busbw"))
+        known = [each for each in bandwidths if isinstance(each, float)]
+        self._rates = [max(known + self._rates)] if known else self._rates
+
+    def _take_facts(self, facts: Row) -> None:
+        for key, value in facts.items():
+            before = self._facts.setdefault(key, value)
+            if key == "failed":
+                self._facts[key] = before or value
+            elif key == "ranks" and isinstance(before, int) and isinstance(value, int):
+                self._facts[key] = max(before, value)
+
+    def _add(self, line: TableLine, pieced: bool) -> None:
+        """A row that has all its cells. One that lacks some stays open: other writers may have come in between."""
+        self._open = None
+        row = _read_row(line, self._layout) if len(line.cells) in (2 * _HALF_COLUMNS, 2 * _TIMED_COLUMNS) else {}
+        sure = self._layout is not None and not pieced
+        if row and not {"error", "in_place_wrong"} <= row.keys() and (sure or _is_plausible(row)):
+            self.rows.add(row)
+            self._guess = _guess_operation(line) or self._guess
+        elif line.clean and len(line.cells) in (0, _HALF_COLUMNS):
+            self._open = line
+        else:
+            self._torn += 1
+
+
+def _find_header(text: str) -> re.Match[str] | None:
+    """The head of a table in a line."""
+    return _HEADER_PATTERN.search(text) if "type" in text else None
+
+
+def _read_layout(text: str) -> TableLayout | None:
+    header = _find_header(text)
+    if header is None:
+        return None
+    scale = 1000.0 if header[1] == "bytes" else 1.0  # the oldest tables tell the time in ms
+    return TableLayout(rooted="root" in header[2].split(), scale=scale)
+
+
+def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
+    """The size, count, type and, where the program tells them, redop and root of a row, and what cells follow.
+
+    Without the head of the table an odd number of cells begins with the root: its two halves are alike.
+    """
+    match = _ROW_PATTERN.search(text)
+    if match is None:
+        return None
+    redop = _REDOP_PATTERN.match(match[4])
+    said = _CELLS_PATTERN.match(match[4], redop.end() if redop else 0)
+    cells = said[0].split() if said else []
+    clean = said is not None and not match[4][said.end() :].strip()
+    root = cells.pop(0) if cells and (layout.rooted if layout else len(cells) % 2) else ""
+    head: Row = {"size": int(match[1]), "type": match[3]}
+    if redop:
+        head["redop"] = redop[1]
+    if root.isascii() and root.isdecimal() and len(root) < 10:
+        head["root"] = int(root)
+    return TableLine(head, int(match[2]), cells, clean)
+
+
+def _read_row(line: TableLine, layout: TableLayout | None) -> Row:
+    """A row of the report: what is constant comes last."""
+    half, scale = len(line.cells) // 2, layout.scale if layout else 1.0
+    oop, ip = _read_half(line.cells[:half], scale), _read_half(line.cells[half:], scale)
+    in_place = {f"in_place_{key}": value for key, value in ip.items()}
+    return {"size": line.head["size"], **oop, **in_place, **line.head}
+
+
+def _read_half(cells: list[str], scale: float) -> Row:
+    """Time, algbw, busbw, and how many elements were wrong or, in old tables, the largest error."""
+    time, algbw, busbw, wrong = (
+        None if cell == "N/A" else read_finite(cell.rstrip("*")) for cell in cells[:_HALF_COLUMNS]
+    )
+    half: Row = {"time_us": None if time is None else time * scale, "algbw": algbw, "busbw": busbw}
+    if wrong is None:
+        return half
+    return half | ({"error": wrong} if _ERROR_PATTERN.search(cells[3]) else {"wrong": int(wrong)})
+
+
+def _is_plausible(row: Row) -> bool:
+    """Whether size, time and bandwidth of a row belong together, where pieces or a lost head leave it in doubt."""
+    for prefix in ("", "in_place_"):
+        size, time, algbw = (row.get(key) for key in ("size", f"{prefix}time_us", f"{prefix}algbw"))
+        if not (isinstance(size, int) and isinstance(time, float) and isinstance(algbw, float) and time > 0):
+            return False
+        if abs(size / time / 1000 - algbw) > 0.05 * algbw + 0.006:
+            return False
+    return True
+
+
+def _guess_operation(line: TableLine) -> str:
+    """The operation of a table whose head is lost, where a row tells it: only reductions have a redop."""
+    size, root = line.head["size"], line.head.get("root")
+    if not size or line.head.get("redop", "none") == "none":
+        return ""
+    whole = line.elements * _TYPE_BYTES[str(line.head["type"])] == size
+    return "reduce" if root is not None else "all_reduce" if whole else "reduce_scatter"
+
+
+def _read_facts(part: str) -> Row:
+    """What a line says of its table."""
+    said: dict[str, str] = {}
+    for word, pattern in _FACT_PATTERNS:
+        if word in part and (match := pattern.search(part)):
+            said |= match.groupdict()
+    facts: Row = {key: said[key] for key in ("op", "version", "nccl") if key in said}
+    if "rank" in said or "ranks" in said:
+        facts["ranks"] = int(said.get("rank", -1)) + 1 or int(said["ranks"])
+    if "avg_busbw" in said:
+        facts["avg_busbw"] = read_finite(said["avg_busbw"])
+    if "out_of_bounds" in said:
+        facts["out_of_bounds"] = int(said["out_of_bounds"])
+    judged = "avg_busbw" in said or "out_of_bounds" in said or has_any_word(part, _VERDICT_WORDS)
+    if judged and (verdict := _VERDICT_PATTERN.search(part)):
+        facts["failed"] = verdict[1] != "OK"
+    return facts
+
+
+def read_nccl_tests_line(line: str) -> Row:
+    """The last row in a line, or the verdict over a table."""
+    table = _Table()
+    for part in split_terminal_lines([line]):
+        table.take(part, _read_facts(part))
+    rows = table.rows.all()
+    return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in _END_KEYS}

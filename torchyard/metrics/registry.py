@@ -1,0 +1,85 @@
+"""What rank 0 printed, by format. A profile's `metrics` names one of READERS."""
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from torchyard.metrics.json_lines import read_json_lines, read_object
+from torchyard.metrics.mnist import read_mnist, read_mnist_line
+from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
+from torchyard.metrics.text import ROW_KEYS
+from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
+from torchyard.model.profile import MetricsFormat
+from torchyard.model.run import Metrics, Row
+
+__all__ = [
+    "LINE_READERS",
+    "MARKS",
+    "READERS",
+    "ROW_KEYS",
+    "LineReader",
+    "Reader",
+    "describe_row",
+    "format_number",
+    "read_json_lines",
+    "read_object",
+    "read_progress",
+]
+
+Reader = Callable[[Iterable[str]], Metrics]
+LineReader = Callable[[str], Row]
+
+
+def _read_nothing(lines: Iterable[str]) -> Metrics:
+    """The profile asks for no metrics."""
+    return Metrics()
+
+
+READERS: dict[MetricsFormat, Reader] = {
+    "none": _read_nothing,
+    "json-lines": read_json_lines,
+    "yolov5": read_yolov5,
+    "mnist": read_mnist,
+    "allreduce-bench": read_allreduce_bench,
+    "nccl-tests": read_nccl_tests,
+}
+# What a line must hold to say anything, where a format has such a mark.
+MARKS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
+# What one line says while the job runs.
+LINE_READERS: dict[MetricsFormat, LineReader] = {
+    "none": lambda line: {},
+    "json-lines": read_object,
+    "yolov5": read_yolov5_line,
+    "mnist": read_mnist_line,
+    "allreduce-bench": read_allreduce_bench_line,
+    "nccl-tests": read_nccl_tests_line,
+}
+
+
+def read_progress(row: Row) -> float | None:
+    """How far a row says that the run is, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
+
+    Where epochs are counted from 0, the row has the `last_epoch` in place of `epochs`.
+    """
+    for key in ROW_KEYS:
+        done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
+        if isinstance(done, int | float) and isinstance(total, int | float) and total > 0 <= done:
+            with suppress(OverflowError):  # JSON's integers may be longer than any float
+                return min(done / total, 1.0)
+    return None
+
+
+def describe_row(row: Row) -> str:
+    """A row in words: `epoch 3: accuracy 0.9722, loss 0.1045`."""
+    key = next((name for name in ROW_KEYS if name in row), None)
+    rest = ", ".join(
+        f"{name} {format_number(value)}" for name, value in row.items() if name not in (key, f"{key}s", f"last_{key}")
+    )
+    return f"{key} {row[key]}: {rest}" if key else rest
+
+
+def format_number(value: float | int | str | bool | None, digits: int = 4) -> str:
+    """A value in words; None is what the program said to be no number, and what JSON makes of it."""
+    if value is None:
+        return "nan"
+    return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

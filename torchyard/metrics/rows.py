@@ -1,0 +1,73 @@
+"""The rows of a run, however long it is: as many as a report and its plot need."""
+
+from collections.abc import Callable
+
+from torchyard.model.run import MAX_ROWS, Metrics, Row
+
+RowKey = tuple[str, float | int | str | bool | None]
+
+
+class Rows:
+    """Rows by key, in the order in which they first came. A key that comes again replaces its row.
+
+    At most MAX_ROWS are kept: thinned evenly, the first and the last always among them. `drop` sees each row that is
+    dropped. After that a number that is not above all others is taken for one of a dropped row, told again.
+    """
+
+    def __init__(self, drop: Callable[[Row], object] = lambda row: None) -> None:
+        self.count = 0
+        self._drop = drop
+        self._kept: dict[RowKey, tuple[int, Row]] = {}  # with their place among all
+        self._last: RowKey | None = None
+        self._step = 1
+        self._highest: dict[str, float] = {}
+
+    def get(self, key: RowKey) -> Row | None:
+        known = self._kept.get(key)
+        return known[1] if known else None
+
+    def put(self, key: RowKey, row: Row) -> None:
+        known = self._kept.get(key)
+        if known:
+            self._kept[key] = (known[0], row)
+        elif not self._was_dropped(key):
+            self._add(key, row)
+
+    def add(self, row: Row) -> None:
+        """A row that no other one replaces."""
+        self._add(("", self.count), row)
+
+    def all(self) -> tuple[Row, ...]:
+        return tuple(row for _, row in self._kept.values())
+
+    def _add(self, key: RowKey, row: Row) -> None:
+        if self._last is not None and self._kept[self._last][0] % self._step:
+            self._drop(self._kept.pop(self._last)[1])
+        self._kept[key] = (self.count, row)
+        self._last = key
+        self.count += 1
+        if len(self._kept) > MAX_ROWS:
+            self._thin()
+
+    def _thin(self) -> None:
+        self._step *= 2
+        for key in [key for key, (place, _) in self._kept.items() if place % self._step and key != self._last]:
+            self._drop(self._kept.pop(key)[1])
+
+    def _was_dropped(self, key: RowKey) -> bool:
+        name, value = key
+        if not isinstance(value, int | float):
+            return False
+        highest = self._highest.get(name)
+        if highest is None or value > highest:
+            self._highest[name] = value
+            return False
+        return self._step > 1
+
+
+def build_metrics(rows: Rows, summary: Row) -> Metrics:
+    """The metrics of a run; of a long one they say how many rows there were."""
+    kept = rows.all()
+    if len(kept) == rows.count:
+        return Metrics(rows=kept, summary=summary)
+    return Metrics(rows=kept, count=rows.count, summary={"rows": rows.count, **summary})

@@ -1,0 +1,45 @@
+"""What the readers have in common: the keys of a row, and text as a terminal shows it."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+
+ROW_KEYS = ("epoch", "step", "trial", "size")
+NUMBER_PATTERN = r"[-+]?(?:[0-9]{1,20}(?:\.[0-9]{0,20})?(?:e[-+]?[0-9]{2,3})?|nan|inf)"
+_ESCAPE_PATTERN = re.compile(r"\x1b\[[0-?]*[ -/]*[@-~]")
+# What launchers write before a line: a time, `[0:0]:`, `[default0]:`, `[1,0]<stdout>:`, `(worker, rank=0)`, `0:`.
+_TIME_PATTERN = r"[0-9]{4}-[0-9]{2}-[0-9]{2}[T ][0-9:.,]{5,20}(?:Z|[-+][0-9:]{4,5})?"
+_PREFIX_PATTERN = re.compile(
+    rf"\s*(?:\[?{_TIME_PATTERN}\]?(?:\s\||(?=\s))|\[[^\]\s]{{1,80}}\](?:<std...?>)?:?|\([^()]{{1,80}}\)|[0-9]{{1,6}}:(?=\s))"
+)
+
+
+def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
+    """What a terminal shows one after the other, without colours: a bar is drawn again after each carriage return."""
+    for line in lines:
+        if "\r" in line or "\x1b" in line or "\n" in line:
+            yield from re.split(r"[\r\n]+", _ESCAPE_PATTERN.sub("", line))
+        else:
+            yield line
+
+
+def has_any_word(text: str, words: Iterable[str]) -> bool:
+    """Whether one of the words is in a text: far quicker than a pattern, which few lines then need to be held to."""
+    for word in words:  # noqa: SIM110 - a generator would take twice as long, and this is asked of every line
+        if word in text:
+            return True
+    return False
+
+
+def strip_prefixes(part: str) -> str:
+    """What the program said, without what launchers wrote before it."""
+    start = 0
+    while match := _PREFIX_PATTERN.match(part, start):
+        start = match.end()
+    return part[start:]
+
+
+def read_finite(text: str) -> float | None:
+    """A number; None where the program said nan or inf, which JSON cannot hold."""
+    value = float(text)
+    return value if math.isfinite(value) else None

@@ -1,0 +1,52 @@
+"""A noun of torchyard, and how its single values are written: durations, texts, amounts."""
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, WithJsonSchema
+
+_SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
+
+
+class FrozenModel(BaseModel):
+    """A frozen value; an unknown key is an error."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # most processes use a few of them
+
+
+def _read_duration(value: object) -> object:
+    """`30m`, `1.5h`, `90s` or plain seconds, as seconds."""
+    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)):
+        return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
+    if isinstance(value, str):
+        raise ValueError("a duration is a number with a unit: 90s, 30m, 12h, 2d")
+    return value
+
+
+Duration = Annotated[
+    float,
+    BeforeValidator(_read_duration),
+    Field(gt=0, le=10 * 365 * _SECONDS_PER_UNIT["d"]),  # Kubernetes counts some seconds in 32 bits
+    WithJsonSchema({"type": ["string", "number"], "pattern": r"^\s*\d+(\.\d+)?\s*(ms|s|m|h|d)\s*$"}),
+]
+
+
+def _read_text(value: object) -> object:
+    """A number in YAML stands for its digits as written; a bare yes, no, on or off does not say which text it means."""
+    if isinstance(value, bool):
+        raise ValueError(f'{str(value).lower()} is a boolean in YAML: put the text in quotes, such as "1" or "yes"')
+    return getattr(value, "written", str(value)) if isinstance(value, int | float) else value
+
+
+Text = Annotated[str, BeforeValidator(_read_text), WithJsonSchema({"type": ["string", "number"]})]
+
+
+def _read_quantity(value: object) -> object:
+    """`64`, `500m`, `512Gi`: a number of Kubernetes, as its text."""
+    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    if not re.fullmatch(r"\d+(\.\d+)?(m|[kMGTPE]i?|Ki)?", text):
+        raise ValueError("an amount is a number with or without a unit of Kubernetes: 64, 500m, 512Gi")
+    return text
+
+
+Quantity = Annotated[str, BeforeValidator(_read_quantity), WithJsonSchema({"type": ["string", "number"]})]

@@ -1,0 +1,119 @@
+"""The rendezvous store of a run in a cluster: one etcd that serves the v2 API, for one attempt alone."""
+
+from typing import Any
+
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import ClusterRequirement, Permission
+from torchyard.model.run import Run
+from torchyard.pods import template
+
+# The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
+DEFAULT_IMAGE = "quay.io/coreos/etcd:v3.5.35"
+CLIENT_PORT = 2379
+# What is lost for good with such an object: the files of a claim, or everything in it.
+DATA_KINDS = frozenset(
+    {
+        *("PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot"),
+        *("Namespace", "CustomResourceDefinition"),
+    }
+)
+DISPOSABLE_ROLE = "disposable"  # the role of a companion whose data the profile lets go
+PERMISSION_VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
+_POLICY_KIND = "NetworkPolicy"
+
+
+def etcd_name(profile: Profile, run: Run) -> str:
+    return f"{run.job(profile)}-etcd"
+
+
+def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
+    """The Service, the policy that keeps others out, and the pod, in the order of creation."""
+    called = etcd_name(profile, run)
+    labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: "store"}
+    service = {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": {"name": called, "labels": labels},
+        "spec": {"selector": labels, "ports": [{"name": "client", "port": CLIENT_PORT}]},
+    }
+    etcd = _build_pod(called, labels, image)
+    etcd["spec"] |= _build_placement(profile)
+    return (service, *_build_policies(profile, run, labels), etcd)
+
+
+def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple[dict[str, Any], ...]:
+    """Only the run's own pods reach the store: who writes to it can run code in every agent, which unpickle its values.
+
+    None where the pods use their nodes' network: there they are known by no label, and the policy would keep them out.
+    No port is named, because a service mesh may carry the connections through one of its own.
+    """
+    if template.merge_pod_settings(profile).host_network:
+        return ()
+    own = {"podSelector": {"matchLabels": template.attempt_labels(profile, run)}}
+    spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    metadata = {"name": etcd_name(profile, run), "labels": labels}
+    return ({"apiVersion": "networking.k8s.io/v1", "kind": _POLICY_KIND, "metadata": metadata, "spec": spec},)
+
+
+def is_optional_object(thing: dict[str, Any]) -> bool:
+    """Whether a run does without this object of its store, where its user may not make it."""
+    return bool(thing["kind"] == _POLICY_KIND and _read_role(thing) == "store")
+
+
+def is_companion_object(thing: dict[str, Any]) -> bool:
+    """Whether an object stands beside the job in a manifest of the user's own, and may be older than the run.
+
+    One that holds data, and outlives the run, has no label of it.
+    """
+    kept = thing["kind"] in DATA_KINDS and template.RUN_LABEL not in (thing["metadata"].get("labels") or {})
+    return kept or _read_role(thing) in ("companion", DISPOSABLE_ROLE)
+
+
+def _read_role(thing: dict[str, Any]) -> str:
+    return str((thing["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
+
+
+def _build_placement(profile: Profile) -> dict[str, Any]:
+    """Where the profile's pods may go, but not on the shape's nodes alone: the store needs no GPU."""
+    needs = template.merge_pod_settings(profile)
+    tolerated = [{"key": key, "operator": "Exists"} for key in needs.tolerations]
+    made = {"nodeSelector": dict(needs.node_selector), "tolerations": tolerated, **template.build_pod_identity(needs)}
+    return {key: value for key, value in made.items() if value}
+
+
+def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:
+    """etcd, ready when its v2 API answers: /health says true even where that API is off."""
+    client = f"http://{called}:{CLIENT_PORT}"
+    etcd = {
+        "name": "etcd",
+        "image": image,
+        "command": [
+            "/usr/local/bin/etcd",
+            "--enable-v2",
+            "--data-dir=/data",
+            f"--listen-client-urls=http://0.0.0.0:{CLIENT_PORT}",
+            f"--advertise-client-urls={client}",
+        ],
+        "ports": [{"name": "client", "containerPort": CLIENT_PORT}],
+        "readinessProbe": {"httpGet": {"path": "/v2/keys", "port": CLIENT_PORT}, "periodSeconds": 1},
+        "resources": {"requests": {"cpu": "100m", "memory": "128Mi"}},
+        "volumeMounts": [{"name": "data", "mountPath": "/data"}],
+    }
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {"name": called, "labels": labels},
+        "spec": {
+            "containers": [etcd],
+            "restartPolicy": "Never",  # an etcd that comes back empty would only hide that the nodes lost each other
+            "enableServiceLinks": False,  # a Service called etcd would be taken for etcd's own settings
+            "terminationGracePeriodSeconds": 1,
+            "volumes": [{"name": "data", "emptyDir": {}}],
+        },
+    }
+
+
+def list_etcd_requirements(profile: Profile) -> tuple[ClusterRequirement, ...]:
+    if profile.rendezvous != "etcd-v2":
+        return ()
+    return tuple(Permission(verbs=PERMISSION_VERBS, resource=kind) for kind in ("pods", "services"))

@@ -1,0 +1,244 @@
+"""The Lease of a run in a cluster, as a plain object: what is written on it, and what it says.
+
+One a run. It is renewed while somebody looks after the run, is the owner of all that the run makes, and holds what a
+process on another machine must know to go on: the attempt, whether its job was submitted, how that ended, and the end
+that the run is coming to.
+
+Others can write on it as well, so whatever it says is bounded and validated here, and nothing here raises: what is
+malformed is unknown. How a job or a run ends counts only with the seal of the run's key (torchyard/pods/seal.py).
+"""
+
+import json
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, TypeVar
+from uuid import UUID
+
+from pydantic import Field
+
+from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_number, to_text
+from torchyard.model.base import FrozenModel
+from torchyard.model.profile import Profile
+from torchyard.model.run import End, Outcome, Run
+from torchyard.pods import seal
+from torchyard.pods.template import ATTEMPT_KEY, RUN_LABEL, attempt_labels
+
+LEASE_API, LEASE_KIND = "coordination.k8s.io/v1", "Lease"
+_FLOW_RUN_ANNOTATION, SUBMITTED_ANNOTATION, OUTCOME_ANNOTATION, ENDING_ANNOTATION = (
+    f"torchyard/{key}" for key in ("flow-run", "submitted", "outcome", "ending")
+)
+SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: who wrote it has the key of the flow run that it names
+MAX_ATTEMPT, _MAX_DURATION_S, MAX_TEXT_CHARS, _MAX_HOLDER_CHARS = 9999, 366 * 86400, 100_000, 1000
+_MAX_AHEAD_S = 600.0  # that a renewal may lie in the future
+LeaseObject = Mapping[str, Any]
+N = TypeVar("N", bound=FrozenModel)
+
+
+class RecordedEnding(FrozenModel):
+    """The end that a run is coming to."""
+
+    end: End
+    sentence: str = Field(max_length=MAX_TEXT_CHARS)
+
+
+def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
+    """The Lease before anybody holds it."""
+    name = run.name(profile)
+    told = {_FLOW_RUN_ANNOTATION: run.id, ATTEMPT_KEY: str(run.attempt)}
+    return {
+        "apiVersion": LEASE_API,
+        "kind": LEASE_KIND,
+        "metadata": {"name": name, "labels": {RUN_LABEL: name}, "annotations": told},
+        "spec": {"leaseDurationSeconds": math.ceil(profile.deadlines.lease)},
+    }
+
+
+def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
+    """What the plan of any job has of its run."""
+    return {
+        "job": run.job(profile),
+        "labels": attempt_labels(profile, run),
+        "lease": _build_lease(profile, run),
+        "force": profile.on_stuck_pod == "force",
+        "folder": f"{run.folder}/attempt-{run.attempt}",
+    }
+
+
+def get_lease_key(lease: LeaseObject) -> str:
+    """The key of the run that a Lease is made for."""
+    run_id = read_flow_run_id(lease)
+    return seal.get_run_key(run_id) if run_id else ""
+
+
+def seal_lease(lease: LeaseObject, namespace: str, secret: str) -> str:
+    """The seal that a Lease in this namespace should have."""
+    return seal.make_seal(
+        secret, "lease", namespace, read_lease_name(lease), read_annotation(lease, _FLOW_RUN_ANNOTATION)
+    )
+
+
+def is_sealed_lease(lease: LeaseObject, secret: str) -> bool:
+    """Whether somebody with the run's key wrote the Lease, for the namespace that it is in."""
+    namespace = to_text(get_mapping(lease, "metadata").get("namespace"))
+    return seal.is_valid_seal(
+        secret,
+        read_annotation(lease, SEAL_ANNOTATION),
+        "lease",
+        namespace,
+        read_lease_name(lease),
+        read_annotation(lease, _FLOW_RUN_ANNOTATION),
+    )
+
+
+# --- what it is, and who holds it
+
+
+def owner_reference(lease: LeaseObject) -> dict[str, Any]:
+    """What makes an object go with the Lease, and so with the run."""
+    return {"apiVersion": LEASE_API, "kind": LEASE_KIND, **{key: lease["metadata"][key] for key in ("name", "uid")}}
+
+
+def read_lease_name(lease: LeaseObject) -> str:
+    return to_text(get_mapping(lease, "metadata").get("name"))
+
+
+def read_holder(lease: LeaseObject) -> str:
+    """`host:folder`, where the run is carried."""
+    return to_text(get_mapping(lease, "spec").get("holderIdentity"))[:_MAX_HOLDER_CHARS] or "nobody"
+
+
+def read_renew_time(lease: LeaseObject) -> str:
+    """When it was renewed last, as the API has it; when it was made, where nobody ever did."""
+    return to_text(
+        get_mapping(lease, "spec").get("renewTime") or get_mapping(lease, "metadata").get("creationTimestamp")
+    )
+
+
+def build_unchanged_test(lease: LeaseObject) -> dict[str, Any]:
+    """The test of a JSON patch that nobody has renewed it since."""
+    at = get_mapping(lease, "spec").get("renewTime")
+    path = "/spec/renewTime" if at else "/metadata/resourceVersion"
+    return {"op": "test", "path": path, "value": at or get_mapping(lease, "metadata").get("resourceVersion")}
+
+
+def measure_lease_age(lease: LeaseObject, now: float) -> float | None:
+    """Seconds since it was renewed last, by the API server's clock; None where that is unknown."""
+    at = parse_timestamp(read_renew_time(lease))
+    return now - at if at and now - at > -_MAX_AHEAD_S else None
+
+
+def measure_time_left(lease: LeaseObject, now: float) -> float | None:
+    """Seconds until it runs out, negative once it has; None where that is unknown."""
+    lasts, since = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds")), measure_lease_age(lease, now)
+    return lasts - since if since is not None and 0 < lasts <= _MAX_DURATION_S else None
+
+
+# --- what it says
+
+
+def read_annotation(lease: LeaseObject, key: str) -> str:
+    return to_text(get_mapping(lease, "metadata", "annotations").get(key))
+
+
+def read_flow_run_id(lease: LeaseObject) -> str:
+    """The id of the flow run; empty where there is none that fits the run's name."""
+    found = read_annotation(lease, _FLOW_RUN_ANNOTATION)
+    try:
+        fits = str(UUID(found)) == found and read_lease_name(lease).endswith(
+            f"-{Run(id=found, attempt=1, folder='').short}"
+        )
+    except ValueError:
+        return ""
+    return found if fits else ""
+
+
+def read_attempt(lease: LeaseObject) -> int | None:
+    """The latest attempt; None where that is unknown."""
+    return _parse_attempt(read_annotation(lease, ATTEMPT_KEY))
+
+
+def is_submitted(lease: LeaseObject) -> bool:
+    """Whether the job of this attempt has been made: where it is not there now, somebody has deleted it."""
+    return read_attempt(lease) is not None and _parse_attempt(
+        read_annotation(lease, SUBMITTED_ANNOTATION)
+    ) == read_attempt(lease)
+
+
+def _parse_attempt(found: str) -> int | None:
+    fits = found.isascii() and found.isdigit() and len(found) <= len(str(MAX_ATTEMPT))
+    return int(found) if fits and int(found) > 0 else None
+
+
+def seal_outcome(run: str, attempt: str, outcome: Outcome, secret: str) -> str:
+    """An outcome with its seal; what is not needed to go on is left out where it would be too long."""
+    text = _build_sealed_text(secret, (run, attempt, "outcome"), outcome.model_dump(mode="json"))
+    if len(text) <= MAX_TEXT_CHARS:
+        return text
+    failure = outcome.status.failure and outcome.status.failure.model_copy(update={"tail": (), "line": None})
+    status = outcome.status.model_copy(update={"failure": failure})
+    brief = outcome.model_copy(update={"status": status, "lost": {}, "machines": {}})
+    return _build_sealed_text(secret, (run, attempt, "outcome"), brief.model_dump(mode="json"))
+
+
+def seal_ending(run: str, attempt: str, ending: RecordedEnding, secret: str) -> str:
+    return _build_sealed_text(secret, (run, attempt, "ending"), ending.model_dump(mode="json"))
+
+
+def read_outcome(lease: LeaseObject, secret: str) -> Outcome | None:
+    """How the job of this attempt ended, where a launcher of the run has seen that."""
+    return _read_sealed(lease, OUTCOME_ANNOTATION, Outcome, secret)
+
+
+def read_ending(lease: LeaseObject, secret: str) -> RecordedEnding | None:
+    """The end that the run is coming to, by a launcher's word; None while it goes on."""
+    return _read_sealed(lease, ENDING_ANNOTATION, RecordedEnding, secret)
+
+
+def _build_sealed_text(secret: str, about: tuple[str, str, str], body: Any) -> str:
+    return json.dumps({"attempt": about[1], about[2]: body, "seal": seal.make_seal(secret, *about, body)})
+
+
+def _read_sealed(lease: LeaseObject, key: str, kind: type[N], secret: str) -> N | None:
+    """What a launcher wrote of the attempt that goes on; None for everything else."""
+    what, now = key.rpartition("/")[2], str(read_attempt(lease))
+    found = _read_json(read_annotation(lease, key))
+    try:
+        fits = seal.is_valid_seal(secret, found.get("seal"), read_lease_name(lease), now, what, found.get(what))
+        return kind.model_validate(found[what]) if fits and found.get("attempt") == now else None
+    except (ValueError, RecursionError):
+        return None
+
+
+def _read_json(written: str) -> Mapping[str, Any]:
+    """An annotation's mapping; empty for whatever is none."""
+    try:
+        return get_mapping(json.loads(written)) if len(written) <= 2 * MAX_TEXT_CHARS else {}
+    except (ValueError, RecursionError):
+        return {}
+
+
+# --- what is wrong with it
+
+
+def list_lease_faults(lease: LeaseObject, now: float) -> list[str]:
+    """Why nothing can be concluded from a Lease about the run that it is called like."""
+    return list(_find_faults(lease, now))
+
+
+def _find_faults(lease: LeaseObject, now: float) -> Iterator[str]:
+    about = get_mapping(lease, "metadata")
+    label = to_text(get_mapping(about, "labels").get(RUN_LABEL))
+    if label != read_lease_name(lease):
+        yield f"its label {RUN_LABEL} is {label[:80]!r}, and not its own name"
+    if not to_text(about.get("uid")):
+        yield "it has no uid"
+    if not get_mapping(lease, "spec").get("renewTime") or measure_lease_age(lease, now) is None:
+        yield f"renewTime is {read_renew_time(lease)[:80]!r}: a time is needed that is not in the future"
+    elif measure_time_left(lease, now) is None:
+        yield f"leaseDurationSeconds is not 1 to {_MAX_DURATION_S}"
+    if not read_flow_run_id(lease):
+        found = read_annotation(lease, _FLOW_RUN_ANNOTATION)[:80]
+        yield f"{_FLOW_RUN_ANNOTATION} is {found!r}: the id of a flow run is needed whose last 8 digits end the name"
+    if read_attempt(lease) is None:
+        found = read_annotation(lease, ATTEMPT_KEY)[:80]
+        yield f"{ATTEMPT_KEY} is {found!r}: a number from 1 to {MAX_ATTEMPT} is needed"

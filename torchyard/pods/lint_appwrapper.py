@@ -1,0 +1,69 @@
+"""What an AppWrapper will do that its author does not expect. Read in appwrapper 1.2 and in MCAD 1.40."""
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torchyard.pods.workload import (
+    APPWRAPPER_KIND,
+    LintFinding,
+    list_wrapped_objects,
+    yaml_entries,
+    yaml_text,
+    yaml_value,
+)
+
+_ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
+_V1BETA2 = "workload.codeflare.dev/v1beta2"
+_GO_DURATION_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
+_SHORT_DEFAULTS = {  # patience of the controller, unless an annotation says more
+    "admissionGracePeriodDuration": ("1m", "not all pods exist, as while a gang waits for room,"),
+    "warmupGracePeriodDuration": ("5m", "not all pods run, as while a large image is pulled,"),
+}
+
+
+def lint_appwrappers(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, LintFinding]]:
+    """The object, and what its keys bring about."""
+    for each in objects:
+        if yaml_text(yaml_value(each, "kind")) == APPWRAPPER_KIND:
+            where = f"{APPWRAPPER_KIND} {yaml_text(yaml_value(each, 'metadata', 'name'))}".strip()
+            read = _lint_v1beta2 if yaml_text(yaml_value(each, "apiVersion")) == _V1BETA2 else _lint_v1beta1
+            yield from ((where, found) for found in (*read(each), *_find_cleaned_pods(each)))
+
+
+def _lint_v1beta2(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+    said = yaml_value(wrapper, "metadata", "annotations")
+    said = said if isinstance(said, Mapping) else {}
+    for name, (patience, when) in _SHORT_DEFAULTS.items():
+        if _ANNOTATION_PREFIX + name not in said:
+            happens = f"after {patience} in which {when} the try is thrown away with its pods and logs"
+            yield f"metadata.annotations, {_ANNOTATION_PREFIX}{name}", happens, "write 30m"
+    if _ANNOTATION_PREFIX + "deletionOnFailureGracePeriodDuration" not in said:
+        happens = "the pods of a job that failed are deleted at once, and their logs with them"
+        yield f"metadata.annotations, {_ANNOTATION_PREFIX}deletionOnFailureGracePeriodDuration", happens, "write 1h"
+    for key, value in said.items():
+        if (
+            str(key).startswith(_ANNOTATION_PREFIX)
+            and str(key).endswith("Duration")
+            and not _GO_DURATION_PATTERN.fullmatch(str(value))
+        ):
+            happens = f"{value} is not a duration of Go, which has no days: the controller takes its default instead"
+            yield f"metadata.annotations, {key}", happens, "write hours, such as 24h"
+
+
+def _lint_v1beta1(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+    for at, item in yaml_entries(
+        "spec.resources.GenericItems", yaml_value(wrapper, "spec", "resources", "GenericItems")
+    ):
+        if not yaml_value(item, "completionstatus"):
+            happens = "without it the dispatcher never learns of the end: the AppWrapper is Running for ever"
+            yield f"{at}.completionstatus", happens, "write Succeeded,Failed"
+
+
+def _find_cleaned_pods(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
+    """Pods that are gone are not counted as done."""
+    for each in list_wrapped_objects(wrapper):
+        policy = yaml_value(each, "spec", "runPolicy", "cleanPodPolicy")
+        if yaml_text(yaml_value(each, "kind")) == "PyTorchJob" and policy in ("Running", "All"):
+            happens = f"{policy} deletes pods when the job ends, and the AppWrapper waits for all of them to succeed"
+            yield "the PyTorchJob's spec.runPolicy.cleanPodPolicy", happens, "write None"

@@ -1,0 +1,103 @@
+"""What must be true in a cluster before the pods of a job can start there."""
+
+from torchyard.model.pod import Source
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import (
+    Admitted,
+    Advice,
+    Capacity,
+    ClusterRequirement,
+    Object,
+    Permission,
+    WritableFolder,
+)
+from torchyard.model.run import Run
+from torchyard.pods.template import list_resource_claims, list_tolerations, merge_pod_settings, resource_requests
+from torchyard.pods.volumes import merge_mounts
+
+_RUN_PERMISSIONS = (
+    Permission(verbs=("list", "watch"), resource="pods"),
+    Permission(verbs=("get",), resource="pods/log"),
+    Permission(verbs=("list",), resource="events"),
+    Permission(verbs=("create", "get", "patch", "delete"), resource="leases.coordination.k8s.io"),
+)
+
+
+def list_run_permissions(profile: Profile) -> tuple[Permission, ...]:
+    """What the line does with any job's pods, and with its Lease."""
+    force = profile.on_stuck_pod == "force"
+    return (*_RUN_PERMISSIONS, Permission(verbs=("delete",), resource="pods")) if force else _RUN_PERMISSIONS
+
+
+def job_permission(crd: str) -> Permission:
+    """What the line does with the job itself."""
+    return Permission(verbs=("create", "get", "list", "watch", "delete"), resource=crd)
+
+
+def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tuple[ClusterRequirement, ...]:
+    """What a pod of the job needs. `ports`: it names some, and under the host's network they are the node's."""
+    return (
+        WritableFolder(host="localhost", path=run.folder),
+        *list_run_permissions(profile),
+        _required_capacity(profile, ports),
+        Admitted(what="objects"),
+        Admitted(what="pod"),
+        *_list_references(profile),
+        *_advise_image_tag(profile),
+    )
+
+
+def _required_capacity(profile: Profile, ports: bool) -> Capacity:
+    """Enough nodes for the fewest pods."""
+    network, needs = profile.network, merge_pod_settings(profile)
+    apart, held = profile.nodes.max > 1 and needs.spread, ports and needs.host_network
+    return Capacity(
+        pods=profile.nodes.min,
+        labels={**(profile.hardware.match if profile.hardware else {}), **needs.node_selector},
+        avoid=needs.avoid,
+        tolerations=list_tolerations(profile),
+        resources=resource_requests(profile),
+        alone=apart or held,
+        port=held and not apart,
+        device_plugin=network.device_plugin if network else None,
+    )
+
+
+def _list_references(profile: Profile) -> list[Object]:
+    """Everything that the pods name and that must be there before them."""
+    needs = merge_pod_settings(profile)
+    found = [
+        Object(what="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
+        for namespace, _, name in (each.rpartition("/") for each, count in needs.networks.items() if count)
+    ]
+    for source in profile.env.values():
+        if isinstance(source, Source):
+            what, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
+            found.append(Object(what=what, name=str(name), holds=(source.key,)))
+    for each in needs.env_from:
+        what, name = ("Secret", each.secret) if each.secret else ("ConfigMap", each.config_map)
+        found.append(Object(what=what, name=str(name)))
+    for mount in merge_mounts(profile).values():
+        kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
+        found += [Object.model_validate({"what": what, "name": name}) for what, name in kinds.items() if name]
+    found += [Object(what="Secret", name=name) for name in needs.pull_secrets]
+    found += [Object(what="ComputeDomain", name=each["name"]) for each in list_resource_claims(profile)]
+    found += [
+        Object(what="StorageClass", name=each.storage_class)
+        for each in merge_mounts(profile).values()
+        if each.storage_class
+    ]
+    if needs.priority_class:
+        found.append(Object(what="PriorityClass", name=needs.priority_class))
+    if needs.service_account:
+        found.append(Object(what="ServiceAccount", name=needs.service_account))
+    return list(dict.fromkeys(found))
+
+
+def _advise_image_tag(profile: Profile) -> list[Advice]:
+    """What can be told of the profile alone."""
+    tag = (profile.image or "").rpartition("/")[2].partition("@")[0].partition(":")[2]
+    if tag in ("", "latest") and "@" not in (profile.image or ""):
+        detail = "has no fixed tag: the next run may be another program; name a version or a digest"
+        return [Advice(about=f"image {profile.image}", detail=detail)]
+    return []

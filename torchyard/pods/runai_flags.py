@@ -1,0 +1,169 @@
+"""A job of pods as the flags of Run:ai's CLI: `submit-dist pytorch` of v1, `training pytorch submit` of v2."""
+
+import re
+import shlex
+from collections.abc import Iterator
+from typing import Literal
+
+from torchyard.agents import command, process_env
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.model.pod import Mount, Pod
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+from torchyard.pods import template
+from torchyard.pods.volumes import merge_mounts
+
+Generation = Literal["cli-v1", "cli-v2"]
+_COMMAND_VARIABLE = "TORCHYARD_COMMAND"
+_CLI_LABELS = {template.RUN_LABEL: template.CLI_RUN_LABEL}
+_WAY_OUT = "options.through: kubernetes can"
+# A flag of v1, and of v2 where that has another name for it.
+_V2_FLAGS = {
+    "--gpu": "--gpu-devices-request",
+    "--cpu": "--cpu-core-request",
+    "--cpu-limit": "--cpu-core-limit",
+    "--memory": "--cpu-memory-request",
+    "--memory-limit": "--cpu-memory-limit",
+    "--add-capability": "--capability",
+}
+# Keys of `pod` that no flag says.
+_UNSUPPORTED_POD_KEYS = (
+    "privileged",
+    "devices",
+    "avoid",
+    "env_from",
+    "init",
+    "pull_secrets",
+    "service_account",
+    "priority_class",
+)
+_POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MASTER_ADDR|MASTER_PORT)\)")
+# The master's Service has no address of its own and MASTER_PORT is told to each pod: nobody else knows the two.
+_MASTER_ENDPOINT = Endpoint.model_construct(address="$(MASTER_ADDR)", port="$(MASTER_PORT)")  # type: ignore[arg-type]
+
+
+def _build_script(profile: Profile, run: Run) -> str:
+    """What every pod runs, as a variable's value, which is handed to sh by the words `/bin/sh -c $(VARIABLE)`.
+
+    They have no quotes and no spaces, so that they mean the same where a CLI makes one shell line of them: the kubelet
+    puts the text into that line, `sh -c :` is its first command, and the line's own shell runs the rest.
+
+    WORLD_SIZE is the number of pods to old training operators, and of processes to new ones: nothing here reads it.
+    """
+    place = JobNode(_MASTER_ENDPOINT, process_env.NODE_VARIABLE)
+    told = {process_env.NODE_VARIABLE: '"${PET_NODE_RANK:-$RANK}"'}
+    told |= {name: _quote_word(value) for name, value in process_env.program_environment(profile, place).items()}
+    lines = [":", "set -e", *(f"export {name}={value}" for name, value in told.items())]
+    return "\n".join((*lines, f"exec {' '.join(map(_quote_word, command.pod_command(profile, run, place)))}"))
+
+
+def _quote_word(text: str) -> str:
+    """A word for a shell; what only the pod knows is put in there."""
+    return _POD_VARIABLE_PATTERN.sub(r"""'"$\1"'""", shlex.quote(text))
+
+
+def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[str]:
+    """Every flag that a profile asks for, and the command behind them.
+
+    The run has a label of its own kind: with RUN any sweep would take the job for one that has lost its Lease.
+    """
+    metadata = template.pod_template(profile, run, {"name": "pytorch"})["metadata"]
+    plain = {each["name"]: str(each["value"]) for each in template.build_container_env(profile, run, [])}
+    said = [
+        *_list_resource_flags(profile),
+        *(("--annotation", f"{name}={value}") for name, value in metadata.get("annotations", {}).items()),
+        *(("--label", f"{_CLI_LABELS.get(name, name)}={value}") for name, value in metadata["labels"].items()),
+        *(
+            ("--environment", f"{name}={value}")
+            for name, value in {**plain, _COMMAND_VARIABLE: _build_script(profile, run)}.items()
+        ),
+        *(_build_claim_flag(path, mount, generation) for path, mount in merge_mounts(profile).items()),
+        *_list_pod_flags(template.merge_pod_settings(profile)),
+    ]
+    for flag, *value in said:
+        yield from (_V2_FLAGS.get(flag, flag) if generation == "cli-v2" else flag, *value)
+    yield from ("--command", "--", "/bin/sh", "-c", f"$({_COMMAND_VARIABLE})")
+
+
+def _list_resource_flags(profile: Profile) -> Iterator[tuple[str, ...]]:
+    """What each pod asks for; no GPU is said as 0."""
+    asked, limits = (
+        template.resource_requests(profile),
+        template.name_resources(profile, template.merge_pod_settings(profile).limits),
+    )
+    plain = {template.GPU_RESOURCE: "--gpu", "cpu": "--cpu", "memory": "--memory"}
+    for name, amount in {template.GPU_RESOURCE: "0", **asked}.items():
+        yield (plain[name], _format_cores(amount)) if name in plain else ("--extended-resource", f"{name}={amount}")
+    yield from ((f"--{name}-limit", _format_cores(limits[name])) for name in ("cpu", "memory") if name in limits)
+
+
+def _format_cores(amount: str) -> str:
+    """`500m` as the number that the CLI reads."""
+    return f"{float(amount[:-1]) / 1000:g}" if amount.endswith("m") else amount
+
+
+def _build_claim_flag(path: str, mount: Mount, generation: Generation) -> tuple[str, ...]:
+    """v1 has had three spellings; the oldest, which the newer ones still take, is the one of the guides."""
+    if generation == "cli-v2":
+        return "--existing-pvc", f"claimname={mount.claim},path={path}"
+    return "--pvc", f"{mount.claim}:{path}{':ro' if mount.read_only else ''}"
+
+
+def _list_pod_flags(needs: Pod) -> Iterator[tuple[str, ...]]:
+    """What else the pods need, as far as the CLI can say it."""
+    switches = {"--large-shm": needs.shm, "--host-network": needs.host_network, "--host-ipc": needs.host_ipc}
+    yield from ((flag,) for flag, wanted in switches.items() if wanted)
+    yield from (("--add-capability", each) for each in needs.capabilities)
+    yield from (("--toleration", f"operator=Exists,key={key}") for key in needs.tolerations)
+    texts = {"--image-pull-policy": needs.pull_policy, "--working-dir": needs.workdir}
+    yield from ((flag, value) for flag, value in texts.items() if value)
+
+
+# --- what no flag says
+
+
+def find_unsupported_settings(profile: Profile, generation: Generation) -> Iterator[str]:
+    """Findings: what the profile asks for and this CLI cannot say, each with a way out."""
+    needs = template.merge_pod_settings(profile)
+    yield from (
+        f"pod.{key}: no flag of Run:ai's CLI says it; {_WAY_OUT}"
+        for key in _UNSUPPORTED_POD_KEYS
+        if getattr(needs, key)
+    )
+    if needs.scheduler not in (None, "runai-scheduler"):
+        yield f"pod.scheduler: Run:ai has its own, runai-scheduler, and not {needs.scheduler}: leave the key out"
+    if needs.node_selector or (profile.hardware and profile.hardware.match):
+        yield f"pod.node_selector, or that of the hardware: the CLI knows options.node_pools only; {_WAY_OUT}"
+    if profile.network and profile.network.compute_domain:
+        yield f"fabric: {profile.fabric} claims a ComputeDomain, which no flag says; {_WAY_OUT}"
+    yield from _find_unsupported_environment(profile)
+    yield from _find_unsupported_mounts(profile, generation)
+    yield from _find_unsupported_amounts(profile)
+    if profile.rendezvous == "etcd-v2":
+        yield f"rendezvous: etcd-v2 needs a store, which the CLI cannot make: c10d and static do not; {_WAY_OUT}"
+    if profile.nodes.min != profile.nodes.max or profile.nodes.max < 2:
+        yield f"nodes: one number of 2 or more, as a job is a master and its workers, not {profile.nodes}; {_WAY_OUT}"
+
+
+def _find_unsupported_environment(profile: Profile) -> Iterator[str]:
+    for name, value in profile.env.items():
+        if not isinstance(value, str):
+            yield f"env.{name}: the CLI sends values, not references: mount a claim with it; {_WAY_OUT}"
+
+
+def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterator[str]:
+    for path, mount in merge_mounts(profile).items():
+        if not mount.claim:
+            yield f"mounts.{path}: the CLI mounts a claim, and this is none; {_WAY_OUT}"
+        elif mount.read_only and generation == "cli-v2":
+            yield f"mounts.{path}: read_only cannot be said to v2, which would mount it for writing; {_WAY_OUT}"
+        if re.search(r"[,:\s]", path):
+            yield f"mounts.{path}: no comma, colon or space in it can be said to the CLI; {_WAY_OUT}"
+
+
+def _find_unsupported_amounts(profile: Profile) -> Iterator[str]:
+    asked, limits = template.resource_requests(profile), template.merge_pod_settings(profile).limits
+    if "ephemeral-storage" in asked:
+        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI says it; {_WAY_OUT}"
+    for name in limits.keys() - {"cpu", "memory"}:
+        yield f"pod.limits.{name}: the CLI limits cpu and memory only; {_WAY_OUT}"

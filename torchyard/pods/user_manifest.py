@@ -1,0 +1,235 @@
+"""A job that the user wrote himself: launched as it is, with a name, labels and a run id of the run's own."""
+
+import copy
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from torchyard.diagnosis import pod_facts
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan, Watched, get_nested
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import (
+    Admitted,
+    Advice,
+    Capacity,
+    ClusterRequirement,
+    Permission,
+    WritableFolder,
+    plural_kind,
+)
+from torchyard.model.run import Run
+from torchyard.pods import etcd, lease_record, requirements
+from torchyard.pods import template as _pod
+from torchyard.pods.lint import lint_manifest
+from torchyard.pods.template import KeyPath, PodSet
+
+# What the manifest says itself; a profile that says it too would be believed and not obeyed.
+_MANIFEST_OWNED_KEYS = (
+    *("args", "env", "fabric", "hardware", "image", "mounts", "nodes", "options"),
+    *("pod", "processes", "rendezvous", "resources", "setup"),
+)
+_MAX_HOST_NAME_CHARS = 63  # characters of a host name
+
+
+class JobKind(NamedTuple):
+    """What the launcher knows about its kind of job."""
+
+    api: str
+    kind: str
+    launcher: str
+    watch: tuple[Watched, ...]
+    requires: tuple[ClusterRequirement, ...]
+    parts: Callable[[Mapping[str, Any]], Iterable[PodSet]]  # of the object that makes the pods
+    inside: Callable[[Mapping[str, Any]], KeyPath] = (
+        lambda _: ()
+    )  # where the main object has that one, if it is another
+    ports: bool = False  # the controller gives each pod a port
+    suffixed: bool = False  # pods' names end in a random word
+
+
+class _Task(NamedTuple):
+    """A part, its template, and the container in it that counts."""
+
+    part: PodSet
+    template: dict[str, Any]
+    container: str
+
+
+def plan_manifest(profile: Profile, run: Run, frame: JobKind) -> ManifestPlan:
+    """The manifest's job, after whatever else the file holds. ProfileError where it holds no such job, or two."""
+    _validate_manifest(profile, run, frame)
+    documents = [copy.deepcopy(each) for each in profile.manifest]
+    main = next(each for each in documents if _is_main_job(each, frame))
+    companions = [each for each in documents if each is not main]
+    for each in companions:
+        _add_labels(each, _companion_labels(each, profile, run))
+    tasks = _adopt_job(main, profile, run, frame)
+    first = tasks[0]
+    return ManifestPlan(
+        launcher=frame.launcher,
+        cluster=profile.cluster.model_copy(update={"namespace": next(iter(_list_namespaces(profile)), None)}),
+        store=tuple(companions),
+        objects=(main,),
+        tasks={task.part.name: task.part.pods for task in tasks},
+        suffixed=frame.suffixed,
+        container=first.container,
+        template=(*frame.inside(main), *first.part.template),
+        inside=frame.inside(main),
+        watch=frame.watch,
+        ranks="teed" if "--tee" in str(first.template) else "logged",
+        requires=(
+            *frame.requires,
+            *_list_companion_permissions(companions),
+            *_list_manifest_requirements(profile, run, main, frame),
+        ),
+        **lease_record.build_plan_fields(profile, run),
+    )
+
+
+def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, frame: JobKind) -> list[_Task]:
+    """Give the job, what is inside it and its pods the run's name, labels and rendezvous id; the job's parts."""
+    job = get_nested(main, frame.inside(main))
+    for each in (main, job):
+        _add_labels(each, _pod.attempt_labels(profile, run))
+        each["metadata"]["name"] = run.job(profile)
+    tasks = _read_tasks(job, frame)
+    for task in tasks:
+        _add_labels(task.template, _pod.attempt_labels(profile, run))
+    elastic = job["spec"].get("elasticPolicy")
+    if isinstance(elastic, dict) and not elastic.get("rdzvId"):
+        elastic["rdzvId"] = run.job(profile)
+    return tasks
+
+
+def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
+    """What makes a companion the run's, so that it goes with it; nothing does so to one that holds data."""
+    if document.get("kind") not in etcd.DATA_KINDS:
+        return {**_pod.attempt_labels(profile, run), _pod.ROLE_LABEL: "companion"}
+    return (
+        {**_pod.attempt_labels(profile, run), _pod.ROLE_LABEL: etcd.DISPOSABLE_ROLE}
+        if profile.on_companion_data == "delete"
+        else {}
+    )
+
+
+def has_protected_data(thing: Mapping[str, Any]) -> bool:
+    """Whether deleting an object would lose data that no profile lets go."""
+    return (
+        thing.get("kind") in etcd.DATA_KINDS
+        and pod_facts.get_mapping(thing, "metadata", "labels").get(_pod.ROLE_LABEL) != etcd.DISPOSABLE_ROLE
+    )
+
+
+def _list_manifest_requirements(
+    profile: Profile, run: Run, main: dict[str, Any], frame: JobKind
+) -> tuple[ClusterRequirement, ...]:
+    """What any job needs, and what this one will do that its author does not expect."""
+    job = get_nested(main, frame.inside(main))
+    return (
+        WritableFolder(host="localhost", path=run.folder),
+        *requirements.list_run_permissions(profile),
+        _required_capacity(job, _read_tasks(job, frame), frame),
+        Admitted(what="objects"),
+        Admitted(what="pod"),
+        *(Advice(about="manifest", detail=trap) for trap in lint_manifest(profile.manifest)),
+    )
+
+
+def _validate_manifest(profile: Profile, run: Run, frame: JobKind) -> None:
+    """What the profile must not say beside a manifest, and what the manifest must hold."""
+    twice = [key for key in _MANIFEST_OWNED_KEYS if key in profile.model_fields_set and getattr(profile, key)]
+    found = [f"{key}: the manifest says it; change it there" for key in twice]
+    jobs = sum(_is_main_job(each, frame) for each in profile.manifest)
+    if jobs != 1:
+        kinds = ", ".join(str(each.get("kind")) for each in profile.manifest)
+        found.append(f"manifest: holds {jobs} of kind {frame.kind} ({frame.api}), one is needed; it has: {kinds}")
+    else:
+        found += _find_job_faults(
+            next(each for each in profile.manifest if _is_main_job(each, frame)), run.job(profile), frame
+        )
+    places = _list_namespaces(profile)
+    if len(places) > 1:
+        found.append(f"manifest: one namespace is needed for all of it; named are {', '.join(places)}")
+    if found:
+        raise ProfileError(profile.name, tuple(found))
+
+
+def _find_job_faults(main: dict[str, Any], name: str, frame: JobKind) -> list[str]:
+    """Why the job cannot be launched as it is."""
+    try:
+        job = get_nested(main, frame.inside(main))
+        tasks = _read_tasks(job, frame)
+        _required_capacity(job, tasks, frame)
+        for thing in (job, *(task.template for task in tasks)):
+            _add_labels(dict(thing), {})
+        pods = ["-".join((name, task.part.name, str(max(task.part.pods - 1, 0)))) for task in tasks]
+    except (KeyError, IndexError, TypeError, AttributeError, ValueError):
+        tasks, pods = [], []
+    if not any(task.part.pods for task in tasks):
+        return [f"manifest: the {main['kind']} has no task with replicas and a pod template with a named container"]
+    containers = dict.fromkeys(task.container for task in tasks)
+    found = [
+        f"manifest: the pod {pod} has a name of over {_MAX_HOST_NAME_CHARS} characters"
+        for pod in pods
+        if len(pod) > _MAX_HOST_NAME_CHARS
+    ]
+    if len(containers) > 1:
+        found.append(f"manifest: the first containers of all tasks need one name; they are {', '.join(containers)}")
+    return found
+
+
+def _is_main_job(document: dict[str, Any], frame: JobKind) -> bool:
+    return document.get("kind") == frame.kind and document.get("apiVersion") == frame.api
+
+
+def _list_namespaces(profile: Profile) -> list[str]:
+    """Every namespace that the profile and the manifest name."""
+    said = [profile.cluster.namespace, *((each["metadata"] or {}).get("namespace") for each in profile.manifest)]
+    return list(dict.fromkeys(each for each in said if each))
+
+
+def _read_tasks(job: dict[str, Any], frame: JobKind) -> list[_Task]:
+    """The parts of a job that have a pod template; the container that counts is the operator's own, else the first."""
+    tasks = []
+    for part in frame.parts(job):
+        template = get_nested(job, part.template)
+        names = [str(each["name"]) for each in template["spec"]["containers"]]
+        tasks.append(_Task(part, template, "pytorch" if "pytorch" in names else names[0]))
+    return tasks
+
+
+def _add_labels(thing: dict[str, Any], labels: dict[str, str]) -> None:
+    """Add labels, where `metadata:` or `labels:` may stand empty."""
+    metadata = thing.get("metadata") or {}
+    thing["metadata"] = {**{key: value for key, value in metadata.items() if value is not None}}
+    if joined := {**(metadata.get("labels") or {}), **labels}:
+        thing["metadata"]["labels"] = joined
+
+
+def _list_companion_permissions(companions: list[dict[str, Any]]) -> list[Permission]:
+    kinds = sorted({_name_resource(each) for each in companions})
+    return [Permission(verbs=etcd.PERMISSION_VERBS, resource=kind) for kind in kinds]
+
+
+def _name_resource(document: dict[str, Any]) -> str:
+    """The full name of a document's kind: networkpolicies.networking.k8s.io."""
+    group = str(document["apiVersion"]).rpartition("/")[0]
+    return plural_kind(str(document["kind"])) + (f".{group}" if group else "")
+
+
+def _required_capacity(job: dict[str, Any], tasks: list[_Task], frame: JobKind) -> Capacity:
+    """What the first part's pods need of the nodes. Under the host's network a port is the node's: one pod has it.
+
+    As many pods as Volcano is told are waited for, else all.
+    """
+    spec = tasks[0].template["spec"]
+    container = spec["containers"][0]
+    asked = container.get("resources") or {}
+    resources = {**(asked.get("limits") or {}), **(asked.get("requests") or {})}
+    return Capacity(
+        pods=int(job["spec"].get("minAvailable") or 0) or sum(task.part.pods for task in tasks),
+        labels=spec.get("nodeSelector") or {},
+        tolerations=tuple(each.get("key") or "" for each in spec.get("tolerations") or ()),
+        resources={name: str(amount) for name, amount in resources.items()},
+        alone=bool(spec.get("hostNetwork") and (frame.ports or container.get("ports"))),
+    )

@@ -1,0 +1,51 @@
+"""The volumes of a pod: devices, shared memory, and what the profile mounts."""
+
+from typing import Any
+
+from torchyard.model.pod import Mount, Pod
+from torchyard.model.profile import Profile
+
+Manifest = dict[str, Any]
+
+
+def build_volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
+    """Each volume with its mount."""
+    devices = {path: {"hostPath": {"path": path}} for path in needs.devices}
+    memory = {"medium": "Memory", "sizeLimit": needs.shm}
+    shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if needs.shm else {}
+    named = {path: _build_volume_source(mount) for path, mount in merge_mounts(profile).items()}
+    read_only = {path for path, mount in merge_mounts(profile).items() if mount.read_only}
+    found = enumerate({**devices, **shm, **named}.items())
+    return [
+        (
+            {"name": f"volume-{index}", **source},
+            {"name": f"volume-{index}", "mountPath": path, **({"readOnly": True} if path in read_only else {})},
+        )
+        for index, (path, source) in found
+    ]
+
+
+def merge_mounts(profile: Profile) -> dict[str, Mount]:
+    """What the fabric and the profile mount; at the same path, the profile's."""
+    return {**(profile.network.mounts if profile.network else {}), **profile.mounts}
+
+
+def _build_volume_source(mount: Mount) -> Manifest:
+    """A volume's source."""
+    sources: dict[str, Manifest] = {
+        "persistentVolumeClaim": {"claimName": mount.claim},
+        "configMap": {"name": mount.config_map},
+        "secret": {"secretName": mount.secret},
+        "hostPath": {"path": mount.host},
+        "emptyDir": {"sizeLimit": mount.scratch},
+        "ephemeral": {"volumeClaimTemplate": _build_claim_template(mount)},
+    }
+    return {kind: source for kind, source in sources.items() if next(iter(source.values()))}
+
+
+def _build_claim_template(mount: Mount) -> Manifest | None:
+    """What a volume of the pod's own is made from."""
+    if mount.ephemeral is None:
+        return None
+    spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": mount.ephemeral}}}
+    return {"spec": {**spec, **({"storageClassName": mount.storage_class} if mount.storage_class else {})}}

@@ -1,0 +1,263 @@
+"""A run's folder: who carries the run, its lease, its journal and its attempts. It outlives every process.
+
+lock           held (flock) by the process that carries the run
+lease          touched while somebody looks after the run; its content is the time, in seconds, that it lasts
+journal        one JSON line an event: start, step, end
+attempt-N/     plan.json (written before anything is started), outcome.json, one folder a kept process
+checkpoints/   what the program saves, shared by all attempts
+report.json    the end
+
+What a comeback is decided from outlives a power cut: it is on the disk before what it tells is begun.
+"""
+
+import contextlib
+import errno
+import fcntl
+import logging
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pydantic import BaseModel, ValidationError
+
+from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file
+from torchyard.model.base import FrozenModel
+from torchyard.model.errors import FolderError, RunInUseError
+from torchyard.model.plan import Plan
+from torchyard.model.profile import Deadlines, Profile
+from torchyard.model.run import Attempt, Outcome, Report, Run
+from torchyard.run import journal
+
+_ROOT = Path(__file__).resolve().parents[2]
+N = TypeVar("N", bound=BaseModel)
+_LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # what flock says of a lock that another process holds
+_LOCK_TIMEOUT_S = 0.2  # how long somebody may hold the lock who only looks whether a process does
+_LOG = logging.getLogger("torchyard")
+_UNREADABLE_REMEDY = "what was started is not known any more: end it by hand, then remove the folder"
+
+
+def runs_folder() -> Path:
+    """Where all runs are: TORCHYARD_RUNS, or `runs` in the project."""
+    return Path(os.environ.get("TORCHYARD_RUNS") or _ROOT / "runs").expanduser().absolute()
+
+
+class AttemptPlan(FrozenModel):
+    """What an attempt is about to start; enough to find, follow and remove it later."""
+
+    plan: Plan
+    deadlines: Deadlines
+
+
+class RunFolder:
+    """The folder of one run. Nothing in it is needed to read another one."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @classmethod
+    def of(cls, profile: Profile, run_id: str) -> "RunFolder":
+        return cls(runs_folder() / Run(id=run_id, attempt=1, folder="").name(profile))
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    # --- who carries it
+
+    @contextlib.contextmanager
+    def owned(self) -> Iterator[None]:
+        """Carry the run: OwnedError where another living process does, FolderError where the folder cannot be used."""
+        with self._usable():
+            make_private_folder(self.path)
+        lock = self._lock(_LOCK_TIMEOUT_S)
+        if lock is None:
+            raise RunInUseError(str(self.path), self._owner())
+        try:
+            with self._usable():
+                os.ftruncate(lock, 0)
+                os.pwrite(lock, f"process {os.getpid()}\n".encode(), 0)
+            yield
+        finally:
+            os.close(lock)
+
+    def is_owned(self) -> bool:
+        """Whether a living process on this machine carries the run."""
+        lock = self._lock(0.0)
+        if lock is not None:
+            os.close(lock)
+        return lock is None
+
+    def _lock(self, patience: float) -> int | None:
+        """The lock's file descriptor; None where another process holds it."""
+        with self._usable():
+            lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
+        until = time.monotonic() + patience
+        try:
+            while not _try_lock(lock):
+                if time.monotonic() >= until:
+                    os.close(lock)
+                    return None
+                time.sleep(0.02)
+        except OSError as error:
+            os.close(lock)
+            raise FolderError(str(self.path), f"its filesystem cannot lock files ({error.strerror})") from error
+        return lock
+
+    def _owner(self) -> str:
+        with self._usable():
+            return (self.path / "lock").read_text(errors="replace").strip() or "another process"
+
+    @contextlib.contextmanager
+    def _usable(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            raise FolderError(str(self.path), error.strerror or str(error)) from error
+
+    # --- the lease
+
+    def renew(self, seconds: float) -> None:
+        """Say that somebody looks after the run. Renewing takes no room: a full disk ends no run."""
+        lease = self.path / "lease"
+        with self._usable():
+            if not lease.exists():
+                _write_synced_file(lease, f"{seconds:g}\n")
+            os.utime(lease)
+
+    def extend(self) -> None:
+        """Begin the lease anew, where there is one: the run is on its way back."""
+        with self._usable(), contextlib.suppress(FileNotFoundError):
+            os.utime(self.path / "lease")
+
+    def lease_left(self) -> float:
+        """Seconds until the lease ends; negative once it has, or where nobody has ever renewed it."""
+        lease = self.path / "lease"
+        with self._usable():
+            try:
+                return lease.stat().st_mtime + (self._lease_s() or 0.0) - time.time()
+            except FileNotFoundError:
+                return -1.0
+
+    def _lease_s(self) -> float | None:
+        """How long the lease lasts; a file that is torn is no reason to end what the attempt's plan tells as well."""
+        try:
+            return float((self.path / "lease").read_text(encoding="utf-8"))
+        except ValueError:
+            intent = self.intent(self.attempts()[-1]) if self.attempts() else None
+            return intent.deadlines.lease if intent else None
+
+    # --- the journal
+
+    def note(self, event: str, **facts: Any) -> None:
+        """Append an event.
+
+        FolderError where a start cannot be written. Later a full disk must not keep a run from its teardown.
+        """
+        try:
+            with self._usable():
+                journal.append_event(self.path / "journal", event, facts)
+        except FolderError:
+            if event == "start":
+                raise
+
+    def events(self) -> list[dict[str, Any]]:
+        """What has happened; a line that is torn is reported and left out."""
+        with self._usable():
+            return journal.read_events(self.path / "journal")
+
+    def last(self, event: str) -> dict[str, Any]:
+        """The last event of a kind; empty where there is none."""
+        return next((each for each in reversed(self.events()) if each["event"] == event), {})
+
+    # --- the attempts
+
+    def attempt(self, number: int) -> Path:
+        return self.path / f"attempt-{number}"
+
+    def attempts(self) -> list[int]:
+        """The attempts that have a plan, in order."""
+        return sorted(int(path.parent.name.removeprefix("attempt-")) for path in self.path.glob("attempt-*/plan.json"))
+
+    def save_intent(self, number: int, intent: AttemptPlan) -> None:
+        self._write(self.attempt(number) / "plan.json", intent)
+
+    def intent(self, number: int) -> AttemptPlan | None:
+        return self._read(self.attempt(number) / "plan.json", AttemptPlan)
+
+    def save_outcome(self, number: int, outcome: Outcome) -> None:
+        self._write(self.attempt(number) / "outcome.json", outcome)
+
+    def outcome(self, number: int) -> Outcome | None:
+        return self._read_whole(self.attempt(number) / "outcome.json", Outcome)
+
+    def save_ended(self, attempt: Attempt) -> None:
+        self._write(self.attempt(attempt.number) / "ended.json", attempt)
+
+    def ended(self, number: int) -> Attempt | None:
+        return self._read_whole(self.attempt(number) / "ended.json", Attempt)
+
+    def plans(self) -> list[Plan]:
+        """Every plan that may have left something behind."""
+        return [intent.plan for number in self.attempts() if (intent := self.intent(number))]
+
+    # --- the end
+
+    def save_report(self, report: Report) -> None:
+        self._write(self.path / "report.json", report)
+
+    def report(self) -> Report | None:
+        return self._read(self.path / "report.json", Report)
+
+    def _write(self, path: Path, noun: BaseModel) -> None:
+        """Whole or not at all: readers never see half a file, nor does who comes back after a power cut."""
+        with self._usable():
+            make_private_folder(path.parent)
+            part = path.with_suffix(".part")
+            _write_synced_file(part, noun.model_dump_json(indent=1) + "\n")
+            part.replace(path)
+            journal.sync_folder(path.parent)
+
+    def _read(self, path: Path, kind: type[N]) -> N | None:
+        """FolderError where there is something that cannot be read: it is not the same as nothing."""
+        with self._usable():
+            try:
+                return kind.model_validate_json(path.read_bytes())
+            except FileNotFoundError:
+                return None
+            except ValidationError as error:
+                why = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
+                raise FolderError(str(self.path), why, _UNREADABLE_REMEDY) from error
+
+    def _read_whole(self, path: Path, kind: type[N]) -> N | None:
+        """What can be found out again, where it is whole: how a job ended is asked of its keepers or pods."""
+        try:
+            return self._read(path, kind)
+        except FolderError as error:
+            _LOG.warning("%s is left out: %s", path.name, error.why)
+            return None
+
+
+def list_run_folders() -> list[RunFolder]:
+    """Every run folder on this machine."""
+    return [RunFolder(path.parent) for path in sorted(runs_folder().glob("*/journal"))]
+
+
+def _try_lock(lock: int) -> bool:
+    """Whether the lock is ours now; OSError where the filesystem has none."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in _LOCK_HELD_ERRNOS:
+            raise
+        return False
+    return True
+
+
+def _write_synced_file(path: Path, text: str) -> None:
+    """Write a file that is on the disk afterwards."""
+    with open(path, "w", encoding="utf-8", opener=open_private_file) as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())

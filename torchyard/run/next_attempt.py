@@ -1,0 +1,46 @@
+"""What another attempt does otherwise: it keeps off the nodes that failed, where the profile allows that."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from torchyard.launchers import registry
+from torchyard.model.profile import Profile
+from torchyard.model.run import Attempt
+from torchyard.pods.template import merge_pod_settings
+
+_HOSTNAME_LABEL = "kubernetes.io/hostname"
+# What lies with the place and not with the node: nobody is kept off a node for these.
+_NODE_INDEPENDENT_CAUSES = frozenset(
+    {"preempted", "pod-deleted", "rendezvous-store", "image", "registry", "image-pull", "port-taken"}
+)
+
+
+def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
+    """The nodes and hosts on which earlier attempts failed."""
+    found: dict[str, None] = {}
+    for attempt in attempts:
+        failure = attempt.collected.failure
+        if failure and failure.node and failure.cause not in _NODE_INDEPENDENT_CAUSES:
+            found[attempt.outcome.machines.get(failure.node, "")] = None
+    return tuple(each for each in found if each)
+
+
+def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
+    """The profile of the next attempt."""
+    failed = _list_failed_machines(attempts) if profile.avoid_failed else ()
+    if not failed:
+        return profile
+    changes: dict[str, Any]
+    if "avoid" in registry.load_launcher(profile.launcher).Options.model_fields:
+        changes = {"options": {**profile.options, "avoid": _join_values(profile.options, "avoid", failed)}}
+    else:
+        avoid = merge_pod_settings(profile).avoid
+        pod = profile.pod.model_copy(
+            update={"avoid": {**avoid, _HOSTNAME_LABEL: _join_values(avoid, _HOSTNAME_LABEL, failed)}}
+        )
+        changes = {"pod": pod}
+    return profile.model_copy(update=changes)
+
+
+def _join_values(said: Mapping[str, Any], key: str, more: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*said.get(key, ()), *more)))

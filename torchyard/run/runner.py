@@ -1,0 +1,289 @@
+"""One process that carries one run: from wherever the run is, attempt after attempt, to its end."""
+
+import contextlib
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchyard.backend import backend_of
+from torchyard.common import secrets
+from torchyard.common.log import get_log
+from torchyard.launchers import registry
+from torchyard.machines.processes import Watchdog
+from torchyard.model.errors import (
+    FolderError,
+    LeftError,
+    PreflightError,
+    ProfileError,
+    RendezvousError,
+    RunInUseError,
+    TorchyardError,
+)
+from torchyard.model.plan import Plan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Attempt, End, Failure, Outcome, Run, Status, Step
+from torchyard.run import history, takeover, watchdog
+from torchyard.run.ending import RunFinisher
+from torchyard.run.folder import AttemptPlan, RunFolder
+from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
+from torchyard.run.next_attempt import avoid_failed_machines
+from torchyard.run.progress import Progress
+from torchyard.run.report import describe_checks, describe_logs, describe_outcome, describe_submission, describe_success
+from torchyard.run.reporter import Reporter
+from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
+from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, find_hidden_stop
+from torchyard.steps.line import StepFunctions
+
+T = TypeVar("T")
+RunEnd = tuple[End, str]  # and the sentence that says why
+
+
+class Runner:
+    """Carries one run. Each attempt goes preflight, rendezvous, submit, wait, collect, teardown.
+
+    `run` looks at the journal first: a new run begins, one that lost its process is attached to, one that was ending is
+    ended, and one that has ended says so again. Whatever happens then becomes an end with a sentence.
+    """
+
+    def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
+        self.profile, self.run_id, self.reporter = profile, run_id, reporter
+        self.folder = RunFolder.of(profile, run_id)
+        self.began = time.time()
+        self.steps: list[Step] = []
+        self.attempts: list[Attempt] = []
+        self.left: list[str] = []
+        self.open: tuple[int, Plan] | None = None
+        self.plan: Plan | None = None
+        self.may_run = False  # a job that nothing but its own end, or a person, may end
+        self._do = steps or StepFunctions()
+
+    # --- one attempt
+
+    def attempt(self, number: int) -> Attempt:
+        """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
+        self.reporter.check_cancelled()
+        run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
+        intent = self.folder.intent(number) or self._prepare(run)
+        self.open, self.plan = (number, intent.plan), intent.plan
+        secrets.remember_secrets(intent.plan)
+        outcome = self.folder.outcome(number) or self._execute(number, intent)
+        return self.close(number, intent.plan, outcome)
+
+    def _prepare(self, run: Run) -> AttemptPlan:
+        """The plan of a new attempt, checked and written down before anything is started."""
+        chosen = avoid_failed_machines(self.profile, self.attempts)
+        try:
+            plan = self._check(chosen, run)
+        except (ProfileError, PreflightError) as error:
+            if chosen is self.profile:
+                raise
+            get_log().warning(
+                "avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error
+            )
+            plan = self._check(self.profile, run)
+        intent = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+        self.folder.save_intent(run.attempt, intent)
+        return intent
+
+    def _check(self, profile: Profile, run: Run) -> Plan:
+        plan = backend_of(registry.load_launcher(profile.launcher).plan(profile, run)).locate()
+        self._step("preflight", lambda: self._do.preflight(plan), describe_checks)
+        return plan
+
+    def _execute(self, number: int, intent: AttemptPlan) -> Outcome:
+        """Submit, or attach where an earlier process has done that, and wait for the end."""
+        plan, since = intent.plan, find_submission_time(self.folder.events())
+        if plan.probe and since is None:
+            try:
+                self._step("rendezvous", lambda: self._do.rendezvous(plan), str)
+            except RendezvousError as error:
+                return _rendezvous_outcome(error)
+        handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), describe_submission)
+        self.may_run = True
+        progress = Progress(plan.job, self.profile.metrics, self.reporter)
+        outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: describe_outcome(end, handle))
+        progress.close()
+        with contextlib.suppress(FolderError):  # the next process asks the keepers again
+            self.folder.save_outcome(number, outcome)
+        return outcome
+
+    def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt:
+        """Collect, then tear down: after a success, a failure and a signal alike."""
+
+        def read() -> Attempt:
+            collected = self._do.collect(plan, outcome, self.profile.metrics)
+            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collected))
+
+        attempt = self._step("collect", read, describe_logs)
+        self.attempts.append(attempt)
+        with contextlib.suppress(FolderError):
+            self.folder.save_ended(attempt)
+        self.may_run = False
+        self.left += self._step("teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left")
+        self.open = None
+        return attempt
+
+    def remove(self, plan: Plan) -> tuple[str, ...]:
+        """What is left of an attempt: where that cannot be told, how the job ended counts all the same."""
+        self._check_owner()
+        try:
+            return self._do.teardown(plan, end_run=False)
+        except RunInUseError:
+            raise
+        except TorchyardError as error:
+            return (str(error),)
+
+    def _step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
+        """Do one step: journalled before it begins and once it is done, timed for the report.
+
+        OwnedError where another process has taken the run over.
+        """
+        self._check_owner()
+        self.folder.note("step", name=name)
+        began = time.monotonic()
+        result = work()
+        done = Step(name=name, seconds=time.monotonic() - began, detail=detail(result))
+        self.folder.note("did", **done.model_dump())
+        self.steps.append(done)
+        return result
+
+    def _check_owner(self) -> None:
+        if self.plan:
+            backend_of(self.plan).check_owner()
+
+    # --- the attempts
+
+    def _try_all(self, first: int) -> RunEnd:
+        """Attempt after attempt, from the latest one on, while the budget lasts and the cause is worth another."""
+        latest = max([first, *self.folder.attempts()])
+        self.may_run = has_possible_job(self.folder.events())
+        past = [self.folder.ended(number) for number in range(first, latest)]
+        self.attempts = [attempt for attempt in past if attempt]
+        last = first + self.profile.attempts - 1
+        for number in range(latest, last + 1):
+            attempt = self.attempt(number)
+            if attempt.outcome.status.state == "succeeded":
+                return "succeeded", describe_success(attempt)
+            failure = attempt.collected.failure
+            assert failure is not None
+            if not failure.retry or number == last:
+                return "failed", failure.sentence
+            get_log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
+        raise AssertionError("attempts is at least 1")
+
+    # --- the run, from its beginning to its end
+
+    def run(self) -> RunEnd:
+        """From wherever the run is to its end.
+
+        OwnedError where another process carries it. LeftError where this process cannot go on and the job can.
+        """
+        with self.folder.owned(), self.reporter:
+            if self.reporter.count > 1:
+                takeover.adopt_run(self.folder, self.profile, self.run_id)
+            how = choose_entry(self.folder.events(), self.reporter.was_asked_again)
+            first = self._first_attempt(how)
+            facts = {"host": socket.gethostname(), "lost_at": read_renewal_time(self.folder)}
+            self.folder.note("start", entry=how, run=self.run_id, count=self.reporter.count, first=first, **facts)
+            if how not in ("echo", "give-up"):
+                return self._go_on(how, first)
+            self.reporter.flush()
+            return self._give_up() if how == "give-up" else self._echo(self.folder.last("end"))
+
+    def _first_attempt(self, how: EntryMode) -> int:
+        """The first attempt of the budget: a new one, or where the budget of the process before began."""
+        begun = self.folder.attempts()
+        return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
+
+    def _go_on(self, how: EntryMode, first: int) -> RunEnd:
+        """Bring the run to its end; a watchdog does so where this process cannot."""
+        then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
+        guard = Watchdog(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
+        with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
+            self._remember()
+            try:
+                end = self._reopen() if how == "finish" else self.protect(lambda: self._try_all(first), signals)
+                signals.begin()
+                guard.tell("ending")
+                report = RunFinisher(self).finish(*end)
+            except RunInUseError as error:
+                self.folder.note("end", end="moved", by="flow", sentence=str(error))
+                guard.tell("done")
+                raise
+            except LeftError as error:
+                self.folder.note("left", sentence=str(error))
+                get_log().error("%s; see %s/journal", error, self.folder.path)
+                raise
+            guard.tell("done")
+        return report.end, report.sentence
+
+    def _remember(self) -> None:
+        """Take over what the journal tells of the processes before this one, for the report."""
+        events = self.folder.events()
+        self.began, self.steps = history.find_start_time(events, self.began), history.list_past_steps(events)
+        if sentence := history.describe_last_loss(self.steps):
+            get_log().warning("%s", sentence)
+
+    def _reopen(self) -> RunEnd:
+        """The end that an earlier process was bringing about, and the attempt that it may have left open."""
+        begun, past = self.folder.attempts(), self.folder.last("ending")
+        intent = self.folder.intent(begun[-1]) if begun else None
+        if intent:
+            self.open, self.plan = (begun[-1], intent.plan), intent.plan
+        return past["end"], past["sentence"]
+
+    def protect(self, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
+        """Whatever happens becomes an end with a sentence: what comes after must come.
+
+        LeftError where what happened says nothing of the job, and the job may run: it is left alone.
+        """
+        stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.reporter.stops)
+        try:
+            return work()
+        except RunInUseError:
+            raise
+        except TorchyardError as error:
+            return self._fail_or_leave(str(error), error)
+        except stops as stop:
+            if self.reporter.is_void(stop):
+                return self.protect(work, signals)
+            return self._end_stopped(stop, signals)
+        except Exception as error:
+            if hidden := find_hidden_stop(error, stops):
+                return self._end_stopped(hidden, signals)
+            get_log().exception("a fault in torchyard itself")
+            return self._fail_or_leave(f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
+
+    def _end_stopped(self, stop: BaseException, signals: SignalHold) -> RunEnd:
+        signals.begin()
+        if self.reporter.is_cancelled():
+            return "cancelled", "cancelled through Prefect"
+        return "stopped", f"stopped by {describe_stop(stop)}"
+
+    def _fail_or_leave(self, sentence: str, error: Exception) -> RunEnd:
+        if self.may_run:
+            raise LeftError(sentence) from error
+        return "failed", sentence
+
+    def _echo(self, end: dict[str, Any]) -> RunEnd:
+        self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
+        get_log().info("this run has ended already: %s", end["sentence"])
+        return end["end"], end["sentence"]
+
+    def _give_up(self) -> RunEnd:
+        lease = max(self.folder.lease_left(), 0)
+        sentence = (
+            f"given up: {MAX_LOSSES} processes that carried this run were lost in a row at the same step; the job, "
+            f"if any, lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
+        )
+        self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
+        get_log().error("%s", sentence)
+        return "gave-up", sentence
+
+
+def _rendezvous_outcome(error: RendezvousError) -> Outcome:
+    """The end of an attempt whose store does not serve."""
+    known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
+    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})

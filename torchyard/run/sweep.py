@@ -1,0 +1,72 @@
+"""What is done about a run whose launcher is gone: what it has left is taken away, and its end is told."""
+
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from torchyard.backend import backend_of
+from torchyard.model.errors import RunInUseError, TorchyardError
+from torchyard.model.plan import Plan
+from torchyard.run.folder import RunFolder
+from torchyard.run.resume import find_last_event, split_by_start
+from torchyard.steps.teardown import teardown
+
+EndCallback = Callable[[str, str, str], object]  # the run's id, its end, and the sentence
+LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launcher_lost)"
+
+
+def is_run_open(folder: RunFolder) -> bool:
+    """Whether a run may still have something running: its journal tells no end, or the end of giving up."""
+    if events := folder.events():
+        return events[-1]["event"] != "end" or events[-1].get("end") == "gave-up"
+    return bool(folder.attempts())  # a journal of which nothing can be read
+
+
+def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback = lambda *_: None) -> tuple[str, ...] | None:
+    """Tear down everything of one run, journal its end and tell it; None where a living process carries the run.
+
+    A run that was being ended when its launcher died gets the end that it was coming to. What cannot be read or removed
+    is left, and is told as that.
+    """
+    try:
+        with folder.owned():
+            if not is_run_open(folder):
+                return ()
+            events = folder.events()
+            left = _remove_attempts(folder.plans())
+            ending = find_last_event(
+                split_by_start(events)[-1] if events else (), "ending"
+            )  # an earlier life's is over
+            end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
+            folder.note("end", end=end, by=by, sentence=sentence, left=left)
+    except RunInUseError:
+        return None
+    except TorchyardError as error:
+        return (str(error),)
+    tell(find_last_event(events, "start").get("run", ""), end, sentence)
+    return left
+
+
+def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
+    """Everything of a run's attempts, and their Lease; what is left. OwnedError where another machine carries it."""
+    for plan in plans[-1:]:
+        backend_of(plan).refuse_carried()
+    left = tuple(thing for plan in plans for thing in teardown(plan, end_run=False))
+    for plan in plans[-1:] if not left else ():
+        backend_of(plan).release()
+    return left
+
+
+def main(words: Sequence[str]) -> int:
+    """`keep FOLDER` and `stop FOLDER`: what the watchdog of a run does, whose process has died.
+
+    A run that is kept trains on under its lease, until a person attaches to it.
+    """
+    verb, folder = words
+    if verb == "stop":
+        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

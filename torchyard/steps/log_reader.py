@@ -1,0 +1,135 @@
+"""Logs on disk: one file a node, one stamped line each (torchyard/host/supervisor.py writes them)."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from torchyard.agents import torchrun
+from torchyard.common.log_lines import BLOCK_BYTES, read_line, read_line_text, read_new_lines
+from torchyard.model.plan import Plan, Ranks
+from torchyard.model.run import LogLine
+
+_MAX_READ_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
+
+
+class _RankZeroFilter:
+    """Reads one node's log for what global rank 0 prints: local rank 0 of the node that got group rank 0.
+
+    Where nobody says which rank printed a line, all of that node's lines count.
+    """
+
+    def __init__(self, ranks: Ranks, first: bool) -> None:
+        self.joined_at = 0.0
+        self._rank = (0 if first else 1) if ranks == "placed" else None
+        self._teed = ranks == "teed"
+
+    def take(self, line: LogLine) -> str | None:
+        """The text, if rank 0 printed it."""
+        if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
+            return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
+        worker = torchrun.read_worker_line(line.text)
+        if worker:
+            return worker[1] if worker[0] == 0 and self._rank == 0 else None
+        rank = torchrun.read_group_rank(line.text)
+        if rank is not None:
+            self._rank = rank
+        if torchrun.has_joined(line.text) and not self.joined_at:
+            self.joined_at = line.at
+        return line.text if self._rank == 0 and not self._teed else None
+
+    def passes(self, raw: bytes) -> bool:
+        """Whether a line as it is in the file need not be taken: most are other ranks', and are not even decoded."""
+        mine = self._rank == 0 and (not self._teed or torchrun.LOCAL_RANK_0_MARK in raw)
+        return not mine and torchrun.GROUP_RANK_MARK not in raw
+
+
+def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
+    """A reader for each node."""
+    return {name: _RankZeroFilter(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
+
+
+def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
+    """What global rank 0 printed: its lines that hold the mark, for few of a long log are worth decoding."""
+    for name, node in _create_filters(plan).items():
+        with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
+            for raw in file:
+                if mark not in raw and torchrun.GROUP_RANK_MARK not in raw:
+                    continue
+                if not node.passes(raw) and raw.endswith(b"\n"):
+                    text = node.take(LogLine(0.0, name, read_line_text(raw[:-1], name)))
+                    if text is not None:
+                        yield text
+
+
+class JobLogReader:
+    """The logs of a job while they grow: who has joined, how much was said, what rank 0 said.
+
+    Of a log that is far ahead it reads a bounded piece at a time: `behind` until it is at the end of every log.
+    """
+
+    def __init__(self, plan: Plan) -> None:
+        self.lines, self.behind = 0, True
+        self._paths = plan.nodes
+        self._placed = plan.ranks == "placed"
+        self._nodes = _create_filters(plan)
+        self._reached = {name: _LogPosition(0, 0) for name in self._paths}
+        self._turn = deque(self._paths)
+        self._begun: set[str] = set()
+
+    @property
+    def joined(self) -> set[str]:
+        """The nodes that say that they joined; where no agent says it, those whose processes have begun.
+
+        A log that is removed, or begins anew, takes nothing back.
+        """
+        found = {name for name, node in self._nodes.items() if node.joined_at}
+        if self._placed:
+            found = {name for name, path in self._paths.items() if name in self._begun or Path(path).exists()}
+        self._begun |= found
+        return set(self._begun)
+
+    @property
+    def joined_at(self) -> float:
+        """When the last one of them did; 0 where none has."""
+        return max((node.joined_at for node in self._nodes.values()), default=0.0)
+
+    def read(self) -> list[str]:
+        """Read on in every log, MOST_BYTES in all: rank 0's new lines."""
+        found, left = list[str](), _MAX_READ_BYTES
+        for name in tuple(self._turn):
+            self._turn.rotate(-1)
+            before = self._reached[name].offset
+            found += [text for line in self._new(name, left) if (text := self._nodes[name].take(line)) is not None]
+            left -= max(self._reached[name].offset - before, 0)
+            if left <= 0:
+                break
+        self.behind = left <= 0
+        return found
+
+    def _new(self, name: str, most: int) -> Iterator[LogLine]:
+        """The next lines of a log, from its beginning where it is another file than before."""
+        path, place = Path(self._paths[name]), self._reached[name]
+        try:
+            about = path.stat()
+        except FileNotFoundError:
+            self._reached[name] = _LogPosition(0, 0)
+            return
+        begin = place.offset if (about.st_ino, True) == (place.file, about.st_size >= place.offset) else 0
+        self._reached[name] = _LogPosition(about.st_ino, begin)
+        if about.st_size <= begin:
+            return
+        for text, offset in read_new_lines(path, begin):
+            self._reached[name] = _LogPosition(about.st_ino, offset)
+            self.lines += 1
+            yield read_line(text, name)
+            if offset - begin >= most:
+                return
+
+
+class _LogPosition(NamedTuple):
+    """How far a log is read: which file it is, and the byte behind the last whole line."""
+
+    file: int
+    offset: int

@@ -1,0 +1,19 @@
+"""Stop what the plan started and prove that nothing is left. Tearing down nothing is a success."""
+
+from torchyard.backend import backend_of
+from torchyard.common.log import get_log
+from torchyard.model.plan import Plan
+
+
+def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
+    """What could not be removed, as `host: process 123` or `Pod namespace/name`; empty is the proof.
+
+    With `end_run` nobody need look after the run any more: its Lease goes as well.
+    """
+    backend = backend_of(plan)
+    left = backend.remove()
+    if end_run and not left:
+        backend.release()
+    for thing in left:
+        get_log().error("left behind: %s", thing)
+    return tuple(left)
