@@ -20,6 +20,7 @@ from prefect.exceptions import ObjectNotFound
 from scripts.api import YardError, open_prefect_client
 from scripts.deployments import POOL_NAME
 from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
+from tasks.flow_states import report_end
 from torchyard.machines.strays import end_stray, find_strays
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -93,7 +94,7 @@ def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str:
 def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
     """What is left of a run; None where a living process carries it for longer than a killed one takes to go."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while (left := sweep_run(folder, "down", "`make down`: its worker was stopped")) is None:
+    while (left := sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)) is None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)

@@ -20,7 +20,7 @@ from prefect.states import Scheduled
 from flows.comeback import comeback
 from flows.train import train
 from scripts.automations import _RECOVERY_DEPLOYMENT, _RETIRED_NAMES, _heartbeat_automation, create_automations
-from tasks.flow_states import reschedule_run
+from tasks.flow_states import report_end, reschedule_run
 from tasks.recovery import _report_lost_run, recover_lost_runs
 from tests.conftest import Write
 from tests.test_lost import Carried, until
@@ -126,7 +126,7 @@ def test_sweep_tells_a_lost_run(run: Callable[[State[Any]], Run]) -> None:
     """A run that was swept does not stay Crashed by that name: another machine would bring it back."""
     lost = run(CRASHED)
     lost.left()
-    sweep_run(lost.folder, "sweep", "its lease has ended")
+    sweep_run(lost.folder, "sweep", "its lease has ended", report_end)
     assert lost.now().state_name == "Swept"
 
 
@@ -135,7 +135,7 @@ def test_earlier_ending_is_not_the_end_of_this_life(run: Callable[[State[Any]], 
     again = run(RUNNING)
     again.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
     again.folder.note("start", run=str(again.id), count=2)
-    sweep_run(again.folder, "sweep", "its lease has ended")
+    sweep_run(again.folder, "sweep", "its lease has ended", report_end)
     assert (again.folder.last("end")["end"], again.now().state_name) == ("swept", "Swept")
 
 

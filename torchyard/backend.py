@@ -54,7 +54,7 @@ class RemoteAttempt(NamedTuple):
 class Backend(Protocol):
     """Carries one plan out. Every verb can be called again, by this process or by the next one.
 
-    HostError or ClusterError where a host or the API server refuses; OwnedError where another living process carries
+    HostError or ClusterError where a host or the API server refuses; RunInUseError where another living process carries
     the run.
     """
 
@@ -89,10 +89,10 @@ class Backend(Protocol):
         """Let go of a run of which nothing is left."""
 
     def check_owner(self) -> None:
-        """OwnedError where another process has taken the run over since."""
+        """RunInUseError where another process has taken the run over since."""
 
     def refuse_carried(self) -> None:
-        """OwnedError where another machine may still carry the run."""
+        """RunInUseError where another machine may still carry the run."""
 
     def abandon_lease(self) -> None:
         """Renew nothing any more: whatever is left is for the sweep."""

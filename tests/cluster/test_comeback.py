@@ -11,6 +11,7 @@ import pytest
 import yaml
 
 from flows.sweep import sweep
+from tasks.flow_states import report_end
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.test_lost import Carried
@@ -79,7 +80,7 @@ def training(jobs: Jobs, fake: dict[str, Any], tmp_path: Path) -> Iterator[Train
     path.write_text(yaml.safe_dump(document))
     yield Training(jobs, path, said)
     for folder in list_run_folders():
-        sweep_run(folder, "test", "the test is over")
+        sweep_run(folder, "test", "the test is over", report_end)
 
 
 def test_lost_run_is_attached_to(training: Training) -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from flows.sweep import sweep
 from tasks.flow_runs import obtain_key
+from tasks.flow_states import report_end
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
 from torchyard.cluster import create, lease, lease_renewal, orphans
@@ -266,6 +267,6 @@ def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training)
     training.lose()
     plan = training.plan
     rewrite(training.jobs, plan, holderIdentity="elsewhere:/runs")
-    assert sweep_run(training.carried.folder, "sweep", "nobody carries it") is None
+    assert sweep_run(training.carried.folder, "sweep", "nobody carries it", report_end) is None
     assert there(training.jobs, plan) == 3
     rewrite(training.jobs, plan, holderIdentity=lease._holder_identity(plan))

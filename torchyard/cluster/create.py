@@ -46,7 +46,7 @@ def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
 def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     """The job, and whether it is new. Nothing is created where the API server would refuse a part of it.
 
-    A job that this run has made before, and that is not there any more, is not made again. OwnedError where another
+    A job that this run has made before, and that is not there any more, is not made again. RunInUseError where another
     living process carries the run.
     """
     server, held = get_cluster_client(plan.cluster), hold_lease(plan)

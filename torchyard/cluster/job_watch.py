@@ -88,7 +88,7 @@ class ClusterWatch:
     def changes(self, timeout: float) -> bool:
         """Wait for news, at most `timeout` seconds; True where `seen` has changed.
 
-        OwnedError where another process has taken the run over.
+        RunInUseError where another process has taken the run over.
         """
         get_renewer().check(self._plan)
         self._outage.tell(self._trouble())

@@ -34,7 +34,7 @@ def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
 def acquire_lease(plan: ManifestPlan) -> KubeObject:
     """The run's Lease, held from here: made, found, or taken over from a holder that is dead.
 
-    OwnedError where another living process holds it.
+    RunInUseError where another living process holds it.
     """
     server = get_cluster_client(plan.cluster)
     fresh = _fill_lease(plan, server)
@@ -128,7 +128,7 @@ def _is_held_elsewhere(server: Client, plan: ManifestPlan, there: KubeObject) ->
 
 
 def refuse_held_lease(plan: ManifestPlan) -> None:
-    """OwnedError where another machine holds the Lease: while it lasts, that one may come back."""
+    """RunInUseError where another machine holds the Lease: while it lasts, that one may come back."""
     server = get_cluster_client(plan.cluster)
     there = read_lease(server, plan)
     if not there or is_held_here(plan, there):
@@ -147,7 +147,7 @@ def read_lease(server: Client, plan: ManifestPlan) -> KubeObject | None:
 
 
 def _patch_lease(plan: ManifestPlan, who: str, *changes: KubeObject) -> KubeObject | None:
-    """Change it as one; None where it is gone, OwnedError where a test in it fails.
+    """Change it as one; None where it is gone, RunInUseError where a test in it fails.
 
     A Lease that somebody deleted takes the job with it: the job's own watch tells that.
     """
@@ -169,7 +169,7 @@ def _holder_test(plan: ManifestPlan) -> KubeObject:
 
 
 def renew_lease(plan: ManifestPlan) -> None:
-    """Say that the run is looked after. OwnedError where another process has taken it over."""
+    """Say that the run is looked after. RunInUseError where another process has taken it over."""
     _patch_lease(
         plan,
         "another process, which has taken it over",
@@ -179,7 +179,7 @@ def renew_lease(plan: ManifestPlan) -> None:
 
 
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
-    """Write a fact down. OwnedError where another process has taken the run over."""
+    """Write a fact down. RunInUseError where another process has taken the run over."""
     path = f"/metadata/annotations/{key.replace('/', '~1')}"
     _patch_lease(
         plan, "another process, which has taken it over", _holder_test(plan), {"op": "add", "path": path, "value": text}

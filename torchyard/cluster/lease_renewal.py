@@ -35,7 +35,7 @@ class LeaseRenewer:
             self._due.pop(plan.run, None)
 
     def check(self, plan: ManifestPlan) -> None:
-        """OwnedError where another process has taken the run over since."""
+        """RunInUseError where another process has taken the run over since."""
         if lost := self._lost.get(plan.run):
             raise lost
 
@@ -66,7 +66,7 @@ class LeaseRenewer:
 
 
 def hold_lease(plan: ManifestPlan) -> KubeObject:
-    """Take a run's Lease, and renew it until the run is over. OwnedError where another living process holds it."""
+    """Take a run's Lease, and renew it until the run is over. RunInUseError where another living process holds it."""
     held = lease.acquire_lease(plan)
     get_renewer().add(plan)
     return held

@@ -23,7 +23,7 @@ def take_over_run(first: ManifestPlan, plan_of: Callable[[int], Plan], begun: Se
     """What the Lease knows, which is held from here then; None where it says no more than is known here.
 
     ClusterError where it does not say which attempt goes on: a guess could submit a second job beside the first.
-    OwnedError where a living process holds it.
+    RunInUseError where a living process holds it.
     """
     first = resolve_cluster(first)
     server = get_cluster_client(first.cluster)

@@ -168,7 +168,7 @@ class Client:
             raise TransientError(error.said, 401) from error  # a server that lost its memory of us may find it again
 
     def look(self, path: str, query: Mapping[str, Any] | None = None) -> KubeObject:
-        """One GET, tried once. BusyError where the server is away or busy, ClusterError where it refuses."""
+        """One GET, tried once. TransientError where the server is away or busy, ClusterError where it refuses."""
         return self._once(Request("GET", _request_path(path, query)))
 
     def _once(self, asked: Request) -> KubeObject:
@@ -180,7 +180,7 @@ class Client:
     def stream(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
         """The lines of an answer that goes on, each with its end; the last one may lack it.
 
-        BusyError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
+        TransientError where the connection breaks or nothing comes for `silence` s, ClusterError where it is refused.
         """
         with self._open(Request("GET", _request_path(path, query), None, silence)) as response:
             yield from stream_lines(response)

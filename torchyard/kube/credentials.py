@@ -22,7 +22,7 @@ class Credentials(Generic[T]):
         self._next, self._failed = 0.0, ""
 
     def renew(self, used: T) -> bool:
-        """Whether there are others than the refused ones by now. BusyError 401 where they cannot be loaded."""
+        """Whether there are others than the refused ones by now. TransientError 401 where they cannot be loaded."""
         with self._one:
             if self.now is not used:
                 return True

@@ -50,7 +50,7 @@ class Connection(NamedTuple):
         return bool(self.settings.api_key or self.settings.cert_file)
 
     def send(self, asked: Request) -> Any:
-        """The answer, its body still to be read. BusyError where it may be asked again, ClusterError where it is no."""
+        """The answer, its body unread. TransientError where it may be asked again, ClusterError where it is no."""
         headers = {
             **_JSON_HEADERS,
             **({"Content-Type": _PATCH_CONTENT_TYPES[type(asked.body)]} if asked.method == "PATCH" else {}),
@@ -149,7 +149,7 @@ def stream_lines(response: Any) -> Iterator[bytes]:
 
 
 def stream_chunks(response: Any) -> Iterator[bytes]:
-    """An answer as it comes. BusyError where it breaks off."""
+    """An answer as it comes. TransientError where it breaks off."""
     try:
         yield from response.stream(1 << 16, decode_content=True)
     except urllib3.exceptions.HTTPError as error:

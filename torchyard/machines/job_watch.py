@@ -49,7 +49,7 @@ class ProcessWatch:
     def changes(self, timeout: float) -> bool:
         """Wait for news, at most `timeout` seconds; True where there was some.
 
-        OwnedError where another place has taken the run over.
+        RunInUseError where another place has taken the run over.
         """
         for stream in [each for each in self._streams if each.broken_at < time.monotonic() - 1]:
             self._open(stream)

@@ -59,7 +59,7 @@ def _inline_script(python: str, name: str, *more: str) -> tuple[str, ...]:
 def stage_in(sites: Sequence[Site]) -> None:
     """Fill each site, or find it filled. HostError where a host refused it, or the program cannot be copied.
 
-    OwnedError where a living process of another place carries the run.
+    RunInUseError where a living process of another place carries the run.
     """
     kept = {before: _list_checkpoints(before) for before in {site.before for site in sites}}
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:

@@ -9,7 +9,7 @@ TorchyardError
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     LeftError          this process cannot go on, and leaves the job alone
-    OwnedError         another process carries this run
+    RunInUseError         another process carries this run
 
 They survive pickle: the fields go to `super().__init__`, the text is made in `__str__`.
 """

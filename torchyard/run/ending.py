@@ -41,7 +41,7 @@ class RunFinisher:
     def finish(self, end: End, sentence: str) -> Report:
         """Say which end it is, tear down what is still open, write the report, and show it.
 
-        OwnedError where another process carries the run by now.
+        RunInUseError where another process carries the run by now.
         """
         run = self._run
         self._record(end, sentence)

@@ -68,7 +68,7 @@ class RunFolder:
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Carry the run: OwnedError where another living process does, FolderError where the folder cannot be used."""
+        """Carry the run: RunInUseError where another process does, FolderError where the folder cannot be used."""
         with self._usable():
             make_private_folder(self.path)
         lock = self._lock(_LOCK_TIMEOUT_S)

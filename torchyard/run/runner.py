@@ -138,7 +138,7 @@ class Runner:
     def _step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
         """Do one step: journalled before it begins and once it is done, timed for the report.
 
-        OwnedError where another process has taken the run over.
+        RunInUseError where another process has taken the run over.
         """
         self._check_owner()
         self.folder.note("step", name=name)
@@ -178,7 +178,7 @@ class Runner:
     def run(self) -> RunEnd:
         """From wherever the run is to its end.
 
-        OwnedError where another process carries it. LeftError where this process cannot go on and the job can.
+        RunInUseError where another process carries it. LeftError where this process cannot go on and the job can.
         """
         with self.folder.owned(), self.reporter:
             if self.reporter.count > 1:

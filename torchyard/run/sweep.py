@@ -22,7 +22,7 @@ def is_run_open(folder: RunFolder) -> bool:
     return bool(folder.attempts())  # a journal of which nothing can be read
 
 
-def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback = lambda *_: None) -> tuple[str, ...] | None:
+def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[str, ...] | None:
     """Tear down everything of one run, journal its end and tell it; None where a living process carries the run.
 
     A run that was being ended when its launcher died gets the end that it was coming to. What cannot be read or removed
@@ -34,9 +34,8 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback = lambda *
                 return ()
             events = folder.events()
             left = _remove_attempts(folder.plans())
-            ending = find_last_event(
-                split_by_start(events)[-1] if events else (), "ending"
-            )  # an earlier life's is over
+            life = split_by_start(events)[-1] if events else ()  # an earlier life's ending is over
+            ending = find_last_event(life, "ending")
             end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
             folder.note("end", end=end, by=by, sentence=sentence, left=left)
     except RunInUseError:
@@ -48,7 +47,7 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback = lambda *
 
 
 def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Everything of a run's attempts, and their Lease; what is left. OwnedError where another machine carries it."""
+    """Everything of a run's attempts, and their Lease; what is left. RunInUseError where another machine carries it."""
     for plan in plans[-1:]:
         backend_of(plan).refuse_carried()
     left = tuple(thing for plan in plans for thing in teardown(plan, end_run=False))
@@ -64,7 +63,7 @@ def main(words: Sequence[str]) -> int:
     """
     verb, folder = words
     if verb == "stop":
-        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE)
+        sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE, lambda *_: None)
     return 0
 
 

@@ -9,7 +9,7 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 
 
 def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
-    """Go on where another machine was. OwnedError where a living process carries the run there."""
+    """Go on where another machine was. RunInUseError where a living process carries the run there."""
 
     def plan_of(number: int) -> Plan:
         run = Run(id=run_id, attempt=number, folder=str(folder.path))
