@@ -431,3 +431,18 @@ def test_job_whose_nodes_had_joined_has_started() -> None:
     seen = FILES["pytorchjob-ok"][1].observed.seen
     status = read("pytorchjob-ok", Observation(seen, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"
+
+
+@pytest.mark.parametrize(("deleted", "says"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")])
+def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted: str, says: str) -> None:
+    """Of what happened within one second nobody knows the order: then the program's own end is told."""
+    day, grace = "2026-11-22T", 0
+    ended = {"terminated": {"exitCode": 7, "finishedAt": f"{day}10:00:00Z", "reason": "Error"}}
+    failed = {
+        "metadata": {"name": "a"},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended}]},
+    }
+    going = {"name": "b", "deletionTimestamp": f"{day}{deleted}Z", "deletionGracePeriodSeconds": grace}
+    removed = {"metadata": going, "status": {"phase": "Running"}}
+    seen = {"Pod/worker-0": failed, "Removed/worker-1": removed}
+    assert says in job_status.failed_status(Observation(seen, frozenset(), 0.0), "it failed").reason

@@ -13,6 +13,7 @@ import pytest
 from tests.caller import CLUSTER
 from tests.cluster.jobs import Jobs, as_user
 from tests.cluster.wire import Wire
+from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
@@ -62,6 +63,15 @@ def fake(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
     if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
     return {**user, "pod.node_selector": {"type": "kwok"}}
+
+
+@pytest.fixture(autouse=True)
+def no_renewals() -> Iterator[None]:
+    """No Lease of a test is renewed during the next one: that would ask for the next one's credentials."""
+    yield
+    renewer = get_renewer()
+    for _, plan in list(renewer._due.values()):
+        renewer.drop(plan)
 
 
 @pytest.fixture

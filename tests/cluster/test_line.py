@@ -181,11 +181,11 @@ def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
 
 # What each webhook refuses: a queue that takes no jobs, and names that no profile can bring about.
 REFUSED: dict[str, tuple[object, str, str, str]] = {
-    "volcano": (volcano, "TASK", "Worker", "a lowercase RFC 1123 label"),
-    "pytorchjob": (pytorchjob, "CONTAINER", "trainer", "at least one container with name pytorch"),
-    "appwrapper": (pytorchjob, "CONTAINER", "trainer", "at least one container with name pytorch"),
-    "runai": (pytorchjob, "CONTAINER", "trainer", "at least one container with name pytorch"),
-    "jobset": (jobset, "JOB", "Worker", "a lowercase RFC 1123 label"),
+    "volcano": (volcano, "_TASK_NAME", "Worker", "a lowercase RFC 1123 label"),
+    "pytorchjob": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
+    "appwrapper": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
+    "runai": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
+    "jobset": (jobset, "_JOB_NAME", "Worker", "a lowercase RFC 1123 label"),
 }
 
 

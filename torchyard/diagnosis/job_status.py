@@ -120,12 +120,12 @@ def failed_status(observed: Observation, otherwise: str) -> Status:
 
 
 def _explain_deleted_pod(observed: Observation, before: float) -> Failure | None:
-    """The pod that was deleted before any other had failed: its peers lost it, and blame the network.
+    """The pod that was deleted in a second before any other failed: its peers lost it, and blame the network.
 
     Who preempts, drains or gives a node up writes it down in the pod.
     """
     name, pod = next(((name, pod) for name, pod in observed.seen.items() if name.startswith("Removed/")), ("", {}))
-    if not name or read_deletion_time(pod) > before:
+    if not name or read_deletion_time(pod) >= before:
         return None
     node = name.partition("/")[2]
     if known := find_pod_failure({node: pod}, float("inf")):
