@@ -35,7 +35,7 @@ def as_user() -> dict[str, Any]:
         return {}
 
 
-def until(found: Callable[[], Any], seconds: float = 30.0) -> Any:
+def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
     """What is found, as soon as there is something."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
