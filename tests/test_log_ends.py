@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Planned
-from torchyard.common.log_lines import _read_log, read_line
+from torchyard.common.log_lines import read_line, read_new_lines
 from torchyard.metrics.registry import READERS
 from torchyard.metrics.rows import Rows
 from torchyard.model.plan import ManifestPlan
@@ -36,7 +36,7 @@ def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: l
     """Whatever a file holds, its end read backwards is the end of the file read forwards; a torn last line is none."""
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(b"\n".join(pieces))
-    whole = list(_read_log("a", str(path)))
+    whole = [read_line(text, "a") for text, _ in read_new_lines(path, 0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_tail, "BLOCK_BYTES", 7)
         assert LogTails({"a": str(path)}).last("a", count) == whole[-count:]

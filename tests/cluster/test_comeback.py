@@ -15,7 +15,7 @@ from tasks.flow_states import report_end
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.test_lost import Carried
-from torchyard.common.log_lines import _read_log
+from torchyard.common.log_lines import read_line, read_new_lines
 from torchyard.loading.profile import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
@@ -58,7 +58,7 @@ class Training:
 
     def texts(self, node: str) -> list[str]:
         path = next(self.jobs.folder.glob(f"runs/*/attempt-1/{node}/log"), None)
-        return [line.text for line in _read_log(node, str(path))] if path else []
+        return [read_line(text, node).text for text, _ in read_new_lines(path, 0)] if path else []
 
     def there(self) -> list[str]:
         """The uid of every job of the run."""

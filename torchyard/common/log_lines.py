@@ -21,12 +21,6 @@ def read_line(text: str, node: str) -> LogLine:
     return LogLine(at, node, rest.partition(" | ")[2])
 
 
-def _read_log(node: str, path: str) -> Iterator[LogLine]:
-    """Every line of one node, from its file."""
-    for text, _ in read_new_lines(Path(path), 0):
-        yield read_line(text, node)
-
-
 def read_line_text(raw: bytes, node: str) -> str:
     """What a line says behind its stamp."""
     stamp = _LINE_STAMP.match(raw)
