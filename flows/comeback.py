@@ -1,4 +1,4 @@
-"""Brings back the runs that have lost their launcher: an automation calls it where nobody else has done so."""
+"""Resumes runs that have lost their launcher; an automation starts it if nothing else has resumed them."""
 
 import sys
 from typing import Any
@@ -12,10 +12,10 @@ from tasks.recovery import recover_lost_runs
 
 @flow(name="comeback")
 def comeback() -> State[Any]:
-    """Look at every run that may have lost its launcher, as it is now, and schedule those that have."""
+    """Check the current state of every run that may have lost its launcher, and schedule those that have."""
     looked = recover_lost_runs()
     if looked.faults:
-        return Failed(message=f"{looked}; not looked at: {', '.join(looked.faults)}")
+        return Failed(message=f"{looked}; not checked: {', '.join(looked.faults)}")
     return Completed(message=str(looked))
 
 

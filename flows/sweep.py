@@ -1,4 +1,4 @@
-"""Removes what runs left behind whose launcher is gone for longer than their lease."""
+"""Removes what is left of runs whose launcher has been gone for longer than their lease."""
 
 import argparse
 import contextlib
@@ -12,8 +12,8 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.flow_runs import confirm_flow_run, read_liveness_by_name
-from tasks.flow_states import final_state, read_liveness, report_end, report_state, reschedule_run
+from tasks.flow_run.ownership import confirm_flow_run, read_liveness_by_name
+from tasks.flow_run.states import final_state, read_liveness, report_end, report_state, reschedule_run
 from tasks.recovery import recover_lost_runs
 from torchyard.common.escaping import escape_markdown, spell_anything, strip_control_codes
 from torchyard.common.log import get_log
@@ -25,13 +25,13 @@ from torchyard.steps.descriptors import raise_file_limit
 
 
 class AbandonedRun(NamedTuple):
-    """A run that nobody looks after: where it has something, why it goes or stays, and how to remove it."""
+    """A run without a launcher: where it left something, why that is removed or kept, and how to remove it."""
 
     run: str
     where: str
     why: str
     remove: Callable[[], Sequence[str] | None]
-    kept: str = ""  # why it stays
+    kept: str = ""  # why it is not removed
 
 
 @flow(name="sweep")
@@ -41,22 +41,22 @@ def sweep(
     without_lease: bool = False,
     contexts: list[str] | None = None,
 ) -> State[Any]:
-    """Take away every job whose lease has ended and whose launcher is dead, on this machine's hosts and in clusters.
+    """Remove every job whose lease has ended and whose launcher is dead, on this machine's hosts and in clusters.
 
-    A run that is lost, and whose lease lasts, is scheduled again: nobody else may have seen that.
+    A lost run whose lease has not ended is scheduled again, in case nothing else has noticed the loss.
 
     Args:
-        dry_run: Only say what would be removed.
-        runs: These runs and no others, also before their leases have ended; a living launcher's run stays all the same.
-        without_lease: Objects in a cluster too that carry a run's label and have no Lease; else they are only listed.
-        contexts: The kubeconfig's contexts to look through, in all namespaces; else the current one, if there is one.
+        dry_run: Only report what would be removed.
+        runs: Only these runs, even before their leases have ended; a run with a living launcher is never removed.
+        without_lease: Also objects in a cluster that carry a run's label and have no Lease; else they are only listed.
+        contexts: The kubeconfig's contexts to search, in all namespaces; else the current one, if there is one.
     """
     raise_file_limit()
     named, faults = None if runs is None else frozenset(runs), list[str]()
     back = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
     found = [*_find_local_runs(named, faults), *_find_stray_runs(named)]
     left = [_remove_run(each, dry_run) for each in found]
-    # What is here is removed first: the rest is what other machines have left.
+    # This machine's runs are removed first; the rest is what other machines have left.
     for each in _find_cluster_runs(contexts, named, without_lease, faults):
         found.append(each)
         left.append(_remove_run(each, dry_run))
@@ -67,19 +67,19 @@ def sweep(
 
 
 def _format_summary(found: Sequence[AbandonedRun], dry_run: bool, back: int) -> str:
-    """What was done, in a line."""
+    """What was done, in one line."""
     taken = [each for each in found if not each.kept]
-    said = f"looked after {len(taken)} runs" + (f", brought {back} back" if back else "")
+    said = f"swept {len(taken)} runs" + (f", resumed {back}" if back else "")
     if dry_run:
         said = f"would remove {len(taken)}: " + ", ".join(each.run for each in taken)
-    return said + (f"; {len(found) - len(taken)} are listed and stay" if len(found) > len(taken) else "")
+    return said + (f"; {len(found) - len(taken)} listed and kept" if len(found) > len(taken) else "")
 
 
 def _explain_refusals(
     named: frozenset[str], found: Sequence[AbandonedRun], left: Sequence[Sequence[str] | None]
 ) -> list[str]:
-    """Why runs that were named are still there."""
-    carried = "a living process carries it: cancel the run, or end that process"
+    """Why named runs have not been removed."""
+    carried = "a living process owns it: cancel the run, or end that process"
     why = {
         (each.run, each.where): each.kept or carried
         for each, rest in zip(found, left, strict=True)
@@ -98,48 +98,48 @@ def _sweep_state(said: str, faults: list[str]) -> State[Any]:
 
 
 def _recover_runs(contexts: list[str] | None, faults: list[str]) -> int:
-    """Bring back the runs that have lost their launcher and whose lease lasts: how many."""
+    """Resume the runs that have lost their launcher and whose lease has not ended; returns how many."""
     looked = recover_lost_runs(leased=True)
     faults += looked.faults
     return len(looked.back) + sum(map(reschedule_run, _find_unrenewed_runs(contexts)))
 
 
 def _find_local_runs(named: frozenset[str] | None, faults: list[str]) -> Iterator[AbandonedRun]:
-    """The runs that this machine has carried; one that cannot be read is a fault of its own."""
+    """This machine's runs that are due for removal; one that cannot be read is added to `faults`."""
     for folder in list_run_folders():
         try:
             over = folder.lease_left() < 0
             if is_run_open(folder) and (over if named is None else folder.name in named):
-                why = "no launcher carries it" + (", and its lease has ended" if over else "")
+                why = "no launcher owns it" + (", and its lease has ended" if over else "")
                 yield AbandonedRun(folder.name, "here", why, partial(sweep_run, folder, "sweep", why, report_end))
         except TorchyardError as error:
             faults.append(str(error))
 
 
 def _find_stray_runs(named: frozenset[str] | None) -> Iterator[AbandonedRun]:
-    """Processes here whose run folder was removed: a keeper ends its own with the lease, and nobody ends the rest."""
+    """Processes here whose run folder was removed, and whose supervisor is gone and cannot end them with the lease."""
     for stray in find_strays(runs_folder()):
         if stray.kept:
-            get_log().warning("%s; its keeper ends it with its lease", stray)
+            get_log().warning("%s; its supervisor ends it with its lease", stray)
         elif named is None or stray.run in named:
             yield AbandonedRun(
-                stray.run, "here", "its folder was removed, and no keeper is left", partial(end_stray, stray)
+                stray.run, "here", "its folder was removed, and no supervisor is left", partial(end_stray, stray)
             )
 
 
 def _find_unrenewed_runs(contexts: list[str] | None) -> set[str]:
-    """The flow runs in clusters whose Lease lasts, and that may have no launcher."""
+    """The flow runs in clusters whose Lease has not ended and that may have no launcher."""
     from torchyard.cluster import orphans
 
     found: set[str] = set()
     for context in _list_contexts(contexts, []):
-        with contextlib.suppress(TorchyardError):  # told where it is looked through
+        with contextlib.suppress(TorchyardError):  # reported when the cluster is searched
             found.update(filter(None, map(confirm_flow_run, orphans.find_unrenewed_leases(context))))
     return found
 
 
 def _list_contexts(contexts: list[str] | None, faults: list[str]) -> Iterator[str | None]:
-    """The contexts that lead to a cluster; one that is named, and does not, is a fault."""
+    """The contexts that lead to a cluster; a named one that does not is a fault."""
     from torchyard.cluster import orphans
 
     wanted: Sequence[str | None] = contexts or (None,)
@@ -161,7 +161,7 @@ def _find_cluster_runs(
     for context in _list_contexts(contexts, faults):
         found: list[orphans.Orphan] = []
         try:
-            found.extend(orphans.find_orphans(context, terms))  # all at once: they are watched side by side
+            found.extend(orphans.find_orphans(context, terms))  # all at once: they are watched in parallel
         except TorchyardError as error:
             faults.append(str(error))
         for each in found:
@@ -171,18 +171,18 @@ def _find_cluster_runs(
 
 
 def _clear_orphan(orphan: Any) -> list[str] | None:
-    """Remove a run from its cluster, and tell Prefect, where it still waits for a worker."""
+    """Remove a run from its cluster, and set its final state in Prefect, where it still waits for a worker."""
     from torchyard.cluster import orphans
 
     flow_run = confirm_flow_run(orphan.lease) if orphan.lease else ""
     left = orphans.remove_orphan(orphan)
     if flow_run and left is not None:
-        report_state(flow_run, final_state("swept", f"no launcher carried it, and {orphan.why}"))
+        report_state(flow_run, final_state("swept", f"no launcher owned it, and {orphan.why}"))
     return left
 
 
 def _remove_run(due: AbandonedRun, dry_run: bool) -> Sequence[str] | None:
-    """What is left of one run; None of one that a living process carries. What stays is not touched."""
+    """Remove one run unless it is kept; returns what is left, None if a living process owns the run."""
     if dry_run:
         return ()
     if due.kept:
@@ -198,17 +198,17 @@ def _remove_run(due: AbandonedRun, dry_run: bool) -> Sequence[str] | None:
 
 
 def _show_table(due: Sequence[AbandonedRun], left: Sequence[str]) -> None:
-    """The table in Prefect; a server that is away costs the table alone."""
+    """Show the table in Prefect; an unreachable server costs only the table."""
     told = [
         {"run": each.run, "where": each.where, "why": each.why, "not removed": each.kept, "left": rest}
         for each, rest in zip(due, left, strict=True)
     ]
     rows = [
         {key: escape_markdown(text) for key, text in row.items()} for row in told
-    ]  # names and reasons are out of Leases
+    ]  # names and reasons come from Leases
     try:
         if rows:
-            create_table_artifact(rows, key="sweep", description="Runs that nobody looked after")
+            create_table_artifact(rows, key="sweep", description="Runs without a launcher")
     except Exception as error:
         get_log().warning("the table is not in Prefect: %s", error)
 
@@ -216,10 +216,10 @@ def _show_table(due: Sequence[AbandonedRun], left: Sequence[str]) -> None:
 def main(words: Sequence[str]) -> int:
     """`python flows/sweep.py [--dry-run] [--run NAME ...] [--without-lease] [--context NAME ...]`: the same flow."""
     parser = argparse.ArgumentParser(prog="flows/sweep.py", description=main.__doc__)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be removed")
-    parser.add_argument("--run", action="append", help="this run alone, also before its lease has ended; repeatable")
+    parser.add_argument("--dry-run", action="store_true", help="only report what would be removed")
+    parser.add_argument("--run", action="append", help="only this run, even before its lease has ended; repeatable")
     parser.add_argument("--without-lease", action="store_true", help="also objects whose run has no Lease")
-    parser.add_argument("--context", action="append", help="of the kubeconfig; repeatable")
+    parser.add_argument("--context", action="append", help="a context of the kubeconfig; repeatable")
     asked = parser.parse_args(words)
     spell_anything()
     end = sweep(asked.dry_run, asked.run, asked.without_lease, asked.context, return_state=True)

@@ -15,7 +15,7 @@ from torchyard.common.escaping import spell_anything
 
 @flow(name="train")
 def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
-    """Train what a profile says, from preflight to the report.
+    """Run the training that a profile describes, from preflight to the report.
 
     Args:
         profile: A name from `torchyard profiles`, or the path of a YAML file.

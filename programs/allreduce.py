@@ -1,19 +1,22 @@
-"""Measures the bandwidth of all-reduce between any number of processes, for sizes that double.
+"""Measures the bandwidth of all-reduce and other collectives between any number of processes.
 
     torchrun --nproc-per-node 2 programs/allreduce.py --min-size 32K --max-size 16M
+    torchrun --nproc-per-node 2 programs/allreduce.py --collective all_gather,sendrecv --sizes 1M,64M
 
 Without torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set, and LOCAL_WORLD_SIZE where processes share a
-machine's GPUs. Rank 0 prints a JSON line for each size:
+machine's GPUs. Rank 0 prints a JSON line for each collective and size, and a last one for the whole run:
 
-    {"step": 1, "steps": 10, "size": 32768, "seconds": 0.0002, "algbw": 0.16, "busbw": 0.16, "wrong": 0}
+    {"step": 1, "steps": 10, "collective": "all_reduce", "size": 32768, "seconds": 0.0002, "min_seconds": 0.0001,
+     "mean_seconds": 0.0003, "algbw": 0.16, "busbw": 0.16, "wrong": 0}
+    {"algbw": 2.1, "busbw": 2.1, "mean_busbw": 1.4, "wrong": 0, "world_size": 2, "backend": "gloo", "dtype": "float32",
+     "timing": "wall"}
 
-`size` is a process's buffer in bytes. `seconds` is the median over the trials, each as long as its slowest rank took.
-Bandwidths are in GB/s of 10^9 bytes, as nccl-tests defines them (doc/PERFORMANCE.md): algbw = size / seconds, and
-busbw = algbw * 2 (n - 1) / n for n processes, which can be compared with the line rate whatever n is. `wrong` counts
-the elements of all ranks and trials that are not the sum; with one of them the exit code is 1. A last line is about the
-whole run, its bandwidths those of the largest size:
-
-    {"algbw": 2.1, "busbw": 2.1, "mean_busbw": 1.4, "wrong": 0, "world_size": 2, "backend": "gloo", "dtype": "float32"}
+`seconds` is the median over the trials, each as long as its slowest rank took. Bandwidths are those of the median, in
+GB/s of 10^9 bytes. They and `size` are as nccl-tests defines them (doc/PERFORMANCE.md): the size is the larger of a
+rank's input and output in bytes, rounded down to equal parts for all ranks; busbw can be compared with the line rate
+for any number of processes. In sendrecv each rank sends to the next one. `wrong` counts the elements of all ranks and
+trials that are not what they should be; with one of them the exit code is 1. The last line's bandwidths are of the
+largest size; those of a second collective are called `all_gather_busbw`.
 """
 
 import argparse
@@ -22,6 +25,7 @@ import os
 import statistics
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -30,7 +34,11 @@ from torch.distributed.elastic.multiprocessing.errors import record
 
 DTYPES = {"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16}
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
+# busbw = algbw * factor * (n - 1) / n for n processes, or algbw itself. With factor 1, buffers have a part for each.
+BUS_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
+COLLECTIVES = (*BUS_FACTORS, "broadcast", "sendrecv")
 Row = dict[str, Any]
+Values = tuple[list[Tensor], list[Tensor]]
 
 
 def say(row: Row) -> None:
@@ -48,28 +56,51 @@ def read_size(text: str) -> int:
     return int(digits) * unit
 
 
+def build_parser() -> argparse.ArgumentParser:
+    """The options."""
+    # Without a usage text the parser reports an error in one line.
+    parser = argparse.ArgumentParser(prog="allreduce.py", usage=argparse.SUPPRESS)
+    add = parser.add_argument
+    names = f"of {', '.join(COLLECTIVES)}; several are separated by commas"
+    add("--collective", type=lambda text: text.split(","), default="all_reduce", metavar="NAMES", help=names)
+    listed = "such as 32K,1M,1G, in place of those from --min-size to --max-size, each twice the one before"
+    add("--sizes", type=lambda text: [read_size(each) for each in text.split(",")], help=listed)
+    # Not --min and --max: torchrun takes a program's --max for an ambiguous abbreviation of its own options, and ends.
+    add("--min-size", type=read_size, default="32K", metavar="SIZE", help="the first size, in bytes or 32K")
+    add("--max-size", type=read_size, default="16M", metavar="SIZE", help="the largest size")
+    add("--trials", type=int, default=20, help="for each size")
+    add("--warmups", type=int, default=5, help="before the trials of each size, not counted")
+    add("--dtype", choices=DTYPES, default="float32")
+    add("--backend", choices=("gloo", "nccl"), help="by default NCCL if each process has a GPU of its own, else gloo")
+    add("--timing", choices=("auto", "events", "wall"), default="auto", help="auto: CUDA's events on GPUs")
+    return parser
+
+
 def read_options() -> argparse.Namespace:
-    """Read the command line; one sentence and exit 2 where nothing can be measured."""
-    # Without its usage the parser tells a mistake in one line.
-    about = "Measures the bandwidth of all-reduce; torchrun starts it."
-    parser = argparse.ArgumentParser(prog="allreduce.py", description=about, usage=argparse.SUPPRESS)
-    # Not --min and --max: torchrun takes a program's --max for one of its own, and ends because it cannot tell which.
-    parser.add_argument(
-        "--min-size", type=read_size, default="32K", metavar="SIZE", help="the first size, in bytes or 32K"
-    )
-    parser.add_argument("--max-size", type=read_size, default="16M", metavar="SIZE", help="the largest size")
-    parser.add_argument("--trials", type=int, default=20, help="for each size")
-    parser.add_argument("--warmups", type=int, default=5, help="before the trials of each size, not counted")
-    parser.add_argument("--dtype", choices=DTYPES, default="float32")
+    """Read the command line; print one sentence and exit with 2 if the options are wrong."""
+    parser = build_parser()
     options = parser.parse_args()
     width = torch.finfo(DTYPES[options.dtype]).bits // 8
     if options.trials < 1 or options.warmups < 0:
         parser.error("there must be one trial or more, and no fewer than 0 warmups")
-    if options.min_size > options.max_size or options.min_size % width:
+    if not options.sizes and (options.min_size > options.max_size or options.min_size % width):
         limits = f"at most --max-size {options.max_size}, and whole elements of {width} bytes"
         parser.error(f"--min-size {options.min_size} must be {limits}")
+    if unknown := [name for name in options.collective if name not in COLLECTIVES]:
+        parser.error(f"{unknown[0]!r} is no collective; there are {', '.join(COLLECTIVES)}")
     if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
         parser.error(f"{', '.join(missing)} must be set; start it with torchrun")
+    processes, steps = int(os.environ["WORLD_SIZE"]), (options.max_size // options.min_size).bit_length()
+    options.sizes = options.sizes or [options.min_size << step for step in range(steps)]
+    least = width * max(processes if BUS_FACTORS.get(name) == 1 else 1 for name in options.collective)
+    if wrong := [size for size in options.sizes if size % width or size < least]:
+        parser.error(f"size {wrong[0]} must be at least {least} bytes, and whole elements of {width} bytes")
+    if "sendrecv" in options.collective and processes < 2:
+        parser.error("sendrecv needs two processes or more")
+    options.device, found = (torch.device("cpu"), "gloo") if options.backend == "gloo" else choose_device()
+    options.events = options.timing != "wall" and found == "nccl"
+    if found != (options.backend or found) or options.events < (options.timing == "events"):
+        parser.error("nccl and --timing events need a GPU for each process of a machine")
     return options
 
 
@@ -78,97 +109,176 @@ def choose_device() -> tuple[torch.device, str]:
     count = torch.cuda.device_count()
     if not 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= count:
         return torch.device("cpu"), "gloo"
-    # Who starts processes without torchrun may give no local rank.
+    # Without torchrun the local rank may be missing.
     device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count)
     torch.cuda.set_device(device)
     return device, "nccl"
 
 
-def double(first: int, last: int) -> list[int]:
-    """The sizes from the first to the last one, each twice the one before."""
-    return [first << step for step in range((last // first).bit_length())]
+def spell(*numbers: int) -> Tensor:
+    """Values from 1 to 80, exact in every dtype and repeated over all elements, that name numbers below 16**4.
 
-
-def shares(rank: int, world_size: int) -> tuple[Tensor, Tensor]:
-    """What the rank adds to each element, and the sums of all ranks' shares, up to where both repeat.
-
-    Two ranks alone add something to an element, so that its sum is exact in every dtype. A rank that is missing, one
-    that counts twice, and parts that change places all make wrong sums.
+    They differ after a shift by a power of two, too, which is what swapped chunks are.
     """
-    position = torch.arange(5 * world_size)
-    share = 1 + position % 5
-    return share * ((position - rank) % world_size < 2), share * min(world_size, 2)
+    digits = torch.tensor([number >> 4 * place & 15 for place in range(4) for number in numbers])
+    position = torch.arange(5 * len(digits))
+    return 1 + position % 5 + 5 * digits[position % len(digits)]
 
 
-class Buffer:
-    """The elements to be summed."""
+def shares(rank: int, world_size: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """What the rank adds to each element of a part, and the sums of all ranks' shares, up to where both repeat.
 
-    def __init__(self, size: int, dtype: torch.dtype, device: torch.device) -> None:
-        mine, sums = shares(distributed.get_rank(), distributed.get_world_size())
-        self.mine, self.sums = mine.to(device, dtype), sums.to(device, dtype)
-        self.count = size * 8 // torch.finfo(dtype).bits
-        self.all = torch.empty(-(-self.count // len(mine)), len(mine), dtype=dtype, device=device)
+    Only two ranks add something to an element, so that its sum is exact in every dtype.
+    """
+    share = spell(part).repeat(world_size)
+    return share * ((torch.arange(len(share)) - rank) % world_size < 2), share * min(world_size, 2)
 
-    def fill(self) -> Tensor:
-        """Forget the last sum, and give the elements."""
-        self.all.copy_(self.mine)
-        return self.all.view(-1)[: self.count]
+
+def cut(elements: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """The elements as rows that are as long as the values, at most 64 Mi elements at a time, and the rest."""
+    whole = len(elements) // len(values) * len(values)
+    rows = elements[:whole].view(-1, len(values))
+    for start in range(0, len(rows), most := max(1, 2**26 // len(values))):
+        yield rows[start : start + most], values
+    if whole < len(elements):
+        yield elements[whole:], values[: len(elements) - whole]
+
+
+def list_values(name: str, rank: int, n: int) -> Values:
+    """The values of each part of the rank's input, and those that its output should have."""
+    makers: dict[str, Callable[[], Values]] = {
+        "all_reduce": lambda: ([shares(rank, n)[0]], [shares(rank, n)[1]]),
+        "reduce_scatter": lambda: ([shares(rank, n, part)[0] for part in range(n)], [shares(rank, n, rank)[1]]),
+        "all_gather": lambda: ([spell(rank, 0)], [spell(giver, 0) for giver in range(n)]),
+        "alltoall": lambda: ([spell(rank, taker) for taker in range(n)], [spell(giver, rank) for giver in range(n)]),
+        "broadcast": lambda: ([spell(0, 0) * (rank == 0)], [spell(0, 0)]),
+        "sendrecv": lambda: ([spell(rank, (rank + 1) % n)], [spell((rank - 1) % n, rank)]),
+    }
+    return makers[name]()
+
+
+def run(name: str, given: Tensor, taken: Tensor) -> None:
+    """Run a collective; on a GPU it may only be queued after that."""
+    if name in ("all_reduce", "broadcast"):
+        distributed.all_reduce(given) if name == "all_reduce" else distributed.broadcast(given, 0)
+    elif name != "sendrecv":  # by its newer name where torch has that
+        names = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
+        older: Any = getattr(distributed, names.get(name, "all_to_all_single"), None)
+        getattr(distributed, f"{name}_single", older)(taken, given)
+    else:
+        rank, n = distributed.get_rank(), distributed.get_world_size()
+        there = distributed.P2POp(distributed.isend, given, (rank + 1) % n)
+        for work in distributed.batch_isend_irecv([there, distributed.P2POp(distributed.irecv, taken, (rank - 1) % n)]):
+            work.wait()
+
+
+class Buffers:
+    """A collective's input and output, which are one buffer for all_reduce and broadcast, and the values of both."""
+
+    def __init__(self, name: str, size: int, options: argparse.Namespace) -> None:
+        dtype, self.name = DTYPES[options.dtype], name
+        given, taken = list_values(name, distributed.get_rank(), distributed.get_world_size())
+        width, parts = torch.finfo(dtype).bits // 8, max(len(given), len(taken))
+        self.size = (piece := size // width // parts) * parts * width
+        self.given = torch.empty(piece * len(given), dtype=dtype, device=options.device)
+        self.taken = self.given if name in ("all_reduce", "broadcast") else self.given.new_empty(piece * len(taken))
+        given, taken = ([each.to(self.given) for each in values] for values in (given, taken))
+        self.input = list(zip(self.given.view(len(given), -1), given, strict=True))
+        self.output = list(zip(self.taken.view(len(taken), -1), taken, strict=True))
+        self.fill()
+
+    def fill(self) -> None:
+        """Write the input, and clear an output of its own, so that no old result looks right."""
+        if self.taken is not self.given:
+            self.taken.zero_()
+        for elements, values in (piece for part in self.input for piece in cut(*part)):
+            elements.copy_(values)
 
     def count_wrong(self) -> Tensor:
-        """How many elements are not the sum."""
-        return (self.all != self.sums).view(-1)[: self.count].sum()
+        """The number of elements of the output that are not what they should be."""
+        pieces = (piece for part in self.output for piece in cut(*part))
+        return torch.stack([(elements != values).sum() for elements, values in pieces]).sum()
 
 
-def settle(device: torch.device) -> None:
-    """Wait until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-
-
-def run_trial(elements: Tensor) -> float:
-    """Sum the elements over all ranks and give the seconds that this rank took; all ranks begin together."""
-    distributed.barrier(device_ids=[elements.device.index] if elements.is_cuda else None)
-    settle(elements.device)
+def run_trial(buffers: Buffers, events: bool) -> float:
+    """Run the collective and return the seconds that this rank took; all ranks start together."""
+    buffers.fill()
+    distributed.barrier(device_ids=[buffers.given.device.index] if buffers.given.is_cuda else None)
+    settle = torch.cuda.synchronize if buffers.given.is_cuda else int  # which does nothing
+    settle()
+    if events:
+        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        begin.record()
+        run(buffers.name, buffers.given, buffers.taken)
+        end.record()
+        end.synchronize()
+        return float(begin.elapsed_time(end)) / 1e3
     start = time.perf_counter()
-    distributed.all_reduce(elements)
-    settle(elements.device)
+    run(buffers.name, buffers.given, buffers.taken)
+    settle()
     return time.perf_counter() - start
 
 
-def measure(size: int, options: argparse.Namespace, device: torch.device) -> Row:
-    """Measure one size; alike on all ranks."""
-    buffer = Buffer(size, DTYPES[options.dtype], device)
+def check_backend(options: argparse.Namespace) -> None:
+    """Refuse a collective that the backend lacks, before anything is measured; all ranks find the same."""
+    for name in options.collective:
+        try:
+            buffers = allocate(name, 32 * distributed.get_world_size(), options)
+            run(name, buffers.given, buffers.taken)
+        except RuntimeError as error:
+            if not isinstance(error, NotImplementedError) and "support" not in str(error):
+                raise
+            sys.stderr.write(f"allreduce.py: {distributed.get_backend()} of torch {torch.__version__} has no {name}.\n")
+            raise SystemExit(2) from None
+
+
+def allocate(name: str, size: int, options: argparse.Namespace) -> Buffers:
+    """Allocate the buffers on all ranks; end with one sentence if they do not fit on one of them."""
+    buffers, lacking = None, torch.tensor(-1, device=options.device)
+    try:
+        buffers = Buffers(name, size, options)
+    except (MemoryError, RuntimeError) as error:
+        if isinstance(error, RuntimeError) and "of memory" not in str(error) and "allocate memory" not in str(error):
+            raise
+        lacking.fill_(distributed.get_rank())
+    distributed.all_reduce(lacking, distributed.ReduceOp.MAX)
+    if buffers is None or lacking >= 0:
+        sys.exit(f"allreduce.py: {size} bytes for {name} do not fit into the memory of rank {int(lacking)}.")
+    return buffers
+
+
+def measure(name: str, size: int, options: argparse.Namespace) -> Row:
+    """Measure one size; all ranks return the same row."""
+    buffers = allocate(name, size, options)
     for _ in range(options.warmups):
-        run_trial(buffer.fill())
-    wrong = torch.zeros((), dtype=torch.int64, device=device)
-    times = list[float]()
+        run_trial(buffers, options.events)
+    times, wrong = list[float](), torch.zeros((), dtype=torch.int64, device=options.device)
     for _ in range(options.trials):
-        times.append(run_trial(buffer.fill()))
-        wrong += buffer.count_wrong()
-    slowest = torch.tensor(times, dtype=torch.float64, device=device)
+        times.append(run_trial(buffers, options.events))
+        wrong += buffers.count_wrong()
+    slowest = torch.tensor(times, dtype=torch.float64, device=options.device)
     distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
     distributed.all_reduce(wrong)
-    return {"size": size, **rate(size, statistics.median(slowest.tolist())), "wrong": int(wrong)}
+    seconds, n, factor = statistics.median(slowest.tolist()), distributed.get_world_size(), BUS_FACTORS.get(name)
+    algbw = buffers.size / seconds / 1e9
+    busbw = algbw * (n > 1 if factor is None else factor * (n - 1) / n)
+    spread = {"seconds": seconds, "min_seconds": slowest.min().item(), "mean_seconds": slowest.mean().item()}
+    return {"collective": name, "size": buffers.size, **spread, "algbw": algbw, "busbw": busbw, "wrong": int(wrong)}
 
 
-def rate(size: int, seconds: float) -> Row:
-    """The bandwidths in GB/s; a lone process has no bus."""
-    world_size = distributed.get_world_size()
-    algbw = size / seconds / 1e9
-    return {"seconds": seconds, "algbw": algbw, "busbw": algbw * 2 * (world_size - 1) / world_size}
-
-
-def compare(options: argparse.Namespace, device: torch.device) -> int:
-    """Measure and print each size, then the whole; how many elements were wrong."""
-    sizes, rows = double(options.min_size, options.max_size), list[Row]()
-    for step, size in enumerate(sizes, start=1):
-        rows.append(measure(size, options, device))
-        say({"step": step, "steps": len(sizes), **rows[-1]})
+def compare(options: argparse.Namespace) -> int:
+    """Measure and print each collective and size, then the whole run; returns the number of wrong elements."""
+    whole, rows = Row(), list[Row]()
+    for name in options.collective:
+        for size in options.sizes:
+            rows.append(measure(name, size, options))
+            say({"step": len(rows), "steps": len(options.collective) * len(options.sizes), **rows[-1]})
+        own = [row for row in rows if row["collective"] == name]
+        told = max(own, key=lambda row: row["size"]) | {"mean_busbw": statistics.fmean(row["busbw"] for row in own)}
+        whole |= {(f"{name}_" if whole else "") + key: told[key] for key in ("algbw", "busbw", "mean_busbw")}
     wrong: int = sum(row["wrong"] for row in rows)
-    mean = statistics.fmean(row["busbw"] for row in rows)
-    whole = {"algbw": rows[-1]["algbw"], "busbw": rows[-1]["busbw"], "mean_busbw": mean}
-    where = {"world_size": distributed.get_world_size(), "backend": distributed.get_backend(), "dtype": options.dtype}
-    say({**whole, "wrong": wrong, **where})
+    where = {"world_size": distributed.get_world_size(), "backend": distributed.get_backend()}
+    say({**whole, "wrong": wrong, **where, "dtype": options.dtype, "timing": "events" if options.events else "wall"})
     return wrong
 
 
@@ -176,14 +286,14 @@ def compare(options: argparse.Namespace, device: torch.device) -> int:
 def main() -> None:
     """Measure as one of the processes."""
     options = read_options()
-    device, backend = choose_device()
-    distributed.init_process_group(backend)
+    distributed.init_process_group("gloo" if options.device.type == "cpu" else "nccl")
     try:
-        wrong = compare(options, device)
+        check_backend(options)
+        wrong = compare(options)
     finally:
         distributed.destroy_process_group()
     if wrong:
-        sys.exit(f"allreduce.py: {wrong} elements are not the sum over all ranks.")
+        sys.exit(f"allreduce.py: {wrong} elements are not the sum or the copies that they should be.")
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ On several machines, the same command on each:
 
     torchrun --nnodes 2 --rdzv-backend c10d --rdzv-endpoint FIRST_MACHINE:29400 --rdzv-id NAME programs/digits.py
 
-With `--checkpoint-dir FOLDER`, shared by all machines, a second start goes on after the last finished epoch.
+With `--checkpoint-dir FOLDER`, shared by all machines, a second start continues after the last finished epoch.
 
 Each rank says where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
 
@@ -48,7 +48,7 @@ def say(line: str) -> None:
 
 
 def read_options() -> argparse.Namespace:
-    """Read the command line; one sentence and exit 2 where no training can follow from it."""
+    """Read the command line; print one sentence and exit with 2 if no training is possible with it."""
     parser = argparse.ArgumentParser(prog="digits.py", description="Trains on handwritten digits; torchrun starts it.")
     parser.add_argument("--epochs", type=int, default=10)
     parser.add_argument("--batch-size", type=int, default=96, help="over all processes together")
@@ -123,7 +123,7 @@ class Trainer:
         self.batches = DataLoader(samples, options.batch_size // self.world_size, sampler=self.sampler)
 
     def train(self) -> None:
-        """Train from the last finished epoch to the last one asked for; if there is none to do, tell it again."""
+        """Train from the last finished epoch to the last requested one; if none is left, print the last row again."""
         row = self.resume()
         if row and row["epoch"] >= self.options.epochs:
             self.tell(json.dumps(row))
@@ -147,7 +147,7 @@ class Trainer:
         return row | {"world_size": self.world_size}
 
     def step(self, images: Tensor, labels: Tensor) -> float:
-        """Learn from one batch and give the sum of its samples' losses."""
+        """Learn from one batch and return the sum of its samples' losses."""
         self.optimizer.zero_grad()
         loss = cross_entropy(self.network(images), labels)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -156,14 +156,14 @@ class Trainer:
 
     @torch.no_grad()
     def count_correct(self) -> tuple[int, int]:
-        """Count the recognised samples among this rank's held-out ones, and these."""
+        """Count the recognised samples among this rank's held-out samples, and all of those."""
         images, labels = self.held_out[list(shard(len(self.held_out), self.rank, self.world_size))]
-        # The bare module: the ranks' parts differ in size, and nothing here is to be exchanged.
+        # The module without its DDP wrapper: the ranks' parts differ in size, and nothing needs to be exchanged.
         answers = self.network.module(images.to(self.device)).argmax(1).cpu()
         return int((answers == labels).sum()), len(labels)
 
     def save(self, row: dict[str, Any]) -> None:
-        """Write the checkpoint on rank 0; a kill or a power cut leaves the one before or this one, whole."""
+        """Write the checkpoint on rank 0; a kill or a power cut leaves the previous or the new one complete."""
         if self.rank or not self.options.checkpoint_dir:
             return
         path = self.options.checkpoint_dir / "digits.pt"
@@ -176,8 +176,8 @@ class Trainer:
         os.replace(path.with_suffix(".tmp"), path)
 
     def resume(self) -> dict[str, Any]:
-        """Take up the checkpoint, if there is one, and give the row of its epoch, else an empty one."""
-        # Rank 0 reads for all: ranks that saw different files would do different numbers of epochs and wait for ever.
+        """Load the checkpoint, if there is one, and return the row of its epoch, else an empty one."""
+        # Rank 0 reads for all: ranks that saw different files would run different numbers of epochs and wait forever.
         message = [read_checkpoint(self.options.checkpoint_dir) if self.rank == 0 else {}]
         distributed.broadcast_object_list(message)
         state = message[0]
@@ -195,14 +195,14 @@ class Trainer:
 
 
 def read_checkpoint(folder: Path | None) -> dict[str, Any]:
-    """Read the folder's checkpoint; empty if there is none, or if it is damaged, which is said."""
+    """Read the folder's checkpoint; empty if there is none, or if it is damaged, which is printed."""
     if not folder or not (path := folder / "digits.pt").exists():
         return {}
     content = io.BytesIO(path.read_bytes())
     try:
         state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
         return {part: state[part] for part in ("row", "model", "optimizer")}
-    except Exception as error:  # torch.load raises nearly any of them, depending on where the damage is
+    except Exception as error:  # torch.load raises nearly any exception, depending on where the damage is
         say(f"ignored the checkpoint {path}: it is damaged ({type(error).__name__}); training starts from epoch 1")
         return {}
 
@@ -212,8 +212,8 @@ def main() -> None:
     """Train as one of torchrun's processes."""
     options = read_options()
     device, backend = choose_device()
-    # Had torch.distributed.nn not been imported yet, DistributedDataParallel would do it now, and the defaults of its
-    # functions would hold this group for ever: gloo's threads then outlive the group and abort an exit now and then.
+    # Without the import of torch.distributed.nn above, DistributedDataParallel would import it now, and the defaults of
+    # its functions would hold this group forever: gloo's threads then outlive the group and sometimes abort the exit.
     rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
     distributed.init_process_group(backend, options.init_method, rank=rank, world_size=world_size)
     try:

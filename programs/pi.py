@@ -1,6 +1,6 @@
 """Computes pi, the integral of 4 / (1 + x^2) from 0 to 1, by the trapezoid rule on any number of processes.
 
-Every process adds up its share of the intervals and one all-reduce adds up the shares, several times over:
+Every process adds up its share of the intervals, and one all-reduce adds up the shares, in each of several trials:
 
     torchrun --standalone --nproc-per-node 4 programs/pi.py --trials 5
 
@@ -31,7 +31,7 @@ def say(row: dict[str, float]) -> None:
 
 
 def share(intervals: int, rank: int, world_size: int) -> range:
-    """Give the rank's run of intervals; the shares differ by one at most and leave none out."""
+    """The rank's range of intervals; the shares differ by one at most and leave none out."""
     return range(intervals * rank // world_size, intervals * (rank + 1) // world_size)
 
 

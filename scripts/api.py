@@ -10,12 +10,12 @@ if TYPE_CHECKING:
 
 
 class YardError(Exception):
-    """Something outside of the run went wrong; a sentence for a person."""
+    """Something outside of the run went wrong; the message is a sentence for the user."""
 
 
 @contextmanager
 def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
-    """A client of the API that PREFECT_API_URL names; YardError where that does not answer, or refuses us.
+    """A client of the API that PREFECT_API_URL names; YardError if that does not answer, or refuses us.
 
     Prefect reads the environment when it is imported: nothing here imports it before the address is known.
     """

@@ -1,7 +1,7 @@
-"""The automations that notice a lost run; by name, and made anew only where they differ.
+"""The automations that notice a lost run. Each is found by its name, and replaced only if it differs.
 
-None of them starts a run: Prefect may fire them late, on a run that has ended since. What is to be done is decided by
-`comeback/crashed` (tasks/recovery.py), from how each run is when it looks.
+None of them starts a run: Prefect may fire them late, on a run that has ended since. `comeback/crashed`
+(tasks/recovery.py) decides what to do, from the state of each run at that moment.
 """
 
 from datetime import timedelta
@@ -25,13 +25,13 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
-_RECOVERY_DEPLOYMENT = "comeback/crashed"  # the deployment that looks at all lost runs
-# Of the version before: they scheduled runs themselves.
+_RECOVERY_DEPLOYMENT = "comeback/crashed"  # the deployment that checks all lost runs
+# Automations of the previous version, which scheduled runs themselves.
 _RETIRED_NAMES = ("torchyard: a Crashed run comes back", "torchyard: a run that never began is scheduled again")
 
 
 def _heartbeat_automation() -> AutomationCore:
-    """A run that has stopped beating is Crashed; Prefect refuses that for one that has ended."""
+    """Sets a run whose heartbeats have stopped to Crashed; Prefect refuses that for a run that has ended."""
     return AutomationCore(
         name="torchyard: a run without heartbeat is Crashed",
         trigger=EventTrigger(
@@ -39,7 +39,7 @@ def _heartbeat_automation() -> AutomationCore:
             match_related=_RELATED_MATCH,
             for_each={"prefect.resource.id"},
             after={_HEARTBEAT_EVENT},
-            # Any event of the run: one that ends, waits or is being cancelled need not beat.
+            # Any event of the run: one that ends, waits or is being cancelled need not send heartbeats.
             expect={"prefect.flow-run.*"},
             posture=Posture.Proactive,
             threshold=1,
@@ -52,10 +52,10 @@ def _heartbeat_automation() -> AutomationCore:
 
 
 def _crashed_automation(looks: UUID) -> AutomationCore:
-    """A run that is Crashed by that very name, and stays so: all lost runs are looked at as they are by then.
+    """Has all lost runs checked when the state of a run is named Crashed and stays so.
 
-    Its guard is quicker, where its machine lives. Nothing is done to the run itself here: after a restart of the server
-    this may come a quarter of an hour late.
+    The run's watchdog is quicker, if its machine is alive. Nothing is done to the run itself here: after a restart of
+    the server this automation may fire 15 minutes late.
     """
     return AutomationCore(
         name="torchyard: a run that stays Crashed is looked at",
@@ -74,7 +74,7 @@ def _crashed_automation(looks: UUID) -> AutomationCore:
 
 
 def _pending_automation(looks: UUID) -> AutomationCore:
-    """A run that was taken by a worker and did not begin, because the worker died: the same look."""
+    """Has all lost runs checked when a worker took a run and died before it started the run."""
     begun = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
         name="torchyard: a run that never began is looked at",
@@ -97,7 +97,7 @@ def _automation_facts(automation: AutomationCore) -> dict[str, Any]:
 
 
 def create_automations() -> None:
-    """Each once, as it is here. One that is right stays: a new one knows nothing of the runs it should watch."""
+    """Create each automation once. A correct one is kept: a new one would not know the runs that it should watch."""
     with get_client(sync_client=True) as client:
         looks = client.read_deployment_by_name(_RECOVERY_DEPLOYMENT).id
         for wanted in (_heartbeat_automation(), _crashed_automation(looks), _pending_automation(looks)):

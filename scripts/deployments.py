@@ -1,7 +1,7 @@
-"""What prefect.yaml holds, brought to the server: the work pool, and every deployment as this folder's.
+"""Registers what prefect.yaml holds with the server: the work pool, and every deployment as this folder's.
 
-`prefect deploy` would erase the limits of a deployment that exists, and hand over one of another folder without a word.
-Here only what the code decides is written, and only where it differs; limits, schedules and pauses stay as they are.
+`prefect deploy` would erase the limits of an existing deployment, and silently take over one of another folder. Here
+only what the code decides is written, and only if it differs; limits, schedules and pauses stay as they are.
 """
 
 from collections.abc import Iterable
@@ -12,25 +12,27 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, open_prefect_client
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
 POOL_NAME = "torchyard"
+_LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
 _DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 class WorkPool(BaseModel):
-    """Where a deployment's runs wait for a worker."""
+    """Where a deployment's runs wait for a worker; Prefect creates a queue that does not exist."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
+    work_queue_name: str | None = None
 
 
 class WantedDeployment(BaseModel):
-    """A deployment as prefect.yaml says it; a key that is not read here is refused, not forgotten."""
+    """A deployment as prefect.yaml describes it; a key that is not read here is refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -51,8 +53,11 @@ class WantedDeployment(BaseModel):
         return f"{self.flow}/{self.name}"
 
 
-def deploy_flows(take_over: bool = False) -> None:
-    """The work pool and every deployment of prefect.yaml; YardError where another folder's would be taken over."""
+def deploy_flows(take_over: bool = False, nightly: bool = False) -> None:
+    """Write the work pool and the deployments of prefect.yaml. YardError if that would take over another folder's.
+
+    `nightly`: start the schedules of the nightly runs that need no cluster.
+    """
     every = _read_wanted_deployments()
     with open_prefect_client() as client:
         found = {each.full_name: _find_deployment(client, each.full_name) for each in every}
@@ -65,6 +70,9 @@ def deploy_flows(take_over: bool = False) -> None:
                 _update_deployment(client, each, known)
             else:
                 _create_deployment(client, each)
+        for each in every:
+            if nightly and set(each.tags) >= _LOCAL_NIGHTLY_TAGS:
+                _start_schedules(client, each.full_name)
 
 
 def _read_wanted_deployments() -> list[WantedDeployment]:
@@ -86,7 +94,7 @@ def _find_deployment(client: "SyncPrefectClient", name: str) -> "DeploymentRespo
 
 
 def _read_deployment_folder(deployment: "DeploymentResponse") -> str:
-    """The folder whose code a deployment runs; "" where it takes its code from elsewhere."""
+    """The folder whose code a deployment runs; "" if it takes its code from elsewhere."""
     steps: Iterable[dict[str, Any]] = deployment.pull_steps or ()
     return next((str(step[_DIRECTORY_STEP]["directory"]) for step in steps if _DIRECTORY_STEP in step), "")
 
@@ -103,13 +111,13 @@ def _refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
     folders = " and ".join(sorted({folder or "other storage" for folder in foreign.values()}))
     raise YardError(
         f"{len(foreign)} of the deployments on this server ({first}{', ...' if len(foreign) > 1 else ''}) belong to "
-        f"{folders}: whoever runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a server "
-        "of this folder's own, or say that they are to be taken over: make up TAKE_OVER=1"
+        f"{folders}: anyone who runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a "
+        "server of this folder's own, or take them over: make up TAKE_OVER=1"
     )
 
 
 def _create_pool(client: "SyncPrefectClient") -> None:
-    """The work pool, where there is none: an existing one keeps its limit, its pause and its job template."""
+    """Create the work pool, if there is none: an existing one keeps its limit, its pause and its job template."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
@@ -123,7 +131,7 @@ def _create_pool(client: "SyncPrefectClient") -> None:
 
 @cache
 def _read_parameters(entrypoint: str) -> dict[str, Any]:
-    """What a flow's form asks for. The flow's file is run for it, so each once."""
+    """The parameters that a flow's form asks for. This runs the flow's file, so the result is cached."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
 
@@ -132,7 +140,7 @@ def _read_parameters(entrypoint: str) -> dict[str, Any]:
 
 
 def _deployment_fields(wanted: WantedDeployment) -> dict[str, Any]:
-    """What the code decides of a deployment, whatever a person has set."""
+    """The fields of a deployment that the code decides, whatever a user has set."""
     return {
         **wanted.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
         "parameter_openapi_schema": _read_parameters(wanted.entrypoint),
@@ -153,6 +161,7 @@ def _create_deployment(client: "SyncPrefectClient", wanted: WantedDeployment) ->
         flow_id=client.create_flow_from_name(wanted.flow),
         name=wanted.name,
         work_pool_name=wanted.work_pool.name,
+        work_queue_name=wanted.work_pool.work_queue_name,
         schedules=schedules,
         concurrency_limit=limit.pop("limit", None),
         concurrency_options=ConcurrencyOptions.model_validate(limit) if limit else None,
@@ -166,9 +175,18 @@ def _drop_active(schedule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _update_deployment(client: "SyncPrefectClient", wanted: WantedDeployment, known: "DeploymentResponse") -> None:
-    """Write what differs, if anything: with every write Prefect drops the scheduled runs and makes them anew."""
+    """Write what differs, if anything: on every write Prefect drops the scheduled runs and creates them again."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     now = known.model_dump(mode="json")
     if changed := {key: value for key, value in _deployment_fields(wanted).items() if now[key] != value}:
         client.update_deployment(known.id, DeploymentUpdate(**changed))
+
+
+def _start_schedules(client: "SyncPrefectClient", name: str) -> None:
+    """Activate a deployment's schedules as they are now, which may be a user's own."""
+    found = client.read_deployment_by_name(name)
+    for each in found.schedules:
+        if not each.active:
+            client.update_deployment_schedule(found.id, each.id, active=True)
+    print(f"{name}: {len(found.schedules)} schedules are active")

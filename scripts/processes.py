@@ -1,6 +1,6 @@
 """Processes that outlive the command that starts them: this folder's Prefect server and its worker.
 
-They are found in /proc alone, by their words and environment: no file can be torn, or name a process id used again.
+They are found in /proc alone, by arguments and environment: no file can be torn, or name a process id used again.
 """
 
 import contextlib
@@ -15,15 +15,15 @@ from typing import Any, NamedTuple
 
 from scripts.api import YardError
 from torchyard.common.identity import holder_identity
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 PREFECT_HOME = ROOT / ".prefect"
 YARD_SCRIPT = ROOT / "scripts" / "yard.py"
-FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the version before
+FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the previous version
 
 
 class YardProcess(NamedTuple):
-    """A living process of ours."""
+    """A running server or worker of this folder."""
 
     pid: int
     words: list[str]
@@ -31,12 +31,15 @@ class YardProcess(NamedTuple):
 
 
 def worker_name() -> str:
-    """Ours among a pool's workers: Prefect calls one ONLINE for 90 s after its death. Containers may share a path."""
+    """The name of our worker, which no other one in its pool has, even in a container with the same path.
+
+    Prefect calls a worker ONLINE for 90 s after its death: the name tells ours from others.
+    """
     return f"torchyard {holder_identity(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
 
 
 def find_yard_processes() -> dict[str, YardProcess]:
-    """What of this folder runs: `server` and `worker`, each by one of its processes."""
+    """This folder's running `server` and `worker`, each by one of its processes."""
     found: dict[str, YardProcess] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit() and (process := _read_process(folder)) and (name := _identify_process(process)):
@@ -65,7 +68,7 @@ def _identify_process(process: YardProcess) -> str:
 def start_yard_process(
     name: str, command: list[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; what it says goes to a log of its name."""
+    """Start a process in a session of its own; its output goes to NAME.log."""
     log = os.open(PREFECT_HOME / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     # A worker that inherits an ignored SIGINT does not end on SIGTERM.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
@@ -85,7 +88,7 @@ def start_yard_process(
 
 
 def stop_yard_process(name: str) -> None:
-    """End a process of ours with its whole group: SIGTERM, then SIGKILL."""
+    """End the server or the worker with its whole process group: SIGTERM, then SIGKILL."""
     with contextlib.suppress(KeyError, ProcessLookupError):
         group = os.getpgid(find_yard_processes()[name].pid)
         for number in (signal.SIGTERM, signal.SIGKILL):
@@ -105,7 +108,7 @@ def _is_group_alive(group: int) -> bool:
 
 
 def await_result(what: str, found: Callable[[], Any], seconds: float) -> Any:
-    """Ask until there is something; YardError names what there was not."""
+    """Call `found` until it returns something; YardError with `what` if it does not in time."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if something := found():

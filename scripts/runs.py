@@ -1,4 +1,4 @@
-"""The runs that this folder's worker has taken, and what `make down` does about them."""
+"""The runs that this folder's worker has taken, and what `make down` does with them."""
 
 import sys
 import time
@@ -20,7 +20,7 @@ from prefect.exceptions import ObjectNotFound
 from scripts.api import YardError, open_prefect_client
 from scripts.deployments import POOL_NAME
 from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
-from tasks.flow_states import report_end
+from tasks.flow_run.states import report_end
 from torchyard.machines.strays import end_stray, find_strays
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -36,7 +36,7 @@ _LIVE_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 def cancel_worker_runs() -> None:
-    """Cancel what our worker carries and wait for its teardown; what does not end is told and left."""
+    """Cancel our worker's runs and wait for their teardown; runs that do not end are reported and left."""
     with open_prefect_client() as client:
         for run in _list_carried_runs(client):
             print(f"cancelling {run.name} ...", flush=True)
@@ -55,7 +55,7 @@ def _list_carried_runs(client: "SyncPrefectClient") -> list[FlowRun]:
 
 
 def _list_taken_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowRun]:
-    """The runs that our worker took, of those that some filters choose."""
+    """The runs that our worker took, among those that match the filters."""
     found: list[FlowRun] = []
     while page := client.read_flow_runs(**filters, limit=_RUNS_PER_PAGE, offset=len(found)):
         found += page
@@ -67,32 +67,32 @@ def _is_worker_run(run: FlowRun) -> bool:
 
 
 def tear_down_open_runs() -> None:
-    """Tear down the open runs of this folder that our worker took and that no living process carries.
+    """Tear down the open runs of this folder that our worker took and that no living process owns.
 
-    A run that was started otherwise, or that another machine carries, is told and left.
+    A run that was started in another way, or that another machine owns, is reported and left.
     """
     with open_prefect_client() as client:
         for folder in list_run_folders():
             try:
                 if told := _tear_down_open_run(client, folder):
                     print(f"{folder.name}: {told}")
-            except TorchyardError as error:  # one run's fault
+            except TorchyardError as error:  # a fault of this run alone
                 print(f"{folder.name}: {error}", file=sys.stderr)
         _end_strays(client)
 
 
 def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str:
-    """What became of a run; "" of one that has ended."""
+    """Tear one run down if that is ours to do; returns what became of it, "" if it has ended."""
     if not is_run_open(folder):
         return ""
     if not _is_worker_folder(client, folder):
         return "has not ended, and this folder's worker did not take it: left"
     left = _tear_down_run(folder)
-    return "a living process carries it: left" if left is None else "; ".join(left) or "nothing left"
+    return "a living process owns it: left" if left is None else "; ".join(left) or "nothing left"
 
 
 def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
-    """What is left of a run; None where a living process carries it for longer than a killed one takes to go."""
+    """What is left of a run; None if a process still owns it after the time that a killed one takes to end."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
     while (left := sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)) is None:
         if time.monotonic() > deadline:
@@ -102,7 +102,7 @@ def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
 
 
 def _end_strays(client: "SyncPrefectClient") -> None:
-    """End the processes of runs that our worker took, and whose folder somebody has removed since."""
+    """End the processes of runs that our worker took, and whose folder has been removed since."""
     if found := find_strays(runs_folder()):
         train = FlowFilter(name=FlowFilterName(any_=["train"]))
         ours = {run.id.hex[-8:] for run in _list_taken_runs(client, flow_filter=train)}
@@ -112,10 +112,10 @@ def _end_strays(client: "SyncPrefectClient") -> None:
 
 
 def print_open_runs() -> None:
-    """Name the runs that may train on, where nobody can be asked who took them."""
+    """Print the runs that may still be training, for when no server can say who took them."""
     for folder in filter(is_run_open, list_run_folders()):
         if (left := folder.lease_left()) > 0:
-            print(f"{folder.name} has not ended: `make up` brings it back, or it ends with its lease in {left:.0f} s")
+            print(f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {left:.0f} s")
 
 
 def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:

@@ -1,7 +1,7 @@
 """The Prefect server: the one that PREFECT_API_URL names, else one of this folder's own behind a password.
 
-.prefect/          0700: nobody else's processes reach the server, or read its database
-  password         what the server asks every client for, and its pages every browser
+.prefect/          0700: other users' processes cannot read the password or the database
+  password         what the server asks every client and every browser for
   env              for a shell: the server's address and password, as environment variables
 """
 
@@ -26,13 +26,13 @@ from scripts.processes import (
 )
 
 _PASSWORD_FILE, ENV_FILE = PREFECT_HOME / "password", PREFECT_HOME / "env"
-_START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 180, 60  # a busy machine is slow, not wrong
-# Settings of the user's own that must not reach a server that is not theirs.
+_START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 180, 60  # long, because a busy machine is slow
+# The user's settings for another server, which must not reach this folder's.
 _FOREIGN_SETTINGS = ("PREFECT_API_KEY", "PREFECT_PROFILE")
 
 
 def choose_server() -> str:
-    """The API that is used, in the environment of this process and of those that it starts."""
+    """Choose the API, and set it in the environment of this process and of those that it starts."""
     named = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     if named and named != read_last_address():
         os.environ["PREFECT_API_URL"] = named
@@ -51,7 +51,7 @@ def choose_server() -> str:
 
 
 def read_last_address() -> str:
-    """The address that this folder's own server had last; "" where it had none."""
+    """The last address of this folder's own server; "" if it never had one."""
     with contextlib.suppress(OSError):
         if found := re.search(r"^export PREFECT_API_URL=(http://127\.0\.0\.1:\d+/api)$", ENV_FILE.read_text(), re.M):
             return found[1]
@@ -59,7 +59,7 @@ def read_last_address() -> str:
 
 
 def create_prefect_home() -> None:
-    """The folder of the server, for this user alone."""
+    """Create the folder of the server, for this user alone."""
     try:
         PREFECT_HOME.mkdir(mode=0o700, exist_ok=True)
         PREFECT_HOME.chmod(0o700)
@@ -70,7 +70,7 @@ def create_prefect_home() -> None:
 
 
 def _ensure_password() -> str:
-    """What the server asks for: made once, and made again where a crash has left less."""
+    """The server's password: made once, and again if a crash has left it incomplete."""
     with contextlib.suppress(OSError):
         if found := re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text()):
             return found[1]
@@ -80,7 +80,7 @@ def _ensure_password() -> str:
 
 
 def use_own_server(api: str) -> None:
-    """Have this process, and those that it starts, speak to this folder's own server."""
+    """Make this process, and those that it starts, use this folder's own server."""
     for name in _FOREIGN_SETTINGS:
         os.environ.pop(name, None)
     direct = [*filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")]), "127.0.0.1"]
@@ -95,7 +95,7 @@ def use_own_server(api: str) -> None:
 
 
 def _write_private_file(path: Path, text: str) -> None:
-    """Whole or not at all, and for this user alone."""
+    """Write a file atomically, for this user alone."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
     with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -110,7 +110,7 @@ def read_server_port(server: YardProcess) -> int:
 
 
 def _await_running_server(server: YardProcess) -> str:
-    """The API of this folder's server, which runs already."""
+    """The API of this folder's server, which is already running, once it answers."""
     port = read_server_port(server)
     use_own_server(api := f"http://127.0.0.1:{port}/api")
     await_result(
@@ -139,7 +139,7 @@ def _start_server() -> str:
             _START_TIMEOUT_S,
         )
         if process.poll() is not None:
-            raise YardError("the Prefect server ended at its start")
+            raise YardError("the Prefect server exited during its start")
     except YardError as error:
         stop_yard_process("server")
         last_lines = (PREFECT_HOME / "server.log").read_text(errors="replace").splitlines()[-15:]
@@ -148,7 +148,7 @@ def _start_server() -> str:
 
 
 def _is_healthy(port: int, pid: int) -> bool:
-    """Whether that very process answers there. The password goes to nobody who was faster at the port."""
+    """Whether exactly that process answers on the port: another one that took the port must not get the password."""
     connection = HTTPConnection("127.0.0.1", port, timeout=3)
     try:
         connection.request("GET", "/api/health")

@@ -1,4 +1,4 @@
-"""A run of a deployment, watched to the end that stays."""
+"""Runs a deployment and watches the run to its final end."""
 
 import time
 from typing import TYPE_CHECKING
@@ -15,9 +15,9 @@ from scripts.api import YardError, open_prefect_client
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-# How long a run may stay Crashed before nobody brings it back any more.
+# A run that stays Crashed for longer is not expected to be resumed.
 _CRASHED_TIMEOUT_S = 30.0
-# What Prefect says of every run, whatever it does.
+# What Prefect logs for every run.
 _NOISE_PREFIXES = (
     "Deployment step",
     "All deployment steps",
@@ -28,14 +28,14 @@ _NOISE_PREFIXES = (
 
 
 class _RunWatch:
-    """One run on its way."""
+    """Follows one run."""
 
     def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
         self.client, self.run = client, run
         self._shown: set[UUID] = set()
 
     def follow(self) -> State:
-        """Print the run's log lines until its end. A run that is Crashed by that name may be on its way back."""
+        """Print the run's log lines until its end. A run whose state is named Crashed may be resumed."""
         since, told = 0.0, ""
         while True:
             try:
@@ -62,13 +62,13 @@ class _RunWatch:
         return state
 
     def _settle(self) -> None:
-        """Log lines reach the API up to two seconds after they were said."""
+        """Print the last log lines, which reach the API up to two seconds late."""
         for _ in range(5):
             time.sleep(0.5)
             self._print_logs()
 
     def _print_logs(self) -> None:
-        """Print the lines that were not shown before. They come in late and out of order: offsets would skip some."""
+        """Print the lines that were not shown before. They arrive late and out of order: offsets would skip some."""
         asked = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
         for line in reversed(self.client.read_logs(asked, limit=200, sort=LogSort.TIMESTAMP_DESC)):
             if line.id not in self._shown and not line.message.startswith(_NOISE_PREFIXES):
@@ -97,6 +97,6 @@ def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
         return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
     except ObjectNotFound as error:
         raise YardError(
-            f"there is no deployment train/{profile}: a profile outside of prefect.yaml is run by "
+            f"there is no deployment train/{profile}: run a profile that is not in prefect.yaml with "
             f".venv/bin/python flows/train.py {profile}"
         ) from error

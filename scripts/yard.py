@@ -23,22 +23,23 @@ from scripts.processes import (
     worker_name,
 )
 from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import load_profile
 from torchyard.model.errors import TorchyardError
 
 # Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
 
-def _start_yard(take_over: bool = False) -> str:
-    """Everything that a run needs; the API's address."""
+def _start_yard(take_over: bool = False, nightly: bool = False) -> str:
+    """Start everything that a run needs; returns the API's address."""
     from_nothing = time.monotonic()
     with _lock_yard():
         api = choose_server()
         from scripts.deployments import deploy_flows
 
-        deploy_flows(take_over)
+        deploy_flows(take_over, nightly)
         _create_automations()
-        _recover_lost_runs()  # before a worker: a sweep that is due must not meet them first
+        _recover_lost_runs()  # before the worker starts: a sweep that is due must not find them first
         _start_worker(api)
     print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
     return api
@@ -46,7 +47,7 @@ def _start_yard(take_over: bool = False) -> str:
 
 @contextmanager
 def _lock_yard() -> Iterator[None]:
-    """Two calls at once would start two servers."""
+    """Hold the lock: two calls at once would start two servers."""
     create_prefect_home()
     with (PREFECT_HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -57,11 +58,11 @@ def _create_automations() -> None:
     words = [sys.executable, "-m", "scripts.automations"]
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
     if done.returncode != 0:
-        raise YardError(f"the automations were not made: {done.stderr.strip().splitlines()[-1:]}")
+        raise YardError(f"the automations were not created: {done.stderr.strip().splitlines()[-1:]}")
 
 
 def _start_worker(api: str) -> None:
-    """A worker, if none looks after the pool; `tend` brings it back when it dies."""
+    """Start a worker, if none serves the pool; `tend` restarts it when it dies."""
     from scripts.deployments import POOL_NAME
 
     if running := find_yard_processes().get("worker"):
@@ -73,20 +74,20 @@ def _start_worker(api: str) -> None:
         found = client.read_workers_for_work_pool(POOL_NAME)
     others = [each.name for each in found if each.status == "ONLINE" and each.name != worker_name()]
     if others:
-        print(f"worker: {others[0]} (it runs already, and was not started from here)")
+        print(f"worker: {others[0]} (it is already running, and was not started from here)")
     else:
         start_yard_process("worker", [sys.executable, str(YARD_SCRIPT), "tend"])
 
 
 def _recover_lost_runs() -> None:
-    """Runs that a crash of this machine has taken from their launcher go on now, not when Prefect misses them."""
+    """Resume runs that lost their launcher in a crash of this machine now, not when Prefect notices the loss."""
     from tasks import recovery
 
     looked = recovery.recover_lost_runs()
     if looked.back:
         print(looked)
     for fault in looked.faults:
-        print(f"not brought back: {fault}", file=sys.stderr)
+        print(f"not resumed: {fault}", file=sys.stderr)
 
 
 def _tend_worker() -> int:
@@ -99,7 +100,7 @@ def _tend_worker() -> int:
 
 
 def _stop_yard() -> int:
-    """Stop what `up` started, runs that its worker carries before; nothing else, here or in a cluster."""
+    """Stop what `up` started, its worker's runs first; nothing else, here or in a cluster."""
     with _lock_yard():
         if known := find_yard_processes():
             _adopt_environment(known)
@@ -116,7 +117,7 @@ def _stop_yard() -> int:
 
 
 def _adopt_environment(known: dict[str, YardProcess]) -> None:
-    """Speak to the API that the worker speaks to, and clear up in its run folders, with its kubeconfig."""
+    """Use the worker's API, run folders and kubeconfig; without a worker, this folder's server."""
     if "worker" in known:
         os.environ.clear()
         os.environ.update(known["worker"].environment)
@@ -125,13 +126,13 @@ def _adopt_environment(known: dict[str, YardProcess]) -> None:
 
 
 def _end_worker_runs() -> None:
-    """Cancel what the worker carries, stop it, and tear down what did not end; a server that is away is told."""
+    """Cancel the worker's runs, stop it, and tear down what did not end; an unreachable server is reported."""
     from scripts.runs import cancel_worker_runs, print_open_runs, tear_down_open_runs
 
     try:
         cancel_worker_runs()
     except YardError as error:
-        print(f"runs that the worker carries are not cancelled: {error}", file=sys.stderr)
+        print(f"the worker's runs are not cancelled: {error}", file=sys.stderr)
         stop_yard_process("worker")
         print_open_runs()
         return
@@ -144,13 +145,14 @@ def main() -> int:
     parser.add_argument("verb", choices=["train", "up", "down", "tend"])
     parser.add_argument("profile", nargs="?", default="digits-local")
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
+    parser.add_argument("--nightly", action="store_true", help="start the schedules of nightly runs on this machine")
     asked = parser.parse_args()
     try:
         match asked.verb:
             case "train":
                 return _train_profile(asked.profile, asked.take_over)
             case "up":
-                _show_access(_start_yard(asked.take_over))
+                _show_access(_start_yard(asked.take_over, asked.nightly))
                 return 0
             case "down":
                 return _stop_yard()

@@ -1,6 +1,6 @@
-"""Runs that have lost their launcher, brought back: by the guard of one, or all that this machine can know of.
+"""Resumes runs that have lost their launcher: one, for its watchdog, or all that this machine can know of.
 
-Nothing here acts on an event, which Prefect may deliver a quarter of an hour late: each look reads how the run is now.
+Nothing here acts on an event, which Prefect may deliver 15 minutes late: each check reads the run's current state.
 """
 
 import sys
@@ -26,7 +26,6 @@ from prefect.client.schemas.sorting import FlowRunSort
 from prefect.exceptions import ObjectNotFound
 from prefect.states import Scheduled
 
-from tasks.flow_states import final_state, open_bounded_client, report_end, report_state
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders
@@ -35,39 +34,46 @@ from torchyard.run.resume import (
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
     NEVER_BEGAN_MESSAGE,
-    ReportedState,
     choose_recovery,
     find_last_event,
     is_lost,
-    is_requested_again,
 )
 from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 
-# A living worker tells within a second or two that its flow died; only then is it the guard's turn.
+from .flow_run.states import (
+    final_state,
+    has_person_request,
+    open_bounded_client,
+    read_reported_state,
+    report_end,
+    report_state,
+)
+
+# A living worker reports within a second or two that its flow died; the watchdog acts only after that.
 _WORKER_REPORT_TIMEOUT_S = 5.0
-# It tells so twice, and its second word would end the process that comes back.
+# The worker reports it twice, and its second report would end the process that resumes the run.
 _SECOND_REPORT_DELAY_S = 1.5
-_POLL_INTERVAL_S = 2.0  # seconds between two looks of a guard
-_WATCH_TIMEOUT_S = 125.0  # how long a guard looks after a run that is on its way back, in a Prefect that answers
+_POLL_INTERVAL_S = 2.0  # seconds between two checks of a watchdog
+_WATCH_TIMEOUT_S = 125.0  # how long a watchdog follows a run that is being resumed, while Prefect answers
 _FLOW_NAME, _POOL_NAME = "train", "torchyard"
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 
 
 class RecoveryResult(NamedTuple):
-    """What a look has done: the runs that come back, and what could not be looked at."""
+    """The result of a recovery: the runs that are resumed, and what could not be checked."""
 
     back: tuple[str, ...]
     faults: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"brought {len(self.back)} back" + (f": {', '.join(self.back)}" if self.back else "")
+        return f"resumed {len(self.back)}" + (f": {', '.join(self.back)}" if self.back else "")
 
 
 def recover_lost_runs(leased: bool = False) -> RecoveryResult:
-    """Schedule every run that has lost its launcher: one of this machine's at once, others that Prefect calls Crashed.
+    """Schedule every run that has lost its launcher: this machine's at once, others once Prefect calls them Crashed.
 
-    `leased`: of this machine's only those whose lease lasts.
+    `leased`: of this machine's runs, only those whose lease has not ended.
     """
     back, faults = list[str](), list[str]()
     here = dict(_list_local_runs(faults))
@@ -87,7 +93,7 @@ def recover_lost_runs(leased: bool = False) -> RecoveryResult:
 
 
 def _list_local_runs(faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
-    """The runs that this machine has carried, by flow run; one that cannot be read is a fault of its own."""
+    """The runs of this machine with the ids of their flow runs; one that cannot be read is added to `faults`."""
     for folder in list_run_folders():
         try:
             if run_id := folder.last("start").get("run"):
@@ -97,7 +103,7 @@ def _list_local_runs(faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
 
 
 def _list_unended_runs(client: SyncPrefectClient) -> list[str]:
-    """The runs that Prefect takes for alive, and the latest of those that it takes for lost."""
+    """The runs that Prefect considers alive, and the latest of those that it considers lost."""
     living = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
     found = list[FlowRun]()
     while more := _find_flow_runs(client, FlowRunFilterState(type=living), len(found)):
@@ -105,7 +111,7 @@ def _list_unended_runs(client: SyncPrefectClient) -> list[str]:
     crashed = _find_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
     return [
         str(run.id)
-        for run in (*found, *(each for each in crashed if _reported_state(each.state).age_s < MAX_LOSS_AGE_S))
+        for run in (*found, *(each for each in crashed if read_reported_state(each.state).age_s < MAX_LOSS_AGE_S))
     ]
 
 
@@ -121,7 +127,7 @@ def _find_flow_runs(client: SyncPrefectClient, state: FlowRunFilterState, offset
 
 
 def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, leased: bool = False) -> str:
-    """Do about one run what must be done now; its name where it comes back."""
+    """Do what one run needs now; returns its name if it is resumed."""
     try:
         run = client.read_flow_run(UUID(run_id))
     except (ObjectNotFound, ValueError):  # of another server
@@ -129,7 +135,7 @@ def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | Non
     if folder and (folder.is_owned() or (leased and folder.lease_left() < 0)):
         return ""
     events = folder.events() if folder else []
-    match choose_recovery(_reported_state(run.state), run.run_count, events, lambda: has_person_request(run_id)):
+    match choose_recovery(read_reported_state(run.state), run.run_count, events, lambda: has_person_request(run_id)):
         case "schedule":
             return run.name if _schedule_run(client, run, folder) else ""
         case "finish" if folder:
@@ -144,7 +150,7 @@ def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | Non
 
 
 def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
-    """Let a worker carry a run again; a run that no deployment started would wait for one for ever."""
+    """Let a worker start a run again; a run without a deployment would wait for a worker for ever."""
     began = run.state is None or not run.state.is_pending()
     if began and run.state and not run.state.is_final():
         lost: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
@@ -157,32 +163,13 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
     return True
 
 
-def _reported_state(state: State[Any] | None) -> ReportedState:
-    """A state of Prefect as a value."""
-    if state is None:
-        return ReportedState("", "")
-    return ReportedState(
-        state.type.value, state.name or "", state.message or "", time.time() - state.timestamp.timestamp()
-    )
-
-
-def has_person_request(run_id: str) -> bool:
-    """Whether a person asked for a run again since it ended. Where Prefect does not say so, nobody did."""
-    try:
-        with open_bounded_client() as client:
-            return is_requested_again([_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))])
-    except Exception as error:
-        get_log().warning("Prefect does not say whether somebody asked for this run again: %s", error)
-        return False
-
-
-# --- the guard of one run
+# --- the watchdog of one run
 
 
 def _report_lost_run(folder: RunFolder) -> None:
-    """Tell Prefect that the launcher died, and see to it that the run comes back: now, not at a missed heartbeat.
+    """Report to Prefect that the launcher died, and have the run resumed now, not after missed heartbeats.
 
-    A run that was being cancelled does not come back: it is ended here.
+    A run that was being cancelled is not resumed: it is ended here.
     """
     start = folder.last("start")
     _await_worker(UUID(start["run"]))
@@ -191,21 +178,23 @@ def _report_lost_run(folder: RunFolder) -> None:
         try:
             with open_bounded_client() as client:
                 _recover_run(client, start["run"], folder)
-        except Exception as error:  # a server that is away for as long as the lease lasts
-            get_log().debug("%s was not looked at: %s", folder.name, error)
+        except Exception as error:  # an unreachable server is asked for as long as the lease lasts
+            get_log().debug("%s was not checked: %s", folder.name, error)
             until = max(until, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
         time.sleep(_POLL_INTERVAL_S)
 
 
 def _await_worker(run_id: UUID) -> None:
-    """Let the worker say first how its flow died, and say all of it."""
+    """Wait until the worker has reported, completely, how its flow died."""
     until = time.monotonic() + _WORKER_REPORT_TIMEOUT_S
     while time.monotonic() < until:
         try:
             with open_bounded_client() as client:
                 state = client.read_flow_run(run_id).state
             if state and not state.is_running():
-                time.sleep(max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - _reported_state(state).age_s)))
+                time.sleep(
+                    max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - read_reported_state(state).age_s))
+                )
                 return
         except Exception as error:
             get_log().debug("flow run %s was not read: %s", run_id, error)
@@ -213,7 +202,7 @@ def _await_worker(run_id: UUID) -> None:
 
 
 def main(words: Iterable[str]) -> int:
-    """`keep FOLDER` and `stop FOLDER`: what becomes of one run, by its guard. `back`: bring back all that are lost."""
+    """`keep FOLDER` and `stop FOLDER`: what the watchdog does about one run. `back`: resume all lost runs."""
     raise_file_limit()
     verb, *rest = words
     if verb == "back":

@@ -1,4 +1,4 @@
-"""One run of a profile inside a Prefect flow: the engine's line, with each step a task of its own."""
+"""One run of a profile inside a Prefect flow: the engine's runner, with each step as a task."""
 
 import logging
 import os
@@ -8,15 +8,6 @@ from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run
 from prefect.states import Failed
 
-from tasks.collect import collect
-from tasks.flow_runs import obtain_key
-from tasks.flow_states import final_state
-from tasks.preflight import preflight
-from tasks.rendezvous import ensure_rendezvous
-from tasks.reporter import PrefectReporter
-from tasks.submit import submit
-from tasks.teardown import teardown
-from tasks.wait import wait
 from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
@@ -28,11 +19,21 @@ from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 from torchyard.steps.line import StepFunctions
 
+from .collect import collect
+from .flow_run.ownership import obtain_key
+from .flow_run.reporter import PrefectReporter
+from .flow_run.states import final_state
+from .preflight import preflight
+from .rendezvous import ensure_rendezvous
+from .submit import submit
+from .teardown import teardown
+from .wait import wait
+
 STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 
 
 def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
-    """Carry this flow run from wherever it is to its end, and give its final state."""
+    """Take this flow run from its current state to its end; returns its final state."""
     raise_file_limit()
     spell_anything()
     seal.key_source = obtain_key
@@ -43,7 +44,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> Stat
         return final_state(*Runner(chosen, run_id, PrefectReporter(run_id, flow_run.run_count), STEPS).run())
     except RunInUseError as error:
         return _leave_to_owner(error)
-    except LeftError as error:  # its watchdog sees to it that the run comes back
+    except LeftError as error:  # its watchdog has the run resumed
         return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
         get_log().error("%s", error)
@@ -51,7 +52,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> Stat
 
 
 def _leave_to_owner(error: RunInUseError) -> State[Any]:
-    """End this process without touching the run: its owner will say how it ended."""
+    """End this process without touching the run: its owner will report how it ended."""
     get_log().warning("%s", error)
     logging.shutdown()
     os._exit(0)

@@ -1,6 +1,7 @@
-"""Look after a job until it has ended."""
+"""Watch a job until it has ended."""
 
-from tasks.step import make_task
 from torchyard.steps.wait import wait as run
+
+from .flow_run.step import make_task
 
 wait = make_task(run)

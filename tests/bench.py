@@ -1,4 +1,4 @@
-"""`make bench`: what torchyard costs beside bare torchrun, measured side by side in one run.
+"""`make bench`: what torchyard costs compared with bare torchrun, measured side by side in one run.
 
 Every figure is a median over pairs, because machines are noisy; a target is what the project promises.
 """
@@ -15,8 +15,9 @@ from pathlib import Path
 
 from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
 from tests.caller import forget_caller
+from torchyard.common.project_root import ROOT
 from torchyard.launchers import baremetal, registry
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.loading.profile import load_profile
 from torchyard.model.run import Run
 from torchyard.steps.collect import collect
 from torchyard.steps.submit import submit
@@ -67,7 +68,7 @@ def show(what: str, value: float, target: float | None, unit: str = "s") -> None
 
 
 def show_rate(what: str, rate: float, least: float | None, beside: str) -> None:
-    """Megabytes a second; `beside` says what a bare pass over the same bytes takes."""
+    """Show megabytes per second; `beside` is the time of a bare pass over the same bytes."""
     verdict = "" if least is None else f"  target >= {least:g} MB/s: {'met' if rate >= least else 'MISSED'}"
     print(f"  {what:<66} {rate:8.1f} MB/s{verdict}{beside}", flush=True)
 
@@ -79,24 +80,29 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def line(folder: Path) -> None:
-    """The steps of the line and two bare agents in turn, with the same torchrun arguments but the tee."""
-    print(f"a job of two agents that do nothing, {PAIRS} pairs", flush=True)
-    bare, ours, seen = [], [], []
+    """The steps of a run, `torchyard run`, and two bare agents in turn; all but the tee of torchrun is the same."""
+    print(f"a job of two agents that do nothing, {PAIRS} times in turn", flush=True)
+    bare, ours, whole, seen = [], [], [], []
+    command = [str(Path(sys.executable).parent / "torchyard"), "run", str(folder / "nothing.yaml")]
     for number in range(PAIRS):
         bare.append(seconds(partial(agents, folder, f"bare-{number}")))
         took, late = steps(folder, f"{number:012x}")
         ours.append(took)
         seen.append(late)
+        whole.append(seconds(partial(run, command)))
     differences = [mine - other for mine, other in zip(ours, bare, strict=True)]
+    added = [mine - other for mine, other in zip(whole, bare, strict=True)]
     show("two bare torchrun agents, median", statistics.median(bare), None)
     show("submit, wait, collect, teardown, median", statistics.median(ours), None)
     show("difference, median of the pairs", statistics.median(differences), 0.5)
+    show("`torchyard run` as a whole process, median", statistics.median(whole), None)
+    show("its difference from the bare agents, median of the pairs", statistics.median(added), 0.6)
     show("end seen after the last agent's exit, median", statistics.median(seen), 0.2)
     show("end seen after the last agent's exit, worst", max(seen), None)
 
 
 def agents(folder: Path, name: str) -> None:
-    """Two agents of torchrun alone, until both have ended."""
+    """Run two torchrun agents alone, until both have ended."""
     plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
     started = []
     for block in plan.on:
@@ -110,7 +116,7 @@ def agents(folder: Path, name: str) -> None:
 
 
 def steps(folder: Path, name: str) -> tuple[float, float]:
-    """The steps alone, without Prefect: how long they took, and how late the end was seen."""
+    """Run the steps alone, without Prefect; return how long they took and how late the end was seen."""
     profile = load_profile(str(folder / "nothing.yaml"))
     began = time.perf_counter()
     plan = registry.load_launcher("baremetal").plan(profile, Run(id=name, attempt=1, folder=str(folder / name)))
@@ -123,7 +129,7 @@ def steps(folder: Path, name: str) -> tuple[float, float]:
 
 
 def plan() -> None:
-    """`torchyard plan`, as a process and inside one, for jobs of any size."""
+    """`torchyard plan`, as a process and as a call, for small and large jobs."""
     for name in PLANNED:
         print(f"torchyard plan {name}", flush=True)
         command = [str(Path(sys.executable).parent / "torchyard"), "plan", name]
@@ -139,7 +145,7 @@ def planned_once(name: str, nodes: int) -> None:
 
 
 def run(command: list[str]) -> None:
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=ROOT)
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, cwd=ROOT)
 
 
 def start() -> None:
@@ -158,7 +164,7 @@ def start() -> None:
 
 
 def fail_fast(folder: Path) -> None:
-    """From the death of rank 1 to the state Failed on a Prefect API, while rank 0 would sleep for a minute."""
+    """From the death of rank 1 to the state Failed on a Prefect API, while rank 0 would go on sleeping for a minute."""
     from prefect.testing.utilities import prefect_test_harness
 
     from flows.train import train

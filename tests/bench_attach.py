@@ -1,4 +1,4 @@
-"""What it costs to attach to a job that has said much already: memory, and how long the wait is held up.
+"""What it costs to attach to a job that already has a large log: memory, and how long the wait is held up.
 
 `python tests/bench_attach.py [MIB]`. The wait is a child process; its job has one node on this machine.
 """
@@ -14,7 +14,8 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import load_profile
 from torchyard.model.plan import Command, CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle, Run
@@ -37,14 +38,14 @@ def main(show: Any, mib: int = MIB) -> None:
 
 
 def attach(folder: Path, mib: int) -> dict[str, Any]:
-    """What a child that waits says of itself."""
+    """What a waiting child process reports about itself."""
     command = [sys.executable, __file__, "child", str(folder), str(mib)]
     found: dict[str, Any] = json.loads(subprocess.run(command, check=True, stdout=subprocess.PIPE, cwd=ROOT).stdout)
     return found
 
 
 def child(folder: Path, mib: int) -> None:
-    """Wait for a job whose log is there, until the last line has come."""
+    """Wait for a job that already has a log, until the last line has arrived."""
     from torchyard.launchers import registry
     from torchyard.steps.wait import wait
 
@@ -59,13 +60,13 @@ def child(folder: Path, mib: int) -> None:
     last = write(Path(plan.on[0].log), mib << 20)
     before, began, calls = rss("VmHWM"), time.monotonic(), [time.monotonic()]
 
-    def pulse(lines: list[str]) -> None:
+    def on_poll(lines: list[str]) -> None:
         calls.append(time.monotonic())
         if any(f"step {last}" in line for line in lines[-3:]):
             over.touch()
 
     handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age=4000)
-    outcome = wait(handle, pulse)
+    outcome = wait(handle, on_poll)
     assert outcome.status.state == "succeeded", outcome
     slowest = max(after - at for at, after in itertools.pairwise(calls))
     said = {"mib": rss("VmHWM") - before, "slowest": slowest, "seconds": time.monotonic() - began}
@@ -73,7 +74,7 @@ def child(folder: Path, mib: int) -> None:
 
 
 def write(path: Path, size: int) -> int:
-    """A log of that size; the number of its last line."""
+    """Write a log of that size; return the number of its last line."""
     path.parent.mkdir(parents=True)
     number, now = 0, time.strftime("%Y-%m-%dT%H:%M:%S.000Z", time.gmtime())
     with path.open("w") as file:
@@ -85,7 +86,7 @@ def write(path: Path, size: int) -> int:
 
 
 def rss(which: str) -> float:
-    """MiB of memory now, or at the most so far (VmHWM)."""
+    """MiB of memory now, or the peak so far (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
 

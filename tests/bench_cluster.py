@@ -1,6 +1,6 @@
-"""The cluster's part of `make bench`: how soon the end of a job is known, and what waiting costs the API server.
+"""The cluster part of `make bench`: how soon the end of a job is known, and what waiting costs the API server.
 
-The requests are counted by the API server itself, for a user of their own; the moment of the end is when a bare watch
+The API server itself counts the requests, which come from a separate user; a job ends at the moment when a bare watch
 of the job sees its last status.
 """
 
@@ -29,8 +29,8 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
 JOBS, RUNS = ("yolov5-volcano", "yolov5-pytorchjob", "yolov5-jobset", "fms-vela"), 9
-QUIET, LONG = 60.0, 330.0  # seconds; the long one has all that is asked every five minutes
-COUNTERS = (  # the API server counts everything that this user asks but logs, and those of everybody
+QUIET, LONG = 60.0, 330.0  # seconds; the long one includes everything that is asked every five minutes
+COUNTERS = (  # all requests of this user except for logs, and all users' requests for logs
     (b"apiserver_flowcontrol_dispatched_requests_total", b'flow_schema="torchyard-user"'),
     (b"apiserver_request_total", b'subresource="log"'),
 )
@@ -45,7 +45,7 @@ pod: {node_selector: {type: kwok}, spread: false}
 
 
 def main(show: Any) -> None:
-    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
+    """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
     with cluster(), new_namespace() as namespace:
         for name in JOBS:
             ends = [late(name, namespace) for _ in range(RUNS)]
@@ -62,21 +62,21 @@ def main(show: Any) -> None:
 
 @contextmanager
 def new_namespace() -> Iterator[str]:
-    """A namespace that is removed again; called as Run:ai calls that of a project."""
+    """A namespace that is removed afterwards, named as Run:ai names the namespace of a project."""
     admin, name = Client(Cluster()), f"runai-bench-{uuid.uuid4().hex[:6]}"
-    admin.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
-    while not Client(Cluster(namespace=name)).read("v1", "ServiceAccount", "default"):
+    admin.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+    while not Client(Cluster(namespace=name)).get("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     try:
         yield name
     finally:
-        admin.ask("DELETE", f"/api/v1/namespaces/{name}")
+        admin.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 def started(name: str, namespace: str, seconds: float) -> Handle:
-    """A job of fake pods that end by themselves."""
+    """Submit a job of fake pods that end by themselves."""
     where = {**as_user(), **at_home(name, namespace), "nodes": 2, "pod.node_selector": {"type": "kwok"}}
-    where["pod.priority_class"] = None  # none of the guide's are on the test cluster
+    where["pod.priority_class"] = None  # the test cluster has none of the guide's
     profile = load_profile(name, {**where, "pod.annotations": {"torchyard.test/end-after": str(seconds)}})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=tempfile.mkdtemp())
     plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
@@ -101,10 +101,10 @@ def late(name: str, namespace: str) -> float:
 
 
 def last_status(plan: Any) -> float:
-    """When a bare watch sees the job succeeded."""
+    """The time at which a bare watch sees that the job has succeeded."""
     admin = Client(Cluster(namespace=plan.cluster.namespace))
     path = admin.path(plan.main["apiVersion"], plan.main["kind"])
-    for line in admin.stream(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
+    for line in admin.stream_lines(path, {"watch": "1", "fieldSelector": f"metadata.name={plan.job}"}, 120):
         if has_succeeded(json.loads(line)["object"]):
             return time.time()
     raise AssertionError("the watch ended before the job did")
@@ -118,7 +118,7 @@ def has_succeeded(job: dict[str, Any]) -> bool:
 
 
 def requests(name: str, namespace: str, seconds: float) -> float:
-    """What `wait` asks a minute while nothing happens: logs, PodGroup and Lease included."""
+    """Requests per minute that `wait` makes while nothing happens, including logs, PodGroup and Lease."""
     admin, handle = Client(Cluster()), started(name, namespace, seconds + 20)
     waiting = threading.Thread(target=lambda: wait(handle))
     waiting.start()
@@ -133,8 +133,8 @@ def requests(name: str, namespace: str, seconds: float) -> float:
 
 
 def counted(admin: Client) -> float:
-    """The requests of the bench's user so far."""
-    lines = list(admin.stream("/metrics", {}, 30))
+    """The number of requests that the benchmark's user has made so far."""
+    lines = list(admin.stream_lines("/metrics", {}, 30))
     found = [line for line in lines if any(line.startswith(name) and which in line for name, which in COUNTERS)]
     assert found, "the API server counts no request of the user: its metrics are called otherwise"
     return sum(float(line.split()[-1]) for line in found)

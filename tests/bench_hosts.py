@@ -1,8 +1,8 @@
-"""One job over hundreds of hosts, through the whole line: how soon an end is seen, and what the launcher takes.
+"""One job over hundreds of hosts, through every step: how soon an end is seen, and what the launcher needs.
 
-`python tests/bench_hosts.py [HOSTS [FILES]]`. The hosts are homes on this machine behind an ssh that starts the command
-here; the launcher is a child process that may hold open 4,096 files. All the hosts' work is this machine's, too: the
-seconds of each step say little of a real job, the launcher's own memory, descriptors and time do.
+`python tests/bench_hosts.py [HOSTS [FILES]]`. The hosts are home folders on this machine behind an ssh that starts the
+command here; the launcher is a child process that may hold open 4,096 files. This machine does the work of all hosts
+too, so the seconds of each step say little about a real job; the launcher's own memory, descriptors and time do.
 """
 
 import json
@@ -80,7 +80,7 @@ def main(show: Any, count: int = HOSTS, files: int = FILES) -> None:
 
 
 def lay(folder: Path, count: int) -> None:
-    """The ssh, and the profile of a job on many hosts."""
+    """Write the fake ssh, and the profile of a job on many hosts."""
     (folder / "ssh").write_text(SSH.format(homes=folder / "homes"))
     (folder / "ssh").chmod(0o755)
     (folder / "fails.py").write_text(PROGRAM.format(last=count - 1, word=folder / "fail"))
@@ -92,7 +92,7 @@ def lay(folder: Path, count: int) -> None:
 
 
 def child(folder: Path, files: int) -> None:
-    """The line's steps, one after the other, without Prefect."""
+    """Run the steps one after the other, without Prefect."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (files, files))
     said: dict[str, Any] = {}
     costs = Costs()
@@ -115,7 +115,7 @@ def child(folder: Path, files: int) -> None:
 
 
 def watched(said: dict[str, Any], plan: CommandPlan, work: Callable[[], Outcome], word: Path) -> Outcome:
-    """Wait for the job; one host fails once all of them run and were watched for a while."""
+    """Wait for the job; one host fails once all of them run and have been watched for a while."""
     seen = Seen()
     logging.getLogger().addHandler(seen)
 
@@ -136,7 +136,7 @@ def watched(said: dict[str, Any], plan: CommandPlan, work: Callable[[], Outcome]
 
 
 class Seen(logging.Handler):
-    """When the launcher says that it stops the job."""
+    """Records when the launcher logs that it stops the job."""
 
     at = 0.0
 
@@ -146,7 +146,7 @@ class Seen(logging.Handler):
 
 
 class Costs(threading.Thread):
-    """How many files were open at most, looked at often."""
+    """Polls for the largest number of open files."""
 
     def __init__(self) -> None:
         super().__init__(daemon=True)
@@ -159,7 +159,7 @@ class Costs(threading.Thread):
             time.sleep(0.05)
 
     def rss(self) -> float:
-        """Resident memory at most, in MB."""
+        """Peak resident memory in MB."""
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 

@@ -1,7 +1,7 @@
-"""Every line of many pods, over streams that break all the time: what is lost, and what it costs the client.
+"""Every line of many pods, over streams that keep breaking: what is lost, and what it costs the client.
 
-`python tests/bench_logs.py [PODS [SECONDS]]`. The client is a child process of its own, so that neither the lines'
-writer nor the wire that is cut counts as it; between it and the wire is plain HTTP.
+`python tests/bench_logs.py [PODS [SECONDS]]`. The client is a child process, so that its costs include neither the
+writer of the lines nor the wire that is cut; between it and the wire is plain HTTP.
 """
 
 import json
@@ -26,8 +26,8 @@ from tests.cluster.jobs import Jobs
 from tests.cluster.wire import Wire
 from torchyard.cluster import create
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.common.project_root import ROOT
 from torchyard.kube.client import get_cluster_client
-from torchyard.loading.profile import ROOT
 from torchyard.model.plan import ManifestPlan
 
 PODS, RATE, SECONDS, CUT, TICK = 64, 200, 60, 5.0, 0.05
@@ -44,7 +44,7 @@ class Verdict(NamedTuple):
 
 
 def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
-    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
+    """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name, wired(Path(name)) as wire:
         folder = Path(name)
         (folder / "logs.yaml").write_text(PROFILE)
@@ -61,7 +61,7 @@ def main(show: Any, pods: int = PODS, seconds: int = SECONDS) -> None:
 
 @contextmanager
 def wired(folder: Path) -> Iterator[Wire]:
-    """A way to the API server that can be cut, in KUBECONFIG."""
+    """A connection to the API server that can be cut; KUBECONFIG names it."""
     wire, before = Wire(folder), os.environ["KUBECONFIG"]
     os.environ["KUBECONFIG"] = f"{before}{os.pathsep}{wire.kubeconfig}"
     get_cluster_client.cache_clear()
@@ -74,7 +74,7 @@ def wired(folder: Path) -> Iterator[Wire]:
 
 
 def watched(plan: ManifestPlan, jobs: Jobs, wire: Wire, seconds: int) -> dict[str, Any]:
-    """Let the pods speak, the child listen and the wire break; what the child says of itself."""
+    """Let the pods write, the child read and the wire break; return what the child reports about itself."""
     command = [sys.executable, __file__, "child"]
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
     with subprocess.Popen(command, text=True, cwd=ROOT, **pipes) as child:  # type: ignore[call-overload]
@@ -123,7 +123,7 @@ def report(show: Any, plan: ManifestPlan, said: dict[str, Any], seconds: int) ->
 
 
 def judge(path: Path, count: int) -> Verdict:
-    """Hold a pod's file to what was said."""
+    """Compare a pod's file with the lines that the pod wrote."""
     numbers = [int(line.rpartition(b" ")[2]) for line in path.read_bytes().splitlines()]
     backwards = sum(after < before for before, after in pairwise(numbers))
     known = set(numbers)
@@ -138,18 +138,18 @@ def child() -> None:
     plan = ManifestPlan.model_validate_json(sys.stdin.readline())
     with ClusterWatch(plan) as watch:
         while phases(watch) != ["Running"] * len(plan.nodes):
-            watch.changes(0.2)
+            watch.poll(0.2)
         before, cpu, began = rss(), time.process_time(), time.monotonic()
         print("all run", flush=True)
         until = threading.Thread(target=sys.stdin.read)
         until.start()
         while until.is_alive():
-            watch.changes(0.2)
+            watch.poll(0.2)
         cores = (time.process_time() - cpu) / (time.monotonic() - began)
         while "Running" in phases(watch):
-            watch.changes(0.2)
-        watch.settle(60.0)
-        print(json.dumps({"mib": rss("VmHWM") - before, "cores": cores, "lost": watch.lost()}), flush=True)
+            watch.poll(0.2)
+        watch.drain_logs(60.0)
+        print(json.dumps({"mib": rss("VmHWM") - before, "cores": cores, "lost": watch.lost_logs()}), flush=True)
 
 
 def phases(watch: ClusterWatch) -> list[str]:
@@ -157,7 +157,7 @@ def phases(watch: ClusterWatch) -> list[str]:
 
 
 def rss(which: str = "VmRSS") -> float:
-    """MiB of memory now, or at the most so far (VmHWM)."""
+    """MiB of memory now, or the peak so far (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
 

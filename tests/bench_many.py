@@ -1,7 +1,7 @@
-"""Two hundred runs in one process: what each wait costs in memory, processor and requests, and how late its end is.
+"""Two hundred runs in one process: what each wait costs in memory, CPU and requests, and how late it sees the end.
 
-`python tests/bench_many.py [WAITS [PODS]]`. The waits are threads of a child process, as the task runs of one Prefect
-flow are, and each one follows a job of its own, of fake pods that say a line and then nothing.
+`python tests/bench_many.py [WAITS [PODS]]`. The waits are threads of a child process, like the task runs of one Prefect
+flow; each follows a job of its own, whose fake pods print one line and then nothing.
 """
 
 import json
@@ -24,9 +24,10 @@ from tests.bench_cluster import PROFILE, counted, has_succeeded, new_namespace
 from tests.cluster.e2e import cluster
 from tests.cluster.jobs import as_user, until
 from torchyard.cluster import create
+from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Handle, Run
@@ -44,7 +45,7 @@ Said = dict[str, Any]
 
 
 def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
-    """Measure on the cluster of `make cluster-up`, on one made for it, or on the one that is named."""
+    """Measure on the cluster of `make cluster-up`, on a new one, or on the one that is named."""
     with cluster(), new_namespace() as namespace, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         (folder / "many.yaml").write_text(PROFILE)
@@ -59,7 +60,7 @@ def main(show: Any, waits: int = WAITS, pods: int = PODS) -> None:
 
 
 def started(folder: Path, namespace: str, pods: int) -> Handle:
-    """A job that runs until its pods are told to end, written down for the child."""
+    """Submit a job that runs until its pods are told to end, and save its handle for the child."""
     profile = load_profile(str(folder / "many.yaml"), {**as_user(), "cluster.namespace": namespace, "nodes": pods})
     run = Run(id=str(uuid.uuid4()), attempt=1, folder=str(folder / uuid.uuid4().hex))
     plan = create.resolve_cluster(registry.load_launcher(profile.launcher).plan(profile, run))  # type: ignore[arg-type]
@@ -69,14 +70,14 @@ def started(folder: Path, namespace: str, pods: int) -> Handle:
 
 
 def running(namespace: str) -> int:
-    """How many pods run."""
+    """The number of running pods."""
     return len(
-        get_cluster_client(Cluster(namespace=namespace)).items("v1", "Pod", {"fieldSelector": "status.phase=Running"})
+        get_cluster_client(Cluster(namespace=namespace)).list("v1", "Pod", {"fieldSelector": "status.phase=Running"})
     )
 
 
 def measure(show: Any, handles: list[Handle], folder: Path) -> None:
-    """Start the child, read what it says of itself, count what it asks, end the jobs and see how late that is seen."""
+    """Start the child, read its reports, count its requests, end the jobs and measure how late it sees that."""
     admin, head, count = Client(Cluster()), f"{len(handles)} waits:", len(handles)
     command = [sys.executable, __file__, "child", str(folder)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT) as child:
@@ -97,14 +98,14 @@ def measure(show: Any, handles: list[Handle], folder: Path) -> None:
 
 
 def said(lines: Any, phase: str) -> Said:
-    """What the child says next; it must be of this phase."""
+    """The child's next report, which must be of this phase."""
     found: Said = json.loads(next(iter(lines)))
     assert found["phase"] == phase, found
     return found
 
 
 def ends(plans: list[ManifestPlan]) -> dict[str, float]:
-    """End every job, all at once; when a bare watch of all of them saw each one's last status."""
+    """End all jobs at once; return when a bare watch of all of them saw each job's last status."""
     seen: dict[str, float] = {}
     watching = threading.Thread(target=partial(last_statuses, plans, seen))
     watching.start()
@@ -116,7 +117,7 @@ def ends(plans: list[ManifestPlan]) -> dict[str, float]:
 
 def last_statuses(plans: list[ManifestPlan], seen: dict[str, float]) -> None:
     here, job = Client(Cluster(namespace=plans[0].cluster.namespace)), plans[0].main
-    for line in here.stream(here.path(job["apiVersion"], job["kind"]), {"watch": "1"}, PATIENCE):
+    for line in here.stream_lines(here.path(job["apiVersion"], job["kind"]), {"watch": "1"}, PATIENCE):
         found = json.loads(line)["object"]
         if has_succeeded(found):
             seen.setdefault(found["metadata"]["name"], time.time())
@@ -135,7 +136,7 @@ def end(plan: ManifestPlan) -> None:
 
 
 def child(folder: Path) -> None:
-    """Wait for every job whose handle is in the folder; say what that costs."""
+    """Wait for every job whose handle is in the folder; report what that costs."""
     handles = [Handle.model_validate_json(path.read_text()) for path in sorted(folder.glob("*.handle"))]
     threads = [threading.Thread(target=partial(one, handle)) for handle in handles]
     threads[0].start()

@@ -1,8 +1,8 @@
-"""One job of a thousand fake pods through the whole line: started, watched, one pod fails, explained, torn down.
+"""One job of a thousand fake pods through every step: it is started and watched, one pod fails, all is torn down.
 
-`python tests/bench_pods.py [PODS [fake]]`. The launcher is a child process with at most 4,096 open files; nodes for
-the pods are made here and removed again. With `fake` the API server is the tests' own, for machines without a cluster:
-it speaks plain HTTP, so that the launcher's memory is less than it would be with TLS.
+`python tests/bench_pods.py [PODS [fake]]`. The launcher is a child process with at most 4,096 open files; the nodes for
+the pods are created here and removed again. With `fake` the API server is the tests' own, for machines without a
+cluster: it speaks plain HTTP, so the launcher needs less memory than it would with TLS.
 """
 
 import contextlib
@@ -31,10 +31,11 @@ from tests.cluster.fake import node
 from tests.cluster.jobs import as_user, until
 from torchyard.cluster import create, diagnose
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.no_progress import explain_no_progress
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.loading.profile import load_profile
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Handle, Run
@@ -44,40 +45,40 @@ from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
 PODS, PER_NODE, FILES, AT_ONCE = 1000, 100, 4096, 8
-LOOK_S = 2.0  # between two looks at what the launcher needs: they cost it something themselves
-PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; for everything else
+LOOK_S = 2.0  # between two measurements of the launcher, which cost it something themselves
+PENDING_S, PATIENCE_S = 25.0, 600.0  # how long no pod starts, while there are warnings; the limit for everything else
 OWN = "torchyard.test/bench"
 WARNED = "MountVolume.SetUp failed for volume data: timed out waiting for the condition"
 Said = dict[str, Any]
 
 
 class Real:
-    """The cluster of KUBECONFIG, or one made for it: its controllers make the pods, kwok runs them."""
+    """The cluster of KUBECONFIG, or a new one: its controllers create the pods, kwok runs them."""
 
     def __init__(self, pods: int) -> None:
         self._pods, self._own = pods, f"bench-{uuid.uuid4().hex[:8]}"
 
     @contextlib.contextmanager
     def stage(self) -> Iterator[dict[str, Any]]:
-        """What a profile must say to run here, on nodes of its own."""
+        """The keys that a profile needs to run here, on nodes of its own."""
         with cluster(), new_namespace() as namespace:
             admin, count = Client(Cluster()), -(-self._pods // PER_NODE)
             for number in range(count):
                 made = node(f"{self._own}-{number}", {OWN: self._own}, {}, 9000 + number)
-                admin.ask("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [taint()]}})
+                admin.request("POST", "/api/v1/nodes", body={**made, "spec": {"taints": [taint()]}})
             where = {"pod.node_selector": {OWN: self._own}, "pod.tolerations": [OWN]}
             notes = {"torchyard.test/start-after": str(PENDING_S)}
             try:
                 yield {**as_user(), **where, "cluster.namespace": namespace, "pod.annotations": notes}
             finally:
                 for number in range(count):
-                    admin.ask("DELETE", f"/api/v1/nodes/{self._own}-{number}")
+                    admin.request("DELETE", f"/api/v1/nodes/{self._own}-{number}")
 
     def start(self, plan: ManifestPlan, here: Client) -> None:
-        """The controllers and kwok do all."""
+        """Do nothing: the controllers create the pods."""
 
     def run(self, plan: ManifestPlan, here: Client) -> None:
-        """So they do here."""
+        """Do nothing: kwok runs the pods."""
 
     def fail(self, plan: ManifestPlan, here: Client, name: str) -> None:
         pod = {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}}
@@ -89,7 +90,7 @@ def taint() -> dict[str, str]:
 
 
 class Fake:
-    """The tests' API server in this process, whose pods are made and moved here; their logs stay open."""
+    """The tests' API server in this process; pods are created and changed here, and their logs stay open."""
 
     def __init__(self, pods: int) -> None:
         from tests.fake_api import FakeApi, Handler
@@ -129,7 +130,7 @@ class Fake:
 
     def start(self, plan: ManifestPlan, here: Client) -> None:
         waiting = {"waiting": {"reason": "ContainerCreating"}}
-        owner = here.read(plan.main["apiVersion"], plan.main["kind"], plan.job)
+        owner = here.get(plan.main["apiVersion"], plan.main["kind"], plan.job)
         assert owner
         refers = {"apiVersion": plan.main["apiVersion"], "kind": plan.main["kind"], "name": plan.job}
         for name in plan.nodes:
@@ -150,7 +151,7 @@ class Fake:
         self._over.set()
 
     def _move(self, here: Client, name: str, status: Said) -> None:
-        found = here.read("v1", "Pod", name)
+        found = here.get("v1", "Pod", name)
         assert found
         self._server.put({**found, "apiVersion": "v1", "kind": "Pod", "status": status})
 
@@ -169,7 +170,7 @@ def stamp() -> str:
 
 
 def main(show: Any, pods: int = PODS, kind: str = "real") -> None:
-    """Run the job, and show what the launcher needed of time and memory."""
+    """Run the job, and show how much time and memory the launcher needed."""
     place = (Fake if kind == "fake" else Real)(pods)
     with place.stage() as overrides, tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -192,7 +193,7 @@ def started(folder: Path, overrides: dict[str, Any]) -> Handle:
 
 
 def measure(show: Any, handle: Handle, place: Real | Fake) -> None:
-    """Let the pods stand, warn of each, let them run, end one; what the launcher says of itself meanwhile."""
+    """Keep the pods pending with a warning each, run them, end one; show what the launcher reports about itself."""
     plan = handle.plan
     assert isinstance(plan, ManifestPlan)
     here, command = get_cluster_client(Cluster(namespace=plan.cluster.namespace)), [sys.executable, __file__, "child"]
@@ -237,13 +238,13 @@ def report(show: Any, said: Said) -> None:
 
 
 def all_pods(here: Client, plan: ManifestPlan) -> list[Said]:
-    """The pods, once all are there."""
-    found = here.items("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
+    """The pods, once all of them exist."""
+    found = here.list("v1", "Pod", {"labelSelector": f"torchyard/run={plan.labels['torchyard/run']}"})
     return found if len(found) >= len(plan.nodes) else []
 
 
 def warn(here: Client, pods: list[Said]) -> None:
-    """A warning about each pod, as a kubelet gives it that waits for a volume."""
+    """Create a warning about each pod, like that of a kubelet that waits for a volume."""
 
     def make(pod: Said) -> None:
         about = pod["metadata"]
@@ -252,16 +253,16 @@ def warn(here: Client, pods: list[Said]) -> None:
         times = {"firstTimestamp": stamp(), "lastTimestamp": stamp()}
         name = {"name": f"{about['name']}.{uuid.uuid4().hex[:8]}", "namespace": here.namespace}
         body = {"apiVersion": "v1", "kind": "Event", "metadata": name, **told, **times}
-        here.ask("POST", here.path("v1", "Event"), body=body)
+        here.request("POST", here.path("v1", "Event"), body=body)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         list(pool.map(make, pods))
 
 
 def failed_at(here: Client, name: str) -> float:
-    """When a bare watch of the pod sees that it failed."""
+    """The time at which a bare watch of the pod sees that it failed."""
     query = {"watch": "1", "fieldSelector": f"metadata.name={name}"}
-    for line in here.stream(here.path("v1", "Pod"), query, PATIENCE_S):
+    for line in here.stream_lines(here.path("v1", "Pod"), query, PATIENCE_S):
         if json.loads(line)["object"]["status"].get("phase") == "Failed":
             return time.time()
     raise AssertionError("the watch ended before the pod did")
@@ -271,9 +272,9 @@ def failed_at(here: Client, name: str) -> float:
 
 
 class Timed:
-    """A function that notes what its calls took of a processor, and how much of that was Python's garbage collector.
+    """A function that notes the CPU time of its calls, and how much of that was Python's garbage collector.
 
-    A collection takes as long as the process is large, and comes to whoever allocates next.
+    A collection takes longer the larger the process is, and is charged to the code that allocates next.
     """
 
     def __init__(self, work: Callable[..., Any]) -> None:
@@ -297,22 +298,23 @@ class Timed:
 
 
 def child() -> None:
-    """Wait for the job, and end it as the line does."""
+    """Wait for the job, then collect and tear down as a run does."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (FILES, FILES))
     handle = Handle.model_validate_json(sys.stdin.readline())
     timed, ends = Timed(explain_no_progress), list[float]()
-    vars(diagnose)["explain"] = timed
-    note = ClusterWatch.note
+    assert vars(diagnose)["explain_no_progress"] is explain_no_progress
+    vars(diagnose)["explain_no_progress"] = timed
+    note = ClusterWatch.record_outcome
 
     def noted(watch: ClusterWatch, outcome: Any) -> None:
         ends.append(time.time())
         note(watch, outcome)
 
-    type.__setattr__(ClusterWatch, "note", noted)
+    type.__setattr__(ClusterWatch, "record_outcome", noted)
     files, said = list[int](), list[bool]()
     wall, cpu = time.monotonic(), time.process_time()
 
-    def pulse(_: list[str]) -> None:
+    def on_poll(_: list[str]) -> None:
         if time.monotonic() < wall + LOOK_S * (len(files) + 1):
             return
         files.append(len(os.listdir("/proc/self/fd")))
@@ -321,7 +323,7 @@ def child() -> None:
             said.append(True)
             tell(share=(time.process_time() - cpu) / (time.monotonic() - wall))
 
-    outcome = wait(handle, pulse)
+    outcome = wait(handle, on_poll)
     found = collect(handle.plan, outcome, "none")
     failure = found.failure
     assert failure

@@ -1,6 +1,6 @@
-"""How torchyard's own work grows: a thousand pods, gigabytes of logs, half a million rows. Values alone, no cluster.
+"""How torchyard's own work grows: a thousand pods, gigabytes of logs, half a million rows. It needs no cluster.
 
-`python tests/bench_scale.py [MB]`. What reads a log is held beside a bare pass that counts the same file's lines.
+`python tests/bench_scale.py [MB]`. Reading a log is compared with a bare pass that counts the lines of the same file.
 """
 
 import itertools
@@ -19,9 +19,10 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.no_progress import ClusterContext, explain_no_progress
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.loading.profile import load_profile
 from torchyard.metrics.registry import READERS
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import MetricsFormat
@@ -31,6 +32,7 @@ from torchyard.steps.collect import collect
 PODS, WARNINGS, TICKS = 1000, 1000, 5
 MB, BLOCK, LOG_MB, ROWS = 1e6, 1 << 20, 200, 500_000
 EXPLAIN_MS, STATUS_MS, COLLECT_RATE, READER_RATE, MEMORY_MIB = 50, 20, 100, 30, 64
+NCCL_RATE = 100  # MB/s: 1 GB in 10 s
 PROFILES = {"volcano": "Job", "pytorchjob": "PyTorchJob", "jobset": "JobSet", "appwrapper": "AppWrapper"}
 PROFILE = "about: many pods\nlauncher: {}\nimage: none:1\nprogram: /none.py\nnodes: {}\nresources: {{gpus: 8}}\n"
 RANKED = "INFO api.py:5]   group_rank=0"
@@ -54,7 +56,7 @@ Observed = tuple[Observation, ClusterContext]
 
 
 def main(show: Any, size: int = LOG_MB) -> None:
-    """A job of many pods by values; logs that are made here, each read by a process of its own."""
+    """A job of many made-up pods, and made-up logs that are each read by a process of its own."""
     with tempfile.TemporaryDirectory() as name:
         pods(show, Path(name))
         logs(show, Path(name), size)
@@ -64,7 +66,7 @@ def main(show: Any, size: int = LOG_MB) -> None:
 
 
 class Case(NamedTuple):
-    """How all pods are, and the warnings about them: the reason, and what it says."""
+    """The status of all pods, and the reason and message of the warnings about them."""
 
     pod: dict[str, Any]
     warning: tuple[str, str]
@@ -75,7 +77,7 @@ def condition(kind: str, status: str, **more: str) -> dict[str, str]:
 
 
 def placed(state: dict[str, Any], phase: str = "Pending") -> dict[str, Any]:
-    """A pod on a node, whose container is in this state."""
+    """The status of a pod on a node whose container is in this state."""
     ready = condition("Ready", "True" if phase == "Running" else "False", reason="ContainersNotReady")
     containers = [{"name": "worker", "restartCount": 0, "state": state, "image": "none:1"}]
     placed = [condition("PodScheduled", "True"), condition("Initialized", "True"), ready]
@@ -105,7 +107,7 @@ CASES = {
 
 
 def pods(show: Any, folder: Path) -> None:
-    """What one tick of `wait` takes, the worst case of each launcher."""
+    """The time of one tick of `wait`, in the worst case of each launcher."""
     print(f"{PODS} pods and {WARNINGS} warnings, the worst of {', '.join(CASES)}", flush=True)
     for launcher, kind in PROFILES.items():
         path = folder / f"{launcher}.yaml"
@@ -121,7 +123,7 @@ def pods(show: Any, folder: Path) -> None:
 
 
 def observed(plan: ManifestPlan, kind: str, case: Case) -> Observed:
-    """Every pod alike but for one that runs, so that the job goes on, and a warning of each."""
+    """All pods alike except one that runs, so that the job goes on, and warnings about them."""
     names = [f"{plan.job}-{node}{'-x2x4z' if plan.suffixed else ''}" for node in plan.nodes]
     seen: dict[str, Any] = {f"{kind}/{plan.job}": {**plan.main, "status": {"state": {"phase": "Pending"}}}}
     for name in names:
@@ -144,7 +146,7 @@ def observed(plan: ManifestPlan, kind: str, case: Case) -> Observed:
 
 
 def median(work: Callable[[], object]) -> float:
-    """Seconds of a processor that it takes."""
+    """The median CPU seconds of the work."""
     return statistics.median(seconds(work) for _ in range(TICKS))
 
 
@@ -158,12 +160,14 @@ def seconds(work: Callable[[], object]) -> float:
 
 
 def logs(show: Any, folder: Path, size: int) -> None:
-    """`collect` of a failed job whose program says much else, and each format where one line in five is a row of it."""
+    """`collect` of a failed job with a noisy log, and each format in a log where one line in five is a row of it."""
     log = folder / "said.log"
     fill(log, size, cycled(STAMP + each for each in NOISE))
     print(f"logs of {size} MB, beside a bare count of their lines", flush=True)
     for format in ("none", "json-lines"):
         report(show, f"collect of a failed job, metrics {format}", log, (COLLECT_RATE, "failed", format))
+    fill(log, size, nccl_lines())
+    report(show, "collect, every line of NCCL", log, (NCCL_RATE, "collect", "none"))
     for reader, line in LINES.items():
         fill(log, size // 4, between(line))
         report(show, f"collect, {reader}, a row in five lines", log, (None, "collect", reader))
@@ -191,15 +195,24 @@ def cycled(lines: Iterable[str]) -> Iterator[str]:
     yield from itertools.cycle(lines)
 
 
+def nccl_lines() -> Iterator[str]:
+    """Channels of a node with many communicators: most lines say what another has said."""
+    for each in range(1 << 40):
+        rank, peer, hca = each % 128, (each + 8) % 128, each * 7 % 8
+        net = (f"NET/IB/{hca}/GDRDMA", f"NET/IB/{hca}({rank})/GDRDMA", "P2P/CUMEM/read", "SHM/direct/direct")[each % 4]
+        said = f"Channel {each % 32:02d}/0 : {rank}[{rank % 8}] -> {peer}[{peer % 8}] [send] via {net}"
+        yield f"{STAMP}[default{rank % 8}]:gpu-0:{4000 + rank}:{4100 + rank} [{rank % 8}] NCCL INFO {said}"
+
+
 def between(line: str) -> Iterator[str]:
-    """A row of the format, and four lines of other things."""
+    """Yield a row of the format, then four other lines, again and again."""
     for each in range(1 << 40):
         yield STAMP + line.format(each)
         yield from (STAMP + noise for noise in NOISE)
 
 
 def fill(path: Path, size: float, lines: Iterator[str]) -> None:
-    """A file of this many MB, or of all lines; its node is of group rank 0."""
+    """Fill a file with all lines, or up to this many MB; its node has group rank 0."""
     with path.open("wb") as file:
         file.write((STAMP + RANKED + "\n").encode())
         for line in lines:
@@ -209,7 +222,7 @@ def fill(path: Path, size: float, lines: Iterator[str]) -> None:
 
 
 def counted(path: Path) -> int:
-    """The lines of a file, as `wc -l` counts them."""
+    """The number of lines in a file, as `wc -l` counts them."""
     with path.open("rb", buffering=0) as file:
         return sum(block.count(b"\n") for block in iter(partial(file.read, BLOCK), b""))
 
@@ -222,7 +235,7 @@ def child(*words: str) -> dict[str, float]:
 
 
 def run_child(how: str, path: str, format: MetricsFormat) -> None:
-    """Read one log; how long that took, and what it needed of memory beyond what it began with."""
+    """Read one log; print how long that took, and how much memory it needed beyond that of the start."""
     profile = Path(path).with_suffix(".yaml")
     profile.write_text(PROFILE.format("volcano", 1))
     plan = registry.load_launcher("volcano").plan(
@@ -246,7 +259,7 @@ def run_child(how: str, path: str, format: MetricsFormat) -> None:
 
 
 def memory(which: str) -> float:
-    """MiB of memory now (VmRSS), or at the most so far (VmHWM)."""
+    """MiB of memory now (VmRSS), or the peak so far (VmHWM)."""
     lines = Path("/proc/self/status").read_text().splitlines()
     return next(int(line.split()[1]) for line in lines if line.startswith(which)) / 1024
 

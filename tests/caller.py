@@ -1,14 +1,14 @@
-"""What the caller's environment must not lend to a test: a cluster, and a Prefect server."""
+"""Keeps the caller's cluster and Prefect server out of the tests."""
 
 import os
 
-CLUSTER = "TORCHYARD_TEST_KUBECONFIG"  # the only way to name a cluster of one's own for tests
+CLUSTER = "TORCHYARD_TEST_KUBECONFIG"  # the only way to give the tests an existing cluster
 SERVER = ("PREFECT_API_URL", "PREFECT_API_KEY", "PREFECT_API_AUTH_STRING")
 NOWHERE = "/nonexistent/kubeconfig of a test"
 
 
 def forget_caller() -> None:
-    """Go on without the caller's cluster and Prefect server; programs that are started see none of them either."""
+    """Hide the caller's cluster and Prefect server from this process and from those that it starts."""
     forget_cluster()
     for name in SERVER:
         os.environ.pop(name, None)

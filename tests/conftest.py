@@ -1,9 +1,9 @@
-"""What many tests share: a folder of runs of their own, and profiles made on the spot."""
+"""What many tests share: a runs folder of their own, and profiles written on the spot."""
 
 import os
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pytest
 import yaml
@@ -12,6 +12,7 @@ from hypothesis import settings
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
 from tests.skips import refuse_skip
+from tests.user_manifests import KINDS, MANIFESTS, Launched, read
 from torchyard.kube.client import Client
 from torchyard.kube.client import get_cluster_client as cluster_api
 from torchyard.launchers import registry
@@ -19,6 +20,9 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.profile import Cluster, Profile
 from torchyard.model.run import Run
+
+if TYPE_CHECKING:
+    from tests.fake_prefect import FakePrefect
 
 forget_caller()
 
@@ -40,7 +44,7 @@ def pytest_runtest_makereport() -> Generator[None, pytest.TestReport, pytest.Tes
 
 @pytest.fixture(autouse=True)
 def own_runs(tmp_path: Path) -> Iterator[None]:
-    """Nothing of a test ends up among the user's runs, or finds the user's profiles."""
+    """No test writes to the user's runs or finds the user's profiles."""
     before = dict(os.environ)
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "runs")
     os.environ.pop("TORCHYARD_PROFILES", None)
@@ -64,7 +68,7 @@ def api() -> Iterator[None]:
 
 @pytest.fixture
 def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
-    """A fake API server, in KUBECONFIG."""
+    """A fake API server, which KUBECONFIG names."""
     made = FakeApi(tmp_path)
     os.environ["KUBECONFIG"] = str(made.kubeconfig)
     cluster_api.cache_clear()
@@ -75,13 +79,22 @@ def fake_api(tmp_path: Path) -> Iterator[FakeApi]:
 
 @pytest.fixture
 def fake_server(fake_api: FakeApi) -> Client:
-    """Our door to it."""
+    """Our client of the fake API server."""
     return cluster_api(Cluster())
 
 
 @pytest.fixture
+def fake_prefect() -> Iterator["FakePrefect"]:
+    """A fake Prefect server, which this process uses."""
+    from tests.fake_prefect import serving  # Prefect takes 1.5 s to import
+
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture
 def write(tmp_path: Path) -> Write:
-    """Write a profile of a program that prints, with the given keys changed; its path."""
+    """Write a profile of a program that prints, with the given keys changed; return its path."""
 
     def write_profile(name: str = "sample", code: str = "print('hello')", **keys: Any) -> Path:
         (tmp_path / f"{name}.py").write_text(code)
@@ -95,7 +108,7 @@ def write(tmp_path: Path) -> Write:
 
 @pytest.fixture
 def planned(write: Write, tmp_path: Path) -> Planned:
-    """Plan a job in pods, by default of Volcano, with the given keys of its profile."""
+    """Plan a job in pods from the given keys of its profile; the default launcher is Volcano."""
 
     def plan_keys(attempt: int = 1, name: str = "sample", **keys: Any) -> ManifestPlan:
         path = write(name, **{"launcher": "volcano", "image": "train:v1", **keys})
@@ -104,20 +117,36 @@ def planned(write: Write, tmp_path: Path) -> Planned:
     return plan_keys
 
 
+@pytest.fixture
+def launched(planned: Planned, tmp_path: Path) -> Launched:
+    """Plan a manifest with these documents, or that of a row of the guide."""
+
+    def launch(*documents: Any, **keys: Any) -> ManifestPlan:
+        row = isinstance(documents[0], str)
+        path = MANIFESTS / f"{documents[0]}.yaml" if row else tmp_path / "job.yaml"
+        if not row:
+            path.write_text(yaml.safe_dump_all(documents))
+        kinds = [document["kind"] for document in (read(documents[0]) if row else documents)]
+        launcher = next((KINDS[kind] for kind in kinds if kind in KINDS), "volcano")
+        return planned(**{"launcher": launcher, "image": None, "program": None, "manifest": str(path), **keys})
+
+    return launch
+
+
 def plan_of(profile: Profile, folder: Path, attempt: int = 1) -> Plan:
-    """The plan of a profile for the run of RUN_ID."""
+    """The plan of a profile for the run with RUN_ID."""
     return registry.load_launcher(profile.launcher).plan(profile, Run(id=RUN_ID, attempt=attempt, folder=str(folder)))
 
 
 def command_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> CommandPlan:
-    """The same, of a launcher on machines."""
+    """The plan of a profile whose launcher starts processes on machines."""
     plan = plan_of(profile, folder, attempt)
     assert isinstance(plan, CommandPlan)
     return plan
 
 
 def manifest_plan_of(profile: Profile, folder: Path, attempt: int = 1) -> ManifestPlan:
-    """The same, of a launcher on Kubernetes."""
+    """The plan of a profile whose launcher creates Kubernetes objects."""
     plan = plan_of(profile, folder, attempt)
     assert isinstance(plan, ManifestPlan)
     return plan

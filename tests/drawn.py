@@ -1,4 +1,4 @@
-"""Profiles and runs of every kind, drawn by hypothesis: what is drawn is valid, and no launcher refuses it."""
+"""Profiles and runs of every kind, drawn by hypothesis: all of them are valid, and no launcher refuses one."""
 
 from typing import Any
 from uuid import UUID
@@ -13,20 +13,29 @@ from torchyard.model.pod import _PLAIN_RESOURCES
 from torchyard.model.profile import _WITHOUT_AGENT, WITH_AGENT, Profile
 from torchyard.model.run import Run
 
-PODS = ("volcano", "pytorchjob", "appwrapper", "jobset", "runai")  # a launcher joins the properties here
+PODS = (
+    "volcano",
+    "pytorchjob",
+    "appwrapper",
+    "jobset",
+    "runai",
+)  # add a new launcher here to have the properties tested for it
 SHIPPED = {name: _load_hardware(name) for name in sorted(_list_hardware())}
 Keys = st.SearchStrategy[dict[str, Any]]
 TEXTS = st.sampled_from(["", "1", "two words", "it's", "$(A) $$", "é", "{world_size}", "a\nb", "-x={node_rank}"])
 NAMES = st.sampled_from(["a", "data", "hub-token", "x1", "n" * 63])
 KEYS = st.sampled_from(["app", "example.com/kind", "a_b.c", "k" * 63])
 VALUES = st.sampled_from(["", "v1", "A_b.c-9", "v" * 63])
-VARIABLES = st.sampled_from(
-    ["A", "B_2", "NCCL_DEBUG", "NCCL_IB_HCA", "LOGLEVEL", "RANK", "MASTER_ADDR", "TORCHYARD_RUN"]
-)
+VARIABLES = st.sampled_from(["A", "B_2", "NCCL_DEBUG", "NCCL_IB_HCA", "LOGLEVEL", "MASTER_ADDR", "TORCHYARD_RUN"])
 AMOUNTS = st.sampled_from(["0", "1", "500m", "64Gi"])
 PATHS = st.sampled_from(["/data", "/scratch", "/dev/shm", "/dev/infiniband", "/a b"])
 DURATIONS = st.one_of(st.floats(0.001, 3e8), st.sampled_from(["1ms", "90s", "1.5h", "2d"]))
-RESOURCES = st.dictionaries(st.sampled_from([*_PLAIN_RESOURCES, "rdma/rdma", "nvidia.com/gpu"]), AMOUNTS)
+DEVICES = ("gpus", "rdma/rdma", "nvidia.com/gpu")
+RESOURCES = st.builds(
+    lambda amounts, devices: {**amounts, **devices},
+    st.dictionaries(st.sampled_from([name for name in _PLAIN_RESOURCES if name not in DEVICES]), AMOUNTS),
+    st.dictionaries(st.sampled_from(DEVICES), st.sampled_from(["0", "1"])),
+)
 
 
 def some(**keys: st.SearchStrategy[Any]) -> Keys:
@@ -116,7 +125,7 @@ OPTIONS: dict[str, Keys] = {
 
 @st.composite
 def meetings(draw: st.DrawFn, most: int, elastic: bool) -> dict[str, Any]:
-    """A rendezvous with what fits it: an agent, a number of nodes or a range."""
+    """A rendezvous with an agent and a number or range of nodes that fit it."""
     way = draw(st.sampled_from(["c10d", "etcd-v2", "static", "env", "file"]))
     agents = ["torchrun", "launch"] if way in WITH_AGENT else ["none"] if way in _WITHOUT_AGENT else ["launch", "none"]
     nodes: Any = draw(st.integers(1, most))
@@ -145,6 +154,8 @@ def profiles(draw: st.DrawFn, launcher: str) -> Profile:
     if in_pods and draw(st.booleans()):
         shape = draw(st.sampled_from([*SHIPPED.values()]) | DRAWN)
         keys |= {"hardware": shape, "fabric": draw(st.sampled_from(sorted(shape.fabrics)))}
+    if keys.get("resources", {}).get("gpus") == "1":
+        keys["processes"] = 1
     return Profile.model_validate(keys)
 
 

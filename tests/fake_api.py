@@ -1,5 +1,7 @@
-"""A fake API server for tests that need faults which a real one cannot be made to have; tests/api_contract.py holds it
-to the real one. It speaks HTTP on loopback: what a test uses of ours is the real client, its retries included.
+"""A fake API server for tests of faults that a real one cannot be made to have.
+
+tests/api_contract.py makes sure that it behaves like the real one. It speaks HTTP on loopback, so tests use our real
+client, including its retries.
 """
 
 import json
@@ -25,7 +27,7 @@ BEAT_S = 0.05
 
 
 class Asked(NamedTuple):
-    """A request that came."""
+    """A request that has arrived."""
 
     method: str
     path: str
@@ -43,14 +45,15 @@ class Fault(NamedTuple):
 
 
 class FakeApi:
-    """The server. `objects` is what it holds, `asked` what came, `fail` makes it refuse."""
+    """The server: `objects` is what it holds, `asked` are the requests so far, `fail` makes it refuse."""
 
     def __init__(self, folder: Path) -> None:
         self.objects, self.asked = Objects(), list[Asked]()
-        self.logs: dict[str, bytes | Callable[[], Iterable[bytes]]] = {}  # of pods, by name; or the pieces as they come
-        self._cuts = 0
+        self.logs: dict[str, bytes | Callable[[], Iterable[bytes]]] = {}  # by pod name; whole, or in pieces
+        self.cuts = 0  # how often `cut` was called: a watch ends when this is no longer what it was at its request
         self.kinds = {f"{api}/{plural_kind(kind)}": (api, kind, spaced) for api, kind, spaced in known()}
         self._faults: list[Fault] = []
+        self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, as in ("get", "pods/log")
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         self.over = threading.Event()
@@ -75,21 +78,21 @@ class FakeApi:
         self._http.shutdown()
         self._http.server_close()
 
-    # --- what a test does to it
+    # --- for tests
 
     def fail(self, method: str, path: str, status: int, times: int = 10**9) -> None:
-        """Answer requests whose path (with its query) holds the pattern with a status; 0 breaks the connection."""
+        """Answer requests whose path and query match the pattern with a status; 0 breaks the connection."""
         self._faults.append(Fault(method, re.compile(path), status, [times]))
 
     def cut(self) -> None:
         """End every watch that is open."""
-        self._cuts += 1
+        self.cuts += 1
 
     def heal(self) -> None:
         self._faults.clear()
 
     def put(self, thing: Object, namespace: str = "default") -> Object:
-        """An object as it stands, also one that the real server would refuse."""
+        """Store an object as it is, even one that the real server would refuse."""
         spaced = self.kinds[what(thing)][2]
         return self.objects.put(what(thing), namespace if spaced else "", thing)
 
@@ -100,7 +103,7 @@ class FakeApi:
             return None
 
     def requests(self, method: str, path: str) -> list[Asked]:
-        """What came so far with this method, and a path that holds the pattern."""
+        """The requests so far with this method and a path that matches the pattern."""
         return [each for each in list(self.asked) if each.method == method and re.search(path, each.path)]
 
     # --- answering
@@ -114,7 +117,10 @@ class FakeApi:
 
     def answer(self, asked: Asked) -> Object | bytes | Callable[[], Iterable[bytes]]:
         """The answer to anything but a watch."""
-        if (found := self.discover(asked.path)) is not None:
+        found = self.discover(asked.path)
+        if found is None:
+            found = self.review(asked)
+        if found is not None:
             return found
         kind, namespace, name, part = self.read_path(asked.path)
         if not name and asked.method == "GET":
@@ -122,12 +128,14 @@ class FakeApi:
         if part == "log":
             self.objects.get((kind, namespace or "", name))
             if asked.query.get("previous"):
+                if f"{name}/previous" in self.logs:
+                    return self.logs[f"{name}/previous"]
                 raise RefusedError(400, "BadRequest", f'previous terminated container in pod "{name}" not found')
             return self.logs.get(name, b"")
         return self.change(asked, (kind, namespace or "", name))
 
     def change(self, asked: Asked, place: Place) -> Object:
-        """One object: made, changed, deleted, or as it is."""
+        """Create, change, delete or read one object."""
         match asked.method:
             case "POST":
                 return self.objects.create(place[0], place[1], asked.body, asked.query.get("dryRun") == "All")
@@ -139,7 +147,7 @@ class FakeApi:
                 return self.objects.get(place)
 
     def list(self, kind: str, namespace: str | None, query: Mapping[str, str]) -> Object:
-        """A list; in pages where `limit` asks for them. Items of built-in kinds do not name their kind."""
+        """A list, in pages if `limit` asks for them; items of built-in kinds do not name their kind."""
         api, name, _ = self.kinds[kind]
         found = self.objects.select(kind, namespace, query)
         about: Object = {"resourceVersion": str(self.objects.version)}
@@ -152,7 +160,7 @@ class FakeApi:
         return {"kind": f"{name}List", "apiVersion": api, "metadata": about, "items": items}
 
     def read_path(self, path: str) -> tuple[str, str | None, str, str]:
-        """The kind, the namespace (None: all), the name and what is asked of it."""
+        """The kind, namespace (None: all), name and subresource."""
         found = PATHS.fullmatch(path)
         rest = found["rest"].split("/") if found else []
         kind = f"{found['core'] or found['group']}/{rest[0]}" if found else ""
@@ -162,7 +170,7 @@ class FakeApi:
         return kind, found["space"] if self.kinds[kind][2] else "", name, part
 
     def discover(self, path: str) -> Object | None:
-        """What the server says of itself: its groups, and their kinds."""
+        """The answer to discovery: the server's groups and their kinds."""
         versions = dict.fromkeys(api for api, _, _ in self.kinds.values())
         groups = [{"name": each.partition("/")[0], "preferredVersion": {"groupVersion": each}} for each in versions]
         fixed: dict[str, Object] = {
@@ -184,13 +192,25 @@ class FakeApi:
             ],
         }
 
-    def watch(self, asked: Asked) -> Iterator[Object]:
-        """The changes after a version, and then each as it comes."""
+    def review(self, asked: Asked) -> Object | None:
+        """The answer to a question about the user: its name, or whether it may do something."""
+        match asked.path.rpartition("/")[2]:
+            case "selfsubjectreviews":
+                return {"status": {"userInfo": {"username": "fake-user"}}}
+            case "selfsubjectaccessreviews":
+                about = asked.body["spec"]["resourceAttributes"]
+                resource = ".".join(filter(None, (about["resource"], about["group"])))
+                whole = "/".join(filter(None, (resource, about["subresource"])))
+                return {"status": {"allowed": (about["verb"], whole) not in self.denied}}
+            case _:
+                return None
+
+    def watch(self, asked: Asked, cuts: int) -> Iterator[Object]:
+        """Yield the changes after a version, then each new one, until the next cut after `cuts` of them."""
         kind, namespace, _, _ = self.read_path(asked.path)
         version = int(asked.query.get("resourceVersion") or self.objects.version)
         until = time.monotonic() + float(asked.query.get("timeoutSeconds") or 1e9)
-        cuts = self._cuts
-        while not self.over.is_set() and time.monotonic() < until and cuts == self._cuts:
+        while not self.over.is_set() and time.monotonic() < until and cuts == self.cuts:
             with self.objects.changed:
                 try:
                     found = self.objects.since(version, kind)
@@ -232,8 +252,9 @@ class Handler(BaseHTTPRequestHandler):
         size = int(self.headers.get("Content-Length") or 0)
         body = json.loads(self.rfile.read(size)) if size else None
         asked = Asked(self.command, parts.path, dict(parse_qsl(parts.query)), body)
+        # A test acts once it sees the request in `asked`: what it does then must not change this request's answer.
+        cuts, status = self.server_of.cuts, self.server_of.fault(self.command, self.path)
         self.server_of.asked.append(asked)
-        status = self.server_of.fault(self.command, self.path)
         if status == 0:
             self.close_connection = True
             return
@@ -241,7 +262,7 @@ class Handler(BaseHTTPRequestHandler):
             if status:
                 raise RefusedError(status, "Faulty", f"a fault of the test: {status}")
             if asked.query.get("watch"):
-                self._stream(asked)
+                self._stream(asked, cuts)
                 return
             answer = self.server_of.answer(asked)
         except RefusedError as error:
@@ -260,11 +281,11 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(data)
 
-    def _stream(self, asked: Asked) -> None:
-        self._pour(json.dumps(event).encode() + b"\n" for event in self.server_of.watch(asked))
+    def _stream(self, asked: Asked, cuts: int) -> None:
+        self._pour(json.dumps(event).encode() + b"\n" for event in self.server_of.watch(asked, cuts))
 
     def _pour(self, pieces: Iterable[bytes]) -> None:
-        """An answer that comes piece by piece."""
+        """Send an answer piece by piece."""
         self.send_response(200)
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()
@@ -273,8 +294,8 @@ class Handler(BaseHTTPRequestHandler):
             for piece in pieces:
                 self.wfile.write(b"%x\r\n%s\r\n" % (len(piece), piece))
             self.wfile.write(b"0\r\n\r\n")
-        except OSError:  # the watcher has gone
+        except OSError:  # the client has closed the connection
             return
 
     def log_message(self, *_: Any) -> None:
-        """Tests read `asked`."""
+        """Log nothing: tests read `asked`."""

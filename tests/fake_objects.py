@@ -1,4 +1,4 @@
-"""What a fake API server holds: objects by kind, namespace and name, with the rules that the real one has for them."""
+"""What a fake API server holds: objects by kind, namespace and name, with the real server's rules."""
 
 import copy
 import re
@@ -9,20 +9,22 @@ from datetime import UTC, datetime
 from typing import Any
 
 Object = dict[str, Any]
-Place = tuple[str, str, str]  # api/plural, namespace (empty: it has none), name
+Place = tuple[str, str, str]  # api/plural, namespace (empty if cluster-scoped), name
 # Kinds by API version; those marked with `/` have no namespace.
 KINDS = {
     "v1": ("Pod", "Service", "ConfigMap", "Event", "Secret", "PersistentVolumeClaim", "/Node", "/Namespace"),
     "coordination.k8s.io/v1": ("Lease",),
     "batch/v1": ("Job",),
     "networking.k8s.io/v1": ("NetworkPolicy",),
+    "apps/v1": ("Deployment", "DaemonSet"),
+    "storage.k8s.io/v1": ("/StorageClass",),
     "batch.volcano.sh/v1alpha1": ("Job",),
     "scheduling.volcano.sh/v1beta1": ("PodGroup", "/Queue"),
     "kubeflow.org/v1": ("PyTorchJob",),
     "workload.codeflare.dev/v1beta2": ("AppWrapper",),
     "jobset.x-k8s.io/v1alpha2": ("JobSet",),
 }
-BUILT_IN = ("v1", "coordination.k8s.io/v1", "batch/v1", "networking.k8s.io/v1")
+BUILT_IN = ("v1", "coordination.k8s.io/v1", "batch/v1", "networking.k8s.io/v1", "apps/v1", "storage.k8s.io/v1")
 MICRO = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:\d\d)")
 SELECTOR = re.compile(r"([^=!]+?)(?:(=|==|!=)([^=]*))?")
 
@@ -43,7 +45,7 @@ class RefusedError(Exception):
 
 
 class Objects:
-    """All objects, and every change of them: one version number for both."""
+    """All objects and all changes to them, with one version number for both."""
 
     def __init__(self) -> None:
         self.changed = threading.Condition(threading.RLock())
@@ -55,14 +57,14 @@ class Objects:
     # --- reading
 
     def get(self, place: Place) -> Object:
-        """One object; 404 as the API server says it."""
+        """One object, or a 404 like that of the API server."""
         with self.changed:
             if place not in self._all:
                 raise RefusedError(404, "NotFound", f'{place[0].rpartition("/")[2]} "{place[2]}" not found')
             return copy.deepcopy(self._all[place])
 
     def select(self, what: str, namespace: str | None, query: Mapping[str, str]) -> list[Object]:
-        """The objects of a kind in a namespace, or in all (None), that selectors choose."""
+        """The objects of a kind in a namespace, or in all (None), that the selectors match."""
         with self.changed:
             found = [
                 thing
@@ -72,7 +74,7 @@ class Objects:
             return copy.deepcopy(found)
 
     def since(self, version: int, what: str) -> list[tuple[int, str, Place, Object]]:
-        """The changes of a kind after a version; 410 where they are forgotten."""
+        """The changes of a kind after a version, or a 410 if they are forgotten."""
         if version < self.oldest:
             raise RefusedError(410, "Expired", f"too old resource version: {version} ({self.oldest})")
         return [each for each in self.changes if each[0] > version and each[2][0] == what]
@@ -99,7 +101,7 @@ class Objects:
             return self._store("MODIFIED", place, after)
 
     def delete(self, place: Place, options: Mapping[str, Any]) -> Object:
-        """Delete an object and what it owns; one with a finalizer stays and says since when it is going."""
+        """Delete an object and what it owns; one with a finalizer stays and gets a deletionTimestamp."""
         with self.changed:
             thing = self.get(place)
             wanted = (options.get("preconditions") or {}).get("uid")
@@ -112,7 +114,7 @@ class Objects:
             return self._drop(place, thing, options.get("propagationPolicy") != "Orphan")
 
     def put(self, what: str, namespace: str, thing: Object) -> Object:
-        """An object as a test wants it, whatever the rules say; it may replace another one."""
+        """Store an object for a test without checking any rule; it may replace another one."""
         with self.changed:
             place = (what, namespace, thing["metadata"]["name"])
             about = {"namespace": namespace, "uid": str(uuid.uuid4()), "creationTimestamp": now(), **thing["metadata"]}
@@ -158,7 +160,7 @@ def owners(thing: Object) -> set[str]:
 
 
 def validate(thing: Object) -> None:
-    """What the real server refuses of a Lease: times that are none, and a duration that is not positive."""
+    """Refuse what the real server refuses in a Lease: malformed times, and a duration that is not positive."""
     spec = thing.get("spec") or {}
     if thing.get("kind") != "Lease":
         return
@@ -192,7 +194,7 @@ def matches(labels: Mapping[str, str], rule: str) -> bool:
 
 
 def field(thing: Object, rule: str) -> bool:
-    """`metadata.name=x`, `type=Warning`."""
+    """Whether an object matches a field selector, such as `metadata.name=x` or `type=Warning`."""
     key, _, value = rule.partition("=")
     for part in key.split("."):
         thing = thing.get(part, {}) if isinstance(thing, dict) else {}
@@ -200,7 +202,7 @@ def field(thing: Object, rule: str) -> bool:
 
 
 def merge(thing: Any, change: Any) -> Any:
-    """A merge patch: null takes a key away, a list replaces the one before."""
+    """Apply a merge patch: null removes a key, a list replaces the previous one."""
     if not isinstance(change, dict):
         return change
     kept = dict(thing) if isinstance(thing, dict) else {}
@@ -213,7 +215,7 @@ def merge(thing: Any, change: Any) -> Any:
 
 
 def apply_json(thing: Object, steps: list[Object]) -> Object:
-    """A JSON patch, all of it or nothing; 422 where a step cannot be done or a test fails."""
+    """Apply a JSON patch as a whole or not at all; 422 if a step cannot be done or a test fails."""
     made: Object = copy.deepcopy(thing)
     for step in steps:
         *way, last = (each.replace("~1", "/").replace("~0", "~") for each in step["path"].split("/")[1:])
@@ -231,6 +233,6 @@ def apply_json(thing: Object, steps: list[Object]) -> Object:
 
 
 def known() -> Iterator[tuple[str, str, bool]]:
-    """API version, kind, and whether it has a namespace."""
+    """Yield the API version and name of each kind, and whether it has a namespace."""
     for api, names in KINDS.items():
         yield from ((api, name.removeprefix("/"), not name.startswith("/")) for name in names)

@@ -1,8 +1,8 @@
-"""`make observe`: what the real controllers say of a job at each moment, recorded for whoever reads a status.
+"""`make observe`: records what the real controllers say about a job at each moment, for the tests of status readers.
 
-The cases stand in tests/observed/cases.yaml, each with the states that are true of it; the cluster is that of
-`make cluster-up`, one made for it, or the one that TORCHYARD_TEST_KUBECONFIG names.
-A new version of a controller shows as a difference of tests/observed/.
+The cases are in tests/observed/cases.yaml, each with the states that are true of it; the cluster is that of
+`make cluster-up`, a new one, or the one that TORCHYARD_TEST_KUBECONFIG names.
+A new version of a controller shows up as a difference in tests/observed/.
 """
 
 import copy
@@ -35,14 +35,14 @@ from torchyard.model.run import Observation, Run
 
 SPACE = f"torchyard-observe-{uuid.uuid4().hex[:6]}"
 QUEUE, BUS = "scheduling.volcano.sh/v1beta1", "bus.volcano.sh/v1alpha1"
-AT_ONCE = 3  # cases side by side: more would only make the cluster slow
+AT_ONCE = 3  # cases in parallel: more would only make the cluster slow
 CONTROLLERS = {
     "volcano": ("vc-controller-manager", "vc-scheduler"),
     "pytorchjob": ("training-operator", "vc-scheduler"),
     "appwrapper": ("appwrapper", "training-operator", "vc-scheduler"),
     "jobset": ("jobset",),
 }
-# The profile of a launcher's cases, and what makes it one of its own.
+# The profile of a launcher's cases, and the overrides that adapt it to the launcher.
 BASE: dict[str, tuple[str, Case]] = {
     "volcano": ("yolov5-volcano", {}),
     "pytorchjob": ("yolov5-pytorchjob", {}),
@@ -63,7 +63,7 @@ class Scene(NamedTuple):
     plan: ManifestPlan
 
     def path(self, node: str) -> str:
-        """A pod's path, or the job's, or that of the one inside it."""
+        """The API path of a pod, of the job, or of the job inside it."""
         if node in ("job", "inner"):
             job = get_nested(self.plan.main, self.plan.inside if node == "inner" else ())
             return self.server.path(job["apiVersion"], job["kind"], self.plan.job)
@@ -72,17 +72,17 @@ class Scene(NamedTuple):
     def name(self, node: str) -> str:
         """A pod's name, which may end in a random word."""
         which = ",".join(f"{key}={value}" for key, value in self.plan.labels.items())
-        pods = (str(each["metadata"]["name"]) for each in self.server.items("v1", "Pod", {"labelSelector": which}))
+        pods = (str(each["metadata"]["name"]) for each in self.server.list("v1", "Pod", {"labelSelector": which}))
         return next(name for name in pods if self.plan.node(name) == node)
 
 
 def main(names: Sequence[str]) -> int:
-    """Record the cases with these names, or all; 1 where one went otherwise than its states say."""
+    """Record the cases with these names, or all; return 1 if one did not go as its states say."""
     chosen = {name: case for name, case in cases().items() if not names or name in names}
     with cluster():
         try:
             server = get_cluster_client(Cluster(namespace=SPACE))
-            server.knock()
+            server.ping()
         except ClusterError as error:
             sys.exit(f"no cluster to observe: {error}")
         with namespace(server), ThreadPoolExecutor(AT_ONCE) as pool:
@@ -99,41 +99,41 @@ def cases() -> dict[str, Case]:
 
 @contextmanager
 def namespace(server: Client) -> Iterator[None]:
-    """A namespace of our own; it goes with all that is in it, and with the queues that bear its name."""
+    """A namespace of our own; it is deleted with its content and with the queues that have its name."""
     path = server.path("v1", "Namespace", namespace=None)
-    server.ask("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
+    server.request("POST", path, body={"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": SPACE}})
     try:
-        until(lambda: server.read("v1", "ServiceAccount", "default"))
+        until(lambda: server.get("v1", "ServiceAccount", "default"))
         yield
     finally:
-        server.ask("DELETE", f"{path}/{SPACE}")
-        for queue in server.items(QUEUE, "Queue", everywhere=True):
+        server.request("DELETE", f"{path}/{SPACE}")
+        for queue in server.list(QUEUE, "Queue", everywhere=True):
             if queue["metadata"]["name"].startswith(SPACE):
-                server.ask("DELETE", server.path(QUEUE, "Queue", queue["metadata"]["name"], None))
+                server.request("DELETE", server.path(QUEUE, "Queue", queue["metadata"]["name"], None))
 
 
 def narrow(server: Client, name: str, state: str) -> None:
-    """A queue that is too small for any job, open or closed."""
+    """Create a queue that is too small for any job, open or closed."""
     spec = {"weight": 1, "capability": {"cpu": "100m"}}
     queue = {"apiVersion": QUEUE, "kind": "Queue", "metadata": {"name": name}, "spec": spec}
-    made = server.ask("POST", server.path(QUEUE, "Queue", namespace=None), body=queue)
+    made = server.request("POST", server.path(QUEUE, "Queue", namespace=None), body=queue)
     until(lambda: state_of(server, name) == "Open")
     if state == "Closed":
         close(server, made)
 
 
 def close(server: Client, queue: Case) -> None:
-    """As `vcctl queue operate --action close` does it."""
+    """Close a queue as `vcctl queue operate --action close` does."""
     of = {key: queue["metadata"][key] for key in ("name", "uid")}
     target = {"apiVersion": QUEUE, "kind": "Queue", "controller": True, **of}
     metadata = {"generateName": "close-", "ownerReferences": [target]}
     order = {"apiVersion": BUS, "kind": "Command", "metadata": metadata, "action": "CloseQueue", "target": target}
-    server.ask("POST", server.path(BUS, "Command"), body=order)
+    server.request("POST", server.path(BUS, "Command"), body=order)
     until(lambda: state_of(server, queue["metadata"]["name"]) in ("Closed", "Closing"))
 
 
 def state_of(server: Client, queue: str) -> str:
-    return str((server.read(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
+    return str((server.get(QUEUE, "Queue", queue, None) or {}).get("status", {}).get("state"))
 
 
 def until(true: Callable[[], object], patience: float = 20.0) -> None:
@@ -147,7 +147,7 @@ def until(true: Callable[[], object], patience: float = 20.0) -> None:
 
 
 def record(server: Client, name: str, case: Case) -> bool:
-    """Play a case, write down what was seen and say how it went; whether that is what its states say."""
+    """Play a case, record what was seen, print how it went and return whether it went as its states say."""
     with tempfile.TemporaryDirectory() as folder:
         plan = planned(name, case, folder)
         if "queue" in case:
@@ -168,13 +168,13 @@ def record(server: Client, name: str, case: Case) -> bool:
 
 
 def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
-    """Submit the job and do what the case does to it; what was seen from when on, beginning with the job."""
+    """Submit the job and do what the case does to it; return what was seen and since when, from the job on."""
     with Witness(scene.plan) as witness:
         create.create_job(scene.plan)
         began = time.time()
         for act in [*case.get("acts", ()), {"at": case["lasts"]}]:
             while time.time() < began + act["at"]:
-                witness.changes(0.05)
+                witness.poll(0.05)
             for verb in VERBS.keys() & act.keys():
                 VERBS[verb](scene, act[verb], act)
     removal.delete_object(scene.plan, scene.plan.main)
@@ -184,8 +184,8 @@ def play(scene: Scene, case: Case) -> list[tuple[float, Seen]]:
 
 
 def events(server: Client, job: str, names: Mapping[str, str]) -> list[str]:
-    """What the controllers said of a job's objects, each thing once: `Pod/job-worker-0 Normal Scheduled: ...`."""
-    found = [each for each in server.items("v1", "Event") if each["involvedObject"]["name"].startswith(job)]
+    """The distinct events about a job's objects: `Pod/job-worker-0 Normal Scheduled: ...`."""
+    found = [each for each in server.list("v1", "Event") if each["involvedObject"]["name"].startswith(job)]
     return sorted({plain(spoken(each), names) for each in found})
 
 
@@ -207,7 +207,7 @@ class Witness(ClusterWatch):
 
 
 def planned(name: str, case: Case, folder: str) -> ManifestPlan:
-    """The shipped profile's plan, small, on fake nodes, and with what the case changes in its job."""
+    """The plan of the shipped profile, small, on fake nodes, and with the case's changes to its job."""
     shipped, own = BASE[case["launcher"]]
     asked = load_profile(shipped, {**FAKE, **own, **case.get("profile", {})})
     pods = {f"torchyard.test/{key}": value for key, value in case.get("pods", {}).items()}
@@ -224,7 +224,7 @@ def planned(name: str, case: Case, folder: str) -> ManifestPlan:
 
 
 def change(thing: Any, path: Sequence[str], value: Any) -> None:
-    """Set what stands at a path: None takes it away, `{like: other, ...}` is its neighbour with some keys changed."""
+    """Set the value at a path: None removes it, `{like: other, ...}` copies its neighbour with some keys changed."""
     *way, last = path
     for step in way:
         thing = thing[int(step)] if isinstance(thing, list) else thing[step]
@@ -239,11 +239,11 @@ def change(thing: Any, path: Sequence[str], value: Any) -> None:
         thing[last] = value
 
 
-# --- what is done to a job on its way
+# --- what a case does to its job
 
 
 def end(scene: Scene, node: str, act: Case) -> None:
-    """A pod's containers end with `exit`, for `reason`."""
+    """End a pod's containers with `exit`, for `reason`."""
     annotate(
         scene, node, {"end-now": str(act.get("exit", 0)), **({"reason": act["reason"]} if "reason" in act else {})}
     )
@@ -251,41 +251,41 @@ def end(scene: Scene, node: str, act: Case) -> None:
 
 def annotate(scene: Scene, node: str, marks: Mapping[str, str]) -> None:
     marked = {f"torchyard.test/{key}": value for key, value in marks.items()}
-    scene.server.ask("PATCH", scene.path(node), body={"metadata": {"annotations": marked}})
+    scene.server.request("PATCH", scene.path(node), body={"metadata": {"annotations": marked}})
 
 
 def hold(scene: Scene, node: str, act: Case) -> None:
-    """A pod's containers wait for a reason; without one they go on."""
+    """Make a pod's containers wait for a reason; without one they go on."""
     annotate(scene, node, {"waiting": act.get("reason", ""), "exit": "7", "restarts": "1"})
 
 
 def restarts(scene: Scene, node: str, act: Case) -> None:
-    """A pod's container was made anew `times` in all."""
-    pod = scene.server.ask("GET", scene.path(node))
+    """Set how often a pod's container has been restarted: `times` in all."""
+    pod = scene.server.request("GET", scene.path(node))
     counted = [{**each, "restartCount": act["times"]} for each in pod["status"]["containerStatuses"]]
-    scene.server.ask("PATCH", scene.path(node) + "/status", body={"status": {"containerStatuses": counted}})
+    scene.server.request("PATCH", scene.path(node) + "/status", body={"status": {"containerStatuses": counted}})
 
 
 def say(scene: Scene, node: str, act: Case) -> None:
-    """A pod's status as its kubelet would write it."""
-    scene.server.ask("PATCH", scene.path(node) + "/status", body={"status": act["status"]})
+    """Write a pod's status as its kubelet would."""
+    scene.server.request("PATCH", scene.path(node) + "/status", body={"status": act["status"]})
 
 
 def delete(scene: Scene, node: str, act: Case) -> None:
-    """A pod, or the job, is deleted by somebody else."""
-    scene.server.ask("DELETE", scene.path(node), body={"propagationPolicy": act.get("how", "Background")})
+    """Delete a pod or the job, as another user would."""
+    scene.server.request("DELETE", scene.path(node), body={"propagationPolicy": act.get("how", "Background")})
 
 
 def evict(scene: Scene, node: str, _: Case) -> None:
-    """A pod is evicted as `kubectl drain` does it."""
+    """Evict a pod as `kubectl drain` does."""
     named = {"metadata": {"name": scene.name(node)}}
     eviction = {"apiVersion": "policy/v1", "kind": "Eviction", **named}
-    scene.server.ask("POST", scene.path(node) + "/eviction", body=eviction)
+    scene.server.request("POST", scene.path(node) + "/eviction", body=eviction)
 
 
 def shut(scene: Scene, queue: str, _: Case) -> None:
-    """The narrow queue is closed."""
-    close(scene.server, scene.server.ask("GET", scene.server.path(QUEUE, "Queue", f"{SPACE}-{queue}", None)))
+    """Close the narrow queue."""
+    close(scene.server, scene.server.request("GET", scene.server.path(QUEUE, "Queue", f"{SPACE}-{queue}", None)))
 
 
 VERBS: dict[str, Callable[[Scene, str, Case], None]] = {
@@ -303,7 +303,7 @@ def versions(server: Client, launcher: str) -> list[str]:
     """The images of the controllers, as their Deployments name them."""
     found = {
         each["image"].rpartition("/")[2]
-        for deployment in server.items("apps/v1", "Deployment", everywhere=True)
+        for deployment in server.list("apps/v1", "Deployment", everywhere=True)
         for each in deployment["spec"]["template"]["spec"]["containers"]
     }
     return sorted(image for image in found if image.partition(":")[0] in CONTROLLERS[launcher])

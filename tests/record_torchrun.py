@@ -1,7 +1,7 @@
 """Records which options the torchrun of a wheel knows: `python -m tests.record_torchrun torch-1.13.1-….whl ...`
 
-The parser is read, not run: an old torch does not start under a new Python. Each version becomes a file of
-tests/torchrun/, from which `parser` makes one that takes and refuses the same words.
+The parser is read, not run: an old torch does not start under a new Python. Each version becomes a file in
+tests/torchrun/, from which `parser` builds a parser that accepts and refuses the same arguments.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 FOLDER = Path(__file__).resolve().parent / "torchrun"
 SOURCE = "torch/distributed/run.py"
 SAID = ("action", "nargs", "choices")
-SWITCHES = ("check_env", "store_true")  # torch's own action reads a variable of the environment too
+SWITCHES = ("check_env", "store_true")  # torch's own action also reads an environment variable
 
 
 class UnknownWordsError(Exception):
@@ -31,7 +31,7 @@ class Parser(argparse.ArgumentParser):
 
 
 def record(wheel: Path) -> str:
-    """Write down the options of a wheel's torchrun; its version."""
+    """Record the options of a wheel's torchrun; return its version."""
     version = wheel.name.split("-")[1].partition("+")[0]
     with zipfile.ZipFile(wheel) as archive:
         options = read_options(archive.read(SOURCE).decode())
@@ -41,7 +41,7 @@ def record(wheel: Path) -> str:
 
 
 def read_options(source: str) -> list[dict[str, Any]]:
-    """Every argument of the parser: its names, and what says how many words it takes."""
+    """Every argument of the parser: its names, and the settings that say which values it takes."""
     made = next(each for each in ast.walk(ast.parse(source)) if getattr(each, "name", "") == "get_args_parser")
     calls = [each for each in ast.walk(made) if isinstance(each, ast.Call) and is_argument(each)]
     return [
@@ -62,7 +62,7 @@ def is_argument(call: ast.Call) -> bool:
 
 
 def say(value: ast.expr) -> Any:
-    """A constant, or the last name of what is not one."""
+    """The value of a constant, or the last name of any other expression."""
     try:
         return ast.literal_eval(value)
     except ValueError:
@@ -70,7 +70,7 @@ def say(value: ast.expr) -> Any:
 
 
 def options(version: str) -> list[dict[str, Any]]:
-    """The recorded options, as argparse wants them: `names`, and what says how many words each takes."""
+    """The recorded options as argparse wants them: `names`, and the settings that say which values each takes."""
     recorded = json.loads((FOLDER / f"{version}.json").read_text())
     return [{"names": each["names"], **read_option(each)} for each in recorded]
 

@@ -12,12 +12,12 @@ from torchyard.launchers import registry
 from torchyard.model.run import Observation
 
 OBSERVED = Path(__file__).parent / "observed"
-BRIEF = 0.4  # seconds that two pods may be apart in what they do together
-EPOCH = 1_700_000_000  # when every recorded job was made
+BRIEF = 0.4  # seconds between two pods that do the same thing together
+EPOCH = 1_700_000_000  # the creation time of every recorded job
 Seen = Mapping[str, Mapping[str, Any]]
 Case = dict[str, Any]
-NODES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")  # the fake ones: cpu, or a hardware file's
-RANDOM = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the end of a JobSet's pod
+NODES = re.compile(r"\b((?:cpu|epfl|oke|v100|vela)(?:-[a-z0-9]+)*)-\d+\b")  # fake nodes: cpu, or a hardware file's name
+RANDOM = re.compile(r"\b(job-worker-\d+-\d+)-[a-z0-9]{5}\b")  # the random end of the name of a JobSet's pod
 UIDS = re.compile(r"\b[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}\b")
 TIMES = re.compile(r'(?<=")\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z(?=")')
 META = {"name", "creationTimestamp", "deletionTimestamp"}
@@ -38,14 +38,14 @@ NOISE = {
     "observedGeneration",
 }
 POD = {"phase", "reason", "message", "conditions", "initContainerStatuses", "containerStatuses"}
-# Events that tell who was quicker: one recording of a case has them and the next has not.
+# Events that depend on a race: one recording of a case has them and the next does not.
 RACES = re.compile(r" (Unschedulable|PodGroupPending|FailedToUpdateEndpoint):")
 CONDITIONS = {"PodScheduled", "Ready", "DisruptionTarget"}
 CONTAINER = {"name", "restartCount", "state", "lastState"}
 
 
 class Moment(NamedTuple):
-    """What was seen from a time on, and the state that was read from it then."""
+    """What was seen since a time, and the state that was read from it then."""
 
     at: float
     seen: Seen
@@ -53,7 +53,7 @@ class Moment(NamedTuple):
 
 
 def normal(seen: Seen, names: Mapping[str, str]) -> Seen:
-    """What was seen, without what nobody reads and what differs from run to run; the times stay."""
+    """What was seen, without what is never read or differs from run to run; the times stay."""
     found: Seen = json.loads(plain(json.dumps({name: trimmed(seen[name]) for name in ordered(seen)}), names))
     return found
 
@@ -66,12 +66,12 @@ def plain(text: str, names: Mapping[str, str]) -> str:
 
 
 def ordered(seen: Seen) -> list[str]:
-    """By name; the pods that went stay in the order in which they did."""
+    """The objects sorted by name; removed pods stay in the order of their removal."""
     return sorted(seen, key=lambda name: "Removed" if name.startswith("Removed/") else name)
 
 
 def trimmed(thing: Mapping[str, Any]) -> Case:
-    """An object by what its readers may use."""
+    """The parts of an object that its readers may use."""
     spec, status = thing.get("spec", {}), thing.get("status", {})
     if "containers" in spec:
         spec = {"containers": [{"name": spec["containers"][0]["name"]}], "restartPolicy": spec["restartPolicy"]}
@@ -86,7 +86,7 @@ def trimmed(thing: Mapping[str, Any]) -> Case:
 
 
 def sizes(spec: Mapping[str, Any]) -> Case:
-    """The Jobs of a JobSet by their numbers."""
+    """The number of pods of each Job in a JobSet."""
     jobs = [
         only(each, {"name", "replicas"}) | {"template": {"spec": only(each["template"]["spec"], {"parallelism"})}}
         for each in spec.get("replicatedJobs", ())
@@ -99,7 +99,7 @@ def only(thing: Mapping[str, Any], keys: set[str]) -> Case:
 
 
 def quiet(thing: Any) -> Any:
-    """Without noise; the history of a Volcano Job without its repetitions."""
+    """A value without noise, and without the repetitions in a Volcano Job's history."""
     if isinstance(thing, list):
         kept = [quiet(each) for each in thing]
         phases = all(isinstance(each, dict) and each.keys() == {"status", "lastTransitionTime"} for each in kept)
@@ -110,7 +110,7 @@ def quiet(thing: Any) -> Any:
 
 
 def facts(thing: Mapping[str, Any]) -> str:
-    """An object by its words, without times and counts."""
+    """The status words of an object, without times and counts."""
     status = thing["status"]
     true = [(each.get("type"), each.get("reason")) for each in status.get("conditions", ()) if each["status"] == "True"]
     waits = [each.get("reason") for each in status.get("conditions", ()) if each.get("type") == "PodScheduled"]
@@ -124,7 +124,7 @@ def facts(thing: Mapping[str, Any]) -> str:
 
 
 def settled(moments: Sequence[Moment]) -> list[Moment]:
-    """Moments that differ in words; of brief ones those with a job or state of their own, or a pod that failed."""
+    """Moments that differ in words; a brief one only if its job or state is new, or a pod has failed in it."""
     kept: list[Moment] = []
     for moment, later in pairwise([*moments, None]):
         assert moment
@@ -138,7 +138,7 @@ def settled(moments: Sequence[Moment]) -> list[Moment]:
 
 
 def aspect(moment: Moment) -> tuple[str, ...]:
-    """The state and the job's own words."""
+    """The state, and the status words of the job's own objects."""
     return (moment.state, *(facts(moment.seen[key]) for key in moment.seen if not key.startswith("Pod")))
 
 
@@ -152,7 +152,7 @@ def dead(*moments: Moment) -> set[str]:
 
 
 def clocked(moments: Sequence[Moment]) -> list[Seen]:
-    """The clock of a recording ticks once a moment, so that two recordings tell the same times."""
+    """Replace the times by a clock that ticks once per moment, so that two recordings have the same times."""
     texts = [json.dumps(moment.seen) for moment in moments]
     first: dict[str, int] = {}
     for tick, text in enumerate(texts):
@@ -169,7 +169,7 @@ def stamped(tick: int) -> str:
 
 
 def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
-    """Each moment by what has changed in it, with the state and reason that are read from it."""
+    """The changes of each moment, with the state and reason that are read from it."""
     read = registry.load_launcher(case["launcher"]).read_status
     ticks = [(float(tick), seen) for tick, seen in enumerate(moments)]
     ticks += [(len(moments) + case["later"], moments[-1])] if "later" in case else []
@@ -183,12 +183,12 @@ def written(moments: Sequence[Seen], case: Case) -> Iterator[Case]:
 
 
 def novel(before: Mapping[str, Any] | None, now: Mapping[str, Any] | None) -> Case | None:
-    """The parts of an object that have changed; None where it has gone."""
+    """The parts of an object that have changed; None if it is gone."""
     return now if now is None else {key: each for key, each in now.items() if each != (before or {}).get(key)}
 
 
 def printed(made: Case) -> str:
-    """As JSON, with a line for each part of an object: what a difference of two recordings is read by."""
+    """The recording as JSON with one line per part of an object, so that a diff of two recordings is readable."""
     head = [
         f"{json.dumps(key)}: {json.dumps(value)}" for key, value in made.items() if key not in ("events", "moments")
     ]
@@ -208,11 +208,11 @@ def printed_object(thing: Case | None) -> str:
     return "null" if thing is None else "{" + ",\n   ".join(parts) + "}"
 
 
-# --- read again
+# --- reading a recording
 
 
 class Recorded(NamedTuple):
-    """One moment of a recording, whole again."""
+    """One complete moment of a recording."""
 
     case: str
     number: int
@@ -234,7 +234,7 @@ def recorded(name: str, made: Case) -> list[Recorded]:
 
 
 def newer(old: Case, made: Case) -> Case:
-    """A new recording; with the moments of the old one where it says the same: no two have all moments alike."""
+    """The new recording, or the old one's moments if they say the same: no two recordings are quite alike."""
     read = registry.load_launcher(made["launcher"]).read_status
     again = [read(each.observed) for each in recorded("", old)]
     moments = [
@@ -246,7 +246,7 @@ def newer(old: Case, made: Case) -> Case:
 
 
 def essence(made: Case) -> object:
-    """The states and the job's words in their order, of the end all words and the place of every value, the events."""
+    """What two equal recordings share: the order of states and of the job's words, all of the end, the events."""
     found = [Moment(each.observed.at, each.observed.seen, each.expected) for each in recorded("", made)]
     states = [state for state, _ in groupby(each.state for each in found)]
     jobs = [job for job, _ in groupby(aspect(each)[1:] for each in found)]
@@ -255,7 +255,7 @@ def essence(made: Case) -> object:
 
 
 def places(thing: Any, place: str = "") -> Iterator[str]:
-    """Where the values of a thing stand, whatever the number of its pods."""
+    """The paths of all values inside, regardless of the number of pods."""
     if isinstance(thing, dict):
         for key, each in thing.items():
             yield from places(each, f"{place}.{key.rstrip('0123456789')}")

@@ -1,4 +1,4 @@
-"""Prints the shape of the code beside its targets; tests/test_layout.py holds them."""
+"""Prints the size of the code's modules and functions beside its targets, which tests/unit/test_layout.py enforces."""
 
 import ast
 from pathlib import Path
@@ -10,7 +10,7 @@ SOURCES = sorted(
 
 
 def bodies() -> list[tuple[int, str]]:
-    """The lines of every function's body, without its docstring, and where it stands."""
+    """The number of lines in every function's body, without its docstring, and where it is."""
     found = []
     for path in SOURCES:
         for node in ast.walk(ast.parse(path.read_text())):

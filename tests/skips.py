@@ -1,14 +1,25 @@
-"""Which tests may be skipped: TORCHYARD_MAY_SKIP holds pieces of reasons, with commas; unset, any reason will do."""
+"""Which tests may be skipped: TORCHYARD_MAY_SKIP lists parts of reasons, separated by commas; unset, any will do.
+
+`python tests/skips.py` prints the list for this machine: a test may be skipped for what the machine lacks, and for
+nothing else. It needs only the standard library.
+"""
+
+from __future__ import annotations
 
 import os
+import shutil
+import subprocess
+import sys
+from typing import TYPE_CHECKING
 
-import pytest
+if TYPE_CHECKING:
+    import pytest
 
 MAY_SKIP = "TORCHYARD_MAY_SKIP"
 
 
 def refuse_skip(report: pytest.TestReport) -> None:
-    """Make a failure of a skip whose reason nobody allowed: what CI should have had was not tested."""
+    """Turn a skip whose reason is not allowed into a failure: CI lacked something that it should have had."""
     allowed = os.environ.get(MAY_SKIP)
     if allowed is None or not report.skipped or hasattr(report, "wasxfail"):
         return
@@ -16,3 +27,41 @@ def refuse_skip(report: pytest.TestReport) -> None:
     if not any(piece in reason for piece in filter(None, allowed.split(","))):
         report.outcome = "failed"
         report.longrepr = f"skipped, and {MAY_SKIP} ({allowed or 'empty'}) does not allow it: {reason}"
+
+
+def list_lacks() -> list[tuple[str, str]]:
+    """What this machine lacks, each with the parts of reasons for which its tests may be skipped."""
+    lacks = [] if shutil.which("sshd") else [("hosts behind ssh (there is no sshd)", "no OpenSSH server")]
+    for shell in ("busybox", "dash"):
+        if not shutil.which(shell):
+            lacks.append((f"a shell (there is no {shell})", f"there is no {shell}"))
+    if os.getuid():
+        lacks.append(("hosts behind ssh and small disks (only root can make them)", "only root"))
+    elif not _can_unshare():
+        reasons = "namespaces are not allowed,cannot be mounted"
+        lacks.append(("hosts behind ssh and small disks (no namespaces for root here)", reasons))
+    if not can_shape():
+        lacks.append(("slow links (this takes root, network namespaces and tc)", "links cannot be shaped"))
+    return lacks
+
+
+def can_shape() -> bool:
+    """Whether a link can get a lower bandwidth, in a network of its own."""
+    shape = "tc qdisc add dev lo root tbf rate 10mbit burst 64kb latency 100ms"
+    try:
+        return not subprocess.run(["unshare", "--net", *shape.split()], check=False, capture_output=True).returncode
+    except OSError:
+        return False
+
+
+def _can_unshare() -> bool:
+    try:
+        return not subprocess.run(["unshare", "--net", "--mount", "true"], check=False, capture_output=True).returncode
+    except OSError:
+        return False
+
+
+if __name__ == "__main__":
+    for lack, _ in list_lacks():
+        print(f"left out: {lack}", file=sys.stderr)
+    print(",".join(["none", *(reasons for _, reasons in list_lacks())]))

@@ -1,6 +1,6 @@
-"""Two hosts that only ssh reaches: network namespaces with an OpenSSH server each, an address and a home of their own.
+"""Two hosts that only ssh reaches: network namespaces, each with an OpenSSH server, an address and a home of its own.
 
-Their disks are this machine's, so that torch is there; their homes, networks, keys and configuration are not.
+They share this machine's disk, so that torch is installed; their homes, networks, keys and configuration are separate.
 """
 
 import os
@@ -12,7 +12,7 @@ import time
 from pathlib import Path
 
 SSHD = "/usr/sbin/sshd"
-# SHLVL: what this machine's user has in his .bashrc is none of the hosts' business.
+# SHLVL keeps the .bashrc of this machine's user from running on the hosts.
 INSTALL = "apt-get install -y openssh-server openssh-client iproute2"
 SERVER = """\
 Port 22
@@ -49,7 +49,7 @@ Host *
 
 
 def missing() -> str:
-    """Why there can be no such hosts here; empty where there can."""
+    """Why such hosts cannot be created here; empty if they can."""
     if os.getuid():
         return "hosts behind ssh are network namespaces, which only root can make"
     if not all(map(shutil.which, (SSHD, "ssh", "ssh-keygen", "ip", "nsenter"))):
@@ -69,7 +69,7 @@ class Hosts:
         self._servers: dict[str, subprocess.Popen[bytes]] = {}
 
     def start(self) -> None:
-        """The network, the keys and the servers."""
+        """Create the network and the keys, and start the servers."""
         keys = self.folder / "keys"
         keys.mkdir(parents=True)
         for name in ("server", "user", "other"):
@@ -86,7 +86,7 @@ class Hosts:
             self.serve(name)
 
     def _lay(self, name: str) -> None:
-        """A host's network and its home."""
+        """Create a host's network and its home."""
         (self.folder / name).mkdir()
         self._holders[name] = subprocess.Popen(["unshare", "--net", "sleep", "infinity"])
         holder = str(self._holders[name].pid)
@@ -96,7 +96,7 @@ class Hosts:
         ip("link set lo up", f"address add {self.addresses[name]}/24 dev eth7", "link set eth7 up", inside=holder)
 
     def _link(self, name: str) -> str:
-        """The switch's end of a host's cable."""
+        """The name of the bridge's end of a host's link."""
         return f"{self._bridge}{name[-1]}"
 
     def serve(self, name: str) -> None:
@@ -109,17 +109,17 @@ class Hosts:
         until(lambda: self.run(name, "true").returncode == 0)
 
     def inside(self, name: str) -> list[str]:
-        """What puts a command into a host's network."""
+        """The prefix that runs a command in a host's network."""
         return ["nsenter", "--target", str(self._holders[name].pid), "--net"]
 
     def run(self, name: str, *command: str) -> subprocess.CompletedProcess[str]:
-        """A command on a host."""
+        """Run a command on a host over ssh."""
         argv = [*shlex.split(self.ssh), name, *command]
         return subprocess.run(argv, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
 
     @property
     def ssh(self) -> str:
-        """What TORCHYARD_SSH is to be."""
+        """The value for TORCHYARD_SSH."""
         return f"ssh -F {self.folder}/config"
 
     def cut(self, name: str) -> None:
@@ -128,7 +128,7 @@ class Hosts:
             os.kill(pid, signal.SIGKILL)
 
     def sessions(self, name: str) -> list[int]:
-        """The servers of its connections: children of its server."""
+        """The server processes of a host's connections: children of its server."""
         server = self._servers[name].pid
         text = Path(f"/proc/{server}/task/{server}/children").read_text()
         return [int(pid) for pid in text.split()]
@@ -146,7 +146,7 @@ class Hosts:
         self._servers[name].wait()
 
     def processes(self, name: str) -> list[str]:
-        """What still runs on a host, beside ssh."""
+        """The command lines of what still runs on a host, apart from ssh."""
         network = os.readlink(f"/proc/{self._holders[name].pid}/ns/net")
         own = {self._holders[name].pid, self._servers[name].pid}
         found = []
@@ -159,7 +159,7 @@ class Hosts:
         return [each for each in found if each and not each.startswith("sshd")]
 
     def forget(self) -> None:
-        """Let it be long ago that anybody looked after a job here."""
+        """Make it look as if no launcher has renewed a job here for a minute."""
         for name in self.addresses:
             for path in (self.folder / name).rglob("looked"):
                 os.utime(path, (time.time() - 61,) * 2)
@@ -179,7 +179,7 @@ class Hosts:
 
 
 def ip(*commands: str, inside: str = "") -> None:
-    """Commands of `ip`, here or in the network of a process."""
+    """Run `ip` commands here or in the network of a process."""
     prefix = ["nsenter", "--target", inside, "--net"] if inside else []
     done = subprocess.run(
         [*prefix, "ip", "-batch", "-"], input="\n".join(commands), text=True, capture_output=True, check=False

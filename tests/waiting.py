@@ -8,7 +8,7 @@ PATIENCE_S = 30.0
 
 
 def until(found: Callable[[], Any]) -> Any:
-    """What is found, as soon as there is something."""
+    """The first result that is true; fails after PATIENCE_S."""
     deadline = time.monotonic() + PATIENCE_S
     while not (something := found()):
         assert time.monotonic() < deadline, "it did not come to that"

@@ -12,14 +12,14 @@ from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary
 
 from scripts.processes import await_result
 from scripts.server import _find_free_port, _is_healthy
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 PASSWORD = "a password of a test"
 
 
 @contextmanager
 def prefect_server(home: Path) -> Iterator[dict[str, str]]:
-    """The environment that reaches it."""
+    """A Prefect server; yields the environment variables with which a process reaches it."""
     port = _find_free_port()
     words = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
     process = subprocess.Popen(
@@ -40,7 +40,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
 
 @contextmanager
 def speaking_to(server: dict[str, str]) -> Iterator[None]:
-    """This process, which has imported Prefect long ago, speaks to it."""
+    """Make this process, which has already imported Prefect, use the server."""
     names = {PREFECT_API_URL: "PREFECT_API_URL", PREFECT_API_AUTH_STRING: "PREFECT_API_AUTH_STRING"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in server.items():

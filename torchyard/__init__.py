@@ -1,1 +1,1 @@
-"""The engine: carries one training run from a profile to a report. It does not know Prefect."""
+"""The engine: takes one training run from a profile to a report. It does not know Prefect."""

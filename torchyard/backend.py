@@ -1,7 +1,7 @@
-"""The seam between a run and the world: who carries a plan out.
+"""The seam between a run and the world: backends carry plans out.
 
-A plan of objects has the backend of a cluster, a plan of processes that of machines. A step asks `backend_of` once, and
-does not know which one it speaks to. Another kind of plan needs a class with these verbs and a case in `backend_of`.
+The backend of a ManifestPlan is a cluster, that of a CommandPlan is machines. A step calls `backend_of` once, and does
+not know which one it got. Another kind of plan needs a class with these methods and a case in `backend_of`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,37 +11,38 @@ from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import Check
-from torchyard.model.run import End, Handle, Outcome
+from torchyard.model.run import End, Ending, Handle, Outcome
 
 PollCallback = Callable[[], object]
 
 
 class JobWatch(Protocol):
-    """What tells how a job is, wherever it runs. `seen` is current after each `changes`."""
+    """Observes a job, wherever it runs. `seen` is current after each `poll`."""
 
     seen: dict[str, Mapping[str, Any]]
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
-    def changes(self, timeout: float) -> bool: ...
-    def exits(self) -> dict[str, int | None]: ...
+    def poll(self, timeout: float) -> bool: ...
+    def exit_codes(self) -> dict[str, int | None]: ...
     def ended_at(self) -> float | None: ...
-    def running_at(self) -> float: ...
-    def losing(self) -> dict[str, str]: ...
-    def lost(self) -> dict[str, str]: ...
-    def why(self, last: bool = False) -> Diagnosis | None: ...
+    def started_at(self) -> float: ...
+    def losing_logs(self) -> dict[str, str]: ...
+    def lost_logs(self) -> dict[str, str]: ...
+    def diagnose(self, last: bool = False) -> Diagnosis | None: ...
     def machines(self) -> dict[str, str]: ...
-    def known(self) -> bool: ...
-    def deaf(self) -> bool: ...
-    def note(self, outcome: Outcome) -> None: ...
-    def secure(self, quiet: float, pulse: PollCallback) -> None: ...
-    def settle(self, quiet: float, pulse: PollCallback = ...) -> bool: ...
+    def endings(self) -> tuple[Ending, ...]: ...
+    def is_fully_seen(self) -> bool: ...
+    def is_disconnected(self) -> bool: ...
+    def record_outcome(self, outcome: Outcome) -> None: ...
+    def drain_ended_logs(self, quiet: float, on_poll: PollCallback) -> None: ...
+    def drain_logs(self, quiet: float, on_poll: PollCallback = ...) -> bool: ...
 
 
 class RemoteAttempt(NamedTuple):
-    """What another machine has done of a run: its latest attempt, and how that ended, where it has.
+    """What another machine has done for a run: its latest attempt, and how that ended, if it has.
 
-    `facts` are journalled with the beginning of the run here.
+    `facts` are journalled with the start of the run here.
     """
 
     number: int
@@ -52,63 +53,71 @@ class RemoteAttempt(NamedTuple):
 
 
 class Backend(Protocol):
-    """Carries one plan out. Every verb can be called again, by this process or by the next one.
+    """Carries one plan out. Every method can be called again, by this process or by the next one.
 
-    HostError or ClusterError where a host or the API server refuses; RunInUseError where another living process carries
-    the run.
+    before the job      locate, reach, check, prepare
+    the job             start_store, submit, watch, stop, stop_unwatched, remove
+    who owns the run    take_over, check_owner, refuse_carried, record_ending, abandon_lease, release
+
+    HostError or ClusterError if a host or the API server refuses; RunInUseError if another living process owns the run.
+
+    Example: `handle = backend_of(plan).submit(deadlines, since=None)`
     """
 
     def locate(self) -> Plan:
         """The plan, tied to where it will run: the next process must find the job there."""
 
     def reach(self) -> None:
-        """Wait a while for a world that is away; `check` tells what it is in the end."""
+        """Wait a while for hosts or an API server that cannot be reached; `check` reports what stays unreachable."""
 
     def check(self) -> tuple[Check, ...]:
         """One finding for each requirement of the plan."""
 
     def prepare(self) -> Plan:
-        """The plan without what the job does without and this user may not make."""
+        """The plan without optional parts that this user may not create."""
 
     def start_store(self) -> None:
-        """Start the rendezvous store where it is the run's own, and prove that it serves. RendezvousError if not."""
+        """Start the rendezvous store if it is the run's own, and prove that it serves. RendezvousError if not."""
 
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
-        """The job, started or adopted. `since`: when an earlier process submitted it; it is only attached to then."""
+        """Start or adopt the job. `since`: when an earlier process submitted it; it is only attached to then."""
 
     def watch(self, on_poll: PollCallback) -> JobWatch:
         """The watch of the job; it is current once it is entered, and calls `on_poll` until then."""
 
     def stop(self) -> None:
-        """Stop the job alone: what it leaves is read before the rest goes."""
+        """Stop only the job: what it leaves is read before the rest is removed."""
+
+    def stop_unwatched(self) -> dict[str, str]:
+        """Stop the job if nobody waits for it, and read what it prints until its end; returns what its logs lack."""
 
     def remove(self) -> list[str]:
-        """Remove everything of the plan, the store last; what could not be removed."""
+        """Remove everything of the plan, the store last; returns what could not be removed."""
 
     def release(self) -> None:
-        """Let go of a run of which nothing is left."""
+        """Give up ownership of a run that has left nothing behind."""
 
     def check_owner(self) -> None:
-        """RunInUseError where another process has taken the run over since."""
+        """Raise RunInUseError if another process has taken the run over since."""
 
     def refuse_carried(self) -> None:
-        """RunInUseError where another machine may still carry the run."""
+        """Raise RunInUseError if another machine may still own the run."""
 
     def abandon_lease(self) -> None:
-        """Renew nothing any more: whatever is left is for the sweep."""
+        """Stop renewing the lease: anything that is left is for the sweep."""
 
     def record_ending(self, end: End, sentence: str) -> None:
-        """Write down, where another machine will read it, which end the run is coming to."""
+        """Record which end the run is coming to, where another machine will read it."""
 
     def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
-        """What another machine has done of this run, which is ours from now on; None where this machine knows it all.
+        """Take the run over from another machine; returns what that one did, None if this machine knows it all.
 
-        `plan_of` gives the plan of an attempt; `begun` are the attempts that are known here.
+        `plan_of` returns the plan of an attempt; `begun` are the attempts that are known here.
         """
 
 
 def backend_of(plan: Plan) -> Backend:
-    """The backend of a plan. It is imported now: a run on this machine loads no Kubernetes client."""
+    """The backend of a plan. It is imported only here, so a run on this machine loads no Kubernetes client."""
     match plan:
         case CommandPlan():
             from torchyard.machines.backend import MachinesBackend

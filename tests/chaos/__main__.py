@@ -2,9 +2,9 @@
 
     python -m tests.chaos [--only TEXT] [--skip TEXT] [--jobs N] [--keep]
 
-A cell starts a run through Prefect's API, waits for its step, strikes, and then touches nothing any more. It is good
-when the run ends as `cells.right` says, nothing was submitted twice, nothing is left and no line is lost. What strikes
-more than one run (a worker, a machine, the API server) strikes all its cells at once.
+A cell starts a run through Prefect's API, waits for its step, injects its fault, and then touches nothing more. It
+passes if the run ends as `cells.right` says, nothing was submitted twice, nothing is left over and no line is lost. A
+fault that hits more than one run (of a worker, a machine, the API server) hits all its cells at once.
 """
 
 import argparse
@@ -32,11 +32,11 @@ from tests.chaos.world import World
 from tests.cluster.plane import ClusterError
 
 Wave = tuple[Cell, ...]
-WIDTH = 2  # runs side by side in a world
+WIDTH = 2  # parallel runs per world
 
 
 class Matrix:
-    """The worlds, the cluster, and what they have shown so far."""
+    """The worlds, the cluster, and the results so far."""
 
     def __init__(self, worlds: list[World], space: Space | None, total: int) -> None:
         self.worlds, self.space, self.total = worlds, space, total
@@ -44,7 +44,7 @@ class Matrix:
         self._saying = threading.Lock()
 
     def play(self, waves: Iterable[Wave], lanes: int) -> None:
-        """All waves, so many side by side."""
+        """Play all waves, this many in parallel."""
         todo: queue.Queue[Wave] = queue.Queue()
         for wave in waves:
             todo.put(wave)
@@ -59,7 +59,7 @@ class Matrix:
             self.wave(world, wave)
 
     def wave(self, world: World, wave: Wave) -> None:
-        """Bring every cell to its step, strike them all at once, and wait for their ends."""
+        """Bring every cell to its step, inject the fault into all at once, and wait for their ends."""
         arrived: list[Trial] = []
         run_all([partial(self._arrive, self.trial(world, cell), arrived) for cell in wave])
         if arrived:
@@ -103,7 +103,7 @@ class Matrix:
         self._try(trial.cell, trial.finish)
 
     def _try(self, cell: Cell, work: Callable[[], object]) -> bool:
-        """A cell that cannot be played is a wrong one, and the others go on."""
+        """Do part of a cell; if it raises, the cell is wrong, and the others go on. True if it did not."""
         try:
             work()
         except Exception as error:
@@ -112,7 +112,7 @@ class Matrix:
         return True
 
     def good(self) -> set[Cell]:
-        """The cells that were played, and showed nothing wrong."""
+        """The cells that were played without a wrong result."""
         return {each.cell for each in self.done} - {each.cell for each in self.done if each.faults}
 
     def say(self, result: Result) -> None:
@@ -122,16 +122,26 @@ class Matrix:
 
 
 def run_all(work: Sequence[Callable[[], object]]) -> None:
-    """Everything side by side, to its end."""
-    threads = [threading.Thread(target=each, daemon=True) for each in work]
+    """Run all functions in parallel, wait until they end, and raise what one of them has raised."""
+    errors: list[BaseException] = []
+
+    def run(each: Callable[[], object]) -> None:
+        try:
+            each()
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,), daemon=True) for each in work]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
+    if errors:
+        raise errors[0]
 
 
 def waves(cells: list[Cell], strikes: str) -> Iterator[Wave]:
-    """The cells that are struck together: all of one launcher and fault, or each alone where a step cannot be held."""
+    """The cells that are hit together: all of one launcher and fault, or each alone if its step cannot be held."""
     found = [cell for cell in cells if FAULTS[cell.fault].strikes == strikes]
     if strikes == "run":
         yield from ((cell,) for cell in found)
@@ -143,7 +153,7 @@ def waves(cells: list[Cell], strikes: str) -> Iterator[Wave]:
 
 
 def chosen(only: list[str], skip: list[str]) -> list[Cell]:
-    """The cells whose line holds one of some texts, and none of others."""
+    """The cells whose line contains one of the texts in `only`, and none of those in `skip`."""
     lines = {cell: " ".join(str(cell).split()) for cell in all_cells()}
     some = [cell for cell, line in lines.items() if not only or any(text in line for text in only)]
     return [cell for cell in some if not any(text in lines[cell] for text in skip)]
@@ -153,9 +163,11 @@ def read(words: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--only", default=[], nargs="+", help="cells whose line holds this, such as 'volcano running'")
-    parser.add_argument("--skip", default=[], nargs="+", help="and none of this, such as 'API server'")
-    parser.add_argument("--jobs", type=int, default=2, help="worlds side by side")
+    parser.add_argument(
+        "--only", default=[], nargs="+", help="only cells with one of these texts, e.g. 'volcano running'"
+    )
+    parser.add_argument("--skip", default=[], nargs="+", help="no cells with one of these texts, e.g. 'API server'")
+    parser.add_argument("--jobs", type=int, default=2, help="number of parallel worlds")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
     return parser.parse_args(words)
 
@@ -171,7 +183,7 @@ def main(words: list[str]) -> int:
         try:
             space = Space() if any(cell.column != "baremetal" for cell in cells) else None
         except ClusterError as error:
-            sys.exit(f"{error}; or `--only baremetal`")
+            sys.exit(f"{error}; `--only baremetal` needs none")
         if space:
             stack.callback(space.close)
         worlds = [World(folder / f"world-{lane}") for lane in range(min(asked.jobs, len(cells)))]

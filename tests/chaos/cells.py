@@ -13,7 +13,7 @@ BRIEF: tuple[Step, ...] = ("etcd", "submit")
 
 
 class Fault(NamedTuple):
-    """What may happen: to whom, when, what it strikes beside its own cell, and why not at the other steps."""
+    """A fault: the launchers and steps it applies to, what it hits at once, and why it skips the other steps."""
 
     columns: tuple[Column, ...] = CLUSTER
     steps: tuple[Step, ...] = STEPS
@@ -24,8 +24,8 @@ class Fault(NamedTuple):
 FAULTS: dict[str, Fault] = {
     "flow KILL": Fault(COLUMNS),
     "machine lost": Fault(strikes="world"),
-    "machine lost, old run": Fault(steps=("running",), strikes="world", why="only what runs is older than a deadline"),
-    "power cut": Fault(("baremetal",), ("pending", "running"), "world", why="there is no job to come back to"),
+    "machine lost, old run": Fault(steps=("running",), strikes="world", why="no job is older than a deadline"),
+    "power cut": Fault(("baremetal",), ("pending", "running"), "world", why="there is no job to attach to"),
     "flow TERM": Fault(COLUMNS),
     "worker TERM": Fault(COLUMNS, strikes="world"),
     "worker KILL": Fault(("baremetal",), strikes="world"),
@@ -41,13 +41,13 @@ FAULTS: dict[str, Fault] = {
     "black hole": Fault(),
     "API server restart": Fault(strikes="cluster"),
     "controller down": Fault(strikes="cluster"),
-    "slow log": Fault(steps=("running",), why="no pod is at its end"),
+    "slow log": Fault(steps=("running",), why="no pod is about to end"),
     "foreign sweep": Fault(),
-    "pod evicted": Fault(steps=PODS, why="there is no pod that runs"),
-    "node lost": Fault(steps=PODS, why="there is no pod that runs"),
+    "pod evicted": Fault(steps=PODS, why="no pod is pending or running"),
+    "node lost": Fault(steps=PODS, why="no pod is pending or running"),
     "job deleted": Fault(steps=(*PODS, "collect", "teardown"), why="there is no job yet"),
-    "etcd KILL": Fault(COLUMNS, ("etcd", *PODS), why="there is no etcd, or nobody needs it any more"),
-    "etcd TERM": Fault(("baremetal",), AGENTS, why="there is no etcd, or nobody needs it any more"),
+    "etcd KILL": Fault(COLUMNS, ("etcd", *PODS), why="there is no etcd, or no process needs it any more"),
+    "etcd TERM": Fault(("baremetal",), AGENTS, why="there is no etcd, or no process needs it any more"),
     "agent TERM": Fault(("baremetal",), AGENTS, why="there is no agent"),
     "agent KILL": Fault(("baremetal",), AGENTS, why="there is no agent"),
     "rank TERM": Fault(("baremetal",), ("running", "teardown"), why="there is no rank"),
@@ -67,12 +67,12 @@ class Cell(NamedTuple):
 
     @property
     def store(self) -> bool:
-        """Whether the run brings an etcd."""
+        """Whether the run has its own etcd."""
         return self.step == "etcd" or self.fault.startswith("etcd")
 
 
 class Right(NamedTuple):
-    """A right end: the state's name, what its sentence holds, and how many attempts there may have been."""
+    """A right end: the names of the state, text in its message, and the allowed numbers of attempts."""
 
     names: tuple[str, ...]
     says: str = ""
@@ -80,24 +80,24 @@ class Right(NamedTuple):
 
 
 def absent(cell: Cell) -> str:
-    """Why there is no such cell; "" where there is."""
+    """Why the matrix has no such cell; "" if it has."""
     fault = FAULTS[cell.fault]
     if cell.column not in fault.columns:
-        return "the fault is not one of this launcher"
+        return "the fault does not apply to this launcher"
     if cell.column == "baremetal" and cell.step in BRIEF:
-        return "over within milliseconds on one machine"
+        return "the step is over within milliseconds on one machine"
     return "" if cell.step in fault.steps else fault.why
 
 
 def right(cell: Cell) -> Right:
     """How the run of a cell must end."""
     ended = cell.step in ("collect", "teardown")
-    if cell.column == "baremetal" and cell.step == "teardown":  # it was cancelled before the fault
+    if cell.column == "baremetal" and cell.step == "teardown":  # the run was cancelled before the fault
         return Right(("Cancelled",))
     late = ("Completed",) if ended else ()
-    # Before anybody watches, a controller may have made the pod anew.
+    # A controller may have replaced the pod before the run watches it.
     again = (1, 2) if cell.step == "submit" else (2,)
-    # An operator's webhook is away with it, and preflight is there to say so.
+    # An operator's webhook is down with it, and preflight may report that.
     webhook = cell.step == "preflight" and cell.column == "pytorchjob"
     rules: dict[str, Right] = {
         "controller down": Right(("Completed", *(("Failed",) if webhook else ())), attempts=(0, 1)),
@@ -115,13 +115,13 @@ def right(cell: Cell) -> Right:
 
 
 def all_cells() -> list[Cell]:
-    """Every cell that there is, those of one fault together."""
+    """Every cell of the matrix, grouped by fault."""
     found = (Cell(column, step, fault) for column in COLUMNS for fault in FAULTS for step in STEPS)
     return [cell for cell in found if not absent(cell)]
 
 
 class Result(NamedTuple):
-    """What a cell showed."""
+    """The result of a cell."""
 
     cell: Cell
     end: str
@@ -134,7 +134,7 @@ class Result(NamedTuple):
 
     @property
     def faults(self) -> list[str]:
-        """Everything that should not be."""
+        """Everything that is wrong with the result."""
         counted = [f"{self.doubles} double submits"] * bool(self.doubles) + [f"left: {', '.join(self.left)}"] * bool(
             self.left
         )

@@ -1,4 +1,4 @@
-"""The cells of runs in the cluster: real controllers, fake pods, and a way to the API server that can be broken."""
+"""The cells of runs in the cluster: real controllers, fake pods, and a proxy to the API server that injects faults."""
 
 import time
 from pathlib import Path
@@ -14,18 +14,18 @@ from tests.cluster.jobs import as_user
 from torchyard.model.plan import ManifestPlan
 
 BURST = 6.0  # seconds that requests fail
-LOG_RATE = 100_000.0  # bytes a second of each pod's log, where it is slow
+LOG_RATE = 100_000.0  # bytes per second of each pod's slow log
 LAST_WORDS = 300  # lines of 10 kB: half a minute at that rate
-OLD_S = 25.0  # how much older than its deadlines a run is that comes back late
+OLD_S = 25.0  # how long an old run runs before its fault: longer than the deadlines in BRIEF
 BRIEF = {"start": "15s", "silence": "15s"}
-HOLE = 20.0  # seconds that new connections are swallowed; those that were there are dead for good
-FINAL = ("cancel", "flow TERM", "job deleted")  # what ends a run for good
-ENDING = ("pod evicted", "node lost")  # what ends an attempt: its other pods need not start any more
-ENOUGH = 5  # lines on disk of each pod, in a job that runs
+HOLE = 20.0  # seconds that new connections stall; connections open before stay dead
+FINAL = ("cancel", "flow TERM", "job deleted")  # faults that end a run for good
+ENDING = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
+ENOUGH = 5  # lines of each pod on disk that show that the job runs
 
 
 class Job(Trial):
-    """Two fake pods that print lines until they end well, behind a gate of their own."""
+    """Two fake pods that print lines until they succeed, behind their own gate."""
 
     def __init__(self, world: World, cell: Cell, space: Space) -> None:
         super().__init__(world, cell)
@@ -53,10 +53,10 @@ class Job(Trial):
 
     @property
     def old(self) -> bool:
-        """Whether the run comes back when it is older than the deadlines of its start and of silence."""
+        """Whether the run is resumed when it is older than its deadlines of start and silence."""
         return self.cell.fault.endswith("old run")
 
-    # --- getting there
+    # --- reaching the step
 
     def reach(self) -> None:
         if self.cell.step not in ("pending", "running", "collect"):
@@ -64,7 +64,7 @@ class Job(Trial):
         super().reach()
 
     def wanted(self, request: str) -> bool:
-        """Whether a request is the one that makes its step: what it asks for has happened, and nobody knows."""
+        """Whether a request is the central one of its step, after which the client does not know what has happened."""
         jobs, dry = JOBS[self.column][1], "dryRun" in request
         match self.cell.step:
             case "preflight":
@@ -81,7 +81,7 @@ class Job(Trial):
         return self.cell.column
 
     def may_end(self, pod: Object) -> bool:
-        """Whether a pod goes on: not before a fault that is to strike it alive, nor after one that ends its attempt."""
+        """Whether a pod may start or end: not before a fault that must hit it, nor after one that ends its attempt."""
         if self.cell.step in ("collect", "teardown"):
             return True
         given_up = self.cell.fault in FINAL or (self.cell.step == "pending" and self.cell.fault in ENDING)
@@ -102,7 +102,7 @@ class Job(Trial):
         if self.old:
             old = time.monotonic() + OLD_S
             self.come("age", lambda: time.monotonic() > old)
-            self.gate.delay = 1.0  # its logs take longer to come than a look at its deadlines
+            self.gate.delay = 1.0  # its logs take longer than a check of its deadlines
         if self.cell.fault in ENDING:
             self.come("pods", lambda: len(self.placed()) == 2)
         if self.cell.fault == "etcd KILL" and self.cell.step == "etcd":
@@ -113,11 +113,11 @@ class Job(Trial):
         return [pod for pod in self.space.workers(self.name) if pod["spec"].get("nodeName")]
 
     def heard(self) -> int:
-        """How many lines of every pod are on disk."""
+        """How many lines are on disk of the pod that has fewest."""
         paths = list(self.folder.path.glob("attempt-1/worker-*/log"))
         return min(len(path.read_text().splitlines()) for path in paths) if len(paths) == 2 else 0
 
-    # --- striking
+    # --- injecting the fault
 
     def hit(self) -> None:
         kind, burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
@@ -129,7 +129,7 @@ class Job(Trial):
         elif self.cell.fault == "foreign sweep":
             self.space.sweep(self.truth)
         elif self.cell.fault == "job deleted":
-            self.come("the job", lambda: self.space.jobs[self.column].of(self.name))  # who watches may be late
+            self.come("the job", lambda: self.space.jobs[self.column].of(self.name))  # our watch may be late
             self.silence(self.space.workers(self.name))
             self.space.delete_job(self.column, self.name)
         elif self.cell.fault == "etcd KILL":
@@ -141,7 +141,7 @@ class Job(Trial):
             (self.space.evict if self.cell.fault == "pod evicted" else self.space.lose)(pod)
 
     def part(self, cut: bool) -> None:
-        """The cluster is struck: an answer that is held goes with the API server that gave it, or is given now."""
+        """React to a fault of the cluster: a held answer is lost with its API server (`cut`), or is delivered now."""
         self.struck.set()
         if cut:
             self.gate.cut()
@@ -156,7 +156,7 @@ class Job(Trial):
         super().let_go()
         self.gate.release()
 
-    # --- looking back
+    # --- judging the end
 
     def doubles(self) -> int:
         return self.space.doubles(self.column, self.name)
@@ -165,12 +165,12 @@ class Job(Trial):
         return self.space.left(self.name)
 
     def lost(self) -> int:
-        """Lines of pods that are in no log of the machine that ended the run, or twice, and that nobody told of."""
+        """How many lines of pods are missing or duplicated in the logs of the last machine, without being reported."""
         printed = self.program.printed if self.program else {}
         return 0 if self.elsewhere() else sum(self.missing(pod, lines) for pod, lines in printed.items())
 
     def elsewhere(self) -> bool:
-        """Whether the report says that the logs are on the machine that was lost: their pods were gone by then."""
+        """Whether the report says that the logs are on the lost machine, because their pods were gone by then."""
         report = self.folder.report()
         logs = report.collected.logs if report and report.collected else ()
         told = bool(logs) and all("what there is of it" in log.lost for log in logs)
@@ -182,7 +182,7 @@ class Job(Trial):
         return sum(kept.count(line) != 1 for line in lines)
 
     def logs(self) -> list[tuple[str, Path]]:
-        """How a pod's name begins, and where its log is."""
+        """The beginning of each pod's name, and the path of its log."""
         plans = [plan for plan in self.folder.plans() if isinstance(plan, ManifestPlan)]
         found = [(f"{plan.job}-{node}", Path(path)) for plan in plans for node, path in plan.nodes.items()]
         return [each for each in found if each[1].exists()]

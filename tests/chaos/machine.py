@@ -8,15 +8,15 @@ from typing import Any
 from tests.chaos.trial import ARRIVAL, DEADLINES, Trial
 from tests.chaos.world import SIGNALS, until
 from torchyard.agents.torchrun import first_port
+from torchyard.common.project_root import ROOT
 from torchyard.host.state import list_listening_ports, read_state
-from torchyard.loading.profile import ROOT
 from torchyard.model.run import Run
 
 TICK = ROOT / "tests" / "programs" / "tick.py"
 
 
 class Machine(Trial):
-    """Two agents with one rank each; a slow interpreter where the time before submit must be hit."""
+    """Two agents with one rank each; a slow interpreter makes preflight long enough to be hit."""
 
     def document(self) -> dict[str, Any]:
         stubborn = ["--stubborn"] if self.cell.step == "teardown" else []
@@ -37,7 +37,7 @@ class Machine(Trial):
         }
 
     def arrive(self) -> None:
-        """In `teardown` the run was cancelled before the fault."""
+        """Wait for the step; for `teardown` the run is cancelled before the fault."""
         match self.cell.step:
             case "collect":
                 self.plug()
@@ -67,7 +67,7 @@ class Machine(Trial):
         os.kill(self.victim(target), SIGNALS[how])
 
     def victim(self, target: str) -> int:
-        """The process that is struck; where there are two, the one of node 1."""
+        """The process that gets the signal; if there are two, the one of node 1."""
         if target == "rank":
             return next(int(name.rpartition("-")[2]) for name in self.told() if name.startswith("1-1-"))
         return self.agent({"agent": "node-1", "etcd": "etcd"}[target])
@@ -77,7 +77,7 @@ class Machine(Trial):
         return len(starts) - len(set(starts))
 
     def left(self) -> list[str]:
-        """Ports of the run that somebody listens on."""
+        """The run's ports on which a process still listens."""
         firsts = [first_port(Run(id=self.run_id, attempt=number, folder="")) for number in (1, 2)]
         ports = {first + more for first in firsts for more in (0, 1)}
         return [f"port {port}" for port in ports & list_listening_ports()]
@@ -89,4 +89,4 @@ class Machine(Trial):
         return len(set(printed) - set(kept)) + sum(kept.count(line) > 1 for line in set(printed))
 
     def close(self) -> None:
-        """Its processes were all that there is."""
+        """Nothing to do: such a run has only processes."""

@@ -1,4 +1,4 @@
-"""What the whole cluster suffers: its API server is killed and comes back, or a controller is away for a while."""
+"""Faults of the whole cluster: its API server is killed and restarted, or a controller is down for a while."""
 
 import time
 from functools import partial
@@ -8,8 +8,8 @@ from tests.chaos.world import until
 from tests.cluster import build, components
 from tests.cluster.plane import Plane, gone, signal_process
 
-AWAY = 5.0  # seconds of an API server
-BESIDE = 20.0  # seconds of a controller
+AWAY = 5.0  # seconds that an API server is down
+BESIDE = 20.0  # seconds that a controller is down
 SERVER = "API server restart"
 STRUCK = {
     "volcano": components.vc_controller_manager,
@@ -19,7 +19,7 @@ STRUCK = {
 
 
 def away(plane: Plane, fault: str, trials: list[Job]) -> None:
-    """Kill a component, and start it again as it was."""
+    """Kill a component, wait, and start it again unchanged."""
     component = STRUCK[SERVER if fault == SERVER else trials[0].cell.column](plane)
     stop(plane, component.name)
     try:
@@ -38,7 +38,7 @@ def stop(plane: Plane, name: str) -> None:
 
 
 def begin(plane: Plane, component: components.Component) -> None:
-    """As cluster.py starts it."""
+    """Start a component the way cluster.py does."""
     program, *options = component.command
     path = plane.program(program) if program in build.programs() else program
     plane.start(component.name, [path, *options], component.environment)

@@ -1,4 +1,4 @@
-"""What the fake pods of a run print: a line every tenth of a second each, and a good end."""
+"""What the fake pods of a run do: each prints a line every tenth of a second, and then succeeds."""
 
 import contextlib
 import threading
@@ -9,15 +9,15 @@ from tests.chaos.space import Object, Space
 from tests.cluster.api import ApiError
 
 BEAT = 0.1
-HELD = "torchyard.test/waiting"  # the annotation of a pod that does not start
-LINES = 40  # of a pod that nobody disturbs
+HELD = "torchyard.test/waiting"  # the annotation that keeps a pod from starting
+LINES = 40  # that a pod prints without a fault
 LONG = "x" * 10_000
 
 
 class Program(threading.Thread):
-    """The program in the pods of one run, of every attempt; a pod's lines stand in the file that bears its name.
+    """The program in the pods of all attempts of one run; a pod's lines are in the file with its name.
 
-    Pods that are held start, and those that have said enough end, once they may.
+    Once `may_end` allows it, held pods start, and pods that have printed enough end.
     """
 
     def __init__(self, space: Space, truth: Path, run: str, may_end: Callable[[Object], bool]) -> None:
@@ -39,12 +39,12 @@ class Program(threading.Thread):
         self._over.set()
 
     def silence(self, pod: Object) -> None:
-        """A pod says nothing any more: what it says while it is struck, no log needs to hold."""
+        """Let a pod print nothing more: no log needs to have the lines that it prints while the fault hits it."""
         with self._talking:
             self._silent.add(pod["metadata"]["uid"])
 
     def pour(self, lines: int) -> None:
-        """Each pod prints so many long lines at once, and ends: what its log is at the end of a real job."""
+        """Let each pod print this many long lines at once and end, as at the end of a real job."""
         self._last_words = lines
 
     def _step(self, pod: Object) -> None:
@@ -60,7 +60,7 @@ class Program(threading.Thread):
         if self._last_words and len(lines) < self._last_words:
             self._print(about["name"], [f"{about['name']} end {each} {LONG}" for each in range(self._last_words)])
         if len(lines) >= LINES and self._may_end(pod):
-            with contextlib.suppress(ApiError, OSError):  # an API server that is away is asked again
+            with contextlib.suppress(ApiError, OSError):  # tried again while the API server is down
                 self._space.annotate(pod, "torchyard.test/end-now", "0")
                 self._silent.add(about["uid"])
             return

@@ -1,4 +1,4 @@
-"""The matrix's namespace on the test cluster, seen and struck by its administrator."""
+"""The matrix's namespace on the test cluster, watched and modified as administrator."""
 
 import contextlib
 import json
@@ -19,7 +19,7 @@ from tests.chaos.cells import Column
 from tests.chaos.world import until
 from tests.cluster.api import ApiError
 from tests.cluster.plane import Plane
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
 JOBS: dict[Column, tuple[str, str]] = {
@@ -45,7 +45,7 @@ sys.exit(main(sys.argv[1:]))
 
 
 class Seen:
-    """One kind of object in a namespace: as it is now, and every uid that there ever was."""
+    """One kind of object in a namespace: the current objects, and every uid that ever existed."""
 
     def __init__(self, plane: Plane, path: str) -> None:
         self._api, self._path = plane.api(), path
@@ -64,7 +64,7 @@ class Seen:
                 for each in found["items"]:
                     self._note(each)
                 self._watch(found["metadata"]["resourceVersion"])
-            except (ApiError, OSError, ValueError, HTTPException):  # broken off; the next list says what was missed
+            except (ApiError, OSError, ValueError, HTTPException):  # broken off; the next list shows what was missed
                 time.sleep(0.2)
 
     def _watch(self, version: str) -> None:
@@ -89,7 +89,7 @@ def labels(thing: Object) -> dict[str, str]:
 
 
 class Space:
-    """A namespace of the matrix's own, and what happens in it."""
+    """The matrix's own namespace, and the faults within it."""
 
     def __init__(self) -> None:
         self.plane = Plane.current()
@@ -110,28 +110,34 @@ class Space:
         return f"{root}/namespaces/{self.name}/{plural}{f'/{name}' if name else ''}"
 
     def call(self, method: str, path: str, body: Object | None = None, patch: str = "") -> Any:
-        """One request; a connection that the API server has closed meanwhile is opened again."""
-        try:
-            return self.api.call(method, path, body, patch)
-        except OSError:
-            return self.api.call(method, path, body, patch)
+        """Send one request, again if the connection is closed, or the server has only just started (429)."""
+        for pause in (0.0, 1.0, 2.0, 4.0):
+            try:
+                return self.api.call(method, path, body, patch)
+            except ApiError as error:
+                if error.status != 429:
+                    raise
+            except OSError:
+                pass
+            time.sleep(pause)
+        return self.api.call(method, path, body, patch)
 
-    # --- looking
+    # --- reading
 
     def workers(self, run: str) -> list[Object]:
-        """The run's pods, the store left out."""
+        """The run's pods without the store."""
         return [pod for pod in self.pods.of(run) if ROLE not in labels(pod)]
 
     def stores(self, run: str) -> list[Object]:
         return [pod for pod in self.pods.of(run) if ROLE in labels(pod)]
 
     def doubles(self, column: Column, run: str) -> int:
-        """Jobs beyond the first of each attempt."""
+        """The number of jobs beyond the first of each attempt."""
         made = [attempt for name, attempt in self.jobs[column].ever.values() if name == run]
         return len(made) - len(set(made))
 
     def left(self, run: str) -> list[str]:
-        """Every object that carries the run's label."""
+        """Every object that has the run's label."""
         found = [(path, each) for path in self.kinds for each in self.items(f"{path}?labelSelector={RUN}%3D{run}")]
         return [f"{path.rpartition('/')[2]} {each['metadata']['name']}" for path, each in found]
 
@@ -140,7 +146,7 @@ class Space:
         return found
 
     def _kinds(self) -> Iterator[str]:
-        """The path of every kind that a namespace can hold, events left out: the API server forgets them itself."""
+        """The path of every namespaced kind, except those that the cluster removes itself, such as events."""
         groups = self.call("GET", "/apis")["groups"]
         for version in ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]:
             root = f"/apis/{version}" if "/" in version else f"/api/{version}"
@@ -148,12 +154,12 @@ class Space:
                 if each["namespaced"] and "list" in each["verbs"] and each["name"] not in ECHOES:
                     yield self.path(version, each["name"])
 
-    # --- striking
+    # --- faults
 
     def sweep(self, folder: Path) -> None:
         """Sweep as two other users, whose clocks are a day ahead and whose Prefect knows none of these runs.
 
-        One may do everything in the cluster, the other only what a run needs: he may not list Leases.
+        One has all rights in the cluster, the other only those that a run needs, without listing Leases.
         """
         environment = {
             key: value for key, value in os.environ.items() if not key.startswith(("PREFECT_", "TORCHYARD_"))
@@ -189,11 +195,11 @@ class Space:
             self.call("DELETE", path)
 
     def evict(self, pod: Object) -> None:
-        """As a kubelet does it whose node is full."""
+        """Evict a pod, as a kubelet with a full disk does."""
         self.patch(pod, {"status": {**EVICTED, "containerStatuses": None}}, "/status")
 
     def lose(self, pod: Object) -> None:
-        """As the control plane does it when a node is not heard of any more."""
+        """Delete a pod, as the control plane does when its node no longer answers."""
         conditions = [*(pod["status"].get("conditions") or ()), LOST]
         self.patch(pod, {"status": {"conditions": conditions}}, "/status")
         self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
@@ -203,20 +209,20 @@ class Space:
             self.delete(self.path(*JOBS[column], job["metadata"]["name"]))
 
     def clear(self, column: Column, run: str) -> None:
-        """Nothing of a run stays."""
+        """Delete the jobs and stores of a run."""
         self.delete_job(column, run)
         for pod in self.stores(run):
             self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
 
 
 def current(config: Path) -> str:
-    """The context of a kubeconfig."""
+    """The current context of a kubeconfig."""
     return str(yaml.safe_load(config.read_text())["current-context"])
 
 
 @contextlib.contextmanager
 def suppress_absent() -> Iterator[None]:
-    """What is gone already need not be struck."""
+    """Ignore a 404: the object is gone already."""
     try:
         yield
     except ApiError as error:

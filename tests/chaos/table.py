@@ -1,4 +1,4 @@
-"""The matrix as people read it: a line a cell, a table a launcher, and both in Prefect."""
+"""The matrix for readers: one line per cell, and one table per launcher, also published in Prefect."""
 
 import os
 
@@ -13,12 +13,12 @@ def row(result: Result) -> str:
 
 
 def flat(text: str, most: int) -> str:
-    """A text on one line, which no table's bars end."""
+    """A text on one line, without the bars that would end a table cell."""
     return " ".join(text.replace("|", "/").split())[:most]
 
 
 def table(done: list[Result]) -> str:
-    """For each launcher a row a fault and a column a step; in a cell the end, and what should not be."""
+    """A table for each launcher, with a row per fault and a column per step; cells show the end and what is wrong."""
     by_cell = {result.cell: result for result in done}
     parts = []
     for column in COLUMNS:
@@ -37,17 +37,17 @@ def table(done: list[Result]) -> str:
 def shown(cell: Cell, by_cell: dict[Cell, Result]) -> str:
     result = by_cell.get(cell)
     if result is None:
-        return "-" if absent(cell) else "not asked"
+        return "-" if absent(cell) else "not run"
     return flat(f"**{result.end}**: {'; '.join(result.faults)}", 200) if result.faults else result.end
 
 
 def legend() -> str:
     reasons = {absent(Cell(column, step, fault)): None for column in COLUMNS for fault in FAULTS for step in STEPS}
-    return "-: " + "; ".join(reason for reason in reasons if reason)
+    return "`-` means: " + "; ".join(reason for reason in reasons if reason)
 
 
 def publish(text: str) -> None:
-    """The artifact `chaos` in the Prefect server that PREFECT_API_URL names; without one there is only the print."""
+    """Create the artifact `chaos` in the Prefect server at PREFECT_API_URL; without that variable do nothing."""
     if not os.environ.get("PREFECT_API_URL"):
         return
     body = {"key": "chaos", "type": "markdown", "data": text, "description": "every fault at every step"}

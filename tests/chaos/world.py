@@ -1,4 +1,4 @@
-"""A Prefect server, a worker and a supervisor that brings them back, as systemd would."""
+"""A Prefect server, a worker and a supervisor that restarts them, as systemd would."""
 
 import contextlib
 import os
@@ -16,15 +16,15 @@ import yaml
 
 from scripts.server import _find_free_port
 from tests.caller import SERVER
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 BIN = Path(sys.executable).parent
-HANGS_S = 40.0  # how long a server that is stopped answers nobody
+HANGS_S = 40.0  # how long a stopped server does not answer
 SIGNALS = {"TERM": signal.SIGTERM, "KILL": signal.SIGKILL}
 
 
 def until(what: str, found: Callable[[], Any], seconds: float, every: float = 0.05) -> Any:
-    """Ask again and again until there is something."""
+    """Poll until the function returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.HTTPError, OSError, ValueError):
@@ -35,7 +35,7 @@ def until(what: str, found: Callable[[], Any], seconds: float, every: float = 0.
 
 
 def carries(pid: str, *marks: str) -> bool:
-    """Whether a process has one of some texts in its environment or its words."""
+    """Whether a process has one of these texts in its environment or its command line."""
     try:
         with open(f"/proc/{pid}/environ", "rb") as environ, open(f"/proc/{pid}/cmdline", "rb") as words:
             said = environ.read() + words.read()
@@ -45,7 +45,7 @@ def carries(pid: str, *marks: str) -> bool:
 
 
 def holders(*marks: str) -> list[int]:
-    """Every process that carries one of some texts."""
+    """Every process that has one of these texts in its environment or its command line."""
     return [int(pid) for pid in os.listdir("/proc") if pid.isdigit() and carries(pid, *marks)]
 
 
@@ -56,10 +56,10 @@ def kill_all(*marks: str) -> None:
 
 
 class World:
-    """Where runs are played. `worker` is on this machine; `other` has run folders of its own, as another machine."""
+    """A place for runs: `worker` is on this machine; `other` acts as another machine, with its own runs folder."""
 
     def __init__(self, folder: Path) -> None:
-        # A port of its own: a worker left by an earlier, killed matrix must not find this server and take its runs.
+        # A new port: a worker left over from an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
         self.folder, self.port = folder, _find_free_port()
         self.api = f"http://127.0.0.1:{self.port}/api"
@@ -79,7 +79,7 @@ class World:
 
     def __enter__(self) -> "World":
         self.start("server")
-        until("server", self.healthy, 90)
+        until("server", self.healthy, 180)
         self.prefect("work-pool", "create", "torchyard", "--type", "process", "--overwrite")
         self.prefect("--no-prompt", "deploy", "--name", "digits-local", "--name", "crashed")
         subprocess.run([sys.executable, "-m", "scripts.automations"], env=self.env, check=True, cwd=ROOT)
@@ -130,13 +130,13 @@ class World:
             os.kill(self.processes[name].pid, SIGNALS[how])
 
     def hang(self, name: str) -> None:
-        """Stop a process with all of its own for a while: connections are accepted, and nobody answers."""
+        """Stop a process group for a while: connections are accepted, but get no answer."""
         group = self.processes[name].pid
         os.killpg(group, signal.SIGSTOP)
         threading.Timer(HANGS_S, os.killpg, (group, signal.SIGCONT)).start()
 
     def cut_power(self) -> None:
-        """Everything of this machine dies at once, agents and keepers too; then it starts, as `make up` starts it."""
+        """Kill everything on this machine, with agents and supervisors; then start it again as `make up` does."""
         with self._mine:
             for process in self.processes.values():
                 process.kill()
@@ -144,22 +144,23 @@ class World:
         threading.Thread(target=self._come_up, daemon=True).start()
 
     def _come_up(self) -> None:
-        """What `make up` does once the server answers; server and worker are the supervisor's."""
+        """Do what `make up` does once the server answers; `supervise` restarts server and worker."""
         until("the server", self.healthy, 180, 0.5)
         environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
         subprocess.run([sys.executable, "-m", "tasks.recovery", "back"], env=environment, check=False, cwd=ROOT)
 
     def lose_machine(self) -> None:
-        """Everything of the worker's machine dies at once; another machine's worker looks for runs from now on."""
+        """Kill everything on the worker's machine; from now on another machine's worker takes the runs."""
         with self._mine:
             self.processes.pop("worker").kill()
             kill_all(f"TORCHYARD_RUNS={self.runs['worker']}")
             self.start("other")
 
     def find_machine(self) -> None:
-        """The machine is there again, and the other one is given back."""
+        """Bring the worker's machine back, and stop the other one at once: a worker that ends slowly takes runs."""
         with self._mine:
-            self.processes.pop("other").terminate()
+            self.processes.pop("other").kill()
+            kill_all(f"TORCHYARD_RUNS={self.runs['other']}")
             self.start("worker")
 
     # --- the API
@@ -171,9 +172,9 @@ class World:
         return httpx.get(f"{self.api}{path}", timeout=30).raise_for_status().json()
 
     def begin(self, profile: Path) -> str:
-        """The id of a new run of a profile."""
+        """Create a run of a profile, and return its id."""
         deployment = until("the deployment", lambda: self.get("/deployments/name/train/digits-local"), 180, 0.5)
-        # A busy SQLite answers 503: ask again, with a key that makes one run of all the asking.
+        # A server with a busy SQLite answers 503: retry, with an idempotency key so that only one run is created.
         body = {"parameters": {"profile": str(profile)}, "idempotency_key": str(profile)}
         path = f"/deployments/{deployment['id']}/create_flow_run"
         return str(until("a run", lambda: self.post(path, body), 180, 0.5)["id"])
@@ -182,10 +183,10 @@ class World:
         body = {"state": {"type": kind, **more}, "force": bool(more)}
         until(f"state {kind}", lambda: self.post(f"/flow_runs/{run_id}/set_state", body), 180, 0.5)
 
-    # --- ways to the cluster
+    # --- access to the cluster
 
     def open_gate(self, name: str, address: str) -> None:
-        """A context that flow processes of this world find in their kubeconfig."""
+        """Add a context to the kubeconfig of this world's flow processes."""
         with self._mine:
             self._contexts[name] = {"server": address}
             self._write()

@@ -1,4 +1,4 @@
-"""A client of the cluster's API server, as small as setting up a test cluster allows: create, get, patch, wait."""
+"""A minimal client of the cluster's API server, for setting up a test cluster: create, get, patch, wait."""
 
 import http.client
 import json
@@ -14,7 +14,7 @@ IRREGULAR = {"NetworkAttachmentDefinition": "network-attachment-definitions", "N
 
 
 class ApiError(Exception):
-    """What the API server refused, with the status it answered."""
+    """A request that the API server refused, with the HTTP status of its answer."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(status, message)
@@ -35,7 +35,7 @@ class Api:
         self.connections = threading.local()
 
     def call(self, method: str, path: str, body: Object | None = None, patch: str = "") -> Any:
-        """One request; JSON comes back as it is, other answers as text; ApiError, or OSError where nobody answers."""
+        """Send one request and return JSON or text; raises ApiError, or OSError if the server does not answer."""
         headers = {"Content-Type": f"application/{patch}-patch+json" if patch else "application/json"}
         connection = self.connection()
         try:
@@ -63,7 +63,7 @@ class Api:
         return mine
 
     def stream(self, path: str) -> Iterator[bytes]:
-        """The lines of an answer that goes on, such as a watch, over a connection of its own."""
+        """The lines of a streaming answer, such as a watch, over a separate connection."""
         connection = http.client.HTTPSConnection("127.0.0.1", self.port, context=self.context)
         connection.request("GET", path)
         try:
@@ -72,7 +72,7 @@ class Api:
             connection.close()
 
     def create(self, thing: Object) -> Object:
-        """Create an object, with its status where it brings one; one that is there already is left as it is."""
+        """Create an object, with its status if it has one; an existing object is left as it is."""
         try:
             created: Object = self.call("POST", collection(thing), thing)
         except ApiError as error:
@@ -82,12 +82,12 @@ class Api:
         return created
 
     def create_all(self, things: Iterable[Object], threads: int = 4) -> None:
-        """Create objects side by side: only such as do not need each other."""
+        """Create objects in parallel; they must not depend on each other."""
         with ThreadPoolExecutor(threads) as pool:
             list(pool.map(self.create, things))
 
     def dry_run(self, thing: Object) -> None:
-        """Have an object admitted as if it were created."""
+        """Submit an object as a dry run: it is admitted but not stored."""
         self.call("POST", f"{collection(thing)}?dryRun=All", thing)
 
     def get(self, thing: Object) -> Object:
@@ -103,7 +103,7 @@ class Api:
 
 
 def collection(thing: Object) -> str:
-    """The path of an object's kind, in its namespace where it has one."""
+    """The API path of an object's kind, within its namespace if it has one."""
     group, kind = thing["apiVersion"], thing["kind"]
     root = "/api/v1" if group == "v1" else f"/apis/{group}"
     namespace = thing["metadata"].get("namespace")

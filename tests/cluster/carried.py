@@ -1,4 +1,4 @@
-"""A run that a test carries along the line, and its report."""
+"""Runs a profile through all steps within a test, and reads its report."""
 
 from typing import Any
 
@@ -8,7 +8,7 @@ from torchyard.run.folder import list_run_folders
 
 
 def reported() -> Report:
-    """The report of the one run of this test."""
+    """The report of this test's only run."""
     (folder,) = list_run_folders()
     report = folder.report()
     assert report
@@ -16,7 +16,7 @@ def reported() -> Report:
 
 
 def completed(profile: str, overrides: dict[str, Any]) -> Report:
-    """The report of a run that was Completed, whose logs are whole, and of which nothing is left."""
+    """Run a profile and return its report: the run must be Completed, its logs complete, with nothing left over."""
     end = train(profile, overrides, return_state=True)
     report = reported()
     assert (end.name, report.left) == ("Completed", ()), report.sentence

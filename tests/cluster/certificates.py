@@ -14,7 +14,7 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey
-LIFE = datetime.timedelta(days=365)  # cert-controller renews an authority of its own that has less than 90 days
+LIFE = datetime.timedelta(days=365)  # cert-controller renews its authority when less than 90 days are left
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Pair:
     key: bytes
 
     def write(self, stem: Path) -> "Pair":
-        """Keep it as `<stem>.crt` and `<stem>.key`, the key for its owner alone."""
+        """Write `<stem>.crt` and `<stem>.key`; only the owner can read the key."""
         stem.with_suffix(".crt").write_bytes(self.certificate)
         stem.with_suffix(".key").touch(mode=0o600)
         stem.with_suffix(".key").write_bytes(self.key)
@@ -43,7 +43,7 @@ def new_key(kind: str = "ec") -> Key:
 
 
 def key_pem(key: Key) -> bytes:
-    """PKCS#1 for RSA: the operators' certificate rotation finds any other form "not well-formed"."""
+    """The key as PEM, in PKCS#1 for RSA: the operators' certificate rotation calls other forms "not well-formed"."""
     form = serialization.PrivateFormat.TraditionalOpenSSL
     return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption())
 
@@ -54,7 +54,7 @@ def public_pem(key: Key) -> bytes:
 
 
 def make_authority(name: str, kind: str = "ec") -> Pair:
-    """A self-signed authority that has its own name as its SAN, which cert-controller insists on."""
+    """A self-signed authority with its own name as SAN, which cert-controller requires."""
     key = new_key(kind)
     subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
     usage = x509.KeyUsage(
@@ -121,7 +121,7 @@ def text(data: bytes) -> str:
 
 
 def kubeconfig(server: str, authority: Pair, client: Pair, user: str) -> str:
-    """A kubeconfig that holds everything in itself, as YAML."""
+    """A self-contained kubeconfig, as YAML."""
     context = f"{user}@torchyard"
     cluster = {"server": server, "certificate-authority-data": text(authority.certificate)}
     who = {"client-certificate-data": text(client.certificate), "client-key-data": text(client.key)}

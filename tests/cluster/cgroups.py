@@ -1,4 +1,4 @@
-"""The control groups below which the kubelets of real nodes keep those of their pods."""
+"""The parent control groups of the pods on real nodes."""
 
 import sys
 import time
@@ -7,18 +7,18 @@ from pathlib import Path
 
 MOUNT = Path("/sys/fs/cgroup")
 TREE = "torchyard-nodes"
-WANTED = ("cpu", "cpuset", "hugetlb", "memory", "pids")  # version 2 hands controllers down only where told so
+WANTED = ("cpu", "cpuset", "hugetlb", "memory", "pids")  # version 2 passes controllers down only on request
 
 
 def hierarchies() -> list[Path]:
-    """The one root of version 2, or the root of every controller of version 1."""
+    """The single root of version 2, or the roots of all controllers of version 1."""
     if (MOUNT / "cgroup.controllers").exists():
         return [MOUNT]
     return sorted({path.resolve() for path in MOUNT.iterdir() if (path / "tasks").exists()})
 
 
 def make(names: list[str]) -> None:
-    """Make a group for each name in every hierarchy, ready to hold processes."""
+    """Create a group for each name in every hierarchy, ready to hold processes."""
     for root in hierarchies():
         hand_down(root)
         groups = [root / TREE, *(root / TREE / name for name in names)]
@@ -29,7 +29,7 @@ def make(names: list[str]) -> None:
 
 
 def inherit_cpus(group: Path) -> None:
-    """Version 1 takes no process into a group that has no CPUs and no memory nodes."""
+    """Copy the parent's CPUs and memory nodes: version 1 accepts no process into a group without them."""
     for name in ("cpuset.cpus", "cpuset.mems"):
         if (group / name).exists() and (group / "tasks").exists():
             (group / name).write_text((group.parent / name).read_text())
@@ -54,7 +54,7 @@ def remove(patience: float = 10) -> None:
 
 
 def trees() -> list[Path]:
-    """The tree in every hierarchy, also in those that runc alone knows: beside version 1 it uses a version 2."""
+    """The tree in every hierarchy, also in those that only runc uses: next to version 1 it uses version 2."""
     found = [MOUNT / TREE, *MOUNT.glob(f"*/{TREE}")]
     return [tree for tree in found if tree.is_dir()]
 

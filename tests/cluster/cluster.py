@@ -1,8 +1,8 @@
 """`make cluster-up`, `make cluster-down` and `make cluster-status`: a real control plane on this machine.
 
 etcd, API server, controller manager, scheduler, Volcano, training operator, JobSet and AppWrapper (or, with --mcad, the
-dispatcher that came before it) are the real programs (see build.py); nodes and pods are fake (see fake.py), but for two
-real nodes where the machine allows them (see nodes.py). What other modules can do with it is in plane.py.
+dispatcher that came before it) are the real programs (see build.py); nodes and pods are fake (see fake.py), except two
+real nodes where the machine allows them (see nodes.py). plane.py is the interface for other modules.
 """
 
 import argparse
@@ -25,14 +25,14 @@ from tests.cluster.plane import ClusterError, Plane
 from tests.cluster.ready import answers, has_condition, is_available, queue_state, served, signs
 from tests.cluster.webhooks import webhooks
 
-PATIENCE = 90.0  # seconds that a step may take; on two cores none takes ten
+PATIENCE = 90.0  # seconds that a step may take; on two cores each takes less than ten
 
 
 # --- up --------------------------------------------------------------------------------------------------------------
 
 
 def up(dispatcher: str) -> Plane:
-    """Build what is missing and start the cluster; whatever goes wrong, nothing of it stays."""
+    """Build what is missing and start the cluster; on any error everything is removed again."""
     plane = Plane()
     refuse_second(plane)
     plane.claim()
@@ -46,7 +46,7 @@ def up(dispatcher: str) -> Plane:
     except BaseException as error:
         words = last_words(plane)
         plane.down()
-        tell("took down what was started")
+        tell("removed everything that was started")
         if isinstance(error, OSError | ApiError):
             raise ClusterError(f"{error}\n{words}".strip()) from error
         raise
@@ -54,10 +54,10 @@ def up(dispatcher: str) -> Plane:
 
 
 def refuse_second(plane: Plane) -> None:
-    """Refuse where this user's cluster runs, and clear away what one left behind that runs no more."""
+    """Refuse if this user's cluster is running, and remove the leftovers of one that is not."""
     if plane.running():
         known = f" (KUBECONFIG={plane.admin})" if plane.admin.exists() else ""
-        raise ClusterError(f"a test cluster is up already{known}: `make cluster-down` takes it down")
+        raise ClusterError(f"a test cluster is already running{known}: `make cluster-down` stops it")
     if plane.state.exists():
         plane.down()
 
@@ -69,12 +69,12 @@ def refuse_taken_port() -> None:
             probe.bind(("0.0.0.0", components.APPWRAPPER_PORT))
         except OSError as error:
             raise ClusterError(
-                f"port {components.APPWRAPPER_PORT} is taken by something else, and AppWrapper's webhook needs it"
+                f"port {components.APPWRAPPER_PORT} is in use by another process, and AppWrapper's webhook needs it"
             ) from error
 
 
 def start(plane: Plane, dispatcher: str) -> None:
-    """Everything in its order: what a controller looks for when it starts must be there before it."""
+    """Start everything in order: what a controller looks up when it starts must exist by then."""
     began = time.monotonic()
     with step("certificates and addresses"):
         prepare(plane, dispatcher)
@@ -124,7 +124,7 @@ def launch(plane: Plane, component: components.Component) -> None:
 
 
 def define(api: Api, plane: Plane) -> None:
-    """Register every CRD before any controller starts: some look only once, the garbage collector every 30 s."""
+    """Register every CRD before any controller starts: some check only once, the garbage collector every 30 s."""
     wanted = objects.definitions(plane.dispatcher)
     api.create_all(wanted)
     for one in wanted:
@@ -132,7 +132,7 @@ def define(api: Api, plane: Plane) -> None:
 
 
 def wait(what: str, found: Callable[[], bool], plane: Plane) -> None:
-    """Ask until it is so; ClusterError at once where a process has died, and when patience ends."""
+    """Poll until it is found; raises ClusterError at once if a process has died, and after PATIENCE seconds."""
     deadline = time.monotonic() + PATIENCE
     while not found():
         if words := last_words(plane):
@@ -143,8 +143,8 @@ def wait(what: str, found: Callable[[], bool], plane: Plane) -> None:
 
 
 def last_words(plane: Plane) -> str:
-    """What the processes said that have ended, "" while all live."""
-    return "\n".join(f"{one} ended, its last words:\n{plane.last_words(one)}" for one in plane.ended())
+    """The last log lines of the processes that have ended; "" while all are running."""
+    return "\n".join(f"{one} ended, its last log lines:\n{plane.last_words(one)}" for one in plane.ended())
 
 
 @contextmanager
@@ -176,12 +176,12 @@ def memory(plane: Plane) -> int:
 
 
 def status() -> None:
-    """Nodes, controllers, memory, uptime and kubeconfig of the cluster that runs."""
+    """Print the nodes, controllers, memory, uptime and kubeconfig of the running cluster."""
     plane = Plane.current()
     api = plane.api()
     if not api.ready():
         raise ClusterError(
-            f"the API server does not answer:\n{plane.last_words('kube-apiserver')}\n`make cluster-down` clears up"
+            f"the API server does not answer:\n{plane.last_words('kube-apiserver')}\n`make cluster-down` cleans up"
         )
     seconds = int(time.time() - plane.facts["began"])
     print(f"up for {seconds // 3600} h {seconds // 60 % 60} min {seconds % 60} s, queue default {queue_state(api)}")
@@ -208,7 +208,7 @@ def show_way_in(plane: Plane) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["up", "down", "status"])
-    parser.add_argument("--mcad", action="store_true", help="the archived dispatcher (v1beta1) in AppWrapper's place")
+    parser.add_argument("--mcad", action="store_true", help="the archived dispatcher (v1beta1) instead of AppWrapper")
     told = parser.parse_args()
     try:
         match told.what:

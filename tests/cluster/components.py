@@ -1,4 +1,4 @@
-"""The processes of the control plane: their command lines, their certificates and how to see that each is ready."""
+"""The processes of the control plane: their command lines, certificates and readiness addresses."""
 
 import socket
 import sys
@@ -23,12 +23,12 @@ OPERATORS = {  # name: (namespace, webhook service, authority); the names are co
     "training-operator": ("kubeflow", "training-operator", "training-operator-ca"),
     "appwrapper": ("appwrapper-system", "appwrapper-webhook-service", "appwrapper-ca"),
 }
-# The training operator looks whether this file is there, and at nothing in it; its server reads $TMPDIR instead.
+# The training operator only checks that this file exists; its server reads the certificate below $TMPDIR.
 COMPILED_IN = Path("/tmp/k8s-webhook-server/serving-certs/tls.crt")
 OURS = "made for a torchyard test cluster\n"
 
 
-# Those that Volcano's chart switches on.
+# The webhooks that Volcano's chart enables.
 VOLCANO_WEBHOOKS = (
     "/jobs/mutate",
     "/jobs/validate",
@@ -42,7 +42,7 @@ VOLCANO_WEBHOOKS = (
 
 @dataclass(frozen=True)
 class Component:
-    """A process: its command, what its environment has besides, and the address that answers 200 when it is ready."""
+    """A process: its command, its extra environment, and the address that answers 200 when it is ready."""
 
     name: str
     command: list[str]
@@ -63,7 +63,7 @@ def free_ports() -> dict[str, int]:
 
 
 def make_certificates(plane: Plane) -> None:
-    """Every certificate that the processes need, under pki/."""
+    """Write every certificate that the processes need to pki/."""
     pki = plane.state / "pki"
     pki.mkdir(parents=True)
     make_authority("torchyard").write(pki / "ca")
@@ -84,7 +84,7 @@ def make_certificates(plane: Plane) -> None:
 
 
 def serve_from(scratch: Path, server: Pair) -> None:
-    """Put a certificate where an operator's webhook server looks for it: below its TMPDIR."""
+    """Write a certificate where an operator's webhook server expects it: below its TMPDIR."""
     folder = scratch / "k8s-webhook-server" / "serving-certs"
     folder.mkdir(parents=True)
     (folder / "tls.crt").write_bytes(server.certificate)
@@ -104,7 +104,7 @@ def etcd(plane: Plane) -> Component:
 
 
 def kube_apiserver(plane: Plane) -> Component:
-    """On every address, for kubelets in network namespaces; real kubelets are reached by IP, kwok's nodes by name."""
+    """Listens on all addresses, for kubelets in network namespaces; reaches real kubelets by IP, kwok's by name."""
     ports, pki = plane.facts["ports"], plane.state / "pki"
     options = [
         f"--etcd-servers=http://127.0.0.1:{ports['etcd']}",
@@ -125,7 +125,7 @@ def kube_apiserver(plane: Plane) -> Component:
         f"--service-account-key-file={pki}/tokens.crt",
         f"--service-account-signing-key-file={pki}/tokens.key",
     ]
-    # With less room half of its work at the start is collecting garbage: 70 MiB are 3 s.
+    # With a lower GOGC half of its work at the start is garbage collection: 70 MiB save 3 s.
     return Component("kube-apiserver", ["kube-apiserver", *options], "", {"GOGC": "100"})
 
 
@@ -150,7 +150,7 @@ def kube_scheduler(plane: Plane) -> Component:
 
 
 def kwok(plane: Plane) -> Component:
-    """Without leases of its own kwok's nodes turn NotReady every minute, and every delay of a pod starts anew."""
+    """kwok holds node leases: without them its nodes turn NotReady every minute, and each pod's delay restarts."""
     ports = plane.facts["ports"]
     options = [
         f"--config={HERE}/stages.yaml",
@@ -164,7 +164,7 @@ def kwok(plane: Plane) -> Component:
 
 
 def fake_logs(plane: Plane) -> Component:
-    """The logs of fake pods; kwok could serve them, but a follow of kwok's never ends."""
+    """Serves the logs of fake pods; kwok could serve them too, but its follow never ends."""
     ports = plane.facts["ports"]
     words = [ports["kube-apiserver"], plane.state / "pki", ports["fake-logs"]]
     command = [sys.executable, str(HERE / "fake_logs.py"), *map(str, words)]
@@ -206,7 +206,7 @@ def vc_controller_manager(plane: Plane) -> Component:
 
 
 def volcano_client(plane: Plane, name: str, options: list[str], scheme: str) -> Component:
-    """With the socket for its log level in its own folder: by default all three share one under /tmp."""
+    """Puts the socket for its log level into a separate folder: by default all three share one under /tmp."""
     health = f"127.0.0.1:{plane.facts['ports'][name + '-health']}"
     options = [*options, "--enable-healthz=true", f"--healthz-address={health}"]
     component = client_of(plane, name, options, f"{scheme}://{health}/healthz")
@@ -228,7 +228,7 @@ def training_operator(plane: Plane) -> Component:
 
 
 def appwrapper(plane: Plane) -> Component:
-    """Its settings are in a ConfigMap, see objects.py."""
+    """AppWrapper's controller; its settings are in a ConfigMap, see objects.py."""
     health = f"http://127.0.0.1:{plane.facts['ports']['appwrapper-health']}/readyz"
     return replace(client_of(plane, "appwrapper", [], health), environment={"NAMESPACE": "appwrapper-system"})
 
@@ -240,7 +240,7 @@ def mcad(plane: Plane) -> Component:
 
 
 def jobset(plane: Plane) -> Component:
-    """Its settings are in a file: where its webhooks listen, with a certificate that it need not renew."""
+    """JobSet's controller; a file holds its settings: the webhooks' address, and no certificate rotation."""
     ports = plane.facts["ports"]
     health = f"127.0.0.1:{ports['jobset-health']}"
     settings = {
@@ -258,13 +258,13 @@ def jobset(plane: Plane) -> Component:
 
 
 def client_of(plane: Plane, name: str, options: list[str], ready: str) -> Component:
-    """A client of the API server, as an administrator of its own name."""
+    """A client of the API server, with an administrator's kubeconfig in its own name."""
     config = plane.kubeconfig(plane.state / f"{name}.kubeconfig", name, ["system:masters"])
     return Component(name, [name, f"--kubeconfig={config}", *options], ready)
 
 
 def controllers(plane: Plane) -> list[Component]:
-    """Everything that needs the API server."""
+    """The components that need the API server."""
     kubernetes = [kube_controller_manager(plane), kube_scheduler(plane), kwok(plane), fake_logs(plane)]
     dispatcher = {"appwrapper": appwrapper, "mcad": mcad}[plane.dispatcher](plane)
     return [*volcano(plane), training_operator(plane), dispatcher, jobset(plane), *kubernetes]

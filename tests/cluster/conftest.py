@@ -1,4 +1,4 @@
-"""Tests on a cluster: the one that TORCHYARD_TEST_KUBECONFIG names, in namespaces of their own that are removed."""
+"""Fixtures for tests on the cluster that TORCHYARD_TEST_KUBECONFIG names; their namespaces are removed."""
 
 import os
 import time
@@ -28,13 +28,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def plane() -> Client:
-    """The cluster for tests, in KUBECONFIG from here on. Without one every test fails: that it passes was asked."""
+    """The cluster for tests, set as KUBECONFIG. Without a cluster every test fails: these tests never skip for it."""
     if not os.environ.get(CLUSTER):
         pytest.fail(f"{CLUSTER} names no cluster: `make e2e` starts one, `make cluster-up` prints one", pytrace=False)
     os.environ["KUBECONFIG"] = os.environ[CLUSTER]
     try:
         server = get_cluster_client(Cluster())
-        server.ask("GET", "/version")
+        server.request("GET", "/version")
     except ClusterError as error:
         pytest.fail(f"no cluster answers at {os.environ[CLUSTER]}: {error}", pytrace=False)
     return server
@@ -42,14 +42,14 @@ def plane() -> Client:
 
 @pytest.fixture(scope="module")
 def namespace(plane: Client) -> Iterator[str]:
-    """A namespace for one module; called as Run:ai calls that of a project."""
+    """A namespace for one module, named like a Run:ai project's."""
     name = f"runai-torchyard-{uuid.uuid4().hex[:8]}"
-    plane.ask("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
+    plane.request("POST", "/api/v1/namespaces", body={"metadata": {"name": name}})
     here = Client(Cluster(namespace=name))
-    while not here.read("v1", "ServiceAccount", "default"):
+    while not here.get("v1", "ServiceAccount", "default"):
         time.sleep(0.05)
     yield name
-    plane.ask("DELETE", f"/api/v1/namespaces/{name}")
+    plane.request("DELETE", f"/api/v1/namespaces/{name}")
 
 
 @pytest.fixture(scope="session")
@@ -60,14 +60,14 @@ def user(plane: Client) -> dict[str, Any]:
 @pytest.fixture(scope="session")
 def fake(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
     """Overrides that put a job on fake nodes."""
-    if not plane.items("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
+    if not plane.list("v1", "Node", {"labelSelector": "type=kwok"}, everywhere=True):
         pytest.fail("this cluster has no fake nodes (label type=kwok)", pytrace=False)
     return {**user, "pod.node_selector": {"type": "kwok"}}
 
 
 @pytest.fixture(autouse=True)
 def no_renewals() -> Iterator[None]:
-    """No Lease of a test is renewed during the next one: that would ask for the next one's credentials."""
+    """Stop renewing a test's Leases when it ends: a renewal would use the next test's credentials."""
     yield
     renewer = get_renewer()
     for _, plan in list(renewer._due.values()):
@@ -76,7 +76,7 @@ def no_renewals() -> Iterator[None]:
 
 @pytest.fixture
 def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]:
-    """Jobs that a test starts by hand; they do not outlive it."""
+    """Jobs that a test starts directly; they are deleted when it ends."""
     made = Jobs(namespace, fake, tmp_path)
     yield made
     made.clear()
@@ -84,7 +84,7 @@ def jobs(namespace: str, fake: dict[str, Any], tmp_path: Path) -> Iterator[Jobs]
 
 @pytest.fixture
 def wire(plane: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Wire]:
-    """A way to the API server that can be broken: context `wire`."""
+    """A proxy to the API server that can inject faults: context `wire`."""
     made = Wire(tmp_path)
     monkeypatch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
     get_cluster_client.cache_clear()
@@ -94,7 +94,7 @@ def wire(plane: Client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:
-    """One row a profile, one column an outcome."""
+    """Print a table with one row per profile and one column per outcome."""
     cells: dict[str, dict[str, str]] = defaultdict(dict)
     for verdict, shown in SHOWN.items():
         for report in terminalreporter.stats.get(verdict, ()):

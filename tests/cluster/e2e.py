@@ -1,6 +1,6 @@
-"""`make e2e`: the tests on a cluster: that of `make cluster-up`, or one that comes and goes with them.
+"""`make e2e`: runs the tests on the cluster of `make cluster-up`, or on one that is started just for them.
 
-Another cluster is used only where it is named on purpose: `make e2e KUBE=/path/to/kubeconfig`. KUBECONFIG is not read.
+Another cluster is used only if it is named explicitly: `make e2e KUBE=/path/to/kubeconfig`. KUBECONFIG is not read.
 """
 
 import os
@@ -22,15 +22,15 @@ from torchyard.model.profile import Cluster
 
 ROOT = Path(__file__).resolve().parents[2]
 MAKE = (sys.executable, str(ROOT / "tests" / "cluster" / "cluster.py"))
-# The two controllers of AppWrappers cannot be on one cluster: the older one's profiles are always left out.
+# The two controllers of AppWrappers cannot share a cluster: the older one's profiles are always skipped.
 OTHER_DISPATCHER = "cluster.py up --mcad"
-# What needs real nodes, or the rights that these need.
+# Skipped without real nodes, or without the rights that they need.
 REAL = ("torchyard/node=real", "small disk")
 
 
 @contextmanager
 def cluster() -> Iterator[None]:
-    """KUBECONFIG names a cluster for tests meanwhile; one that was started for it is taken down again."""
+    """Set KUBECONFIG to a cluster for tests within the block; a cluster started for it is stopped afterwards."""
     forget_caller()
     if named := os.environ.get(CLUSTER):
         os.environ["KUBECONFIG"] = named
@@ -51,7 +51,7 @@ def cluster() -> Iterator[None]:
 
 
 def may_skip() -> str:
-    """What of the tests this machine, or a cluster that is not ours, may lack."""
+    """The reasons for which tests may be skipped on this machine, or on a cluster that is not ours."""
     lacking = REAL if os.environ.get(CLUSTER) or nodes.why_not() else ()
     return ",".join((OTHER_DISPATCHER, *lacking))
 
@@ -60,11 +60,11 @@ def main() -> int:
     os.environ.setdefault(MAY_SKIP, may_skip())
     with cluster():
         try:
-            get_cluster_client(Cluster()).ask("GET", "/version")
+            get_cluster_client(Cluster()).request("GET", "/version")
         except ClusterError as error:
             print(f"no cluster answers at {os.environ[CLUSTER]}: {error}", file=sys.stderr)
             return 1
-        # They wait more than they work, and each module has a namespace of its own.
+        # The tests mostly wait, and each module has its own namespace.
         side_by_side = ["-n", "3", "--dist", "loadfile"]
         tests = [sys.executable, "-m", "pytest", "tests/cluster", "-rs", *side_by_side, *sys.argv[1:]]
         return subprocess.run(tests, cwd=ROOT, check=False).returncode

@@ -1,9 +1,9 @@
-"""Which etcd serves torchrun's etcd-v2 rendezvous: each version is built, started as the guides do, and met at.
+"""Tests which etcd versions serve torchrun's etcd-v2 rendezvous: each is built and started as in the guides.
 
     .venv/bin/python tests/cluster/etcd_matrix.py [VERSION ...]
 
-Prints the table of docs/etcd.md. Building needs Go; a binary that stands at ~/.cache/torchyard/etcd/VERSION/etcd is
-taken as it is. Where the v2 API does not serve, two agents try all the same: the note says how they fail.
+Prints the table of docs/etcd.md. Building needs Go; an existing binary at ~/.cache/torchyard/etcd/VERSION/etcd is used
+as it is. If the v2 API is not served, two agents try anyway, and the note says how they fail.
 """
 
 import contextlib
@@ -24,16 +24,16 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[2]
 CACHE = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "torchyard" / "etcd"
 VERSIONS = ("3.4.13", "3.5.1", "3.5.9", "3.5.15", "3.5.21", "3.5.23", "3.5.33", "3.5.35", "3.6.0", "3.6.16", "3.7.3")
-# Up to 3.4 the module's path lacks the /v3 that its tags would need: only a commit can be had, and this is v3.4.13's.
+# Up to 3.4 the module's path lacks the /v3 that its tags need: Go can fetch only a commit, and this is v3.4.13's.
 COMMITS = {"3.4.13": "go.etcd.io/etcd@v0.5.0-alpha.5.0.20200910180754-dd1b699fc489"}
-START = 15.0  # seconds that an etcd may take to its first answer
+START = 15.0  # seconds that an etcd may take to answer
 MEET = 120.0  # seconds that a pair of agents may take
 HEAD = "| etcd | starts with `--enable-v2` | `GET /v2/keys` | two agents | note |\n|---|---|---|---|---|"
 DIRECT = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
 class Store(NamedTuple):
-    """An etcd that was started: where it listens, how it ended if it did, and what it said until then."""
+    """A started etcd: its address, its exit code if it has ended, and its log so far."""
 
     endpoint: str
     code: int | None
@@ -41,7 +41,7 @@ class Store(NamedTuple):
 
 
 class Pair(NamedTuple):
-    """Two agents that met, or did not."""
+    """The result of two agents: whether they completed the rendezvous, in what time, with which errors."""
 
     ok: bool
     seconds: float
@@ -66,7 +66,7 @@ class Row(NamedTuple):
 
 
 def build(version: str) -> Path:
-    """Build etcd from its Go module, in a module of its own that is made for it; CalledProcessError if it cannot be."""
+    """Build etcd from its Go module, within a module created for it; raises CalledProcessError."""
     home = CACHE / version
     if (home / "etcd").exists():
         return home / "etcd"
@@ -87,7 +87,7 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def etcd(binary: Path, folder: Path, *flags: str) -> Iterator[Store]:
-    """An etcd with the guides' flags, on the loopback; it is gone afterwards."""
+    """An etcd with the guides' flags on loopback; it is killed when the block ends."""
     client, peer = (f"127.0.0.1:{free_port()}" for _ in range(2))
     folder.mkdir()
     words = {
@@ -111,7 +111,7 @@ def etcd(binary: Path, folder: Path, *flags: str) -> Iterator[Store]:
 
 
 def first_answer(process: subprocess.Popen[bytes], client: str) -> int | None:
-    """Wait until it answers on /health (None) or ends (its exit code)."""
+    """Wait until etcd answers on /health (returns None) or ends (returns its exit code)."""
     until = time.monotonic() + START
     while time.monotonic() < until and process.poll() is None and get(client, "/health")[0] is None:
         time.sleep(0.1)
@@ -119,7 +119,7 @@ def first_answer(process: subprocess.Popen[bytes], client: str) -> int | None:
 
 
 def get(endpoint: str, path: str) -> tuple[int | None, str]:
-    """Status and body; no status where nobody answers."""
+    """The status and body of an answer; the status is None if nothing answers."""
     try:
         with DIRECT.open(f"http://{endpoint}{path}", timeout=5) as answer:
             return answer.status, answer.read().decode()
@@ -130,7 +130,7 @@ def get(endpoint: str, path: str) -> tuple[int | None, str]:
 
 
 def meet(endpoint: str, rdzv_id: str, folder: Path) -> Pair:
-    """Two torchrun agents on this machine with one rank each: an all-reduce, and the end."""
+    """Run two torchrun agents on this machine, with one rank each, through an all-reduce to their end."""
     logs = [Path(tempfile.mkdtemp(dir=folder), "log") for _ in range(2)]
     start = time.perf_counter()
     agents = [agent(endpoint, rdzv_id, log) for log in logs]
@@ -148,7 +148,7 @@ def agent(endpoint: str, rdzv_id: str, log: Path) -> subprocess.Popen[bytes]:
 
 
 def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
-    """Its exit code; one that takes too long is asked to end its workers, and then killed."""
+    """The agent's exit code; an agent that takes too long gets SIGTERM, to end its workers, and then SIGKILL."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         return process.wait(max(seconds, 0))
     process.terminate()
@@ -159,12 +159,12 @@ def ended(process: subprocess.Popen[bytes], seconds: float) -> int:
 
 
 def complaints(log: str) -> tuple[str, ...]:
-    """What the agents' tracebacks end with, causes first, without the modules' names."""
+    """The last lines of the agents' tracebacks, causes first, without module names."""
     return tuple(re.findall(r"^(?:\w+\.)*(\w+(?:Error|Exception|Failed)\b.*)", log, re.MULTILINE))
 
 
 def met(version: str, store: Store, folder: Path) -> tuple[str, str, str]:
-    """What an etcd answers to GET /v2/keys, how two agents end there, and what else was seen."""
+    """How an etcd answers GET /v2/keys, how two agents end with it, and a note."""
     status, _ = get(store.endpoint, "/v2/keys")
     health, told = (get(store.endpoint, path)[1].strip() for path in ("/health", "/version"))
     first = meet(store.endpoint, "one", folder)
@@ -177,7 +177,7 @@ def met(version: str, store: Store, folder: Path) -> tuple[str, str, str]:
 
 
 def measure(version: str, binary: Path, folder: Path) -> Row:
-    """Try an etcd with --enable-v2, and without it where it refuses that."""
+    """Test an etcd with --enable-v2, and without the flag if etcd refuses it."""
     with etcd(binary, folder / "asked", "--enable-v2") as store:
         if store.code is None:
             warns = "`enable-v2` is deprecated" in store.log.replace("\\", "")

@@ -1,26 +1,26 @@
-"""Fake nodes and fake pods: kwok moves them, and a pod's annotations say how.
+"""Fake nodes and fake pods: kwok drives them, as each pod's annotations say.
 
 A pod that is bound to a fake node (label `type: kwok`) is ContainerCreating at once, Running after `start-after`, and
-runs for ever unless told otherwise. All annotations begin with `torchyard.test/` and hold strings; put them in a pod
-template, or on a pod that is there already:
+runs forever unless an annotation ends it. All annotations begin with `torchyard.test/` and hold strings; put them in a
+pod template or on an existing pod:
 
 | annotation    | meaning                                                                                        |
 |---------------|------------------------------------------------------------------------------------------------|
 | `start-after` | seconds (fractions too) from being bound to Running; 0 when absent                             |
-| `end-after`   | seconds from Running to the end; absent: never                                                 |
+| `end-after`   | seconds from Running to the end; never when absent                                             |
 | `exit`        | exit code at the end: 0, also when absent, is Succeeded, anything else Failed                  |
 | `reason`      | the containers' `terminated.reason`, such as OOMKilled; else Completed or Error                |
-| `end-now`     | an exit code: ends the pod at once, running or not (what steers a pod that is there)           |
+| `end-now`     | an exit code: ends the pod at once, running or not (to control an existing pod)                |
 | `waiting`     | a waiting reason such as ImagePullBackOff: the pod stays Pending with it until the annotation  |
-|               | is taken away or emptied; CrashLoopBackOff instead shows a Running pod whose containers        |
+|               | is removed or emptied; CrashLoopBackOff instead shows a Running pod whose containers           |
 |               | crashed with code `exit` (1 when absent) and were restarted `restarts` times (1 when absent)   |
 | `log`         | a file on this machine: the pod's log, see fake_logs.py; default.log when absent               |
 
-A deleted pod that runs is killed after its grace, at most a second, seen as Failed with exit code 137, and gone; one
-that does not run goes at once. `restartPolicy` is not acted on: what ends has ended. All containers of a pod share
-their fate; init containers have always Completed when the pod starts.
+A running pod that is deleted is killed after its grace period, at most a second; it becomes Failed with exit code 137
+and is then removed. A pod that does not run is removed at once. `restartPolicy` is ignored: an ended container stays
+ended. All containers of a pod run and end together; its init containers have Completed when it starts.
 
-Annotations of a pod that is there already take effect at once: `end-after: "0"` or `end-now: "1"` ends a running pod.
+Annotations on an existing pod take effect at once: `end-after: "0"` or `end-now: "1"` ends a running pod.
 """
 
 from collections.abc import Iterator
@@ -36,6 +36,7 @@ ROOT = Path(__file__).resolve().parents[2]
 HARDWARE = ROOT / "profiles" / "hardware"
 PER_SHAPE = 4
 PLAIN = 2
+GPUS = 8  # of a node whose shape has no number of its own
 FAKE = {"type": "kwok"}
 PLUGINS = "nvidia-network-operator"  # the namespace of device plugins
 SIZE = {"cpu": "128", "memory": "2048Gi", "ephemeral-storage": "1000Gi", "pods": "110"}
@@ -53,23 +54,23 @@ def nodes() -> list[Object]:
 
 
 def hardware_files() -> Iterator[tuple[str, dict[str, Any]]]:
-    """Every hardware file by a name made of its path, as oke-bm-gpu-b4-8."""
+    """Every hardware file, by a name derived from its path, such as oke-bm-gpu-b4-8."""
     for path in sorted(HARDWARE.glob("**/*.yaml")):
         yield "-".join(path.relative_to(HARDWARE).with_suffix("").parts), yaml.safe_load(path.read_text())
 
 
 def resources(hardware: dict[str, Any]) -> dict[str, str]:
-    """What a node of this shape has beyond CPU and memory: GPUs, and whatever any fabric mode's pods ask for."""
+    """A node's resources beyond CPU and memory: its GPUs, and those that pods of any fabric mode request."""
     found = {}
     if gpus := hardware.get("gpus"):
-        found[gpus["resource"]] = str(gpus["per_node"])
+        found[gpus["resource"]] = str(gpus["per_node"] or GPUS)
     for fabric in hardware.get("fabrics", {}).values():
         found |= {name: str(count) for name, count in fabric.get("pod", {}).get("resources", {}).items()}
-    return found
+    return {name: count for name, count in found.items() if name not in SIZE}
 
 
 def node(name: str, labels: dict[str, str], more: dict[str, str], number: int) -> Object:
-    """A node of kwok's; its InternalIP is no real one: logs are asked for on this machine, by the InternalDNS name."""
+    """A node of kwok; its InternalIP is made up, and logs are requested from this machine by InternalDNS name."""
     known = {"kubernetes.io/hostname": name, "kubernetes.io/os": "linux", "kubernetes.io/arch": "amd64"}
     addresses = {
         "InternalIP": f"10.20.{number // 200}.{number % 200 + 1}",

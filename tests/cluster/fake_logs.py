@@ -1,13 +1,13 @@
-"""The logs of fake pods, served as a kubelet serves them: `kubectl logs`; a follow ends when the container does.
+"""Serves the logs of fake pods as a kubelet does (`kubectl logs`); a follow ends when the container does.
 
 Started by cluster.py with the API server's port, the pki folder and the port to serve on. A container's lines come from
 the file that its pod's annotation `torchyard.test/log` names, else from default.log: `{pod}` stands for the pod's name,
-`{restart}` for how often the container had begun again. The file is plain text, whose lines get the time of the
-container's start, a millisecond apart; or, told by its first line, it is in the form of a container runtime
-(`TIME stdout F text`), whose times are kept and must rise. It may come late, and grow while it is followed.
+`{restart}` for the container's restart count. The file is either plain text, whose lines get times a millisecond apart
+from the container's start; or, as its first line shows, in the form of a container runtime (`TIME stdout F text`),
+whose times are kept and must rise. It may appear late, and grow while it is followed.
 
-`previous` is answered from the pod's status, as by a kubelet: tests write that. Where the earlier container's file is
-gone, so are the kubelet's words.
+`previous` is answered from the pod's status, as by a kubelet; tests write that status. If the previous container's file
+has been deleted, the answer is a kubelet's message for a deleted log.
 """
 
 import bisect
@@ -41,7 +41,7 @@ Place = tuple[str, str, str]  # namespace, pod, container
 
 
 class Pods:
-    """Every pod of the cluster as it is now, kept by one watch."""
+    """The current state of every pod of the cluster, kept up to date by one watch."""
 
     def __init__(self, api: Api) -> None:
         self.api = api
@@ -77,7 +77,7 @@ class Pods:
             return self.known.get((namespace, name))
 
     def rest(self, seconds: float) -> None:
-        """Wait until any pod has changed, or this long."""
+        """Wait until any pod changes, at most this long."""
         with self.changed:
             self.changed.wait(seconds)
 
@@ -87,13 +87,13 @@ def key(pod: Object) -> tuple[str, str]:
 
 
 def status_of(pod: Object | None, container: str) -> Object:
-    """What the API server knows of a container; empty where that is nothing."""
+    """A container's status in the API server; empty if it has none."""
     known = pod.get("status", {}).get("containerStatuses", []) if pod else []
     return next((one for one in known if one["name"] == container), {})
 
 
 class Container(NamedTuple):
-    """One life of a pod's container."""
+    """One start of a pod's container."""
 
     restart: int
     started: str
@@ -105,7 +105,7 @@ class Container(NamedTuple):
 
 
 def lives(status: Object) -> tuple[Container | None, Container | None]:
-    """Whose log a kubelet serves, and whose as the previous one: of a container that waits both are the last."""
+    """The containers whose log a kubelet serves as current and as previous; while one waits, both are the last."""
     state, last = status.get("state", {}), status.get("lastState", {}).get("terminated")
     now, count = state.get("running") or state.get("terminated"), status.get("restartCount", 0)
     before = Container(count - 1 if now else count, last["startedAt"]) if last else None
@@ -116,10 +116,10 @@ def lives(status: Object) -> tuple[Container | None, Container | None]:
 
 
 class LogFile:
-    """The lines of a log file, stamped, new ones at each reading; a last line without its end is left for later."""
+    """A log file with stamped lines; each read returns the new ones and leaves an unfinished line for later."""
 
     def __init__(self, path: Path, started: str, since: bytes) -> None:
-        """`since`: the second before which lines are left out; empty for none."""
+        """`since`: lines before this second are left out; if it is empty, none are."""
         self.path, self.since = path, since
         self.began = datetime.datetime.fromisoformat(started)
         self.offset, self.count = 0, 0
@@ -139,7 +139,7 @@ class LogFile:
         return CRI.sub(rb"\1 \2", block) if self.stamped else self.stamp(block)
 
     def stamp(self, block: bytes) -> bytes:
-        """Lines with made-up times."""
+        """The lines with made-up times."""
         found = []
         for line in block.split(b"\n")[:-1]:
             self.count += 1
@@ -156,10 +156,10 @@ def clock(began: datetime.datetime, seconds: int) -> bytes:
 
 
 def beginning(file: BinaryIO, since: bytes) -> int:
-    """Where the first line of a second or of a later one begins, in a file whose times rise."""
+    """The offset of the first line from this second on, in a file whose times rise."""
 
     def line(at: int) -> bytes:
-        """The first line that begins there or later."""
+        """The first line that begins at this offset or later."""
         file.seek(max(at - 1, 0))
         if at:
             file.readline()
@@ -171,7 +171,7 @@ def beginning(file: BinaryIO, since: bytes) -> int:
 
 
 def since(query: dict[str, str]) -> bytes:
-    """The second before which lines are left out."""
+    """The second from which a request wants lines; empty for all lines."""
     if seconds := query.get("sinceSeconds"):
         begin = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=int(seconds))
         return begin.strftime(SECOND).encode()
@@ -179,7 +179,7 @@ def since(query: dict[str, str]) -> bytes:
 
 
 def chosen(lines: bytes, query: dict[str, str]) -> bytes:
-    """Those lines that a request asks for by number."""
+    """The lines that a request's `tailLines` selects."""
     tail = int(query.get("tailLines") or -1)
     return lines if tail < 0 else b"".join(lines.splitlines(keepends=True)[-tail or len(lines) :])
 
@@ -224,7 +224,7 @@ class Handler(BaseHTTPRequestHandler):
         return None
 
     def follow(self, log: LogFile, of: Place, query: dict[str, str]) -> None:
-        """Send what is added until the container has ended; what it wrote last is read after that is known."""
+        """Send new lines until the container has ended; its last lines are read after its end was seen."""
         first, running = self.running(of), True
         while running:
             running = first is not None and self.running(of) == first
@@ -233,7 +233,7 @@ class Handler(BaseHTTPRequestHandler):
                 self.pods.rest(0.1)
 
     def running(self, of: Place) -> tuple[str, int] | None:
-        """Which life of which container runs; None where none does."""
+        """The pod's uid and the restart count of its running container; None if it does not run."""
         pod = self.pods.find(*of[:2])
         status = status_of(pod, of[2])
         runs = pod and "running" in status.get("state", {})
@@ -255,7 +255,7 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.flush()
 
     def log_message(self, *_: object) -> None:
-        """Say nothing: http.server would write a line for each request."""
+        """Log nothing: http.server would log every request."""
 
 
 def main(api_port: int, pki: Path, port: int) -> None:
@@ -263,7 +263,7 @@ def main(api_port: int, pki: Path, port: int) -> None:
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(pki / "webhook.crt", pki / "webhook.key")
     server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-    # The handshake is left to each connection's own thread: nobody who is slow at it holds up the others.
+    # Each connection's own thread does the handshake, so that a slow client does not delay the others.
     server.socket = context.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     server.serve_forever()
 

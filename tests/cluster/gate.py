@@ -1,4 +1,4 @@
-"""A way to the API server that holds a chosen request, before or after it was answered, and then fails as told."""
+"""A proxy to the API server that holds one chosen request, before or after its answer, and then injects a fault."""
 
 import contextlib
 import json
@@ -20,11 +20,11 @@ SAID = {
     "401": "Unauthorized",
     "410": "too old resource version",
 }
-ABORT = struct.pack("ii", 1, 0)  # closing sends RST
+ABORT = struct.pack("ii", 1, 0)  # close() then sends RST
 
 
 class Gate(Wire):
-    """The wire of one run, whose client is the user that `context` names."""
+    """The wire of one run; it calls the API server as the user of `context`."""
 
     def __init__(self, place: Path, context: str | None) -> None:
         super().__init__(place)
@@ -41,14 +41,14 @@ class Gate(Wire):
     def address(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    # --- told from outside
+    # --- called by tests
 
     def hold(self, wanted: Callable[[str], bool], answered: bool) -> None:
-        """Hold the first request that is wanted, or the API server's answer to it; `held` says when there is one."""
+        """Hold the first matching request, or the API server's answer to it, and then set the event `held`."""
         self._wanted, self._answered = wanted, answered
 
     def fail(self, fault: Fault, seconds: float) -> None:
-        """Fail every request for some seconds, the one that is held first; what goes on now is broken off."""
+        """Fail every request for some seconds, first the one that is held; open streams are broken off."""
         self._fault, self._until = fault, time.monotonic() + seconds
         if fault == "black hole":
             self.stall()
@@ -65,7 +65,7 @@ class Gate(Wire):
         self.release()
         super().close()
 
-    # --- on the way
+    # --- forwarding
 
     def _ask(self, link: Link, data: bytes) -> bool:
         if data.startswith(VERBS):
@@ -83,7 +83,7 @@ class Gate(Wire):
         return super()._give(link, data)
 
     def _hold(self, request: str) -> bool:
-        """Wait, if this request is the wanted one; whether it was."""
+        """Hold this request if it is the wanted one; True if it was."""
         wanted = self._wanted
         if not wanted or self.held.is_set() or not wanted(request):
             return False
@@ -97,7 +97,7 @@ class Gate(Wire):
         return self._fault
 
     def _break(self, link: Link, fault: Fault, data: bytes) -> bool:
-        """What a client gets in place of its answer; False where the connection ends."""
+        """Give the client the fault instead of its answer; False if the connection ends."""
         if fault == "black hole":
             link.stalled = True
             return True
@@ -109,7 +109,7 @@ class Gate(Wire):
         return False
 
     def _answer(self, fault: Fault) -> bytes:
-        """A refusal; a watch that is too old learns it in one of two ways."""
+        """An error answer; a 410 is alternately an event of the watch and an HTTP status."""
         status: dict[str, Any] = {"kind": "Status", "apiVersion": "v1", "status": "Failure", "code": int(fault)}
         status["message"] = SAID[fault]
         code = int(fault)
@@ -122,7 +122,7 @@ class Gate(Wire):
         return f"{head}{more}Connection: close\r\n\r\n".encode() + text
 
     def _drop(self, link: Link) -> None:
-        """Close a connection with RST, in the middle of whatever it carries."""
+        """Close a connection with RST, in the middle of its data."""
         with contextlib.suppress(OSError):
             link.near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, ABORT)
             link.near.close()
@@ -130,7 +130,7 @@ class Gate(Wire):
 
 
 def swallow(near: socket.socket, data: bytes) -> None:
-    """Read the rest of a request: closing before it is read would take the answer away from the client."""
+    """Read the rest of a request: if the connection closed before, the client would lose the answer."""
     head, _, body = data.partition(b"\r\n\r\n")
     sizes = [line.partition(b":")[2] for line in head.lower().split(b"\r\n") if line.startswith(b"content-length")]
     owed = int(sizes[0]) - len(body) if sizes else 0

@@ -1,7 +1,7 @@
-"""The images of real nodes, made here from what is on the machine: no registry, no docker.
+"""The images of real nodes, built from this machine's own files: no registry, no docker.
 
-`PYTHON` is nearly empty. It asks by a file /.userland for the machine's own userland, and node/userland.sh mounts that
-into every container of it, read-only: /usr, the Python that runs this, its packages, and programs/ as PROGRAMS.
+`PYTHON` is nearly empty. Its file /.userland requests the machine's own userland, and node/userland.sh mounts that
+read-only into each of its containers: /usr, the Python that runs this, its packages, and programs/ as PROGRAMS.
 """
 
 import hashlib
@@ -23,12 +23,12 @@ from tests.record_torchrun import options
 from torchyard.pods.etcd import DEFAULT_IMAGE as ETCD
 
 ROOT = Path(__file__).resolve().parents[2]
-PYTHON = "docker.io/torchyard/node-python:local"  # to a pod: torchyard/node-python:local
+PYTHON = "docker.io/torchyard/node-python:local"  # in a pod: torchyard/node-python:local
 ALPINE = "docker.io/library/alpine:3.10"  # compiled into the operator
 OLD_TORCH = "1.13.1"  # of the image that guide 000's profiles pin
 PAUSE = "docker.io/torchyard/node-pause:local"
 PROGRAMS = "/opt/torchyard/programs"
-SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or folders of their own
+SYSTEM = ("bin", "sbin", "lib", "lib32", "lib64", "libx32")  # links into /usr, or separate folders
 ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 EMPTY = {"dev": 0o755, "etc": 0o755, "opt": 0o755, "proc": 0o755, "root": 0o700, "run": 0o755, "sys": 0o755}
 EMPTY |= {"tmp": 0o1777, "usr": 0o755, "var": 0o755, "var/lib": 0o755, "var/tmp": 0o1777}
@@ -42,7 +42,7 @@ TEXTS = {
 
 @dataclass(frozen=True)
 class Image:
-    """An image of one layer: its name, the layer as a tar, and what its containers run and find by default."""
+    """An image of one layer: its name, the layer as a tar, and the default command and environment."""
 
     name: str
     layer: bytes
@@ -51,7 +51,7 @@ class Image:
 
 
 def userland() -> list[tuple[Path, str]]:
-    """The folders of this machine that containers of PYTHON get, and where; outer ones come first."""
+    """The folders of this machine that are mounted into containers of PYTHON, and where; outer ones first."""
     own = {Path("/usr"), Path("/etc/alternatives"), Path(sys.base_prefix), Path(sys.prefix)}
     own |= {Path("/", name) for name in SYSTEM if not Path("/", name).is_symlink()}
     same = [(path, str(path)) for path in sorted(own) if path.is_dir() and path.parent not in own]
@@ -59,12 +59,12 @@ def userland() -> list[tuple[Path, str]]:
 
 
 def python() -> Image:
-    """The image of everything that pods run in Python; its shell and Python come when a container starts."""
+    """The image of pods that run Python; a shell and Python are mounted when a container starts."""
     return machine(PYTHON, {"opt/bin/torchrun": old_torchrun().encode()})
 
 
 def old_torchrun() -> str:
-    """A torchrun that ends, as the one of guide 000's image does, at an option that it has not; else the machine's."""
+    """A torchrun that rejects options unknown to the one in guide 000's image, and else runs the machine's."""
     return f"""#!{sys.executable} -IS
 import argparse, json, os, sys
 parser = argparse.ArgumentParser("torchrun")
@@ -76,12 +76,12 @@ os.execv({sys.prefix!r} + "/bin/torchrun", sys.argv)
 
 
 def alpine() -> Image:
-    """What the operator lets the workers of a job with a master wait in, until the master's name is known."""
+    """The image in which the operator lets a job's workers wait until the master's name resolves."""
     return machine(ALPINE, {"opt/bin/nslookup": b'#!/bin/sh\nexec getent hosts "$1"\n'})
 
 
 def machine(name: str, more: dict[str, bytes]) -> Image:
-    """An image whose containers get the machine's userland, and some files beside it."""
+    """An image whose containers get the machine's userland and some extra files."""
     search = [f"{sys.prefix}/bin", f"{sys.base_prefix}/bin", "/usr/local/bin", "/usr/bin", "/bin", "/usr/sbin", "/sbin"]
     environment = {"PATH": ":".join(dict.fromkeys(["/opt/bin", *search])), "PYTHONDONTWRITEBYTECODE": "1"}
     links = {name: os.readlink(f"/{name}") for name in SYSTEM if Path("/", name).is_symlink()}
@@ -92,7 +92,7 @@ def machine(name: str, more: dict[str, bytes]) -> Image:
 
 
 def pause() -> Image:
-    """What keeps a pod's sandbox alive: `sleep` and its libraries, as containerd runs no hooks for sandboxes."""
+    """The image of pod sandboxes: `sleep` and its libraries, because containerd runs no hooks for sandboxes."""
     program = shutil.which("sleep") or "/bin/sleep"
     needed = subprocess.run(["ldd", program], capture_output=True, text=True, check=True).stdout
     files = {path[1:]: Path(path).read_bytes() for path in [program, *re.findall(r"(/\S+) \(0x", needed)]}
@@ -100,14 +100,14 @@ def pause() -> Image:
 
 
 def etcd(program: Path) -> Image:
-    """The rendezvous store under the name that plans give it, with its program at the image's own place."""
+    """The rendezvous store's image, under its name in plans and with the program at its path in the real image."""
     folders = {"usr": 0o755, "usr/local": 0o755, "usr/local/bin": 0o755, "var": 0o755, "var/lib": 0o755, "tmp": 0o1777}
     path = "usr/local/bin/etcd"
     return Image(ETCD, layer(folders, {}, {path: program.read_bytes()}), (f"/{path}",), {"PATH": "/usr/local/bin"})
 
 
 def layer(folders: dict[str, int], links: dict[str, str], files: dict[str, bytes]) -> bytes:
-    """A tar of folders with their modes, of links and of files, all root's and each executable for everyone."""
+    """A tar of folders with their modes, of links, and of files that all users may execute; root owns them all."""
     made = io.BytesIO()
     with tarfile.open(fileobj=made, mode="w") as tar:
         for name, mode in folders.items():

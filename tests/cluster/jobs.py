@@ -1,4 +1,4 @@
-"""Jobs on fake pods, started without a flow: what the tests of single steps have in common."""
+"""Jobs on fake pods, started without a flow, for the tests of single steps."""
 
 import time
 import uuid
@@ -28,7 +28,7 @@ JOBS = (
 
 
 def as_user() -> dict[str, Any]:
-    """Overrides that run a job with the rights of docs/rbac.yaml, where KUBECONFIG has such a user."""
+    """Overrides that run a job with the rights of docs/rbac.yaml, if KUBECONFIG has such a user."""
     try:
         return {"cluster.context": get_cluster_client(Cluster(context=USER)).context}
     except ClusterError:
@@ -36,7 +36,7 @@ def as_user() -> dict[str, Any]:
 
 
 def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
-    """What is found, as soon as there is something."""
+    """Poll until the function returns something true, and return that."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if something := found():
@@ -46,7 +46,7 @@ def until(found: Callable[[], Any], seconds: float = 90.0) -> Any:
 
 
 class Jobs:
-    """Jobs of two fake pods in one namespace, which run until they are told to end."""
+    """Jobs of two fake pods in one namespace, which run until a test ends them."""
 
     def __init__(self, namespace: str, fake: dict[str, Any], folder: Path) -> None:
         self.namespace, self.folder = namespace, folder
@@ -56,7 +56,7 @@ class Jobs:
         self._started: list[ManifestPlan] = []
 
     def plan(self, wire: Wire | None = None, profile: str = "yolov5-volcano", **annotations: Any) -> ManifestPlan:
-        """A plan of a run of its own; `log="/a/file"` and the like steer the fake pods."""
+        """A plan of a new run; annotations such as `log="/a/file"` control the fake pods."""
         told = {f"{ANNOTATION}{key.replace('_', '-')}": str(value) for key, value in annotations.items()}
         overrides = {**self._overrides, "pod.annotations": told, **({"cluster.context": CONTEXT} if wire else {})}
         overrides |= self.more
@@ -74,8 +74,8 @@ class Jobs:
         return plan
 
     def named(self, plan: ManifestPlan, node: str) -> dict[str, Any]:
-        """A pod, as it is now."""
-        found = self.server.read("v1", "Pod", f"{plan.job}-{node}")
+        """The current state of a node's pod."""
+        found = self.server.get("v1", "Pod", f"{plan.job}-{node}")
         assert found
         return {"apiVersion": "v1", "kind": "Pod", **found}
 
@@ -84,23 +84,23 @@ class Jobs:
         self.server.patch(self.named(plan, node), {"metadata": {"annotations": told}})
 
     def end(self, plan: ManifestPlan) -> None:
-        """Let every pod end well."""
+        """Let every pod succeed."""
         for node in plan.nodes:
             self.annotate(plan, node, end_now="0")
 
     def delete(self, plan: ManifestPlan) -> None:
-        """Take the job away by hand, and wait until its pods are gone."""
+        """Delete the job, as a user would, and wait until its pods are gone."""
         self.server.delete(plan.main["apiVersion"], plan.main["kind"], plan.job)
         until(lambda: not self.labelled(plan, "v1", "Pod"))
 
     def labelled(self, plan: ManifestPlan, api: str, kind: str) -> list[dict[str, Any]]:
         which = ",".join(f"{key}={value}" for key, value in plan.labels.items())
-        return self.server.items(api, kind, {"labelSelector": which})
+        return self.server.list(api, kind, {"labelSelector": which})
 
     def clear(self) -> None:
-        """Nothing of a test stays, and no thread renews its Leases."""
+        """Delete all jobs of a test, and stop renewing its Leases."""
         for plan in self._started:
             get_renewer().drop(plan)
         for version, kind in JOBS:
-            for job in self.server.items(version, kind):
+            for job in self.server.list(version, kind):
                 self.server.delete(version, kind, job["metadata"]["name"])

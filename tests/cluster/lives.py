@@ -1,4 +1,4 @@
-"""Pods whose containers begin again: bare ones on any node, and fake ones whose status a test writes."""
+"""Pods whose containers restart: bare ones on any node, and fake ones whose status a test writes."""
 
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ Object = dict[str, Any]
 
 
 class Bare:
-    """A pod without a job; on a fake node its log is in files, one for each life of its container."""
+    """A pod without a job; on a fake node its log is in files, one for each start of its container."""
 
     def __init__(self, server: Client, name: str, node: dict[str, str], folder: Path) -> None:
         self.server, self.name, self.fake = server, name, "type" in node
@@ -24,7 +24,7 @@ class Bare:
         return f"{self.server.path('v1', 'Pod', self.name)}/log"
 
     def start(self, script: str) -> None:
-        """Begin; a real container runs the script."""
+        """Create the pod; a real container runs the script."""
         container = {
             "name": "main",
             "image": "torchyard/node-python:local",
@@ -44,13 +44,13 @@ class Bare:
         self.server.create({"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec})
 
     def say(self, *lines: str, restart: int = 0, at: int = 0) -> None:
-        """The lines of a fake container, a second apart from a second of the day on."""
+        """Append lines to a fake container's log, a second apart, from second `at` on."""
         with Path(self._folder, f"{self.name}-{restart}").open("a") as file:
             for number, line in enumerate(lines, at):
                 file.write(f"2026-01-01T00:00:{number:02d}.500000000Z stdout F {line}\n")
 
     def now(self) -> Object:
-        found = self.server.read("v1", "Pod", self.name)
+        found = self.server.get("v1", "Pod", self.name)
         assert found
         return found
 
@@ -62,11 +62,11 @@ class Bare:
         until(lambda: self.now()["status"].get("phase") == phase)
 
     def restart(self) -> None:
-        """A fake container ends with 1 and begins again, as a kubelet tells it."""
+        """Let the fake container end with exit code 1 and restart, as a kubelet would report it."""
         begin_again(self.server, self.now())
 
     def end(self) -> None:
-        """A fake container ends well."""
+        """Let the fake container succeed."""
         change = {"metadata": {"annotations": {f"{ANNOTATION}end-now": "0"}}}
         self.server.patch({"apiVersion": "v1", "kind": "Pod", **self.now()}, change)
 
@@ -75,20 +75,20 @@ class Bare:
 
 
 def begin_again(server: Client, pod: Object, times: int = 1) -> None:
-    """Write into a fake pod's status that its container has ended with 1 and begun again, until its log tells it."""
+    """Write a restart after exit code 1 into a fake pod's status, and wait until its log API shows it."""
     known = pod["status"]["containerStatuses"][0]
     began = known["state"]["running"]["startedAt"]
     over = {"exitCode": 1, "reason": "Error", "startedAt": began, "finishedAt": began, "containerID": "kwok://before"}
     status = {**known, "restartCount": known["restartCount"] + times, "lastState": {"terminated": over}}
     path = server.path("v1", "Pod", pod["metadata"]["name"])
-    server.ask("PATCH", f"{path}/status", body={"status": {"containerStatuses": [status]}})
+    server.request("PATCH", f"{path}/status", body={"status": {"containerStatuses": [status]}})
     until(lambda: has_previous(server, f"{path}/log"))
 
 
 def has_previous(server: Client, log: str) -> bool:
-    """Whether there is an earlier container's log, or has been: a kubelet knows of a restart before anybody else."""
+    """Whether a previous container's log exists or has existed: the kubelet is the first to know of a restart."""
     try:
-        list(server.stream(log, {"previous": "true"}, 10))
+        list(server.stream_lines(log, {"previous": "true"}, 10))
     except ClusterError:
         return False
     return True

@@ -1,7 +1,7 @@
-"""The network of real nodes: a switch in a namespace of its own, to which the machine and each node have a link.
+"""The network of real nodes: a switch in its own network namespace, linked to the machine and to each node.
 
-The machine has one interface more while it exists, and no rule of its packet filter is touched: the bridge is not in
-the machine's namespace. Every link ends in the switch, so all of them go when its process does.
+While it exists, the machine has one more interface; its packet filter is not touched, because the bridge is not in the
+machine's namespace. Every link ends in the switch, so all links are deleted when the switch's process ends.
 """
 
 import os
@@ -17,7 +17,7 @@ LINK = "torchyard0"  # the machine's end
 
 
 def lay(plane: Plane, nodes: Iterable[Node]) -> int:
-    """Start the switch, give the machine its address among the nodes, and return the switch's process id."""
+    """Start the switch, give the machine its address on the nodes' network, and return the switch's process id."""
     switch = plane.start("switch", ["unshare", "--net", "sleep", "infinity"])
     entered(switch)
     configure(os.getpid(), [f"link add {LINK} type veth peer name uplink netns {switch}"])
@@ -28,7 +28,7 @@ def lay(plane: Plane, nodes: Iterable[Node]) -> int:
 
 
 def plug(node: Node, process: int, switch: int, others: Iterable[Node]) -> None:
-    """Connect a node, whose first process is given; it answers at the DNS address, and reaches the others' pods."""
+    """Connect the node with this first process; it gets the DNS address and routes to the other nodes' pods."""
     entered(process)
     port = f"link add {node.name} type veth peer name eth0 netns {process}"
     configure(switch, [port, f"link set {node.name} master bridge up"])

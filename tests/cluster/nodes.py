@@ -1,11 +1,11 @@
-"""Two real nodes for the test cluster: kubelet, containerd and runc, each node in namespaces of its own.
+"""Two real nodes for the test cluster: kubelet, containerd and runc, each node in its own namespaces.
 
-`up` starts them beside the control plane where the machine allows it, and `why_not` says what it lacks. A node is one
-process tree (node/boot.sh), below which everything of it is, so the teardown of the plane ends it like any other
-component; what a killed tree leaves (control groups, empty mount points) is told to the plane beforehand.
+`up` starts them beside the control plane if the machine allows it, and `why_not` says what is missing. A node is one
+process tree (node/boot.sh), so the teardown of the plane ends it like any other component; what a killed tree leaves
+behind (control groups, empty mount points) is registered with the plane beforehand.
 
 In a pod: image `torchyard/node-python:local`, whose PATH has the Python and the torchrun that run the tests, and
-programs/ at /opt/torchyard/programs. The nodes have the labels of LABELS and eight GPUs each that are only a number.
+programs/ at /opt/torchyard/programs. The nodes have the labels of LABELS and eight made-up GPUs each.
 """
 
 import os
@@ -24,13 +24,13 @@ PACKAGES = "apt-get install containerd runc containernetworking-plugins iptables
 PROGRAMS = ("containerd", "ctr", "runc", "iptables", "ip", "nsenter", "unshare")
 PLUGINS = ("bridge", "host-local", "loopback")
 GPUS = {"nvidia.com/gpu": "8"}
-# What kubelet and CNI have compiled in, and a folder that pods with RDMA mount from the node.
+# Paths that are compiled into kubelet and CNI, and a folder that pods with RDMA mount from the node.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
 PATIENCE = 60.0  # seconds; on two cores both are ready after about two
 
 
 def why_not() -> str:
-    """Why this machine can have no real nodes, in a sentence; "" where it can."""
+    """Why this machine cannot run real nodes, in a sentence; "" if it can."""
     if os.geteuid() != 0:
         return "real nodes need root"
     lacking = [name for name in PROGRAMS if not shutil.which(name)]
@@ -45,7 +45,7 @@ def why_not() -> str:
 
 
 def begin(plane: Plane) -> str:
-    """Start every node; they register themselves at the API server, which must be there. Says why there are none."""
+    """Start all nodes, which register with the running API server; returns why there are none, or ""."""
     if reason := why_not():
         return reason
     reserve(plane)
@@ -62,7 +62,7 @@ def begin(plane: Plane) -> str:
 
 
 def reserve(plane: Plane) -> None:
-    """Make what a node needs on the machine itself, after telling the plane how it goes away again."""
+    """Create what nodes need on the machine itself, after registering its removal with the plane."""
     plane.on_down([sys.executable, cgroups.__file__])
     cgroups.remove()
     cgroups.make([node.name for node in NODES])
@@ -80,7 +80,7 @@ def boot(plane: Plane, node: Node, switch: int) -> None:
 
 
 def wait_ready(plane: Plane) -> str:
-    """Wait until every node is Ready, give it its GPUs (a kubelet keeps what it does not know), and say so."""
+    """Wait until every node is Ready, and give it GPUs (a kubelet keeps resources that it does not know)."""
     api = plane.api()
     deadline = time.monotonic() + PATIENCE
     for node in NODES:

@@ -1,4 +1,4 @@
-"""The objects of a cluster on which the controllers of jobs and a network operator are installed."""
+"""The objects of a cluster with job controllers and a network operator installed."""
 
 import json
 from typing import Any
@@ -12,7 +12,7 @@ from tests.cluster.components import OPERATORS
 from tests.cluster.plane import Plane
 
 NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "jobset-system", fake.PLUGINS)
-# Nobody makes them, but Volcano's informers want them defined.
+# No test creates them, but Volcano's informers need their definitions.
 UNUSED = ("cronjobs.batch.volcano.sh", "jobflows.flow.volcano.sh", "jobtemplates.flow.volcano.sh")
 USER = "torchyard"
 FLOW_SCHEMA = "torchyard-user"
@@ -20,24 +20,27 @@ RIGHTS = fake.ROOT / "docs" / "rbac.yaml"  # what a user of torchyard needs
 
 
 def namespaces() -> list[Object]:
-    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in NAMESPACES]
+    """The namespaces of the components and of secondary networks; the API server itself makes kube-system."""
+    others = {each["metadata"]["namespace"] for each in networks()} - {"kube-system"}
+    names = dict.fromkeys((*NAMESPACES, *sorted(others)))
+    return [{"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}} for name in names]
 
 
 def definitions(dispatcher: str) -> list[Object]:
-    """Every CRD: those kept at the build, and the one of secondary networks."""
+    """Every CRD: those kept by the build, and the one of secondary networks."""
     kept = [json.loads(path.read_text()) for path in build.crds(dispatcher)]
     return [*(opened(one) if one["metadata"]["name"] in UNUSED else one for one in kept), network_definition()]
 
 
 def opened(definition: Object) -> Object:
-    """A CRD that takes anything: each schema with a pod in it costs the API server half a second."""
+    """A CRD that accepts anything: each schema with a pod in it costs the API server half a second."""
     schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
     versions = [one | {"schema": schema} for one in definition["spec"]["versions"]]
     return definition | {"spec": definition["spec"] | {"versions": versions}}
 
 
 def network_definition() -> Object:
-    """NetworkAttachmentDefinition, whose schema is no more than what its API promises."""
+    """The CRD of NetworkAttachmentDefinitions; its schema holds only what the API specifies."""
     names = {"kind": "NetworkAttachmentDefinition", "plural": "network-attachment-definitions"}
     names |= {"singular": "network-attachment-definition"}
     config = {"type": "object", "properties": {"config": {"type": "string"}}}
@@ -68,7 +71,7 @@ def network(namespace: str, name: str) -> Object:
 
 
 def queues() -> list[Object]:
-    """Volcano's two first queues, as its scheduler would make them; the webhook that guards queues comes after."""
+    """Volcano's initial queues, as its scheduler would create them; the webhook of queues is registered later."""
     spec: Object = {"reclaimable": False, "weight": 1}
     return [
         {
@@ -82,7 +85,7 @@ def queues() -> list[Object]:
 
 
 def operator_secrets(plane: Plane) -> list[Object]:
-    """The certificates of the operators' webhooks: a whole set, which their rotation leaves alone."""
+    """The certificates of the operators' webhooks: complete sets, which their rotation leaves alone."""
     names = {"training-operator": "training-operator-webhook-cert", "appwrapper": "appwrapper-webhook-server-cert"}
     found = []
     for operator, name in names.items():
@@ -101,7 +104,7 @@ def operator_secrets(plane: Plane) -> list[Object]:
 
 
 def appwrapper_settings(plane: Plane) -> Object:
-    """AppWrapper's own defaults but for its addresses and the folder of its certificate."""
+    """AppWrapper's settings: its defaults except for its addresses and the folder of its certificate."""
     ports = plane.facts["ports"]
     serving = plane.state / "tmp/appwrapper/k8s-webhook-server/serving-certs"
     settings = {
@@ -123,7 +126,7 @@ def appwrapper_settings(plane: Plane) -> Object:
 # --- what shows that the controllers are installed ------------------------------------------------------------------
 
 
-# The pin, the Deployment, the label that finds it, and its image.
+# The pin, the Deployment, its label, and its image.
 CONTROLLERS = (
     ("volcano", "volcano-system/volcano-scheduler", "app=volcano-scheduler", "volcanosh/vc-scheduler"),
     ("volcano", "volcano-system/volcano-controllers", "app=volcano-controller", "volcanosh/vc-controller-manager"),
@@ -157,7 +160,7 @@ ARGS = {"training-operator": ["--gang-scheduler-name=volcano"]}
 
 
 def deployments(dispatcher: str) -> list[Object]:
-    """The controllers as a cluster shows them; their pods are fake, what they stand for runs as processes."""
+    """The controllers' Deployments, with fake pods; the real controllers run as processes."""
     there = build.parts(dispatcher)
     return [
         deployment(where, label, f"{image}:{build.module_version(there[pin])}", ARGS.get(pin))
@@ -185,9 +188,9 @@ def deployment(where: str, label: str, image: str, args: list[str] | None = None
 
 
 def user() -> list[Object]:
-    """User torchyard's rights, where docs/rbac.yaml says what they are, and a flow schema that counts its requests.
+    """User torchyard's rights from docs/rbac.yaml, if that exists, and a flow schema that counts its requests.
 
-    apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} is this user's requests alone.
+    apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} counts only this user's requests.
     """
     rights = [one for one in yaml.safe_load_all(RIGHTS.read_text()) if one] if RIGHTS.exists() else []
     roles = [one["metadata"]["name"] for one in rights if one["kind"] == "ClusterRole"]

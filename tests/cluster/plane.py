@@ -1,9 +1,9 @@
 """The state of a test cluster, and what other modules may do with it: paths, certificates, processes, teardown.
 
-Everything of a cluster is found by two marks, so that nothing depends on a file that a kill may have left half
-written: its state folder, and the label TORCHYARD_CLUSTER=<state folder> in the environment of every process. One
-cluster fits on a machine (AppWrapper's webhook port is compiled in): all its processes hold one abstract Unix socket,
-which is free again when the last of them is gone.
+Two marks find everything that belongs to a cluster, so that nothing depends on a file that a kill may have left half
+written: its state folder, and the label TORCHYARD_CLUSTER=<state folder> in the environment of every process. A machine
+can run one cluster (AppWrapper's webhook port is compiled in): all its processes hold one abstract Unix socket, which
+is free again when the last of them has ended.
 """
 
 import json
@@ -25,7 +25,7 @@ from tests.cluster.certificates import Pair, issue, kubeconfig
 
 LABEL, COMPONENT = "TORCHYARD_CLUSTER", "TORCHYARD_COMPONENT"
 LOCK = "\0torchyard-cluster"
-GOGC = "50"  # of a cluster that is mostly idle: a third less memory, for a few percent of a core
+GOGC = "50"  # for a mostly idle cluster: saves a third of the memory, costs a few percent of a core
 PODS_GATEWAY = "10.30.0.1"  # the machine's address as real nodes in network namespaces see it
 SERVICES = "10.96.0.0/16"
 API_SERVICE = "10.96.0.1"
@@ -50,7 +50,7 @@ def state_folder() -> Path:
 
 
 class Plane:
-    """A cluster's state folder and what can be done with it, whether it runs or not."""
+    """A cluster's state folder and the operations on it, whether the cluster runs or not."""
 
     def __init__(self, state: Path | None = None) -> None:
         self.state = state or state_folder()
@@ -59,7 +59,7 @@ class Plane:
 
     @classmethod
     def current(cls) -> Self:
-        """The cluster that runs; ClusterError where none does."""
+        """The running cluster; raises ClusterError if none is running."""
         plane = cls()
         if not plane.running() or not plane.admin.exists():
             raise ClusterError("no test cluster runs: `make cluster-up` starts one")
@@ -83,13 +83,13 @@ class Plane:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was written down at the start: `began` (seconds since the epoch), `dispatcher`, `ports` by name."""
+        """What was recorded at the start: `began` (seconds since the epoch), `dispatcher`, `ports` by name."""
         found: dict[str, Any] = json.loads((self.state / "cluster.json").read_text())
         return found
 
     @property
     def dispatcher(self) -> str:
-        """Which controller of AppWrappers it has: one of build.DISPATCHERS."""
+        """The cluster's controller of AppWrappers: one of build.DISPATCHERS."""
         found: str = self.facts["dispatcher"]
         return found
 
@@ -110,15 +110,15 @@ class Plane:
 
     @property
     def authority(self) -> Path:
-        """The certificate that everyone in the cluster trusts; `pair("ca")` has the key too."""
+        """The CA certificate that everything in the cluster trusts; `pair("ca")` has the key too."""
         return self.state / "pki" / "ca.crt"
 
     def mint(self, user: str, groups: Iterable[str] = (), hosts: Iterable[str] = ()) -> Pair:
-        """A certificate for a user in groups, good for these host names and addresses too."""
+        """A certificate for a user in groups, also valid for these host names and addresses."""
         return issue(self.pair("ca"), user, groups, hosts)
 
     def kubeconfig(self, path: Path, user: str, groups: Iterable[str] = (), host: str = "127.0.0.1") -> Path:
-        """Write a kubeconfig for a user in groups; `host` is the API server's address from where it will be used."""
+        """Write a kubeconfig for a user in groups; `host` is the API server's address as its user will see it."""
         server = f"https://{host}:{self.api_port}"
         path.touch(mode=0o600)
         path.write_text(kubeconfig(server, self.pair("ca"), self.mint(user, groups), user))
@@ -131,7 +131,7 @@ class Plane:
     # --- processes ---
 
     def start(self, component: str, command: Iterable[str | Path], environment: Mapping[str, str] | None = None) -> int:
-        """Start a process that outlives this one and that `down` finds; what it says goes to logs/<component>.log."""
+        """Start a process that outlives this one and that `down` finds; its output goes to logs/<component>.log."""
         self.logs.mkdir(parents=True, exist_ok=True)
         scratch = self.state / "tmp" / component
         scratch.mkdir(parents=True, exist_ok=True)
@@ -152,7 +152,7 @@ class Plane:
 
     @contextmanager
     def labelling(self, component: str) -> Iterator[None]:
-        """Have the processes that are started in this block by other means be found by `down` too."""
+        """Label processes that this block starts by other means, so that `down` finds them too."""
         labels = {LABEL: str(self.state), COMPONENT: component}
         os.environ.update(labels)
         try:
@@ -162,7 +162,7 @@ class Plane:
                 del os.environ[name]
 
     def processes(self) -> list[Process]:
-        """Every living process with the label of this cluster, found in /proc alone."""
+        """Every living process with this cluster's label, found only by /proc."""
         mark = f"{LABEL}={self.state}".encode()
         return [process for words, process in environments() if mark in words]
 
@@ -170,7 +170,7 @@ class Plane:
         return bool(self.processes())
 
     def ended(self) -> list[str]:
-        """The components that this process started and that are no more."""
+        """The components that this process started and that have ended."""
         return [component for component, process in self.started.items() if process.poll() is not None]
 
     def last_words(self, component: str, lines: int = 12) -> str:
@@ -180,7 +180,7 @@ class Plane:
     # --- one cluster at a time ---
 
     def claim(self) -> None:
-        """Take the machine's lock, which every process started from here on holds as well."""
+        """Take the machine's lock, which every process started from now on holds as well."""
         lock = socket.socket(socket.AF_UNIX)
         try:
             lock.bind(LOCK)
@@ -189,16 +189,16 @@ class Plane:
             raise ClusterError("another test cluster runs on this machine, and there is room for one") from error
         self.lock = lock
 
-    # --- the end ---
+    # --- teardown ---
 
     def on_down(self, command: Iterable[str | Path], first: bool = False) -> None:
-        """Have `down` run this command, after every process is gone (the last one told runs first) or before."""
+        """Have `down` run this command after (with `first`: before) ending the processes; the last added runs first."""
         line = json.dumps({"command": [str(word) for word in command], "first": first})
         with (self.state / "teardown.jsonl").open("a") as hooks:
             hooks.write(line + "\n")
 
     def down(self) -> list[str]:
-        """Stop and remove everything, however the cluster came to its state; returns what was stopped or removed."""
+        """Stop and remove everything, whatever state the cluster is in; returns what was stopped or removed."""
         hooks = self.hooks()
         done = [run_hook(hook["command"]) for hook in reversed(hooks) if hook["first"]]
         done += self.kill()
@@ -216,7 +216,7 @@ class Plane:
         return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
     def kill(self) -> list[str]:
-        """Kill every labelled process until none is left: what they would write down is thrown away anyway."""
+        """Kill every labelled process until none is left; no graceful stop, because their data is deleted anyway."""
         killed: dict[int, str] = {}
         deadline = time.monotonic() + 10
         while (found := self.processes()) or not all(map(gone, killed)):
@@ -238,13 +238,13 @@ def run_hook(command: list[str]) -> str:
 def signal_process(pid: int) -> None:
     try:
         os.kill(pid, signal.SIGKILL)
-        os.waitpid(pid, os.WNOHANG)  # where it is this process's own child, no zombie stays
+        os.waitpid(pid, os.WNOHANG)  # reaps the zombie if it is this process's child
     except (ProcessLookupError, ChildProcessError):
         pass
 
 
 def gone(pid: int) -> bool:
-    """Whether a process holds nothing more; it loses its environment a moment before its ports."""
+    """Whether a process has released everything; its environment disappears a moment before its ports are free."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] in "ZX"
     except OSError:
@@ -252,7 +252,7 @@ def gone(pid: int) -> bool:
 
 
 def environments() -> Iterator[tuple[list[bytes], Process]]:
-    """The environment of every process that may be read, and what is known of it."""
+    """Every process whose environment can be read: that environment, and the process."""
     for folder in Path("/proc").iterdir():
         if not folder.name.isdigit():
             continue

@@ -1,4 +1,4 @@
-"""What a profile's own cluster has and the test cluster has not: made from the plan's own requirements."""
+"""Creates what a profile's own cluster has and the test cluster lacks, from the plan's requirements."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -18,7 +18,7 @@ Thing = dict[str, Any]
 
 
 def at_home(profile: str, namespace: str) -> Thing:
-    """Overrides for a profile as it is, in a namespace of the test cluster, which has no Kueue and no Run:ai."""
+    """Overrides that run an unchanged profile in a namespace of the test cluster, without Kueue and Run:ai."""
     chosen = load_profile(profile)
     match chosen.launcher:
         case "appwrapper":
@@ -34,14 +34,14 @@ def at_home(profile: str, namespace: str) -> Thing:
 
 
 class Home:
-    """Every object that pods name, in one namespace: claims are one folder of this machine, the rest is empty."""
+    """Every object that pods refer to, in one namespace: claims share a folder of this machine, others are dummies."""
 
     def __init__(self, namespace: str, folder: Path) -> None:
         self._server, self._folder = Client(Cluster(namespace=namespace)), folder
         self._made: list[Thing] = []
 
     def provide(self, plan: ManifestPlan) -> None:
-        """What a plan needs is there from now on."""
+        """Create every object that a plan requires, and wait until its claims are bound."""
         for need in plan.requires:
             for thing in make(self._server, need, self._folder) if isinstance(need, Object) else ():
                 self._create(thing)
@@ -50,7 +50,7 @@ class Home:
 
     def _create(self, thing: Thing) -> None:
         try:
-            self._server.ask("POST", path(self._server, thing), body=thing)
+            self._server.request("POST", path(self._server, thing), body=thing)
             self._made.append(thing)
         except ClusterError as error:
             if error.status != 409:
@@ -58,11 +58,11 @@ class Home:
 
     def clear(self) -> None:
         for thing in reversed(self._made):
-            self._server.ask("DELETE", path(self._server, thing, thing["metadata"]["name"]))
+            self._server.request("DELETE", path(self._server, thing, thing["metadata"]["name"]))
 
 
 def is_bound(server: Client, claim: str) -> bool:
-    found = server.read("v1", "PersistentVolumeClaim", claim)
+    found = server.get("v1", "PersistentVolumeClaim", claim)
     return found is not None and found["status"].get("phase") == "Bound"
 
 

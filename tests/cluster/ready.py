@@ -1,4 +1,4 @@
-"""What must be seen of the API server before a cluster is handed over: nodes, queue, controllers, webhooks."""
+"""Checks that must pass before a cluster is ready to use: nodes, queue, controllers, webhooks."""
 
 import http.client
 import ssl
@@ -13,7 +13,7 @@ from tests.cluster.plane import ClusterError
 
 
 def served(api: Api, definition: Object) -> bool:
-    """Whether discovery has a CRD; to read CRDs, or what they define, costs the API server a tenth of a second each."""
+    """Whether discovery shows a CRD; reading a CRD or its objects would cost the API server a tenth of a second."""
     spec = definition["spec"]
     try:
         found = api.call("GET", f"/apis/{spec['group']}/{spec['versions'][0]['name']}")
@@ -25,7 +25,7 @@ def served(api: Api, definition: Object) -> bool:
 
 
 def signs(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]:
-    """What must be seen before the cluster is handed over."""
+    """Every condition of a ready cluster, with the function that checks it."""
     yield (
         "nodes that are Ready",
         lambda: all(has_condition(one, "Ready") for one in api.call("GET", "/api/v1/nodes")["items"]),
@@ -39,7 +39,7 @@ def signs(api: Api, dispatcher: str) -> Iterator[tuple[str, Callable[[], bool]]]
 
 
 def samples(dispatcher: str) -> list[Object]:
-    """One object of each kind that a webhook guards, to be admitted and not kept."""
+    """One object of each kind that has a webhook, for a dry run."""
     pod = {"spec": {"containers": [{"name": "pytorch", "image": "busybox:1"}], "restartPolicy": "Never"}}
     replicas = {"Master": {"replicas": 1, "template": pod}}
     job = {"minAvailable": 1, "tasks": [{"name": "one", "replicas": 1, "template": pod}]}
@@ -60,7 +60,7 @@ def sample(version: str, kind: str, spec: Object | None = None, name: str = "sam
 
 
 def admitted(api: Api, thing: Object) -> bool:
-    """Whether a dry run passes; while a webhook is not up yet, the API server answers 500."""
+    """Whether a dry run passes; until the webhook is up, the API server answers 500."""
     try:
         api.dry_run(thing)
     except ApiError as error:
@@ -95,7 +95,7 @@ def has_condition(thing: Object, kind: str) -> bool:
 
 
 def answers(url: str) -> bool:
-    """Whether an address answers 200; nobody's certificate is looked at."""
+    """Whether an address answers 200; certificates are not verified."""
     try:
         with urllib.request.urlopen(url, timeout=2, context=ssl._create_unverified_context()) as answer:
             return bool(answer.status == 200)

@@ -1,4 +1,4 @@
-"""What one real node is, and every file that its programs read."""
+"""A real node: its name, its addresses, and every file that its programs read."""
 
 import ipaddress
 import json
@@ -16,15 +16,15 @@ from tests.cluster import cgroups, images
 from tests.cluster.plane import PODS_GATEWAY, Plane
 
 HERE = Path(__file__).resolve().parent / "node"
-DNS = "10.96.0.10"  # in SERVICES, where no Service gets it by chance: those of the first 256 are taken last
+DNS = "10.96.0.10"  # in SERVICES; no Service gets it by chance, because the first 256 are assigned last
 DOMAIN = "cluster.local"
-CNI = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's, and the one everyone else names
+CNI = (Path("/usr/lib/cni"), Path("/opt/cni/bin"))  # the distribution's, and the usual one
 LABELS = {"torchyard/node": "real", "node.kubernetes.io/instance-type": "BM.GPU.B4.8"}
 
 
 @dataclass(frozen=True)
 class Node:
-    """A real node by its number from 1: its name, its address beside the machine's, and its pods' network."""
+    """A real node by its number from 1: its name, its address on the machine's network, and its pods' network."""
 
     number: int
 
@@ -45,7 +45,7 @@ NODES = (Node(1), Node(2))
 
 
 def furnish(plane: Plane, node: Node, userland: Path) -> Path:
-    """Write everything that a node's programs read, and return its folder; what they write comes there as well."""
+    """Write every file that a node's programs read, and return the folder; they write their data there too."""
     folder = home(plane, node)
     for name in ("log", "kubelet", "cni", "net.d", "containerd"):
         (folder / name).mkdir(parents=True)
@@ -68,7 +68,7 @@ def home(plane: Plane, node: Node) -> Path:
 
 
 def environment(plane: Plane, node: Node) -> str:
-    """What boot.sh wants to know, as assignments of a shell."""
+    """The variables of boot.sh, as shell assignments."""
     known: dict[str, object] = {"NAME": node.name, "ADDRESS": node.address, "LOGS": plane.logs}
     known["LABELS"] = ",".join(f"{key}={value}" for key, value in LABELS.items())
     known["IMAGES"] = plane.state / "nodes" / "images.tar"
@@ -77,11 +77,11 @@ def environment(plane: Plane, node: Node) -> str:
 
 
 def containerd(folder: Path) -> str:
-    """Its configuration, in version 2, which both 1.x and 2.x read."""
+    """containerd's configuration, in version 2, which both 1.x and 2.x read."""
     plugins = next((path for path in CNI if path.is_dir()), CNI[0])
     unused = ["snapshotter.v1." + name for name in ("aufs", "btrfs", "devmapper", "zfs")]
     cri = 'plugins."io.containerd.grpc.v1.cri"'
-    # Where root may not lower a process's OOM score, no sandbox starts unless containerd keeps to what it may do.
+    # If root may not lower a process's OOM score, no sandbox starts unless containerd restricts the scores it sets.
     return f"""version = 2
 root = "{folder}/containerd"
 state = "/run/containerd"
@@ -103,19 +103,19 @@ SystemdCgroup = false
 
 
 def container_spec(userland: Path) -> dict[str, Any]:
-    """containerd's own first form of every container, and the hook that brings the machine's userland in."""
+    """containerd's default container spec, plus the hook that mounts the machine's userland."""
     made = subprocess.run(["ctr", "oci", "spec"], capture_output=True, text=True, check=True).stdout
     hook = {
         "path": shutil.which("sh"),
         "args": ["sh", str(HERE / "userland.sh"), str(userland)],
-        "env": [f"PATH={os.environ['PATH']}"],  # without one it would be the image's
+        "env": [f"PATH={os.environ['PATH']}"],  # without it the hook would get the image's PATH
     }
     spec: dict[str, Any] = json.loads(made)
     return spec | {"hooks": {"createContainer": [hook]}}
 
 
 def bridge(node: Node) -> dict[str, Any]:
-    """A bridge of the node for its pods; other nodes' pods are reached by routes, so nothing is masqueraded."""
+    """The node's bridge for its pods; routes lead to other nodes' pods, so nothing is masqueraded."""
     ipam = {"type": "host-local", "ranges": [[{"subnet": node.pods}]], "routes": [{"dst": "0.0.0.0/0"}]}
     return {
         "cniVersion": "0.4.0",
@@ -129,7 +129,7 @@ def bridge(node: Node) -> dict[str, Any]:
 
 
 def kubelet(plane: Plane, node: Node) -> dict[str, Any]:
-    """The machine is shared: a full disk or a short memory of others is no reason to throw pods out."""
+    """The kubelet's configuration; it never evicts, because others may fill the shared machine's disk or memory."""
     folder = home(plane, node)
     shared = dict.fromkeys(("memory.available", "nodefs.available", "nodefs.inodesFree", "imagefs.available"), "0%")
     return {
@@ -157,8 +157,8 @@ def kubelet(plane: Plane, node: Node) -> dict[str, Any]:
 
 
 def kube_proxy(folder: Path, node: Node) -> dict[str, Any]:
-    """Everything is masqueraded: an answer between two pods of one bridge would not pass the node otherwise."""
-    # These are the machine's, not the node's.
+    """kube-proxy's configuration; it masquerades all traffic, else replies on one bridge would bypass the node."""
+    # These settings belong to the machine, not to the node.
     untouched = {"maxPerCore": 0, "min": 0, "tcpEstablishedTimeout": "0s", "tcpCloseWaitTimeout": "0s"}
     return {
         "apiVersion": "kubeproxy.config.k8s.io/v1alpha1",
@@ -173,7 +173,7 @@ def kube_proxy(folder: Path, node: Node) -> dict[str, Any]:
 
 
 def corefile(folder: Path) -> str:
-    """The cluster's names, and for any other a quick no: nodes and pods reach nothing outside of the machine."""
+    """Resolves the cluster's names and answers NXDOMAIN to others: nodes and pods reach nothing off this machine."""
     zones = f"{DOMAIN} in-addr.arpa ip6.arpa"
     return f"""{zones} {{
     bind {DNS}

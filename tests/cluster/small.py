@@ -1,7 +1,7 @@
-"""Any profile, small: overrides that put our own programs in the place of a guide's, on the CPU.
+"""Overrides that make any profile small: they replace the guide's program with one of ours, on the CPU.
 
-They keep what a profile is about (launcher, rendezvous, agent, how the nodes are named and told their ranks), and leave
-out what only its own cluster has. As JSON, for `-p overrides=…`: `python -m tests.cluster.small mnist-2x4`.
+They keep what a profile is about (launcher, rendezvous, agent, how nodes get their names and ranks), and leave out what
+only its own cluster has. As JSON, for `-p overrides=…`: `python -m tests.cluster.small mnist-2x4`.
 """
 
 import json
@@ -10,8 +10,9 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
+from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, list_profiles, load_profile
+from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.loading.yaml_document import merge_overrides
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -35,7 +36,7 @@ ELSEWHERE = {"fms-mcad": "it needs MCAD: cluster.py up --mcad"}
 
 
 def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
-    """Overrides for a profile in pods, on nodes with these labels: the real ones, unless others are named."""
+    """Overrides for a profile in pods, on nodes with these labels (default: the real nodes)."""
     profile = load_profile(name)
     changes = {
         **started(profile),
@@ -55,7 +56,7 @@ def small(name: str, nodes: dict[str, str] | None = None) -> Overrides:
 
 
 def started(profile: Profile) -> Overrides:
-    """Our program; it meets where the guide's does, and a program that is none stays."""
+    """Our program with the guide's rendezvous; a program that is not Python stays."""
     if not str(profile.program).endswith(".py"):
         return {"program": profile.program, "args": ["20"], "metrics": "none"}
     twin, args = TWINS.get(Path(str(profile.program)).name, DIGITS)
@@ -64,19 +65,19 @@ def started(profile: Profile) -> Overrides:
 
 
 def smaller(profile: Profile) -> Overrides:
-    """At most two pods a node and two processes a pod. Without an agent one: ours starts none itself."""
-    pods = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread else 4)
+    """At most two pods per node and two processes per pod; one without an agent, as our programs start none."""
+    pods = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread or profile.values else 4)
     return {"nodes": pods, "processes": 1 if profile.starter == "none" else min(profile.processes, 2)}
 
 
 def special(profile: Profile) -> bool:
-    """Whether the fabric needs what only clusters with such a network have."""
+    """Whether the fabric needs things that only clusters with such a network have."""
     fabric = profile.network
     return bool(fabric and (fabric.pod.networks or fabric.pod.resources or fabric.pod.env_from or fabric.mounts))
 
 
 def in_pods() -> Iterator[str]:
-    """Every shipped profile that the test cluster can run, small."""
+    """Every shipped profile that the test cluster can run in its small form."""
     for name in sorted(list_profiles().keys() - set(ELSEWHERE)):
         try:
             chosen = load_profile(name, small(name))
@@ -88,7 +89,7 @@ def in_pods() -> Iterator[str]:
 
 
 def one_a_way(names: Iterable[str]) -> list[str]:
-    """The first of those that start and meet alike: by launcher, rendezvous and agent."""
+    """The first profile of each combination of launcher, rendezvous and agent."""
     ways: dict[tuple[str, str, str], str] = {}
     for name in names:
         profile = load_profile(name)

@@ -1,4 +1,4 @@
-"""The real API server keeps the contract to which the fake one of the other tests is held."""
+"""The real API server passes the same contract tests as the fake one of the other tests."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from torchyard.model.profile import Cluster
 
 
 class TestRealApi(ApiContract):
-    """The contract, on the cluster's own server."""
+    """The contract tests on the cluster's own API server."""
 
     @pytest.fixture
     def server(self, namespace: str) -> Client:

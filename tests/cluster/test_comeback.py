@@ -1,4 +1,4 @@
-"""The launcher is lost while its job runs in a cluster: real flow processes, killed and stopped."""
+"""A launcher that is lost while its job runs in a cluster: real flow processes, killed and stopped."""
 
 import signal
 import subprocess
@@ -11,12 +11,12 @@ import pytest
 import yaml
 
 from flows.sweep import sweep
-from tasks.flow_states import report_end
+from tasks.flow_run.states import report_end
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
-from tests.test_lost import Carried
+from tests.flow_processes import Carried
 from torchyard.common.log_lines import read_line, read_new_lines
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
@@ -26,7 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 class Training:
-    """One run of a job of two fake pods, and the processes that carry it."""
+    """One run with two fake pods, and the launcher processes that own it."""
 
     def __init__(self, jobs: Jobs, path: Path, said: Said) -> None:
         self.jobs, self.said = jobs, said
@@ -46,7 +46,7 @@ class Training:
         return found
 
     def begin(self) -> "subprocess.Popen[str]":
-        """Carry the run until both pods are followed."""
+        """Start a launcher and wait until it follows both pods."""
         process = self.carried.process()
         until(lambda: all(self.texts(node) == self.said.lines for node in ("worker-0", "worker-1")), 60)
         return process
@@ -84,7 +84,7 @@ def training(jobs: Jobs, fake: dict[str, Any], tmp_path: Path) -> Iterator[Train
 
 
 def test_lost_run_is_attached_to(training: Training) -> None:
-    """After a SIGKILL the job lives on; the same run, carried again, ends Completed with one job and whole logs."""
+    """After a SIGKILL the job runs on; the resumed run ends Completed, with one job and complete logs."""
     training.lose()
     before = training.there()
     training.said.say("epoch 1", "epoch 2")
@@ -100,7 +100,7 @@ def test_lost_run_is_attached_to(training: Training) -> None:
 
 
 def test_job_that_ended_alone_is_read(training: Training) -> None:
-    """A job that ends while nobody carries its run is found ended, with its logs, by whoever comes back."""
+    """The next launcher reads the end and the logs of a job that ended while no process owned its run."""
     training.lose()
     training.said.say("epoch 1")
     training.jobs.end(training.plan)
@@ -111,7 +111,7 @@ def test_job_that_ended_alone_is_read(training: Training) -> None:
 
 
 def test_sweep_takes_a_lost_job_away(training: Training) -> None:
-    """`sweep --run NAME` removes every object of a run that nobody carries, also before its lease has ended."""
+    """`sweep --run NAME` removes every object of a run that no process owns, even before its lease has ended."""
     training.lose()
     assert training.there()
     assert sweep(runs=[training.plan.run], return_state=True).is_completed()
@@ -120,7 +120,7 @@ def test_sweep_takes_a_lost_job_away(training: Training) -> None:
 
 @pytest.mark.parametrize("how", ["stop", "cancel"])
 def test_meant_end_takes_the_job_away(training: Training, how: str) -> None:
-    """SIGTERM, or a cancel through Prefect, tears everything down within 30 s and tells what ended the run."""
+    """SIGTERM, or a cancel through Prefect, tears everything down within 30 s, and the report says which it was."""
     process = training.begin()
     began = time.monotonic()
     if how == "stop":

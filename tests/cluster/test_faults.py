@@ -1,4 +1,4 @@
-"""Every fault of a way to the API server, once while a job is waited for, and once while something is asked."""
+"""Every fault of the connection to the API server, once during a wait and once during a single request."""
 
 import logging
 import socket
@@ -25,7 +25,7 @@ Told = Callable[[ClusterWatch], list[str]]
 
 
 def answered(status: int, times: int = 1000, **headers: str) -> Fault:
-    """Every request is answered so, until the wire is mended."""
+    """A fault: requests get this answer, until the wire is mended."""
 
     def begin(wire: Wire) -> None:
         wire.answer("", status, {"kind": "Status", "message": "told", "code": status}, times, **headers)
@@ -40,7 +40,7 @@ def slow(wire: Wire) -> None:
 
 
 def nameless(wire: Wire) -> None:
-    """The name server does not know the API server's name, until the wire is mended."""
+    """A fault: DNS does not resolve the API server's name, until the wire is mended."""
     wire.nameless = True
     wire.cut()
 
@@ -69,7 +69,7 @@ FAULTS = {
 
 @pytest.fixture
 def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
-    """The wire, under a name that the test answers for in the name server's place."""
+    """The wire under a host name that the test resolves instead of DNS."""
     resolve = socket.getaddrinfo
 
     def answer(host: Any, *more: Any, **named: Any) -> Any:
@@ -87,14 +87,14 @@ def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
 
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
-    """A fault; what is silent is given up within seconds, and not within minutes."""
+    """A fault, with timeouts of seconds instead of minutes for silent connections."""
     monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 8.0)
     monkeypatch.setattr(http, "_ANSWER_TIMEOUT_S", 8.0)
     return FAULTS[request.param]
 
 
 def test_wait_sees_the_end_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
-    """A job that ends during an outage of any kind is seen to its end after it."""
+    """If a job ends during an outage of any kind, its end is seen after the outage."""
     plan = jobs.start(named)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -105,17 +105,17 @@ def test_wait_sees_the_end_although(fault: Fault, jobs: Jobs, named: Wire) -> No
         until(lambda: ended(watch))
 
 
-# Only a watch is answered 410.
+# Only a watch can get a 410.
 @pytest.mark.parametrize("fault", sorted(set(FAULTS) - {"410"}), indirect=True)
 def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
-    """An object that is asked for during an outage of any kind is there once."""
+    """An object that is created during an outage of any kind exists exactly once."""
     server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
-    assert server.items("v1", "ConfigMap")
+    assert server.list("v1", "ConfigMap")
     fault(named)
     threading.Timer(2, named.mend).start()
     about = {"generateName": "fault-", "labels": {"torchyard.test/port": str(named.port)}}
     made = server.create({"apiVersion": "v1", "kind": "ConfigMap", "metadata": about})
-    found = jobs.server.items("v1", "ConfigMap", {"labelSelector": f"torchyard.test/port={named.port}"})
+    found = jobs.server.list("v1", "ConfigMap", {"labelSelector": f"torchyard.test/port={named.port}"})
     assert [each["metadata"]["uid"] for each in found] == [made["metadata"]["uid"]]
 
 
@@ -123,26 +123,26 @@ def test_step_is_done_although(fault: Fault, jobs: Jobs, named: Wire) -> None:
 
 
 def test_patience_ends(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A server that is busy for too long is told with its last status and its own words."""
-    monkeypatch.setattr(retry, "_RETRY_TIMEOUT_S", 1.0)
+    """If a server is busy for too long, the error has its last status and message."""
+    monkeypatch.setattr(retry, "_REQUEST_TIMEOUT_S", 1.0)
     answered(503)(wire)
     with pytest.raises(ClusterError, match="told") as caught:
-        Client(Cluster(context=CONTEXT, namespace=jobs.namespace)).items("v1", "Pod")
+        Client(Cluster(context=CONTEXT, namespace=jobs.namespace)).list("v1", "Pod")
     assert caught.value.status == 503
 
 
 def test_server_is_left_alone_for_as_long_as_it_asks(jobs: Jobs, wire: Wire) -> None:
-    """A server that says when to come back is not asked before."""
+    """A request is not repeated before the time in the server's Retry-After."""
     server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 429, {"message": "too many requests"}, Retry_After="2")
     began = time.monotonic()
-    server.items("v1", "Pod")
+    server.list("v1", "Pod")
     assert (time.monotonic() - began >= 2, wire.count("/pods")) == (True, 2)
 
 
 @pytest.mark.parametrize(("what", "status"), [("/jobs?", 403), ("/pods?", 403), ("/batch.volcano.sh/", 404)])
 def test_job_that_may_not_be_seen_is_not_taken_for_deleted(jobs: Jobs, wire: Wire, what: str, status: int) -> None:
-    """Where the job or its pods may not be listed, or are of no known kind, that is told at the first look."""
+    """If the first list of the job or its pods is refused, or their kind is unknown, the watch raises that error."""
     plan = jobs.start(wire)
     wire.answer(what, status, {"kind": "Status", "message": "told"}, times=1000)
     with pytest.raises(ClusterError, match="told"), ClusterWatch(plan):
@@ -154,11 +154,11 @@ def test_job_that_may_not_be_seen_is_not_taken_for_deleted(jobs: Jobs, wire: Wir
 
 @pytest.fixture
 def told(caplog: pytest.LogCaptureFixture) -> Told:
-    """What has been logged so far, with a look at a watch."""
+    """Polls a watch and returns everything logged so far."""
     caplog.set_level(logging.INFO, logger="torchyard")
 
     def look(watch: ClusterWatch) -> list[str]:
-        watch.changes(0.05)
+        watch.poll(0.05)
         return [record.getMessage() for record in caplog.records if record.name == "torchyard"]
 
     return look
@@ -166,7 +166,7 @@ def told(caplog: pytest.LogCaptureFixture) -> Told:
 
 @pytest.mark.parametrize("status", [401, 403, 404])
 def test_refusal_is_told_once_and_waited_out(jobs: Jobs, wire: Wire, told: Told, status: int) -> None:
-    """Rights that are taken away while a job runs are told at once, and so is their return; the job stays seen."""
+    """Rights that are lost while a job runs are logged once, and so is their return; the job stays known."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -174,14 +174,14 @@ def test_refusal_is_told_once_and_waited_out(jobs: Jobs, wire: Wire, told: Told,
         wire.cut("/jobs?")
         until(lambda: len(told(watch)) == 1, 5)
         time.sleep(2)
-        assert (there(watch) >= {"Job", "Pod"}, watch.deaf()) == (True, True)
+        assert (there(watch) >= {"Job", "Pod"}, watch.is_disconnected()) == (True, True)
         wire.mend()
         until(lambda: len(told(watch)) == 2)
         assert "refuses to show the job (no such right" in told(watch)[0]
 
 
 def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:
-    """An outage that lasts is told once, with its reason, and once that it is over."""
+    """A long outage is logged once with its reason, and its end once."""
     monkeypatch.setattr(outage, "_REPORT_AFTER_S", 1.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
@@ -195,19 +195,19 @@ def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: py
 
 
 def test_short_outage_is_not_told(jobs: Jobs, wire: Wire, told: Told) -> None:
-    """Nobody need know of a connection that broke and was made again."""
+    """A connection that breaks and is soon made again is not logged."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
         away(wire)
-        until(lambda: told(watch) or watch.deaf())
+        until(lambda: told(watch) or watch.is_disconnected())
         wire.mend()
-        until(lambda: not watch.deaf())
+        until(lambda: not watch.is_disconnected())
         assert told(watch) == []
 
 
 def test_kind_that_is_served_no_more_has_no_job(jobs: Jobs, wire: Wire) -> None:
-    """Where discovery says that a kind is gone, and a list as well, its objects are gone with it."""
+    """If discovery and a list both say that a kind no longer exists, its objects are gone too."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -217,27 +217,27 @@ def test_kind_that_is_served_no_more_has_no_job(jobs: Jobs, wire: Wire) -> None:
 
 
 def test_server_that_has_just_started_is_not_believed(jobs: Jobs, wire: Wire) -> None:
-    """An API server refuses everything before it has read who may do what: it says itself that it is not ready."""
+    """A 403 from an API server whose /readyz fails is retried: it has not loaded its access rules yet."""
     server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"}, times=2)
     wire.answer("/readyz", 500, b"[-]informer-sync failed", times=2)
-    server.items("v1", "Pod")
+    server.list("v1", "Pod")
     assert wire.count("/pods") == 3
 
 
 def test_first_refusal_is_not_believed(jobs: Jobs, wire: Wire) -> None:
-    """A server that has become ready between its refusal and the question whether it is, is asked again."""
+    """A first 403 is retried once, because the server may have become ready between it and the check of /readyz."""
     server = Client(Cluster(context=CONTEXT, namespace=jobs.namespace))
     wire.answer("/pods", 403, {"kind": "Status", "message": "forbidden"})
-    server.items("v1", "Pod")
+    server.list("v1", "Pod")
     assert wire.count("/pods") == 2
 
 
-# --- what no fault tells
+# --- without a visible fault
 
 
 def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A job whose deletion no watch tells is missed at the next full list, every few minutes."""
+    """If the watch never shows a job's deletion, the next full list does, every few minutes."""
     monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (6.0, 6.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
@@ -250,7 +250,7 @@ def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytes
 
 
 def test_waiting_costs_few_requests(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A kind costs one list and one watch every few minutes: with RESYNC as it is, fewer than two a minute in all."""
+    """A kind costs one list and one watch per resync: with the default range fewer than two requests a minute."""
     monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (5.0, 5.0))
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:

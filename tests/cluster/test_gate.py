@@ -1,4 +1,4 @@
-"""The gate of `make chaos`: it must strike exactly where the matrix says that it does."""
+"""The gate of `make chaos`: its faults must hit exactly the request that the matrix names."""
 
 import threading
 from collections.abc import Iterator
@@ -22,7 +22,7 @@ def gate(plane: Any, tmp_path: Path) -> Iterator[Gate]:
 
 
 class Client:
-    """Somebody who creates a ConfigMap through the gate; `told` is the status, 0 where there was none."""
+    """A client that creates a ConfigMap through the gate; `told` is the answer's status, 0 if there was none."""
 
     def __init__(self, gate: Gate, server: Any, namespace: str) -> None:
         self._server, self._namespace, self.name = server, namespace, f"held-{gate.port}"
@@ -31,7 +31,7 @@ class Client:
         self._thread = threading.Thread(target=self._create)
 
     def create(self, gate: Gate, answered: bool) -> None:
-        """Begin, and wait until the request is held."""
+        """Send the request, and wait until the gate holds it."""
         gate.hold(lambda request: request.startswith("POST"), answered)
         self._thread.start()
         until(gate.held.is_set)
@@ -44,7 +44,7 @@ class Client:
             self.told = 0
 
     def made(self) -> bool:
-        return self._server.read("v1", "ConfigMap", self.name, self._namespace) is not None
+        return self._server.get("v1", "ConfigMap", self.name, self._namespace) is not None
 
     def hear(self) -> int | None:
         self._thread.join()
@@ -58,7 +58,7 @@ def client(gate: Gate, plane: Any, namespace: str) -> Client:
 
 @pytest.mark.parametrize("answered", [True, False])
 def test_held_request_is_made_or_not(gate: Gate, client: Client, answered: bool) -> None:
-    """What is held after its answer is in the cluster, though its client knows nothing; before it, it is not."""
+    """A request held after its answer has created its object, unknown to the client; one held before has not."""
     client.create(gate, answered)
     assert (client.made(), client.told) == (answered, None)
     gate.release()
@@ -67,14 +67,14 @@ def test_held_request_is_made_or_not(gate: Gate, client: Client, answered: bool)
 
 @pytest.mark.parametrize(("fault", "told"), [("500", 500), ("429", 429), ("401", 401), ("reset", 0), ("black hole", 0)])
 def test_held_answer_is_replaced(gate: Gate, client: Client, fault: Fault, told: int) -> None:
-    """A client whose object was made hears the fault in its place."""
+    """The client gets the fault instead of the held answer, although its object was created."""
     client.create(gate, answered=True)
     gate.fail(fault, 5)
     assert (client.hear(), client.made()) == (told, True)
 
 
 def test_burst_ends(gate: Gate) -> None:
-    """After its seconds requests are answered as ever."""
+    """After a burst, requests are answered normally again."""
     gate.fail("500", 0.5)
     assert httpx.get(f"{gate.address}/version", trust_env=False).status_code == 500
     until(lambda: httpx.get(f"{gate.address}/version", trust_env=False).status_code == 200, 5)

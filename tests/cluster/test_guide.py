@@ -1,4 +1,4 @@
-"""The guide's own four manifests, launched as they are; only where their fake pods go and when they end is added."""
+"""The guide's four manifests, launched unchanged except for their pods' node selector and end."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.cluster.carried import completed
-from torchyard.loading.profile import ROOT
+from torchyard.common.project_root import ROOT
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 ROWS = {
@@ -20,7 +20,7 @@ ROWS = {
 
 
 def steer(thing: Any) -> Any:
-    """The same document with a place and an end for each of its pods."""
+    """The document with a node selector and an `end-after` annotation for each of its pods."""
     if isinstance(thing, list):
         return [steer(each) for each in thing]
     if not isinstance(thing, dict):
@@ -35,7 +35,7 @@ def steer(thing: Any) -> Any:
 
 @pytest.fixture
 def place(fake: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Overrides that a manifest allows: which cluster and namespace."""
+    """The overrides that a manifest allows: cluster and namespace."""
     context = {key: value for key, value in fake.items() if key == "cluster.context"}
     return {**context, "cluster.namespace": namespace}
 
@@ -44,7 +44,7 @@ def place(fake: dict[str, Any], namespace: str) -> dict[str, Any]:
 def test_guide_manifest_runs(
     row: str, place: dict[str, Any], tmp_path: Path, record_property: Callable[[str, object], None]
 ) -> None:
-    """A manifest of the guide is launched, waited for, reported and removed, with what it brings."""
+    """A manifest of the guide is launched, waited for, reported and removed, with all objects in it."""
     record_property("cell", (f"manifest {row}", "success"))
     documents = [steer(each) for each in yaml.safe_load_all((ROOT / "tests" / "manifests" / f"{row}.yaml").read_text())]
     (tmp_path / "job.yaml").write_text(yaml.safe_dump_all(documents))

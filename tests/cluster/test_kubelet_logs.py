@@ -1,4 +1,4 @@
-"""What a kubelet's log API does, on a real node and on a fake one: where the two differ, tests on fake pods lie."""
+"""The kubelet's log API on a real and on a fake node: both must behave alike, or tests on fake pods are wrong."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -21,14 +21,14 @@ def node(plane: Client, request: pytest.FixtureRequest) -> dict[str, str]:
     """The label of a fake node, and of a real one."""
     label: dict[str, str] = request.param
     selector = ",".join(f"{key}={value}" for key, value in label.items())
-    if not plane.items("v1", "Node", {"labelSelector": selector}, everywhere=True):
+    if not plane.list("v1", "Node", {"labelSelector": selector}, everywhere=True):
         pytest.skip(f"this cluster has no node {selector}")
     return label
 
 
 @pytest.fixture
 def bare(node: dict[str, str], namespace: str, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Bare]:
-    """A pod that is not there yet."""
+    """A pod that is not created yet."""
     name = request.node.originalname.replace("_", "-")[:40].strip("-")
     made = Bare(Client(Cluster(namespace=namespace)), f"{name}-{'fake' if 'type' in node else 'real'}", node, tmp_path)
     yield made
@@ -36,7 +36,7 @@ def bare(node: dict[str, str], namespace: str, tmp_path: Path, request: pytest.F
 
 
 def once(bare: Bare) -> None:
-    """Let it say three lines and end."""
+    """Let the pod print three lines and end."""
     bare.start(f"{SAYS}; exit 0")
     if bare.fake:
         bare.say("one", "two", "three")
@@ -45,7 +45,7 @@ def once(bare: Bare) -> None:
 
 
 def twice(bare: Bare) -> None:
-    """Let it end with 1 and begin again."""
+    """Let the container end with exit code 1 and restart."""
     bare.start(TWICE)
     if bare.fake:
         bare.say("one", "two", "three")
@@ -56,7 +56,7 @@ def twice(bare: Bare) -> None:
 
 
 def read(bare: Bare, **query: str) -> list[bytes]:
-    return list(bare.server.stream(bare.log, {"timestamps": "true", **query}, 10))
+    return list(bare.server.stream_lines(bare.log, {"timestamps": "true", **query}, 10))
 
 
 def texts(lines: list[bytes]) -> list[bytes]:
@@ -64,7 +64,7 @@ def texts(lines: list[bytes]) -> list[bytes]:
 
 
 def test_followed_log_ends_with_its_container(bare: Bare) -> None:
-    """A stream that was opened while a container ran gives all its lines, and ends."""
+    """A stream that is opened while a container runs gives all its lines, and ends with it."""
     bare.start("sleep 1; echo late; exit 0")
     until(lambda: "running" in bare.status()["state"])
     if bare.fake:
@@ -74,7 +74,7 @@ def test_followed_log_ends_with_its_container(bare: Bare) -> None:
 
 
 def test_log_is_given_from_a_whole_second_on(bare: Bare) -> None:
-    """`sinceTime` names a second, and every line of it comes."""
+    """`sinceTime` has a resolution of a second, and every line of that second is returned."""
     once(bare)
     bare.until("Succeeded")
     lines = read(bare)
@@ -83,7 +83,7 @@ def test_log_is_given_from_a_whole_second_on(bare: Bare) -> None:
 
 
 def test_earlier_container_that_never_was_is_refused(bare: Bare) -> None:
-    """Status 400 says that there is no earlier log."""
+    """If no previous container existed, a request for its log gets status 400."""
     once(bare)
     bare.until("Succeeded")
     with pytest.raises(ClusterError, match=r"previous terminated container .* not found") as refused:
@@ -92,13 +92,13 @@ def test_earlier_container_that_never_was_is_refused(bare: Bare) -> None:
 
 
 def test_earlier_container_has_its_own_log(bare: Bare) -> None:
-    """While a container runs that has begun again, there are two logs."""
+    """While a restarted container runs, the previous one's log can still be read."""
     twice(bare)
     assert (texts(read(bare, previous="true")), texts(read(bare))) == ([b"one", b"two", b"three"], [b"again"])
 
 
 def test_earlier_log_goes_when_the_next_container_ends(bare: Bare) -> None:
-    """A kubelet keeps the log of one container that has ended: then that is the later one's."""
+    """A kubelet keeps only the latest ended container's log, so the previous one is gone when the next one ends."""
     twice(bare)
     if bare.fake:
         bare.end()
@@ -108,21 +108,21 @@ def test_earlier_log_goes_when_the_next_container_ends(bare: Bare) -> None:
 
 
 def test_restarted_container_is_read_to_the_end(bare: Bare, jobs: Jobs) -> None:
-    """What a container says before and after a restart is in one file, in order, and nothing is called lost."""
+    """A container's lines before and after a restart are in one file, in order, and none is reported as lost."""
     plan = jobs.plan().model_copy(update={"container": "main"})
     pumps, path = PodLogs(bare.server, plan), Path(plan.nodes["worker-0"])
 
     def told(found: Callable[[], object]) -> object:
-        pumps.take("worker-0", bare.name, bare.now())
+        pumps.update_pod("worker-0", bare.name, bare.now())
         return found()
 
     other = threading.Thread(target=twice, args=(bare,))
     other.start()
-    until(lambda: bare.server.read("v1", "Pod", bare.name))
+    until(lambda: bare.server.get("v1", "Pod", bare.name))
     until(lambda: told(lambda: path.exists() and b"again" in path.read_bytes()))
     other.join()
     if bare.fake:
         bare.end()
-    until(lambda: told(lambda: _is_over(bare.now(), "main") and not pumps.settling()))
+    until(lambda: told(lambda: _is_over(bare.now(), "main") and not pumps.unfinished()))
     said = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
-    assert (said, pumps.lost()) == ([b"one", b"two", b"three", b"again"], {})
+    assert (said, pumps.lost_logs()) == ([b"one", b"two", b"three", b"again"], {})

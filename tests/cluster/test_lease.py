@@ -1,4 +1,4 @@
-"""Who looks after a run in a cluster: one Lease, by which other machines take it over, and a sweep takes it away."""
+"""The Lease of a run in a cluster: it says which machine owns the run, for takeovers and sweeps."""
 
 import os
 import subprocess
@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tasks.flow_runs import obtain_key
-from tasks.flow_states import report_end
+from tasks.flow_run.ownership import obtain_key
+from tasks.flow_run.states import report_end
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
 from torchyard.cluster import create, lease, lease_renewal, orphans
@@ -29,18 +29,18 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
 
 def held(jobs: Jobs, plan: ManifestPlan) -> dict[str, Any]:
-    """The Lease of a run, as it is now."""
+    """The current Lease of a run."""
     return lease.read_lease(jobs.server, plan) or {}
 
 
 def rewrite(jobs: Jobs, plan: ManifestPlan, ago: float = 0.0, **spec: Any) -> None:
-    """Change a Lease as another machine would; `ago`: seconds since it renewed."""
+    """Change a Lease as another machine would; `ago`: seconds since the renewal."""
     renewed = (datetime.now(UTC) - timedelta(seconds=ago)).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
     jobs.server.patch(plan.lease, {"spec": {"renewTime": renewed, **spec}})
 
 
 def there(jobs: Jobs, plan: ManifestPlan) -> int:
-    """How many jobs and pods of a run there are."""
+    """The number of existing jobs and pods of a run."""
     kinds = ((plan.main["apiVersion"], plan.main["kind"]), ("v1", "Pod"))
     return sum(len(jobs.labelled(plan, *kind)) for kind in kinds)
 
@@ -49,7 +49,7 @@ def there(jobs: Jobs, plan: ManifestPlan) -> int:
 
 
 def test_one_delete_takes_everything(jobs: Jobs) -> None:
-    """The Lease owns the store and the job: whoever deletes it, deletes the run."""
+    """The Lease owns the store and the job, so deleting it deletes the run."""
     plan = jobs.start(profile="yolov5-volcano-etcd")
     for thing in plan.store:
         jobs.server.create(create._add_owner(thing, held(jobs, plan)))
@@ -59,7 +59,7 @@ def test_one_delete_takes_everything(jobs: Jobs) -> None:
 
 
 def test_lease_goes_last(jobs: Jobs) -> None:
-    """A teardown that ends the run removes its Lease, and one that another attempt follows keeps it."""
+    """A teardown that ends the run deletes its Lease; a teardown before another attempt keeps it."""
     plan = jobs.start()
     assert teardown(plan, end_run=False) == ()
     assert lease_record.read_holder(held(jobs, plan)) == lease._holder_identity(plan)
@@ -69,15 +69,15 @@ def test_lease_goes_last(jobs: Jobs) -> None:
 
 def test_submitted_job_has_a_lease_that_is_renewed(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
     """From the submit on the Lease is renewed, whether or not the job is watched."""
-    monkeypatch.setattr(lease_renewal, "_RENEW_INTERVAL_S", 0.2)
+    monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.2)
     plan = jobs.start()
     first = lease_record.read_renew_time(held(jobs, plan))
     until(lambda: lease_record.read_renew_time(held(jobs, plan)) > first)
 
 
 def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A launcher that was cut off, and whose run goes on elsewhere, ends without touching the job."""
-    monkeypatch.setattr(lease_renewal, "_RENEW_INTERVAL_S", 0.2)
+    """A launcher whose run another machine has taken over ends without touching the job."""
+    monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.2)
     handle = submit(jobs.plan(), Deadlines())
     assert isinstance(handle.plan, ManifestPlan)
     plan = handle.plan
@@ -89,7 +89,7 @@ def test_wait_ends_where_another_has_taken_the_run_over(jobs: Jobs, monkeypatch:
 
 
 def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
-    """A run that has submitted its job, and finds it gone, says so: it does not submit a second one."""
+    """A run whose submitted job has disappeared reports it as gone, and does not submit a second one."""
     plan = jobs.start()
     jobs.delete(plan)
     until(lambda: there(jobs, plan) == 0)
@@ -103,31 +103,31 @@ def test_job_that_somebody_deleted_is_not_made_again(jobs: Jobs) -> None:
 
 @pytest.fixture
 def keyed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has the runs' keys, as their launchers have."""
+    """This process has the runs' keys, like their launchers."""
     monkeypatch.setattr(seal, "key_source", obtain_key)
 
 
 @pytest.fixture
 def keyless(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This process has no run's key, also where a run was carried in it before."""
+    """This process has no run's key, even if it has executed a run before."""
     monkeypatch.setattr(seal, "key_source", lambda _: "")
 
 
 @pytest.fixture
 def elsewhere(training: Training, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:  # noqa: F811
-    """The folder of runs of another machine."""
+    """The runs folder of another machine."""
     yield tmp_path / "elsewhere"
     monkeypatch.setenv("TORCHYARD_RUNS", str(tmp_path / "runs"))
 
 
 def carry_there(training: Training, folder: Path) -> "subprocess.Popen[str]":  # noqa: F811
-    """The run's next process, on a machine with runs of its own."""
+    """The run's next process, on another machine with its own runs folder."""
     os.environ["TORCHYARD_RUNS"] = str(folder)
     return training.carried.process()
 
 
 def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """A machine that is lost is replaced: another one attaches to the same job and has every line of it."""
+    """When a machine is lost, another one attaches to the same job and has every line of its logs."""
     training.lose()
     plan, before = training.plan, training.there()
     training.said.say("epoch 1")
@@ -145,7 +145,7 @@ def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) 
 @pytest.mark.usefixtures("keyed")
 @pytest.mark.parametrize("stopped", [False, True])
 def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere: Path, stopped: bool) -> None:  # noqa: F811
-    """A machine that is lost after the job's end: another one reads the logs if they are there, and says if not."""
+    """After a job's end another machine reports it, and reads the logs or says that they are on the lost machine."""
     training.lose()
     plan = training.plan
     lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
@@ -160,7 +160,7 @@ def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere:
 
 @pytest.mark.usefixtures("keyless")
 def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """Whoever may write on a Lease cannot make a success of a job that he has deleted."""
+    """A user who can write to a Lease cannot turn a deleted job into a success."""
     training.lose()
     plan = training.plan
     lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
@@ -173,7 +173,7 @@ def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> 
 
 
 def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """The same id on two machines at once: the second one sees the first one renew, and ends."""
+    """If two machines start the same run, the second one sees the first one renew the Lease, and ends."""
     first = training.begin()
     plan = training.plan
     second = carry_there(training, elsewhere)
@@ -183,7 +183,7 @@ def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewher
         return second.poll() is not None
 
     until(left, 60)
-    assert "is carried by" in second.communicate()[1]
+    assert "is owned by" in second.communicate()[1]
     assert first.poll() is None
     training.jobs.end(plan)
     first.communicate(timeout=60)
@@ -192,7 +192,7 @@ def test_second_machine_leaves_the_run_to_the_first(training: Training, elsewher
 
 @pytest.mark.usefixtures("keyed")
 def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """What comes back in the middle of a cancel brings the cancel to its end, and not the training."""
+    """A run that resumes in the middle of a cancel completes the cancel, and does not continue the training."""
     training.lose()
     plan = training.plan
     lease.record_ending(plan, "cancelled", "cancelled through Prefect")
@@ -206,7 +206,7 @@ def test_cancelled_run_is_ended_by_another_machine(training: Training, elsewhere
 
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Lease is watched for a second before it is believed that nobody renews it."""
+    """A sweep observes a Lease for one second only before it decides that no process renews it."""
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
 
 
@@ -215,7 +215,7 @@ def swept(**how: Any) -> str:
 
 
 def test_sweep_finds_what_another_machine_has_left(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """A run whose Lease has run out, and that Prefect calls ended, is taken away with its Lease by any machine."""
+    """Any machine can sweep a run and its Lease once the Lease has expired and Prefect says that the run has ended."""
     training.lose()
     plan = training.plan
     until(lambda: training.carried.state().is_crashed())
@@ -229,7 +229,7 @@ def test_sweep_finds_what_another_machine_has_left(training: Training, elsewhere
 
 
 def test_sweep_leaves_a_run_that_prefect_calls_alive(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """A launcher that is cut off from the cluster lets its Lease run out, and its run is not touched."""
+    """A run with an expired Lease is not swept while Prefect says that it is running."""
     process = training.begin()
     plan = training.plan
     os.environ["TORCHYARD_RUNS"] = str(elsewhere)
@@ -240,7 +240,7 @@ def test_sweep_leaves_a_run_that_prefect_calls_alive(training: Training, elsewhe
 
 
 def test_named_run_stays_while_its_holder_renews(training: Training, elsewhere: Path) -> None:  # noqa: F811
-    """A run that is named goes before its Lease has ended, but not while another machine's launcher renews it."""
+    """`sweep --run` removes a run before its Lease has ended, but not while another machine renews the Lease."""
     training.lose()
     plan = training.plan
     until(lambda: training.carried.state().is_crashed())
@@ -249,12 +249,12 @@ def test_named_run_stays_while_its_holder_renews(training: Training, elsewhere: 
     assert "renewed its Lease" in swept(runs=[plan.run])
     assert there(training.jobs, plan) == 3
     rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
-    assert swept(runs=[plan.run]) == "looked after 1 runs"
+    assert swept(runs=[plan.run]) == "swept 1 runs"
     assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
 
 
 def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
-    """A Lease and a job without our label stay, however old they are."""
+    """A sweep leaves a Lease without our label alone, however old it is."""
     plan = jobs.plan()
     strange = {**plan.lease, "metadata": {"name": "strange"}, "spec": {"renewTime": "2020-01-01T00:00:00.000000Z"}}
     jobs.server.create(strange)
@@ -263,7 +263,7 @@ def test_sweep_leaves_what_is_not_ours(jobs: Jobs) -> None:
 
 
 def test_folder_of_a_run_that_moved_is_not_swept(jobs: Jobs, training: Training) -> None:  # noqa: F811
-    """A machine that came back does not take away what another one carries by now."""
+    """A machine that returns does not sweep a run that another machine owns by now."""
     training.lose()
     plan = training.plan
     rewrite(training.jobs, plan, holderIdentity="elsewhere:/runs")

@@ -1,4 +1,4 @@
-"""The whole line, as a flow, on the real controllers with fake pods: every profile, every outcome."""
+"""Whole runs, as flows, on the real controllers with fake pods: every profile, every outcome."""
 
 import re
 import threading
@@ -54,7 +54,7 @@ def home(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
 
 @pytest.fixture
 def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Callable[[str, object], None]) -> Carry:
-    """Carry a profile along the line with a pod's annotations and other overrides; its state and its report."""
+    """Runs a profile with these pod annotations and other overrides, and returns its state and report."""
 
     def carried(cell: tuple[str, str], annotations: dict[str, str], **overrides: Any) -> tuple[State[Any], Report]:
         record_property("cell", cell)
@@ -72,7 +72,7 @@ def carry(namespace: str, fake: dict[str, Any], home: Home, record_property: Cal
 
 
 def sketch(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
-    """What a profile makes, of no run."""
+    """The plan of a profile, for a run that does not exist."""
     chosen = load_profile(profile, overrides)
     plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
     assert isinstance(plan, ManifestPlan)
@@ -80,9 +80,9 @@ def sketch(profile: str, overrides: dict[str, Any]) -> ManifestPlan:
 
 
 def skip_unserved(here: Client, plan: ManifestPlan) -> None:
-    """AppWrappers of the two controllers cannot be on one cluster."""
+    """Skip a job whose kind is not served: the two controllers of AppWrappers cannot share a cluster."""
     try:
-        here.ask("GET", f"/apis/{plan.watch[0].api}")
+        here.request("GET", f"/apis/{plan.watch[0].api}")
     except ClusterError as error:
         if error.status != 404:
             raise
@@ -92,15 +92,15 @@ def skip_unserved(here: Client, plan: ManifestPlan) -> None:
 
 
 def labelled(namespace: str, report: Report) -> list[str]:
-    """Every object of the namespace that still carries the run's label."""
+    """The name of every object in the namespace that still has the run's label."""
     here = Client(Cluster(namespace=namespace))
     which = {"labelSelector": f"torchyard/run={report.run}"}
-    return [thing["metadata"]["name"] for kind in KINDS for thing in here.items(*kind, which)]
+    return [thing["metadata"]["name"] for kind in KINDS for thing in here.list(*kind, which)]
 
 
 @ALL
 def test_success(carry: Carry, namespace: str, profile: str) -> None:
-    """Pods that end with 0 make a Completed run, with every pod's log whole and nothing left."""
+    """If all pods end with exit code 0, the run is Completed, its logs are complete and nothing is left over."""
     end, report = carry((profile, "success"), ENDS)
     assert (end.name, report.left) == ("Completed", ()), report.sentence
     assert report.collected
@@ -113,7 +113,7 @@ def test_success(carry: Carry, namespace: str, profile: str) -> None:
 
 @ALL
 def test_a_pod_fails(carry: Carry, profile: str) -> None:
-    """A pod that ends badly makes a Failed run that says so, and its peers do not run on."""
+    """If a pod fails, the run is Failed with the pod's exit code, and the other pods are stopped."""
     end, report = carry((profile, "pod fails"), {**ENDS, "torchyard.test/exit": "7"})
     assert (end.name, report.left) == ("Failed", ())
     assert "exit code 7" in report.sentence
@@ -121,7 +121,7 @@ def test_a_pod_fails(carry: Carry, profile: str) -> None:
 
 @EACH_WAY
 def test_never_fits(carry: Carry, busy: dict[str, Any], profile: str) -> None:
-    """Pods for which there is no room start never, and the run fails at its deadline with the scheduler's reason."""
+    """If no node has room for the pods, the run fails at its start deadline with the scheduler's reason."""
     more = {"pod__node_selector": busy, "resources__cpu": "100", "deadlines__start": "4s"}
     end, report = carry((profile, "never fits"), ENDS, **more)
     assert (end.name, report.left) == ("Failed", ())
@@ -130,11 +130,11 @@ def test_never_fits(carry: Carry, busy: dict[str, Any], profile: str) -> None:
 
 @pytest.fixture
 def busy(namespace: str, fake: dict[str, Any], profile: str) -> Iterator[dict[str, str]]:
-    """The fake nodes that could take the profile's pods, most of their processors in use; a label that they have."""
+    """The labels of fake nodes that could take the profile's pods, but have most of their CPUs in use."""
     here = Client(Cluster(namespace=namespace))
     (room,) = (need for need in sketch(profile, at_home(profile, namespace)).requires if isinstance(need, Capacity))
     labels = ",".join(f"{key}={value}" for key, value in {"type": "kwok", **room.labels}.items())
-    nodes = here.items("v1", "Node", {"labelSelector": labels}, everywhere=True)
+    nodes = here.list("v1", "Node", {"labelSelector": labels}, everywhere=True)
     nodes = [node for node in nodes if room.resources.keys() <= node["status"]["allocatable"].keys()][:8]
     pods = []
     for node in nodes:
@@ -152,12 +152,12 @@ def busy(namespace: str, fake: dict[str, Any], profile: str) -> Iterator[dict[st
 
 def mark(here: Client, node: dict[str, Any], value: str | None) -> None:
     path = here.path("v1", "Node", node["metadata"]["name"], None)
-    here.ask("PATCH", path, body={"metadata": {"labels": {BUSY: value}}})
+    here.request("PATCH", path, body={"metadata": {"labels": {BUSY: value}}})
 
 
 @EACH_WAY
 def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
-    """A job that somebody else deletes ends the run, and is not taken for a failed pod."""
+    """If another user deletes the job, the run fails with that as its cause, and not with a failed pod."""
     here = Client(Cluster(namespace=namespace))
     job = sketch(profile, at_home(profile, namespace)).main
     which = (job["apiVersion"], job["kind"])
@@ -165,9 +165,9 @@ def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
     def delete_when_running() -> None:
         for _ in range(200):
             time.sleep(0.1)
-            pods = here.items("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
+            pods = here.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
             if pods and all(pod.get("status", {}).get("phase") == "Running" for pod in pods):
-                for each in here.items(*which):
+                for each in here.list(*which):
                     here.delete(*which, each["metadata"]["name"])
                 return
 
@@ -179,7 +179,7 @@ def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
     assert "was deleted by somebody else" in report.sentence
 
 
-# What each webhook refuses: a queue that takes no jobs, and names that no profile can bring about.
+# What each webhook refuses: names that no profile can produce.
 REFUSED: dict[str, tuple[object, str, str, str]] = {
     "volcano": (volcano, "_TASK_NAME", "Worker", "a lowercase RFC 1123 label"),
     "pytorchjob": (pytorchjob, "_CONTAINER_NAME", "trainer", "at least one container with name pytorch"),
@@ -191,7 +191,7 @@ REFUSED: dict[str, tuple[object, str, str, str]] = {
 
 @EACH_WAY
 def test_refused(carry: Carry, monkeypatch: pytest.MonkeyPatch, profile: str) -> None:
-    """What a webhook or the API server refuses is told in its own words, and nothing was made."""
+    """A refusal by a webhook or the API server is reported in its own words, and nothing is created."""
     module, name, value, said = REFUSED[load_profile(profile).launcher]
     monkeypatch.setattr(module, name, value)
     end, report = carry((profile, "refused"), ENDS)
@@ -200,7 +200,7 @@ def test_refused(carry: Carry, monkeypatch: pytest.MonkeyPatch, profile: str) ->
 
 
 def test_refused_by_a_queue(carry: Carry) -> None:
-    """Volcano's root queue takes no jobs; its webhook says so before anything was made."""
+    """Volcano's root queue accepts no jobs; its webhook refuses the job before anything is created."""
     end, report = carry(("yolov5-volcano", "refused"), ENDS, nodes=1, options__queue="root")
     assert (end.name, report.left, report.attempts) == ("Failed", (), ())
     assert "can not submit job to root queue" in report.sentence

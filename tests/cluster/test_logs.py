@@ -27,7 +27,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.cluster.job_watch import ClusterWatch
 with ClusterWatch(ManifestPlan.model_validate_json(Path(sys.argv[1]).read_text())) as watch:
     while True:
-        watch.changes(0.5)
+        watch.poll(0.5)
 """
 
 
@@ -39,7 +39,7 @@ class Said:
         path.touch()
 
     def say(self, *lines: str, at: str = "") -> None:
-        """Add lines, all of them stamped alike where a time is given."""
+        """Append lines, all with the same time stamp if `at` is given."""
         self.lines += lines
         stamp = f"{at} stdout F " if at else ""
         with self.path.open("a") as file:
@@ -52,32 +52,32 @@ def said(tmp_path: Path) -> Said:
 
 
 def texts(plan: ManifestPlan, node: str = "worker-0") -> list[str]:
-    """What the file of a node holds, without stamps."""
+    """The lines in a node's log file, without stamps."""
     path = Path(plan.nodes[node])
     lines = path.read_bytes().decode().split("\n")[:-1] if path.exists() else []
     return [line.partition(" | ")[2] for line in lines]
 
 
 def finish(watch: ClusterWatch, jobs: Jobs, plan: ManifestPlan) -> dict[str, str]:
-    """End the pods once they run, and wait until their logs are whole; what these lack."""
+    """End the pods once they run, wait until their logs are complete, and return what is lost of them."""
     until(lambda: running(watch))
     jobs.end(plan)
     until(lambda: not running(watch))
-    watch.settle(20.0)
-    return watch.lost()
+    watch.drain_logs(20.0)
+    return watch.lost_logs()
 
 
 def running(watch: ClusterWatch) -> bool:
-    watch.changes(0.05)
+    watch.poll(0.05)
     phases = [thing["status"]["phase"] for name, thing in watch.seen.items() if name.startswith("Pod/")]
     return phases == ["Running", "Running"]
 
 
-# --- a connection that lasts, and one that does not
+# --- working and broken connections
 
 
 def test_long_logs_are_whole(jobs: Jobs, said: Said) -> None:
-    """20,000 lines of each of two pods are on disk, in order, each with its stamp and its node."""
+    """20,000 lines from each of two pods are on disk, in order, each with its stamp and its node."""
     said.say(*MANY)
     plan = jobs.start(log=said.path)
     with ClusterWatch(plan) as watch:
@@ -91,7 +91,7 @@ def test_long_logs_are_whole(jobs: Jobs, said: Said) -> None:
 
 
 def test_log_grows_with_the_pod(jobs: Jobs, said: Said) -> None:
-    """What a pod says is on disk while it runs."""
+    """A pod's lines are on disk while it runs."""
     plan = jobs.start(log=said.path)
     with ClusterWatch(plan) as watch:
         until(lambda: running(watch))
@@ -103,7 +103,7 @@ def test_log_grows_with_the_pod(jobs: Jobs, said: Said) -> None:
 
 
 def test_cut_stream_goes_on_where_it_was(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """Connections cut in the middle of a log, and of a line, cost no line and double none."""
+    """A connection that is cut in the middle of a line neither loses nor duplicates a line."""
     said.say(*MANY)
     plan = jobs.start(wire, log=said.path)
     for node, size in (("worker-0", 100_001), ("worker-1", 500_003)):
@@ -115,7 +115,7 @@ def test_cut_stream_goes_on_where_it_was(jobs: Jobs, said: Said, wire: Wire) -> 
 
 
 def test_equal_stamps_are_told_apart(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """Thousands of lines of one second, many of them alike, are neither lost nor doubled where the stream is cut."""
+    """When a stream is cut, lines with equal stamps, many of them identical, are neither lost nor duplicated."""
     said.say(*(f"step {index // 3}" for index in range(9000)), at="2026-01-01T00:00:00.500000000Z")
     plan = jobs.start(wire, log=said.path)
     wire.cut_after("worker-0/log?", 200_000)
@@ -126,7 +126,7 @@ def test_equal_stamps_are_told_apart(jobs: Jobs, said: Said, wire: Wire) -> None
 
 
 def test_api_server_away_costs_no_line(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """What pods said, and how they ended, while the API server was away is read when it is back."""
+    """After an outage of the API server, the lines and the ends of pods during the outage are read."""
     plan = jobs.start(wire, log=said.path)
     with ClusterWatch(plan) as watch:
         until(lambda: running(watch))
@@ -139,12 +139,12 @@ def test_api_server_away_costs_no_line(jobs: Jobs, said: Said, wire: Wire) -> No
         time.sleep(3)
         wire.away = False
         until(lambda: not running(watch))
-        watch.settle(20.0)
-        assert (watch.lost(), texts(plan)) == ({}, ["before", "meanwhile"])
+        watch.drain_logs(20.0)
+        assert (watch.lost_logs(), texts(plan)) == ({}, ["before", "meanwhile"])
 
 
 def test_silent_stream_is_opened_anew(jobs: Jobs, said: Said, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A log's connection that carries nothing any more, and is not closed, is given up after a while."""
+    """A log stream that stalls without being closed is opened again after a timeout."""
     monkeypatch.setattr(module, "_STREAM_SILENCE_S", 1.0)
     plan = jobs.start(wire, log=said.path)
     with ClusterWatch(plan) as watch:
@@ -155,7 +155,7 @@ def test_silent_stream_is_opened_anew(jobs: Jobs, said: Said, wire: Wire, monkey
 
 
 def test_stream_that_ends_too_soon_is_opened_again(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """The end of a stream is not the container's: a kubelet that restarts ends it well, in the middle of a line."""
+    """A stream that ends before its container is opened again: a restarting kubelet ends it cleanly within a line."""
     plan = jobs.start(wire, log=said.path)
     said.say("one", "two", at="2026-01-01T00:00:00.500000000Z")
     stamp = b"2026-01-01T00:00:00.500000000Z"
@@ -166,7 +166,7 @@ def test_stream_that_ends_too_soon_is_opened_again(jobs: Jobs, said: Said, wire:
 
 
 def test_kubelet_that_is_away_is_asked_again(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """Where the API server cannot reach a node's kubelet, the log is not given up."""
+    """If the API server cannot reach a node's kubelet, the log is requested again."""
     said.say("one")
     plan = jobs.start(wire, log=said.path)
     wire.answer("worker-0/log?", 500, {"message": "dial tcp 10.0.0.1:10250: connect: connection refused"})
@@ -178,7 +178,7 @@ def test_kubelet_that_is_away_is_asked_again(jobs: Jobs, said: Said, wire: Wire)
 
 
 def test_killed_process_is_followed_by_another(jobs: Jobs, said: Said, tmp_path: Path) -> None:
-    """A process that attaches after a SIGKILL goes on where the file ends: no line is lost, none is doubled."""
+    """A process that attaches after a SIGKILL continues at the end of the file, without lost or duplicate lines."""
     said.say(*MANY)
     plan = jobs.start(log=said.path)
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
@@ -193,7 +193,7 @@ def test_killed_process_is_followed_by_another(jobs: Jobs, said: Said, tmp_path:
 
 
 def test_two_watches_share_a_log(jobs: Jobs, said: Said) -> None:
-    """A second watch of one process finds the logs being read, and does not write every line a second time."""
+    """Two watches in one process share the log followers, so that each line is written once."""
     plan = jobs.start(log=said.path)
     with ClusterWatch(plan) as first:
         until(lambda: running(first))
@@ -205,38 +205,38 @@ def test_two_watches_share_a_log(jobs: Jobs, said: Said) -> None:
 
 
 def test_log_without_its_pod_is_not_whole(jobs: Jobs, said: Said) -> None:
-    """Whoever attaches, and finds a log begun and its pod gone, does not call that log whole."""
+    """A process that attaches after the pod is gone reports that a log's end may be missing."""
     said.say("one")
     plan = jobs.start(log=said.path)
     with ClusterWatch(plan) as watch:
         until(lambda: running(watch) and texts(plan) and texts(plan, "worker-1"))
     jobs.delete(plan)
     with ClusterWatch(plan) as watch:
-        assert watch.lost() == dict.fromkeys(("worker-0", "worker-1"), "perhaps its end: its pod is gone")
+        assert watch.lost_logs() == dict.fromkeys(("worker-0", "worker-1"), "perhaps its end: its pod is gone")
 
 
-# --- pods that are not there yet, or not any more
+# --- pods that do not exist yet, or no longer
 
 
 def pump(jobs: Jobs, plan: ManifestPlan, wire: Wire | None = None, over: bool = False) -> LogFollower:
-    """Follow worker-0, whatever the API server says of it."""
+    """Follow the log of worker-0, whether or not its pod exists."""
     server = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if wire else None))
     made = LogFollower(server, LogSource(f"{plan.job}-worker-0", "", plan.container), Path(plan.nodes["worker-0"]))
-    made.tell(over)
+    made.update_pod(over)
     return made
 
 
 def test_container_that_is_still_made_is_asked_again(jobs: Jobs, said: Said) -> None:
-    """The API server's 400 for a container that waits to start is no end."""
+    """The API server's 400 for a container that is waiting to start does not end the log."""
     said.say("one")
     plan = jobs.start(log=said.path, start_after=1)
-    until(lambda: jobs.server.read("v1", "Pod", f"{plan.job}-worker-0"))
+    until(lambda: jobs.server.get("v1", "Pod", f"{plan.job}-worker-0"))
     pump(jobs, plan)
     until(lambda: texts(plan) == ["one"])
 
 
 def test_pod_that_is_gone_has_lost_its_log(jobs: Jobs) -> None:
-    """A log that nobody read in time is told as lost."""
+    """A log that was not read before its pod was gone is reported as lost."""
     plan = jobs.plan()
     gone = pump(jobs, plan)
     assert gone.whole.wait(10)
@@ -244,7 +244,7 @@ def test_pod_that_is_gone_has_lost_its_log(jobs: Jobs) -> None:
 
 
 def test_end_that_went_with_its_pod_is_told(jobs: Jobs, said: Said, wire: Wire) -> None:
-    """A pod that goes while its log's stream is broken may have said more."""
+    """If a pod is deleted while its log stream is broken, the log's end is reported as perhaps lost."""
     said.say("one")
     plan = jobs.start(wire, log=said.path)
     with ClusterWatch(plan) as watch:
@@ -253,16 +253,16 @@ def test_end_that_went_with_its_pod_is_told(jobs: Jobs, said: Said, wire: Wire) 
         wire.cut()
         jobs.delete(plan)
         wire.away = False
-        until(lambda: not watch.changes(0.05) and "Pod/worker-0" not in watch.seen)
-        watch.settle(10.0)
-        assert "perhaps its end" in watch.lost()["worker-0"]
+        until(lambda: not watch.poll(0.05) and "Pod/worker-0" not in watch.seen)
+        watch.drain_logs(10.0)
+        assert "perhaps its end" in watch.lost_logs()["worker-0"]
 
 
-# --- lines that are no sentences
+# --- unusual lines
 
 
 def test_strange_lines_are_kept_as_they_are(jobs: Jobs, said: Said) -> None:
-    """Long lines, empty ones, and a progress bar's carriage returns go to disk unchanged."""
+    """Long lines, empty lines, and a progress bar's carriage returns are written to disk unchanged."""
     said.say("x" * 1_000_000, "", "10%\r20%\r30%", " leading and trailing ", "a | b", "", "ümläut")
     plan = jobs.start(log=said.path)
     with ClusterWatch(plan) as watch:
@@ -271,7 +271,7 @@ def test_strange_lines_are_kept_as_they_are(jobs: Jobs, said: Said) -> None:
 
 
 def test_last_line_needs_no_end(jobs: Jobs, wire: Wire) -> None:
-    """Bytes that are no UTF-8 are kept, and so is a last line without its end."""
+    """Bytes that are not UTF-8 are kept, and so is a last line without a newline."""
     plan = jobs.plan(wire)
     wire.answer("/log?", 200, b"2026-01-01T00:00:00Z \xff\xfe\n2026-01-01T00:00:00Z the end")
     assert pump(jobs, plan, wire, over=True).whole.wait(10)
@@ -279,7 +279,7 @@ def test_last_line_needs_no_end(jobs: Jobs, wire: Wire) -> None:
     assert kept == b"2026-01-01T00:00:00Z worker-0 | \xff\xfe\n2026-01-01T00:00:00Z worker-0 | the end\n"
 
 
-# --- a disk without room
+# --- a full disk
 
 
 @pytest.fixture
@@ -296,7 +296,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
 
 
 def test_full_disk_costs_lines_and_not_the_run(jobs: Jobs, said: Said, small_disk: Path) -> None:
-    """What there is no room for is counted, no line is torn, and the watch goes on to the job's end."""
+    """On a full disk lost lines are counted, no line is cut, and the watch continues to the job's end."""
     said.say(*MANY)
     plan = jobs.start(log=said.path).model_copy(update={"folder": str(small_disk / "attempt-1")})
     with ClusterWatch(plan) as watch:

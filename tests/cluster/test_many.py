@@ -10,8 +10,8 @@ import pytest
 
 from tests.cluster.jobs import Jobs
 from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
-from torchyard.loading.profile import ROOT
 from torchyard.model.profile import Cluster
 from torchyard.pods import lease_record
 
@@ -35,7 +35,7 @@ def shown(tmp_path: Path) -> ModuleType:
 
 @pytest.fixture
 def values(namespace: str, fake: dict[str, Any]) -> list[dict[str, Any]]:
-    """Overrides of three runs, of which the second fails."""
+    """The overrides of three runs; the second one fails."""
     ends = [{"torchyard.test/end-after": "1", "torchyard.test/exit": code} for code in ("0", "7", "0")]
     return [
         {**fake, "cluster.namespace": namespace, "pod.annotations": each, "args": [str(place)]}
@@ -44,14 +44,14 @@ def values(namespace: str, fake: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def test_runs_of_one_flow_do_not_disturb_each_other(shown: ModuleType, values: list[dict[str, Any]]) -> None:
-    """Three jobs are waited for at once in Prefect's task threads, and each one's end is told."""
+    """Prefect's task threads wait for three jobs at once, and the end of each is reported."""
     ends = shown.search("yolov5-volcano", values)
     assert ["exit code 7" in each for each in ends] == [False, True, False]
     assert all("succeeded" in ends[place] for place in (0, 2))
 
 
 def test_nothing_of_many_runs_is_left(shown: ModuleType, values: list[dict[str, Any]], jobs: Jobs) -> None:
-    """The last step removes every job, and every Lease."""
+    """After the last step no job and no Lease exists."""
     shown.search("yolov5-volcano", values)
     here = Client(Cluster(namespace=jobs.namespace))
     assert (

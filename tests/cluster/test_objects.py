@@ -1,4 +1,4 @@
-"""A plan's objects on a real API server: made once, adopted by whoever comes back, and gone without a trace."""
+"""A plan's objects on a real API server: created once, adopted by later processes, and removed completely."""
 
 import copy
 import subprocess
@@ -54,7 +54,7 @@ def running(jobs: Jobs, plan: ManifestPlan) -> bool:
 
 
 def test_second_submit_adopts(jobs: Jobs) -> None:
-    """The same plan submitted again finds its job, and says that it made nothing."""
+    """A second submit of the same plan finds its job, and says that it created nothing."""
     plan = jobs.plan()
     made = [submit(plan, Deadlines()) for _ in range(2)]
     assert [handle.created for handle in made] == [True, False]
@@ -63,7 +63,7 @@ def test_second_submit_adopts(jobs: Jobs) -> None:
 
 
 def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
-    """A plan that was written down is enough for another process to find the job."""
+    """A stored plan is enough for another process to find the job."""
     plan = jobs.start()
     (tmp_path / "plan.json").write_text(plan.model_dump_json())
     command = [sys.executable, "-c", SUBMIT, str(tmp_path / "plan.json")]
@@ -71,7 +71,7 @@ def test_another_process_adopts(jobs: Jobs, tmp_path: Path) -> None:
 
 
 def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
-    """Of two processes that submit in the same moment one creates the job, and both have it."""
+    """If two threads submit at the same moment, one creates the job, and both get it."""
     plan, made = jobs.plan(), list[tuple[str, bool]]()
 
     def create() -> None:
@@ -88,7 +88,7 @@ def test_two_submits_at_once_make_one_job(jobs: Jobs) -> None:
 
 
 def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
-    """Where the connection breaks after the job was created, and before that was told, there is still one job."""
+    """If the connection breaks after the job is created and before the answer arrives, there is still one job."""
     plan = jobs.plan(wire)
     wire.cut_after("/jobs?fieldValidation=Strict", -1)
     server = Client(plan.cluster)
@@ -98,18 +98,18 @@ def test_submit_whose_answer_was_lost_adopts(jobs: Jobs, wire: Wire) -> None:
 
 
 def test_taken_name_is_refused(jobs: Jobs) -> None:
-    """A job of the same name that is not the run's is told in a sentence, and nothing is made."""
+    """If another job has the same name, submit fails with a sentence that says so, and creates nothing."""
     plan = jobs.plan()
     theirs = copy.deepcopy(plan.main)
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
-    with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and belongs to somebody else"):
+    with pytest.raises(ClusterError, match=f"create Job {plan.job}: it exists and does not belong to this run"):
         submit(plan, Deadlines())
     assert jobs_of(jobs, plan) == []
 
 
 def test_nothing_is_made_where_a_part_is_refused(jobs: Jobs) -> None:
-    """Everything is tried first: a job that a webhook refuses leaves nothing of what comes before it."""
+    """If a webhook refuses the job, no other object of the plan is created, because dry runs of all come first."""
     plan = jobs.plan()
     refused = copy.deepcopy(plan.main)
     refused["spec"]["queue"] = "no-such-queue"
@@ -129,7 +129,7 @@ def test_unknown_field_is_refused(jobs: Jobs) -> None:
 
 
 def test_dry_run_makes_nothing(jobs: Jobs) -> None:
-    """The API server judges a job without keeping it."""
+    """A dry run has the API server check a job without creating it."""
     plan = jobs.plan()
     assert jobs.server.create(plan.main, dry_run=True)["metadata"]["uid"]
     assert jobs_of(jobs, plan) == []
@@ -139,7 +139,7 @@ def test_dry_run_makes_nothing(jobs: Jobs) -> None:
 
 
 def test_store_serves_before_the_job(jobs: Jobs) -> None:
-    """The store of a run is ready once it was ensured, and is found again the second time."""
+    """create_store returns when the run's store is running, and a second call finds the same store."""
     plan = jobs.plan(profile=ETCD)
     for _ in range(2):
         objects.create_store(plan)
@@ -148,7 +148,7 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
 
 
 def test_store_goes_with_the_job(jobs: Jobs) -> None:
-    """Whoever deletes the job by hand takes the store away with it."""
+    """When a user deletes the job, the store is deleted with it."""
     plan = jobs.plan(profile=ETCD)
     objects.create_store(plan)
     objects.create_job(plan)
@@ -161,7 +161,7 @@ def test_store_goes_with_the_job(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("profile", ["yolov5-volcano-etcd", "yolov5-pytorchjob-etcd"])
 def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
-    """After the teardown of a running job no object of any kind carries its labels."""
+    """After the teardown of a running job no object of any kind has its labels."""
     plan = jobs.plan(profile=profile)
     objects.create_store(plan)
     objects.create_job(plan)
@@ -171,14 +171,14 @@ def test_teardown_leaves_nothing(jobs: Jobs, profile: str) -> None:
 
 
 def test_teardown_can_be_repeated(jobs: Jobs) -> None:
-    """Tearing down what is gone, or was never there, is a success."""
+    """Tearing down a job that is gone, or never existed, succeeds."""
     plan = jobs.start()
     assert (teardown(plan), teardown(plan), teardown(jobs.plan())) == ((), (), ())
     backend_of(plan).stop()
 
 
 def test_two_teardowns_at_once(jobs: Jobs) -> None:
-    """A sweep beside the run's own teardown disturbs nobody."""
+    """Two teardowns of a job at the same time, such as a sweep's and the run's own, both succeed."""
     plan, told = jobs.start(), list[tuple[str, ...]]()
     both = [threading.Thread(target=lambda: told.append(teardown(plan))) for _ in range(2)]
     for each in both:
@@ -190,7 +190,7 @@ def test_two_teardowns_at_once(jobs: Jobs) -> None:
 
 @pytest.mark.parametrize("moment", ["created", "has pods", "runs"])
 def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
-    """At whatever moment of its start a job is torn down, no pod comes after."""
+    """A job that is torn down at any moment of its start leaves no pod."""
     plan = jobs.start()
     pods = {"created": lambda: True, "has pods": lambda: jobs.labelled(plan, "v1", "Pod"), "runs": None}[moment]
     until(pods or (lambda: running(jobs, plan)))
@@ -198,7 +198,7 @@ def test_teardown_while_the_job_starts(jobs: Jobs, moment: str) -> None:
 
 
 def test_job_goes_after_its_pods(jobs: Jobs) -> None:
-    """A job that is stopped stays, being deleted, until its pods are gone: that proves them gone."""
+    """A stopped job stays until its pods are gone (foreground deletion), so its absence proves theirs."""
     plan = jobs.start()
     until(lambda: running(jobs, plan))
     backend_of(plan).stop()
@@ -210,7 +210,7 @@ def test_job_goes_after_its_pods(jobs: Jobs) -> None:
 
 @pytest.fixture
 def held(jobs: Jobs) -> Iterator[ManifestPlan]:
-    """A running job with a pod that somebody's finalizer keeps."""
+    """A running job with a pod that has another user's finalizer."""
     plan = jobs.start()
     until(lambda: running(jobs, plan))
     pod = jobs.named(plan, "worker-0")
@@ -221,7 +221,7 @@ def held(jobs: Jobs) -> Iterator[ManifestPlan]:
 
 
 def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is stuck is named, with what holds it, within the grace and a bounded time."""
+    """Teardown reports a stuck pod and the finalizer that holds it, after the grace and a bounded time."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -12.0)
     pod = f"Pod {jobs.namespace}/{held.job}-worker-0: its finalizer torchyard.test/held holds it"
     assert any(left.startswith(pod) for left in teardown(held))
@@ -229,11 +229,11 @@ def test_pod_that_does_not_go_is_told(jobs: Jobs, held: ManifestPlan, monkeypatc
 
 @pytest.fixture
 def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
-    """Start a job of one pod on a node that answers no more."""
+    """Starts a job of one pod on a node that then stops answering."""
     name = f"dead-{uuid.uuid4().hex[:6]}"
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name, "labels": {"dead": name}}}
     path = jobs.server.path("v1", "Node", name, namespace=None)
-    jobs.server.ask("POST", jobs.server.path("v1", "Node", namespace=None), body=node)
+    jobs.server.request("POST", jobs.server.path("v1", "Node", namespace=None), body=node)
     room = {"cpu": "100", "memory": "1000Gi", "ephemeral-storage": "1000Gi", "nvidia.com/gpu": "8", "pods": "10"}
     report(jobs, path, "True", {"capacity": room, "allocatable": room})
 
@@ -247,19 +247,19 @@ def deserted(jobs: Jobs) -> Iterator[Callable[..., ManifestPlan]]:
         return made
 
     yield start
-    jobs.server.ask("DELETE", path)
+    jobs.server.request("DELETE", path)
 
 
 def report(jobs: Jobs, node: str, ready: str, status: dict[str, Any]) -> None:
-    """Tell of a node what its kubelet would."""
+    """Write a node's status as its kubelet would."""
     condition = {"type": "Ready", "status": ready, "reason": "Test", "lastHeartbeatTime": None}
-    jobs.server.ask("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
+    jobs.server.request("PATCH", f"{node}/status", body={"status": {**status, "conditions": [condition]}})
 
 
 def test_pod_on_a_dead_node_is_told(
     jobs: Jobs, deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A pod whose node does not confirm its end is named with its node, and left as it is."""
+    """A pod whose node does not confirm its end is reported with its node, and left as it is."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     plan = deserted()
     (pod, *_) = sorted(teardown(plan), key=lambda each: not each.startswith("Pod"))
@@ -269,13 +269,13 @@ def test_pod_on_a_dead_node_is_told(
 
 
 def test_pod_on_a_dead_node_is_forced(deserted: Callable[..., ManifestPlan], monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where the profile says force, a pod goes whose node is known to be dead."""
+    """With `on_stuck_pod: force`, a pod on a node that is known to be dead is deleted by force."""
     monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -9.0)
     assert teardown(deserted(on_stuck_pod="force")) == ()
 
 
 def test_what_others_labelled_is_told(jobs: Jobs) -> None:
-    """A ConfigMap that somebody gave the run's labels is proven to be left, at once, and is not deleted."""
+    """A ConfigMap to which a user gave the run's labels is reported as left over at once, and is not deleted."""
     plan = jobs.start()
     jobs.server.create(config_map("notes", labels=plan.labels))
     assert teardown(plan) == (f"ConfigMap {jobs.namespace}/notes",)
@@ -283,21 +283,21 @@ def test_what_others_labelled_is_told(jobs: Jobs) -> None:
 
 
 def test_what_others_named_alike_is_left_alone(jobs: Jobs) -> None:
-    """A job that has the run's name, and not its labels, is not touched by stop or teardown."""
+    """Stop and teardown do not touch a job that has the run's name but not its labels."""
     plan = jobs.plan()
     theirs = copy.deepcopy(plan.main)
     theirs["metadata"]["labels"] = {"team": "other"}
     jobs.server.create(theirs)
     backend_of(plan).stop()
-    left = teardown(plan)  # its pods carry our labels: they are told, and stay as well
+    left = teardown(plan)  # its pods have our labels: they are reported, and stay as well
     assert [each for each in left if not each.startswith("Pod ")] == []
-    there = jobs.server.read(theirs["apiVersion"], "Job", plan.job)
+    there = jobs.server.get(theirs["apiVersion"], "Job", plan.job)
     assert there
     assert "deletionTimestamp" not in there["metadata"]
 
 
 def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
-    """An API server that is away for a moment in the middle of a teardown is waited for."""
+    """A teardown waits for an API server that is down for a moment."""
     plan = jobs.start(wire)
     until(lambda: running(jobs, plan))
     other = threading.Timer(0.3, wire.leave, [2.0])
@@ -307,7 +307,7 @@ def test_teardown_outlasts_an_outage(jobs: Jobs, wire: Wire) -> None:
 
 
 def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire) -> None:
-    """An API whose own server is down, as a broken metrics server's, does not hold up the proof of the others."""
+    """An API whose own server is down, such as a metrics server's, does not delay the check for leftovers."""
     plan = jobs.start(wire)
     down = {"kind": "Status", "message": "the server is currently unable to handle the request"}
     wire.answer("GET /apis/apps/v1", 503, down, times=1000)
@@ -317,6 +317,6 @@ def test_one_kind_that_cannot_be_listed_holds_nothing_up(jobs: Jobs, wire: Wire)
 
 
 def test_handle_is_enough(jobs: Jobs) -> None:
-    """What submit returns can be written down and read again by another process."""
+    """The handle that submit returns can be stored as JSON and read by another process."""
     handle = submit(jobs.plan(), Deadlines())
     assert Handle.model_validate_json(handle.model_dump_json()) == handle

@@ -1,7 +1,7 @@
-"""Preflight against a real API server and its controllers, each check made to fail once.
+"""Preflight against a real API server and its controllers; each check is made to fail once.
 
-TORCHYARD_TEST_KUBECONFIG names the cluster; everything made here is in namespaces of its own, or bears
-the name of one, and is removed.
+TORCHYARD_TEST_KUBECONFIG names the cluster; every object created here is in one of the tests' own namespaces, or has
+the name of one, and is deleted.
 """
 
 import base64
@@ -54,7 +54,7 @@ Make = Callable[..., Thing]
 
 @pytest.fixture(scope="module")
 def plane(plane: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
-    """The cluster, with two namespaces of ours, and a kubeconfig with users and servers that do not work."""
+    """The cluster, with two namespaces for these tests, and a kubeconfig with users and servers that do not work."""
     config = os.environ["KUBECONFIG"]
     with pytest.MonkeyPatch.context() as patch:
         client.get_cluster_client.cache_clear()
@@ -62,7 +62,7 @@ def plane(plane: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
         try:
             for name, labels in ((SPACE, {}), (STRICT, {"pod-security.kubernetes.io/enforce": "baseline"})):
                 post(api, "v1", "Namespace", name, labels=labels)
-                wait(lambda name=name: api.read("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
+                wait(lambda name=name: api.get("v1", "ServiceAccount", "default", name))  # type: ignore[misc]
             more = tmp_path_factory.mktemp("kube") / "more.yaml"
             more.write_text(yaml.safe_dump(contexts(api)))
             patch.setenv("KUBECONFIG", f"{config}{os.pathsep}{more}")
@@ -73,10 +73,12 @@ def plane(plane: Client, tmp_path_factory: pytest.TempPathFactory) -> Iterator[C
 
 
 def contexts(api: Client) -> Thing:
-    """`nobody` may do nothing, `stranger` is not known, `anyone` says no name, and at `closed` nobody listens."""
+    """`nobody` has no rights, `stranger` is unknown, `anyone` has no credentials, `closed` is a closed port."""
     post(api, "v1", "ServiceAccount", "nobody")
     path = api.path("v1", "ServiceAccount", "nobody") + "/token"
-    token = api.ask("POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}})
+    token = api.request(
+        "POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
+    )
     known, _ = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
     here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
@@ -93,12 +95,12 @@ def contexts(api: Client) -> Thing:
 
 
 def clear(api: Client) -> None:
-    """Remove the namespaces, and wait until they are gone."""
+    """Delete the namespaces, and wait until they are gone."""
     for name in (SPACE, STRICT):
-        if api.read("v1", "Namespace", name, namespace=None):
-            api.ask("DELETE", api.path("v1", "Namespace", name, None))
+        if api.get("v1", "Namespace", name, namespace=None):
+            api.request("DELETE", api.path("v1", "Namespace", name, None))
     for name in (SPACE, STRICT):
-        wait(lambda name=name: api.read("v1", "Namespace", name, namespace=None) is None)  # type: ignore[misc]
+        wait(lambda name=name: api.get("v1", "Namespace", name, namespace=None) is None)  # type: ignore[misc]
 
 
 def wait(true: Callable[[], object], seconds: float = 40.0) -> None:
@@ -109,16 +111,16 @@ def wait(true: Callable[[], object], seconds: float = 40.0) -> None:
 
 
 def post(api: Client, version: str, kind: str, name: str, **more: Any) -> Thing:
-    """Create an object: of the namespace `place`, or of none for kinds that have none."""
+    """Create an object in the namespace `place`, or in none if its kind is cluster-wide."""
     labels, place = more.pop("labels", {}), more.pop("place", SPACE)
     path = api.path(version, kind, namespace=None if kind in OF_NO_NAMESPACE else place)
     thing = {"apiVersion": version, "kind": kind, "metadata": {"name": name, "labels": labels}, **more}
-    return {**thing, **api.ask("POST", path, body=thing)}
+    return {**thing, **api.request("POST", path, body=thing)}
 
 
 @pytest.fixture
 def make(plane: Client) -> Iterator[Make]:
-    """Create objects, as `post` does, that go with the test."""
+    """Creates objects like `post`, and deletes them when the test ends."""
     made: list[Thing] = []
 
     def create(version: str, kind: str, name: str, **more: Any) -> Thing:
@@ -129,9 +131,9 @@ def make(plane: Client) -> Iterator[Make]:
     for each in reversed(made):
         meta = each["metadata"]
         path = plane.path(each["apiVersion"], each["kind"], meta["name"], meta.get("namespace"))
-        plane.ask("DELETE", path)
+        plane.request("DELETE", path)
         gone = (each["apiVersion"], each["kind"], meta["name"], meta.get("namespace"))
-        wait(lambda gone=gone: plane.read(*gone) is None)  # type: ignore[misc]
+        wait(lambda gone=gone: plane.get(*gone) is None)  # type: ignore[misc]
 
 
 # --- plans
@@ -143,7 +145,7 @@ def pod(**spec: Any) -> Thing:
 
 
 def job_of(spec: Thing) -> Thing:
-    """The least object that holds the template of a pod."""
+    """The smallest object that holds a pod template."""
     template = {"metadata": {}, "spec": spec}
     return {"apiVersion": "v1", "kind": "PodTemplate", "metadata": {"name": "job"}, "template": template}
 
@@ -168,7 +170,7 @@ def plan(*requires: ClusterRequirement, context: str | None = None, space: str =
 
 
 def only(need: ClusterRequirement, **parts: Any) -> Check:
-    """The check of one requirement."""
+    """The check of a single requirement."""
     (found,) = check_cluster(plan(need, **parts))
     return found
 
@@ -186,7 +188,7 @@ def needs_kind(api: Client, need: CrdServed) -> None:
 
 
 def test_closed_port_is_the_only_finding(plane: Client) -> None:
-    """Where nobody answers, one finding names the context and the address."""
+    """If no server answers, the only finding names the context and the address."""
     (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context="closed"))
     assert (found.verdict, found.need) == ("failed", "cluster closed")
     assert "https://127.0.0.1:9 does not answer: " in found.detail
@@ -194,21 +196,21 @@ def test_closed_port_is_the_only_finding(plane: Client) -> None:
 
 @pytest.mark.parametrize(("context", "said"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
 def test_unknown_credentials_are_the_only_finding(plane: Client, context: str, said: str) -> None:
-    """A token that the server does not know, or none at all, makes one finding and no check behind it."""
+    """An unknown or missing token causes one finding, and no further checks."""
     (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context=context))
     assert "refuses the credentials of the kubeconfig: " in found.detail
     assert said in found.detail
 
 
 def test_unknown_context_lists_what_there_is(plane: Client) -> None:
-    """A context that the kubeconfig does not have is told with those that it has."""
+    """The finding about an unknown context lists the kubeconfig's contexts."""
     (found,) = check_cluster(plan(JOBS, context="none"))
     assert "there is no such context; there are: " in found.detail
     assert {"anyone", "closed", "nobody", "stranger"} <= set(found.detail.rpartition(": ")[2].split(", "))
 
 
 def test_missing_namespace_is_told_once(plane: Client) -> None:
-    """What is in a namespace is not asked where there is none; the rest is."""
+    """If the namespace is missing, the checks within it are skipped, and all others run."""
     inside = (Admitted(what="pod"), Admitted(what="objects"), Object(what="Secret", name="key"))
     found = check_cluster(plan(*inside, Advice(about="image", detail="old"), space=f"{SPACE}-none"))
     assert [each.need for each in found] == [f"namespace {SPACE}-none", "image"]
@@ -216,7 +218,7 @@ def test_missing_namespace_is_told_once(plane: Client) -> None:
 
 
 def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
-    """The step raises every failure of cluster and machine at once, and counts those that passed."""
+    """The step raises all failed checks of cluster and machine at once, and says how many checks there were."""
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
     missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
     with pytest.raises(PreflightError) as error:
@@ -225,7 +227,7 @@ def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
 
 
 def test_good_plan_has_one_check_a_requirement(plane: Client) -> None:
-    """What is all there makes one good finding for all rights, and one for each other requirement, in their order."""
+    """A good plan gets one passed check for all rights and one per other requirement, in their order."""
     rights = Permission(verbs=("create", "watch"), resource="pods"), PODS_LOG
     anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
     account = Object(what="ServiceAccount", name="default")
@@ -240,7 +242,7 @@ def test_good_plan_has_one_check_a_requirement(plane: Client) -> None:
 
 
 def test_missing_rights_name_the_verbs_and_the_user(plane: Client) -> None:
-    """One finding in all, with the verbs that are missing, by resource, and the role that has them."""
+    """A single finding lists the missing verbs by resource, and its remedy names the role that has them."""
     jobs, logs = Permission(verbs=("create", "watch"), resource="jobs.batch.volcano.sh"), PODS_LOG
     (found,) = check_cluster(plan(jobs, logs, context="nobody"))
     who = f"system:serviceaccount:{SPACE}:nobody"
@@ -250,7 +252,7 @@ def test_missing_rights_name_the_verbs_and_the_user(plane: Client) -> None:
 
 
 def test_only_missing_verbs_are_told(plane: Client, make: Make) -> None:
-    """A verb that is granted, of a subresource too, is not among the missing ones."""
+    """A granted verb, also of a subresource, is not listed as missing."""
     group = "rbac.authorization.k8s.io"
     make(f"{group}/v1", "Role", "logs", rules=[{"apiGroups": [""], "resources": ["pods/log"], "verbs": ["get"]}])
     account = {"kind": "ServiceAccount", "name": "nobody", "namespace": SPACE}
@@ -262,7 +264,7 @@ def test_only_missing_verbs_are_told(plane: Client, make: Make) -> None:
 
 
 def test_what_may_not_be_looked_at_is_a_warning(plane: Client) -> None:
-    """Without the right to list nodes, Deployments, queues or Secrets, the check says so and does not fail."""
+    """Without the right to list nodes, Deployments, queues or Secrets, a check is a warning that says so."""
     room = Capacity(pods=1, labels={}, tolerations=(), resources={}, alone=False)
     looks = (room, Controller(label="app=x"), OpenQueue(name="default"), Object(what="Secret", name="key"))
     found = check_cluster(plan(*looks, Admitted(what="pod"), context="nobody"))
@@ -271,12 +273,12 @@ def test_what_may_not_be_looked_at_is_a_warning(plane: Client) -> None:
 
 
 def test_job_that_this_user_may_not_create_is_refused(plane: Client) -> None:
-    """A missing right to create the job itself is a failure: submit would meet it."""
+    """A missing right to create the job itself is a failure, because submit would fail."""
     assert "cannot create resource" in refused(config_map("job"), context="nobody").detail
 
 
 def test_missing_right_is_not_told_twice(plane: Client) -> None:
-    """What the check of the rights says is no finding of the dry run as well."""
+    """A missing right that the rights check reports is only a warning in the dry run."""
     right = Permission(verbs=("create",), resource="configmaps")
     job = config_map("job")
     found = check_cluster(plan(right, Admitted(what="objects"), objects=(job,), context="nobody"))
@@ -288,41 +290,41 @@ def test_missing_right_is_not_told_twice(plane: Client) -> None:
 
 
 def test_kind_that_is_not_installed_tells_how_to_install_it(plane: Client) -> None:
-    """A group that is not there is told with the command that brings it."""
+    """The remedy for a missing API group is the command that installs it."""
     found = only(CrdServed(crd="jobs.none.example.com", version="v1", install="helm install none"))
     assert (found.detail[:16], found.remedy) == ("is not installed", "helm install none")
 
 
 def test_kind_in_another_version_lists_those_that_are_served(plane: Client) -> None:
-    """A group that has the kind in other versions only is told with these."""
+    """If a kind is served only in other versions, the finding lists them."""
     needs_kind(plane, JOBS)
     assert only(JOBS.model_copy(update={"version": "v9"})).detail == "is served as v1alpha1 only"
 
 
 def test_kind_of_another_group_is_not_taken_for_it(plane: Client) -> None:
-    """The legacy AppWrapper and the new one have the same plural."""
+    """The legacy AppWrapper is not taken for the new one, although both have the same plural."""
     needs_kind(plane, CrdServed(crd="appwrappers.workload.codeflare.dev", version="v1beta2", install="-"))
     found = only(CrdServed(crd="appwrappers.mcad.ibm.com", version="v1beta1", install="-"))
     assert "appwrappers.workload.codeflare.dev is another kind of the same name" in found.detail
 
 
 def test_controller_without_a_pod_is_told(plane: Client, make: Make) -> None:
-    """A Deployment whose pods are not available does not count."""
+    """A controller whose Deployment has no available pod fails the check."""
     labels = {MARK: "controller"}
     body: Thing = {"replicas": 0, "selector": {"matchLabels": labels}, "template": {"metadata": {"labels": labels}}}
     body["template"] |= {"spec": {"containers": [{"name": "a", "image": "registry.invalid/a:v1.2"}]}}
     make("apps/v1", "Deployment", "controller", labels=labels, spec=body)
     found = only(Controller(label=f"{MARK}=controller"))
-    assert (found.verdict, found.detail) == ("failed", f"{SPACE}/controller v1.2 has no pod that is available")
+    assert (found.verdict, found.detail) == ("failed", f"{SPACE}/controller v1.2 has no available pod")
 
 
 def test_controller_that_is_nowhere_is_told(plane: Client) -> None:
-    """Without a Deployment of the label in any namespace, the check fails."""
+    """If no namespace has a Deployment with the controller's label, the check fails."""
     assert only(Controller(label="app=no-such-controller")).verdict == "failed"
 
 
 def test_gang_flag_is_looked_for(plane: Client) -> None:
-    """An operator that runs without gang scheduling is a warning, one with it is not."""
+    """An operator without the flag for gang scheduling is a warning; one with it passes."""
     operator = "control-plane=kubeflow-training-operator"
     if only(Controller(label=operator)).verdict != "ok":
         pytest.fail("this cluster has no training operator")
@@ -332,14 +334,14 @@ def test_gang_flag_is_looked_for(plane: Client) -> None:
 
 
 def test_missing_queue_names_the_open_ones(plane: Client) -> None:
-    """A queue that is not there is told with those that take jobs."""
+    """The finding about a missing queue lists the open queues."""
     needs_kind(plane, JOBS)
     found = only(OpenQueue(name="no-such-queue"))
-    assert found.detail.startswith("there is no such queue; open are: default")
+    assert found.detail.startswith("there is no such queue; open queues: default")
 
 
 def test_closed_queue_is_told(plane: Client, make: Make) -> None:
-    """A queue that Volcano's controller has closed takes no jobs."""
+    """A queue that Volcano's controller has closed fails the check, and the finding lists the open queues."""
     needs_kind(plane, JOBS)
     queue = make("scheduling.volcano.sh/v1beta1", "Queue", SPACE, spec={"weight": 1})
     wait(lambda: only(OpenQueue(name=SPACE)).verdict == "ok")
@@ -347,14 +349,14 @@ def test_closed_queue_is_told(plane: Client, make: Make) -> None:
     post(
         plane, "bus.volcano.sh/v1alpha1", "Command", "close", action="CloseQueue", target={**target, "controller": True}
     )
-    wait(lambda: only(OpenQueue(name=SPACE)).detail.startswith("is Closed; open are: default"))
+    wait(lambda: only(OpenQueue(name=SPACE)).detail.startswith("is Closed; open queues: default"))
 
 
 # --- room
 
 
 def node(name: str, usable: int, **spec: Any) -> Thing:
-    """A node of ours, that nobody else's pods can use."""
+    """A node of this test, tainted against all other pods."""
     amounts = {"cpu": "8", "memory": "64Gi", "pods": "10", "example.com/rdma": "2"}
     status = {"capacity": amounts, "allocatable": {**amounts, "example.com/rdma": str(usable)}}
     status["conditions"] = [{"type": "Ready", "status": "True"}]  # type: ignore[assignment]
@@ -370,7 +372,7 @@ def room(pods: int, tolerations: tuple[str, ...] = (MARK,), **resources: str) ->
 
 @pytest.fixture
 def nodes(plane: Client, make: Make) -> None:
-    """Three nodes: one whole, one cordoned, one whose device is lost."""
+    """Three nodes: one healthy, one cordoned, one with lost devices."""
     for each in (node("a", 2), node("b", 2, unschedulable=True), node("c", 0)):
         make("v1", "Node", **each)
     wait(lambda: only(room(2, cpu="1")).verdict == "ok")
@@ -378,9 +380,9 @@ def nodes(plane: Client, make: Make) -> None:
 
 @pytest.mark.usefixtures("nodes")
 def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Client) -> None:
-    """The finding counts the pods that fit, and says for every other node why none does."""
+    """The finding says how many pods fit, and for every other node why no pod fits there."""
     found = only(room(2, example_rdma="2"))
-    assert found.detail.startswith("2 needed, one a node, 1 fits; ")
+    assert found.detail.startswith("2 needed, one per node, 1 fits; ")
     assert "1 node: cordoned" in found.detail
     assert "1 node: example.com/rdma 0 of 2 usable, its devices are lost or unhealthy" in found.detail
     assert "no label" in found.detail
@@ -389,7 +391,7 @@ def test_nodes_that_do_not_fit_are_grouped_by_what_they_lack(plane: Client) -> N
 
 @pytest.mark.usefixtures("nodes")
 def test_taint_that_is_not_tolerated_is_told(plane: Client) -> None:
-    """A taint is told by its key, with the key of the profile that tolerates it."""
+    """The finding about a taint names its key, and the remedy the profile key that tolerates it."""
     found = only(room(2, tolerations=(), cpu="1"))
     assert f"2 nodes: taint {MARK}" in found.detail
     assert "`pod.tolerations`" in found.remedy
@@ -397,14 +399,14 @@ def test_taint_that_is_not_tolerated_is_told(plane: Client) -> None:
 
 @pytest.mark.usefixtures("nodes")
 def test_device_plugin_that_is_missing_is_told(plane: Client) -> None:
-    """A resource that no node offers is told with the label of the DaemonSet that would."""
+    """The finding about a resource that no node offers names the label of the missing device plugin."""
     found = only(room(1, example_vf="16"))
     assert f"nothing offers example.com/vf: no namespace has a DaemonSet with the label {MARK}=plugin" in found.detail
 
 
 @pytest.mark.usefixtures("nodes")
 def test_device_plugin_that_is_there_tells_its_pods(plane: Client, make: Make) -> None:
-    """A resource that no node offers although its plugin is installed is told with the plugin's pods."""
+    """If no node offers a resource although its plugin is installed, the finding counts the plugin's ready pods."""
     labels = {MARK: "plugin"}
     template = {"metadata": {"labels": labels}, "spec": pod(nodeSelector={MARK: "nowhere"})}
     make(
@@ -419,25 +421,25 @@ def test_device_plugin_that_is_there_tells_its_pods(plane: Client, make: Make) -
 
 
 def test_label_that_no_node_has_is_told(plane: Client) -> None:
-    """Where no node is of the kind, the remedy shows what kinds there are."""
+    """If no node has the label, the remedy is the command that lists the nodes' values of it."""
     found = only(Capacity(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, alone=True))
     assert f"no label {MARK}=none" in found.detail
     assert f"`kubectl get nodes -L {MARK}`" in found.remedy
 
 
-# --- what the pods name
+# --- objects that the pods refer to
 
 
 @pytest.mark.parametrize("what", ["ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount"])
 def test_missing_object_is_told(plane: Client, what: Any) -> None:
-    """What is not there is told with its namespace, and how to make it."""
+    """The finding about a missing object names its namespace, and has a remedy."""
     found = only(Object(what=what, name="none"))
     assert found.detail.startswith(f"is not in namespace {SPACE}; there are: ")
     assert found.remedy
 
 
 def test_missing_network_lists_the_networks_of_its_namespace(plane: Client, make: Make) -> None:
-    """A secondary network is looked for in the namespace that the pods name."""
+    """A secondary network is looked up in the namespace that the pods name."""
     version = "k8s.cni.cncf.io/v1"
     try:
         make(version, "NetworkAttachmentDefinition", "rdma-vf", place=STRICT, spec={"config": "{}"})
@@ -449,7 +451,7 @@ def test_missing_network_lists_the_networks_of_its_namespace(plane: Client, make
 
 
 def test_missing_key_is_told_without_any_value(plane: Client, make: Make) -> None:
-    """A key that a Secret lacks is told with the keys that it has."""
+    """The finding about a missing key of a Secret lists the Secret's keys, and shows no values."""
     hidden = base64.b64encode(b"not-to-be-shown").decode()
     make("v1", "Secret", "keys", data={"user": hidden})
     found = only(Object(what="Secret", name="keys", holds=("user", "token")))
@@ -467,7 +469,7 @@ def claim(storage_class: str, mode: str) -> Thing:
 
 
 def test_claim_that_waits_for_its_pod_is_good(plane: Client, make: Make) -> None:
-    """Pending is as it should be where the volume comes with the first pod, and nowhere else."""
+    """A pending claim passes if its volume is bound with the first pod, and else is a warning."""
     for mode in ("WaitForFirstConsumer", "Immediate"):
         name = f"{SPACE}-{mode.lower()}"
         kind = {"provisioner": "example.com/none", "volumeBindingMode": mode}
@@ -479,16 +481,16 @@ def test_claim_that_waits_for_its_pod_is_good(plane: Client, make: Make) -> None
 
 
 def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Client, make: Make) -> None:
-    """A volume that one node can mount holds a job of two nodes back."""
+    """For a job of two nodes, the check of a volume that only one node can mount says so."""
     make("v1", "PersistentVolumeClaim", "single", spec=claim("none", "ReadWriteOnce"))
-    plane.ask(
+    plane.request(
         "PATCH", plane.path("v1", "PersistentVolumeClaim", "single") + "/status", body={"status": {"phase": "Bound"}}
     )
     assert "is Bound and ReadWriteOnce: its 2 pods must share one node" in only(CLAIM).detail
 
 
 def test_lost_claim_is_told(plane: Client, make: Make) -> None:
-    """A claim whose volume is gone is bound to nothing."""
+    """The finding about a claim whose volume is gone says that the claim is lost."""
     spec = {**claim("", "ReadWriteMany"), "volumeName": "no-such-volume"}
     annotations = {"pv.kubernetes.io/bind-completed": "yes"}
     meta = {"name": "single", "annotations": annotations}
@@ -503,7 +505,7 @@ CLAIM = Object(what="PersistentVolumeClaim", name="single")
 
 
 def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
-    """A pod on the host's network is refused in a namespace of level baseline, in the server's words."""
+    """A namespace with level baseline refuses a pod on the host's network; the finding quotes the server."""
     found = only(Admitted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
     assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in found.detail
     level = "pod-security.kubernetes.io/enforce=privileged"
@@ -511,9 +513,9 @@ def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
 
 
 def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
-    """A namespace without a level takes it, and the dry run leaves nothing."""
+    """A namespace without a level accepts a pod on the host's network, and the dry run leaves no pod."""
     assert only(Admitted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
-    assert plane.items("v1", "Pod") == []
+    assert plane.list("v1", "Pod") == []
 
 
 @pytest.mark.parametrize(
@@ -526,20 +528,20 @@ def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
     ],
 )
 def test_pod_is_refused_in_the_servers_words(plane: Client, spec: Thing, said: str) -> None:
-    """What the server says against a pod is the finding."""
+    """The finding about a refused pod quotes the server."""
     found = only(Admitted(what="pod"), objects=[job_of(pod(**spec))])
     assert (found.verdict, said in found.detail) == ("failed", True), found.detail
 
 
 def test_quota_is_told(plane: Client, make: Make) -> None:
-    """A quota that the pod would exceed refuses it."""
+    """A pod that would exceed a quota fails the check, and the remedy shows the quota."""
     make("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
     wait(lambda: "exceeded quota: none, requested: pods=1" in only(Admitted(what="pod")).detail)
     assert "describe quota" in only(Admitted(what="pod")).remedy
 
 
 def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Client) -> None:
-    """What Volcano's webhook says against a Job is the finding."""
+    """The finding about a refused Job quotes Volcano's webhook."""
     needs_kind(plane, JOBS)
     found = refused(vcjob(minAvailable=3))
     assert "Job job is refused: admission webhook" in found.detail
@@ -547,14 +549,14 @@ def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Client) -> N
 
 
 def test_good_job_is_accepted_and_not_made(plane: Client) -> None:
-    """A dry run goes through the webhooks and leaves no Job."""
+    """A dry run of a good Job passes the webhooks and creates no Job."""
     needs_kind(plane, JOBS)
     assert refused(vcjob()).verdict == "ok"
-    assert plane.items("batch.volcano.sh/v1alpha1", "Job") == []
+    assert plane.list("batch.volcano.sh/v1alpha1", "Job") == []
 
 
 def test_every_refused_object_is_told(plane: Client) -> None:
-    """Two bad objects are two sentences of one finding; the good one is not among them."""
+    """One finding has a sentence for each of two bad objects, and none for the good one."""
     bad = {**config_map("b"), "dada": {}}, {**config_map("C")}
     found = refused(config_map("a"), *bad)
     assert 'unknown field "dada"' in found.detail
@@ -563,7 +565,7 @@ def test_every_refused_object_is_told(plane: Client) -> None:
 
 
 def test_webhook_that_does_not_answer_is_told(plane: Client, make: Make) -> None:
-    """A webhook whose Service is gone refuses everything: the finding names the Service."""
+    """If a webhook's Service is gone, all its objects are refused, and the remedy names the Service."""
     rule = {"apiGroups": [""], "apiVersions": ["v1"], "resources": ["configmaps"], "operations": ["CREATE"]}
     hook: Thing = {"name": "lost.torchyard.test", "sideEffects": "None", "admissionReviewVersions": ["v1"]}
     hook |= {"clientConfig": {"service": {"namespace": SPACE, "name": "nowhere"}}, "rules": [rule]}
@@ -576,16 +578,16 @@ def test_webhook_that_does_not_answer_is_told(plane: Client, make: Make) -> None
 
 
 def test_name_that_is_taken_tells_by_whom(plane: Client, make: Make) -> None:
-    """Another run's object is not ours; our own is."""
+    """If a name is taken, the finding says by which run; the run's own object passes."""
     make("v1", "ConfigMap", "theirs", labels={"torchyard/run": "another"})
     make("v1", "ConfigMap", "foreign")
     make("v1", "ConfigMap", "ours", labels={**LABELS, "more": "yes"})
-    assert "ConfigMap theirs is there already, and belongs to the run another" in refused(config_map("theirs")).detail
-    assert "ConfigMap foreign is there already, and is not this run's" in refused(config_map("foreign")).detail
+    assert "ConfigMap theirs already exists, and belongs to the run another" in refused(config_map("theirs")).detail
+    assert "ConfigMap foreign already exists, and does not belong to this run" in refused(config_map("foreign")).detail
     found = refused(config_map("ours"))
-    assert (found.verdict, found.detail) == ("ok", "ConfigMap ours is there already, and is this run's")
+    assert (found.verdict, found.detail) == ("ok", "ConfigMap ours already exists, and belongs to this run")
 
 
 def test_advice_is_a_warning(plane: Client) -> None:
-    """What needs no asking is told, and stops nothing."""
+    """Advice is reported as a warning, which does not fail the preflight."""
     assert only(Advice(about="image a:latest", detail="has no fixed tag")).verdict == "warning"

@@ -1,4 +1,4 @@
-"""Real trainings on the two real nodes, one for each way to start and to meet; guide 000's are in test_real.py."""
+"""Real trainings on the two real nodes, one per launcher, rendezvous and agent; guide 000's are in test_real.py."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +19,15 @@ PROFILES = one_a_way(name for name in in_pods() if not name.startswith("yolov5")
 
 @pytest.fixture
 def real(plane: Client, user: dict[str, Any]) -> dict[str, Any]:
-    """Overrides that leave a job on the two real nodes."""
-    if len(plane.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+    """Overrides for a job on the two real nodes."""
+    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
     return user
 
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_real_pods_carry_every_way(name: str, namespace: str, real: dict[str, Any], record_property: Record) -> None:
-    """Its pods find each other as the profile says, and rank 0 tells what our program in them tells."""
+    """A profile's pods find each other as it says, and rank 0 prints the metrics of our program."""
     record_property("cell", (name, "real"))
     overrides = {**small(name), **real, **at_home(name, namespace)}
     report = completed(name, overrides)

@@ -12,8 +12,8 @@ import pytest
 
 from flows.train import train
 from tests.cluster.carried import completed, reported
+from torchyard.common.project_root import ROOT
 from torchyard.kube.client import Client
-from torchyard.loading.profile import ROOT
 from torchyard.model.profile import Cluster
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
@@ -25,8 +25,8 @@ SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
 
 @pytest.fixture
 def small(plane: Client, user: dict[str, Any], namespace: str) -> dict[str, Any]:
-    """Overrides that run a profile small, on the two real nodes."""
-    nodes = plane.items("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
+    """Overrides that run a small form of a profile on the two real nodes."""
+    nodes = plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)
     if len(nodes) < 2:
         pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
     return {**SMALL, **user, "cluster.namespace": namespace}
@@ -40,7 +40,7 @@ def read(report: Report, attempt: int = 1) -> dict[str, str]:
 
 @pytest.mark.parametrize("profile", PROFILES)
 def test_two_nodes_train(small: dict[str, Any], record_property: Callable[[str, object], None], profile: str) -> None:
-    """Two pods on two hosts form a world of two, learn, and are reported with both logs whole."""
+    """Two pods on two hosts train with a world size of two, and the report has both complete logs."""
     record_property("cell", (profile, "real training"))
     report = completed(profile, small)
     assert report.collected
@@ -54,7 +54,7 @@ def test_two_nodes_train(small: dict[str, Any], record_property: Callable[[str, 
 def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
     small: dict[str, Any], namespace: str, record_property: Callable[[str, object], None]
 ) -> None:
-    """A pod that somebody deletes in the middle ends the attempt, which says so; the next one trains to the end."""
+    """If a user deletes a pod, the attempt fails with that as its cause, and the next one trains to the end."""
     record_property("cell", ("yolov5-volcano", "pod killed"))
     here = Client(Cluster(namespace=namespace))
 
@@ -67,7 +67,7 @@ def test_a_pod_that_is_killed_is_followed_by_a_new_attempt(
                 else []
             )
             if any('"epoch": 2' in path.read_text() for path in logs):
-                pods = here.items("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
+                pods = here.list("v1", "Pod", {"labelSelector": "torchyard/run,!torchyard/role"})
                 here.delete("v1", "Pod", pods[1]["metadata"]["name"])
                 return
 

@@ -1,4 +1,4 @@
-"""Containers that began again, and logs that were rotated, while nobody read them: what is found, and what is told."""
+"""Containers that restart, and logs that are rotated, while no process reads them: what is read and what is lost."""
 
 import uuid
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ LOST = _RESTARTED.format(1)
 
 @pytest.fixture
 def bares(fake: object, namespace: str, tmp_path: Path) -> Iterator[list[Bare]]:
-    """Two fake pods, whose containers a test lets begin again."""
+    """Two fake pods whose containers a test can restart."""
     server = Client(Cluster(namespace=namespace))
     made = [Bare(server, f"bare-{uuid.uuid4().hex[:8]}", {"type": "kwok"}, tmp_path) for _ in range(2)]
     yield made
@@ -44,7 +44,7 @@ def texts(plan: ManifestPlan) -> list[str]:
 
 
 def known(plan: ManifestPlan, *lines: str) -> None:
-    """What an earlier process has written."""
+    """Write the lines of an earlier process to the log file."""
     path = Path(plan.nodes["worker-0"])
     stamp = "2026-01-01T00:00:{:02d}.500000000Z worker-0 | {}\n"
     path.parent.mkdir(parents=True)
@@ -52,19 +52,19 @@ def known(plan: ManifestPlan, *lines: str) -> None:
 
 
 def followed(bare: Bare, plan: ManifestPlan, count: int) -> PodLogs:
-    """The logs as a process sees them that comes now, once so many lines are on disk and the pod has ended."""
+    """Follow the logs as a new process, until this many lines are on disk and the pod has ended."""
     pumps = PodLogs(bare.server, plan)
-    pumps.take("worker-0", bare.name, bare.now())
+    pumps.update_pod("worker-0", bare.name, bare.now())
     until(lambda: len(texts(plan)) >= count)
     bare.end()
     bare.until("Succeeded")
-    pumps.take("worker-0", bare.name, bare.now())
-    until(lambda: not pumps.settling())
+    pumps.update_pod("worker-0", bare.name, bare.now())
+    until(lambda: not pumps.unfinished())
     return pumps
 
 
 class Case(NamedTuple):
-    """What is in the file, what each of a container's lives said, what is found of it, and what is told as lost."""
+    """The file before, the lines of each start of the container, the file afterwards, and what is reported as lost."""
 
     written: str
     lives: tuple[str, ...]
@@ -87,7 +87,7 @@ CASES = (
 
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case.written} of {' + '.join(case.lives)}")
 def test_what_was_said_meanwhile(bare: Bare, plan: ManifestPlan, case: Case) -> None:
-    """Whoever comes after restarts reads what is still there, in order, and tells what may be missing."""
+    """A process that attaches after restarts reads the remaining lines in order, and reports what may be missing."""
     for restart, said in enumerate(case.lives):
         if said:  # else the kubelet has removed it
             bare.say(*said.split(), restart=restart, at=0 if said.startswith("one") else 10 + 10 * restart)
@@ -97,22 +97,22 @@ def test_what_was_said_meanwhile(bare: Bare, plan: ManifestPlan, case: Case) -> 
     if len(case.lives) > 1:
         begin_again(bare.server, bare.now(), len(case.lives) - 1)
     pumps = followed(bare, plan, len(case.found.split()))
-    assert (texts(plan), pumps.lost().get("worker-0", "")) == (case.found.split(), case.lost)
+    assert (texts(plan), pumps.lost_logs().get("worker-0", "")) == (case.found.split(), case.lost)
 
 
 def test_pod_made_anew_goes_on_behind_the_one_before(bares: list[Bare], plan: ManifestPlan) -> None:
-    """The end of an earlier pod's log comes before the first line of the next one's, whose clock may be another."""
+    """All lines of a pod come before those of the pod that replaces it, even if their clocks differ."""
     pumps, names = PodLogs(bares[0].server, plan), [bare.name for bare in bares]
     bares[0].say("one", "two", at=30)
     bares[1].say("three", at=10)
     for bare in bares:
         bare.start("")
         bare.until("Running")
-        pumps.take("worker-0", bare.name, bare.now())
-    pumps.take("worker-0", names[0], None)
+        pumps.update_pod("worker-0", bare.name, bare.now())
+    pumps.update_pod("worker-0", names[0], None)
     until(lambda: len(texts(plan)) == 3)
     bares[1].end()
     bares[1].until("Succeeded")
-    pumps.take("worker-0", names[1], bares[1].now())
-    until(lambda: not pumps.settling())
-    assert (texts(plan), pumps.lost()) == (["one", "two", "three"], {})
+    pumps.update_pod("worker-0", names[1], bares[1].now())
+    until(lambda: not pumps.unfinished())
+    assert (texts(plan), pumps.lost_logs()) == (["one", "two", "three"], {})

@@ -1,4 +1,4 @@
-"""Least privilege: a run under an account that has docs/rbac.yaml's role and nothing else, and under less than that."""
+"""Least privilege: runs of an account that has only the role in docs/rbac.yaml, or less."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -18,10 +18,11 @@ from torchyard.cluster import create, orphans
 from torchyard.cluster.checks.cluster import check_cluster
 from torchyard.cluster.checks.permissions import is_allowed
 from torchyard.cluster.delete import _list_visible_objects, list_kinds
+from torchyard.common.project_root import ROOT
 from torchyard.kube import client, kubeconfig
 from torchyard.kube.client import Client
 from torchyard.launchers import registry
-from torchyard.loading.profile import ROOT, load_profile
+from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
@@ -37,7 +38,7 @@ Rights = frozenset[tuple[str, str]]  # resource, as preflight spells it, and ver
 
 
 def role(name: str) -> Rights:
-    """What a role of docs/rbac.yaml grants."""
+    """The rights that a role of docs/rbac.yaml grants."""
     documents = yaml.safe_load_all((ROOT / "docs" / "rbac.yaml").read_text())
     (rules,) = (each["rules"] for each in documents if each["metadata"]["name"] == name)
     return frozenset(
@@ -54,7 +55,7 @@ ROLE = role("torchyard")
 
 @cache
 def planned(profile: str, namespace: str = "runai-any") -> ManifestPlan:
-    """A plan whose names no other namespace has; of MCAD in the group that the profile names."""
+    """The plan of a profile in a namespace; MCAD's AppWrappers keep the API group that the profile names."""
     home = {key: value for key, value in at_home(profile, namespace).items() if key != "options.api"}
     chosen = load_profile(profile, {**home, "cluster.context": NAME})
     plan = registry.load_launcher(chosen.launcher).plan(chosen, Run(id="0" * 8, attempt=1, folder="/runs"))
@@ -95,14 +96,14 @@ class Account:
     def _document(self) -> dict[str, Any]:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self.admin.path("v1", "ServiceAccount", NAME)
-        token = self.admin.ask("POST", f"{path}/token", body=asked)["status"]["token"]
+        token = self.admin.request("POST", f"{path}/token", body=asked)["status"]["token"]
         known, active = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
         here = next(each for each in known if each["name"] == (kubeconfig.read_current_context() or active["name"]))
         context = {"cluster": here["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}
 
     def grant(self, rights: Rights) -> None:
-        """Give these and no others, and wait until the API server knows it."""
+        """Grant only these rights, and wait until the API server applies them."""
         rules = [
             {"apiGroups": [each.partition(".")[2]], "resources": [each.partition(".")[0]], "verbs": [verb]}
             for each, verb in rights
@@ -120,7 +121,7 @@ class Account:
 
 @pytest.fixture(scope="module")
 def account(plane: Client, namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Account]:
-    """Its context is there for the whole module: `cluster.context: least`."""
+    """The account, with a kubeconfig context for the whole module: `cluster.context: least`."""
     with pytest.MonkeyPatch.context() as patch:
         made = Account(Client(Cluster(namespace=namespace)), tmp_path_factory.mktemp("account"))
         patch.setenv("KUBECONFIG", f"{os.environ['KUBECONFIG']}{os.pathsep}{made.kubeconfig}")
@@ -131,7 +132,7 @@ def account(plane: Client, namespace: str, tmp_path_factory: pytest.TempPathFact
 
 @pytest.fixture(scope="module")
 def before(account: Account) -> Before:
-    """What preflight finds wrong with a plan under the whole role: the test cluster is not the profile's own."""
+    """The failed checks of a plan with the whole role, because the test cluster is not the profile's own."""
     known: dict[str, list[str]] = {}
 
     def find(plan: ManifestPlan) -> list[str]:
@@ -166,7 +167,7 @@ def test_role_is_what_profiles_need() -> None:
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize("profile", CARRIED)
 def test_role_carries_a_whole_run(account: Account, fake: dict[str, Any], home: Home, profile: str) -> None:
-    """With the role and nothing else a run is Completed, and nothing of it is left; what it may not look at warns."""
+    """With only the role a run is Completed and leaves nothing; checks that it may not make are warnings."""
     account.grant(ROLE)
     namespace = account.admin.namespace
     plan = planned(profile, namespace)
@@ -178,7 +179,7 @@ def test_role_carries_a_whole_run(account: Account, fake: dict[str, Any], home: 
 
 @pytest.mark.parametrize(("profile", "right"), EACH)
 def test_missing_verb_is_named(account: Account, before: Before, profile: str, right: tuple[str, str]) -> None:
-    """Without any one of the rights that a profile needs preflight fails, and names that one alone."""
+    """If one of the rights that a profile needs is missing, preflight fails and names only that right."""
     plan = planned(profile, account.admin.namespace)
     known = before(plan)
     account.grant(ROLE - {right})
@@ -194,24 +195,24 @@ def everywhere(account: Account) -> Iterator[None]:
     path = account.admin.path(version, kind, namespace=None)
     ref = {"apiGroup": GROUP, "kind": "ClusterRole", "name": "torchyard-sweep"}
     thing = {"apiVersion": version, "kind": kind, "metadata": {"name": name}}
-    account.admin.ask("POST", path, body={**thing, "roleRef": ref, "subjects": account.subjects})
+    account.admin.request("POST", path, body={**thing, "roleRef": ref, "subjects": account.subjects})
     yield
-    account.admin.ask("DELETE", f"{path}/{name}")
+    account.admin.request("DELETE", f"{path}/{name}")
 
 
 def test_sweeper_that_may_not_list_leases_takes_nothing(account: Account, jobs: Jobs) -> None:
-    """With role torchyard alone a sweep is refused, and says which role is missing: all that it sees may be alive."""
+    """A sweep with only the role torchyard removes nothing and names the missing role: any run may still be alive."""
     account.grant(ROLE)
     plan = jobs.start()
     terms = orphans.SweepScope(lambda _: "", lambda _: "", without_lease=True)
     with pytest.raises(ClusterError, match=r"list leases.*torchyard-sweep"):
         list(orphans.find_orphans(NAME, terms))
-    assert jobs.server.read(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
+    assert jobs.server.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
 
 
 @pytest.mark.usefixtures("everywhere")
 def test_sweeper_needs_no_more_than_two_roles(account: Account, jobs: Jobs, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With torchyard-sweep everywhere and torchyard where runs are, what a dead run left is found and removed."""
+    """With torchyard-sweep everywhere and torchyard where runs are, a dead run's leftovers are found and removed."""
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 1.0)
     account.grant(ROLE)
     plan = jobs.plan()

@@ -19,15 +19,15 @@ Plan = Callable[..., Any]
 
 
 def pods(watch: ClusterWatch) -> dict[str, str]:
-    """The phase of each pod, as the watch knows it."""
-    watch.changes(0.05)
+    """The phase of each pod that the watch has seen."""
+    watch.poll(0.05)
     found = {name: thing["status"]["phase"] for name, thing in watch.seen.items() if name.startswith("Pod/")}
     return {name.removeprefix("Pod/"): phase for name, phase in found.items()}
 
 
 def there(watch: ClusterWatch) -> set[str]:
-    """The kinds of what is there, as the watch knows it."""
-    watch.changes(0.05)
+    """The kinds of the objects that exist, as far as the watch knows."""
+    watch.poll(0.05)
     return {name.partition("/")[0] for name in watch.seen} - {"Removed"}
 
 
@@ -40,7 +40,7 @@ def ended(watch: ClusterWatch) -> bool:
 
 
 def test_job_is_seen_to_its_end(jobs: Jobs) -> None:
-    """Job, pods and PodGroup are seen from the start to the end."""
+    """A watch sees the job, its pods and its PodGroup, to the end of the pods."""
     plan = jobs.start()
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -50,17 +50,17 @@ def test_job_is_seen_to_its_end(jobs: Jobs) -> None:
 
 
 def test_nothing_is_asked_while_nothing_changes(jobs: Jobs, wire: Wire) -> None:
-    """A job that goes on costs no request: its objects and its logs come over connections that stay open."""
+    """A running job costs no requests, because its objects and logs are streamed over open connections."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
-        until(lambda: run(watch) and wire.count("/log?") == 2)
+        until(lambda: run(watch) and wire.count("previous=true") == 2)
         asked = len(wire.asked)
         time.sleep(4)
         assert wire.asked[asked:] == []
 
 
 def test_broken_connection_is_made_again(jobs: Jobs, wire: Wire) -> None:
-    """Where every connection is cut, the watch goes on from where it was, without asking for everything again."""
+    """After all connections are cut, the watch continues where it was, without listing everything again."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -72,7 +72,7 @@ def test_broken_connection_is_made_again(jobs: Jobs, wire: Wire) -> None:
 
 
 def test_what_is_deleted_during_an_outage_is_noticed(jobs: Jobs, wire: Wire) -> None:
-    """An object that goes while the API server is away for 5 s is not there any more afterwards."""
+    """The watch notices afterwards that an object was deleted during an outage of 5 s."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -85,23 +85,23 @@ def test_what_is_deleted_during_an_outage_is_noticed(jobs: Jobs, wire: Wire) -> 
 
 
 def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
-    """While the API server is away logs may grow unseen, which the watch says, and only then."""
+    """The watch says that it is disconnected during an outage, when logs may grow unseen, and only then."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
-        until(lambda: run(watch) and not watch.deaf())
+        until(lambda: run(watch) and not watch.is_disconnected())
         wire.away = True
         wire.cut()
-        until(watch.deaf)
+        until(watch.is_disconnected)
         time.sleep(1)
-        assert watch.deaf()
+        assert watch.is_disconnected()
         wire.mend()
         jobs.end(plan)
         until(lambda: ended(watch))
-        until(lambda: not watch.deaf())
+        until(lambda: not watch.is_disconnected())
 
 
 def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A connection that carries nothing any more, and is not closed, is given up after a while."""
+    """A connection that stalls without being closed is replaced after a timeout."""
     monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 2.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
@@ -116,7 +116,7 @@ GONE = {"kind": "Status", "status": "Failure", "message": "too old resource vers
 
 @pytest.mark.parametrize(("status", "body"), [(410, GONE), (200, {"type": "ERROR", "object": GONE})])
 def test_forgotten_version_is_listed_again(jobs: Jobs, wire: Wire, status: int, body: dict[str, Any]) -> None:
-    """Where the API server has forgotten how far was read, what went meanwhile is noticed by listing all."""
+    """If the watch's resource version has expired, a new list shows which objects were deleted meanwhile."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -130,15 +130,15 @@ def test_forgotten_version_is_listed_again(jobs: Jobs, wire: Wire, status: int, 
 
 
 def test_server_says_that_a_version_is_forgotten(jobs: Jobs) -> None:
-    """The real API server refuses a version that it has forgotten with a 410 inside the stream."""
+    """The real API server answers an expired resource version with a 410 inside the stream."""
     path = jobs.server.path("batch.volcano.sh/v1alpha1", "Job", namespace=None)
-    first = next(jobs.server.stream(path, {"watch": "1", "resourceVersion": "1"}, 5.0))
+    first = next(jobs.server.stream_lines(path, {"watch": "1", "resourceVersion": "1"}, 5.0))
     assert json.loads(first)["object"]["code"] == 410
 
 
 @pytest.mark.parametrize("status", [403, 404])
 def test_kind_that_only_tells_more_holds_nothing_up(jobs: Jobs, wire: Wire, status: int) -> None:
-    """Without the PodGroups, because they are not served or not for this user, the rest is seen."""
+    """If PodGroups are not served, or this user may not list them, the watch sees everything else."""
     plan = jobs.start(wire)
     wire.answer("/podgroups?", status, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
@@ -147,7 +147,7 @@ def test_kind_that_only_tells_more_holds_nothing_up(jobs: Jobs, wire: Wire, stat
 
 
 def test_unknown_kind_holds_nothing_up(jobs: Jobs) -> None:
-    """A kind that the API server has never heard of is left out."""
+    """The watch leaves out a kind that the API server does not know."""
     plan = jobs.start()
     strange = Watched(api="torchyard.test/v1", kind="Strange")
     with ClusterWatch(plan.model_copy(update={"watch": (*plan.watch, strange)})) as watch:
@@ -155,7 +155,7 @@ def test_unknown_kind_holds_nothing_up(jobs: Jobs) -> None:
 
 
 def test_bookmarks_carry_the_version_on(jobs: Jobs, wire: Wire) -> None:
-    """A watch that nothing happened to goes on from the version that the last bookmark told."""
+    """A watch without changes continues from the resource version of the last bookmark."""
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))
@@ -167,7 +167,7 @@ def test_bookmarks_carry_the_version_on(jobs: Jobs, wire: Wire) -> None:
 
 
 def test_attaching_while_the_server_is_away_waits_for_it(jobs: Jobs, wire: Wire) -> None:
-    """A watch that cannot look so far does not take the job for deleted."""
+    """A watch that starts during an outage waits for its first list, and does not take the job for deleted."""
     plan = jobs.start(wire)
     watch = ClusterWatch(plan)
     wire.leave(3.0)
@@ -178,7 +178,7 @@ def test_attaching_while_the_server_is_away_waits_for_it(jobs: Jobs, wire: Wire)
 def test_first_look_is_not_waited_for_for_ever(
     jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch, plane: Client
 ) -> None:
-    """Where the API server does not come back, that is told: nothing is known of the job."""
+    """If the API server stays down, the first list times out with an error, as nothing is known of the job."""
     monkeypatch.setattr(job_watch, "_FIRST_LIST_TIMEOUT_S", 1.0)
     plan = jobs.start(wire)
     wire.away = True

@@ -21,7 +21,7 @@ def webhooks(plane: Plane) -> list[Object]:
 
 
 def volcano(plane: Plane) -> list[Object]:
-    """One configuration for each path, by the name under which the webhook manager looks for it."""
+    """One configuration for each path, under the name that the webhook manager looks for."""
     base = f"https://127.0.0.1:{plane.facts['ports']['vc-webhook-manager']}"
     found = []
     for path in VOLCANO_WEBHOOKS:
@@ -30,7 +30,7 @@ def volcano(plane: Plane) -> list[Object]:
         rule = rule_for(version, resource, operations if verb == "validate" else ["CREATE"])
         name = f"{verb}{resource.removesuffix('s')}.volcano.sh"
         hook = webhook(name, base + path, plane.pair("ca").certificate, rule)
-        # As the chart does: Volcano's own namespace stays usable while its webhooks are down.
+        # As in the chart: Volcano's own namespace stays usable while its webhooks are down.
         hidden = {
             "key": "kubernetes.io/metadata.name",
             "operator": "NotIn",
@@ -65,7 +65,7 @@ def appwrapper(plane: Plane) -> list[Object]:
 
 
 def jobset(plane: Plane) -> list[Object]:
-    """Those of JobSets, and of the pods that belong to one."""
+    """The webhooks of JobSets, and of the pods that belong to one."""
     base, authority = f"https://127.0.0.1:{plane.facts['ports']['jobset']}", plane.pair("ca").certificate
     pods = rule_for("v1", "pods", ["CREATE"])
     member = {"matchExpressions": [{"key": "jobset.sigs.k8s.io/jobset-name", "operator": "Exists"}]}

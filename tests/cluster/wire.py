@@ -1,4 +1,4 @@
-"""A way to the API server that breaks as told, and counts what is asked: for faults that no healthy server has."""
+"""A proxy to the API server that injects faults and records requests: for faults that no healthy server shows."""
 
 import contextlib
 import json
@@ -20,7 +20,7 @@ CONTEXT = "wire"
 
 
 class Link:
-    """One connection of a client, and its other half to the API server."""
+    """A connection of a client, and the matching one to the API server."""
 
     def __init__(self, near: socket.socket, far: ssl.SSLSocket) -> None:
         self.near, self.far = near, far
@@ -35,9 +35,9 @@ class Link:
 
 
 class Wire:
-    """Plain HTTP on this side, the API server's TLS on the other; `asked` holds every request line.
+    """Plain HTTP on the client's side, TLS on the API server's; `asked` holds every request line.
 
-    Who asks is known by this machine's own credentials, until somebody else becomes the kubeconfig's user.
+    Requests use this machine's own credentials, until `become` puts another user into the kubeconfig.
     """
 
     def __init__(self, place: Path) -> None:
@@ -57,7 +57,7 @@ class Wire:
         threading.Thread(target=self._serve, daemon=True).start()
 
     def become(self, user: dict[str, Any] | None) -> None:
-        """Write the kubeconfig for another user; the API server is then told of no other."""
+        """Write the kubeconfig for another user; the API server then sees only that user's credentials."""
         self._user = user
         self.kubeconfig.write_text(yaml.safe_dump(self._document()))
 
@@ -76,56 +76,56 @@ class Wire:
     # --- faults
 
     def cut(self, what: str = "") -> None:
-        """Close every connection whose latest request has some text, in the middle of whatever it carries."""
+        """Close every connection whose latest request contains this text, in the middle of its data."""
         for link in [each for each in self._links if what in each.request]:
             link.close()
 
     def cut_after(self, what: str, size: int) -> None:
-        """Close the next connection for such a request once it has carried so many bytes, and no other."""
+        """Close only the next connection with such a request, once it has carried this many bytes."""
         self._cuts[what] = size
 
     def slow(self, what: str, rate: float) -> None:
-        """Carry the answers to such requests at so many bytes a second, each connection for itself."""
+        """Limit the answers to such requests to this many bytes per second and connection."""
         self._rates[what] = rate
 
     def stall(self, what: str = "") -> None:
-        """Carry nothing any more over the connections there are, without closing them."""
+        """Forward nothing more over the open connections with such a request, without closing them."""
         for link in [each for each in self._links if what in each.request]:
             link.stalled = True
 
     def leave(self, seconds: float) -> None:
-        """Be away: nothing is carried and nobody is let in."""
+        """Close all connections, and reject new ones for some seconds."""
         self.away = True
         self.cut()
         time.sleep(seconds)
         self.away = False
 
     def reset(self) -> None:
-        """Break every connection as a machine does that has forgotten them: RST instead of an end."""
+        """Break every connection with RST, like a machine that has lost its connections."""
         for link in list(self._links):
             link.near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
             link.near.close()
             link.close()
 
     def refuse(self) -> None:
-        """Nobody listens any more, until `mend`."""
+        """Close all connections and stop listening, until `mend`."""
         self._stop()
         self.cut()
 
     def swallow(self) -> None:
-        """Forget every connection without a word, and be silent on new ones, until `mend`."""
+        """Forward nothing on open or new connections, without closing them, until `mend`."""
         self.hole = True
         self.stall()
 
     def answer(self, what: str, status: int, body: dict[str, Any] | bytes, times: int = 1, **headers: str) -> None:
-        """Answer the next such requests in the API server's place; a header is spelled `Retry_After`."""
+        """Answer the next such requests instead of the API server; headers are spelled like `Retry_After`."""
         text = body if isinstance(body, bytes) else json.dumps(body).encode() + b"\n"
         told = {"Content-Type": "application/json", "Content-Length": str(len(text)), **headers}
         head = "".join(f"{name.replace('_', '-')}: {value}\r\n" for name, value in told.items())
         self._answers[what] = [f"HTTP/1.1 {status} Told\r\n{head}\r\n".encode() + text] * times
 
     def mend(self) -> None:
-        """End what lasts: being away, delays, holes and answers. Forgotten connections stay so."""
+        """End every lasting fault: outages, delays, black holes and answers. Stalled connections stay stalled."""
         self.away, self.hole, self.nameless, self.delay = False, False, False, 0.0
         self._answers.clear()
         self._rates.clear()
@@ -142,11 +142,11 @@ class Wire:
         self.cut()
 
     def _stop(self) -> None:
-        with contextlib.suppress(OSError):  # wakes who waits for a connection, and holds the port
+        with contextlib.suppress(OSError):  # wakes the thread in accept(), which holds the port
             self._server.shutdown(socket.SHUT_RDWR)
         self._server.close()
 
-    # --- carrying
+    # --- forwarding
 
     def _serve(self) -> None:
         with contextlib.suppress(OSError):
@@ -165,7 +165,7 @@ class Wire:
         try:
             far = socket.create_connection((host, int(port or 443)))
             link = Link(near, context.wrap_socket(far, server_hostname=host))
-        except OSError:  # the API server itself is away
+        except OSError:  # the API server itself is down
             near.close()
             return
         link.far.settimeout(0.1)
@@ -178,7 +178,7 @@ class Wire:
         self._links.remove(link)
 
     def _pass(self, link: Link) -> bool:
-        """Carry what is there; False at the end."""
+        """Forward the available data; False when the connection has ended."""
         ready = [link.far] if link.far.pending() else select.select([link.near, link.far], [], [], 1.0)[0]
         if link.stalled:
             time.sleep(0.05)
@@ -186,7 +186,7 @@ class Wire:
         for end in ready:
             try:
                 data = end.recv(1 << 16)
-            except TimeoutError:  # TLS spoke to itself
+            except TimeoutError:  # TLS records without data
                 continue
             if not data or not (self._ask(link, data) if end is link.near else self._give(link, data)):
                 return False

@@ -1,10 +1,10 @@
-"""A Run:ai of one machine: the grammar of its CLI, and pods that are real processes. Standard library only.
+"""A fake Run:ai on one machine: the grammar of its CLI, and pods that are real processes. Standard library only.
 
-RUNAI_STATE is its folder; RUNAI_GENERATION is v1 or v2; RUNAI_ARGS is `exec`, or `joined` where the words after `--`
-become one line of a shell; RUNAI_WORLD is what WORLD_SIZE counts: `pods`, or `processes` of the newer operators.
+RUNAI_STATE is its folder; RUNAI_GENERATION is v1 or v2; RUNAI_ARGS is `exec`, or `joined` if the words after `--` are
+joined into one shell line; RUNAI_WORLD is what WORLD_SIZE counts: `pods`, or `processes` as newer operators do.
 
-In its folder, `broken` makes every call fail with its text, and JOB/words (JSON, by pod, or "" for the job) stands for
-what it would say.
+In its folder, the file `broken` makes every call fail with the file's text, and the file JOB/words (JSON, by pod, or ""
+for the job) replaces the states that it would report.
 """
 
 import json
@@ -39,13 +39,13 @@ LOGS = {"project": ONE, "pod": ONE, "timestamps": SWITCH, "since-time": ONE}
 
 
 def die(said: str) -> NoReturn:
-    """As cobra does: the error, the usage, 1."""
+    """Fail as cobra does: print the error and the usage, and exit with 1."""
     print(f"Error: {said}\nUsage:\n  runai [command]", file=sys.stderr)
     sys.exit(1)
 
 
 def parse(words: list[str], flags: dict[str, str]) -> tuple[list[str], dict[str, Any], list[str]]:
-    """The arguments, the flags and what stands behind `--`."""
+    """The arguments, the flags, and the words after `--`."""
     given: dict[str, Any] = {name: [] for name, kind in flags.items() if kind == MANY}
     rest, free = list(words), list[str]()
     while rest and rest[0] != "--":
@@ -70,7 +70,7 @@ def parse(words: list[str], flags: dict[str, str]) -> tuple[list[str], dict[str,
 
 
 def kubelet(text: str, env: dict[str, str]) -> str:
-    """A text, as the kubelet expands it."""
+    """Expand `$(NAME)` in a text, as the kubelet does."""
     return re.sub(r"\$(?:\$|\(([^)]*)\))", lambda found: "$" if found[0] == "$$" else env.get(found[1], found[0]), text)
 
 
@@ -94,7 +94,7 @@ def submit(words: list[str]) -> None:
 
 
 def container(given: dict[str, Any], rank: int) -> dict[str, str]:
-    """The environment of a container: the image's, the user's, the operator's."""
+    """The environment of a container: the image's variables, the user's and the operator's."""
     env = {"PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "HOME": os.environ.get("HOME", "/")}
     env |= {"GLOO_SOCKET_IFNAME": "lo"}
     for each in given["environment"]:
@@ -122,7 +122,7 @@ def start(job: Path, pod: str, env: dict[str, str], command: list[str]) -> None:
 
 
 def keep(pod: Path, argv: list[str], env: dict[str, str]) -> None:
-    """Be the container's runtime: stamp its lines, write down its exit code."""
+    """Act as the container runtime: run the command, stamp its lines and record its exit code."""
     with (pod / "log").open("a", buffering=1) as log:
         try:
             made = subprocess.Popen(argv, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)

@@ -1,7 +1,7 @@
-"""A training without torch, for the chaos matrix: a line every tenth of a second, and a note of what was printed.
+"""A training without torch, for the chaos matrix: a line every tenth of a second, and a record of the printed lines.
 
-Every rank appends to TRUTH/<attempt>-<rank>-<pid> each line right after it was printed: what stands there must be in
-the run's log. Rank 0 saves its place, and a later attempt goes on from it. With --stubborn it ignores SIGTERM.
+Every rank appends each line to TRUTH/<attempt>-<rank>-<pid> right after printing it: every line there must be in the
+run's log. Rank 0 saves its position, and a later attempt continues from it. With --stubborn it ignores SIGTERM.
 """
 
 import argparse

@@ -1,1 +1,1 @@
-"""What each node of a job runs, and what its program is given."""
+"""What each node of a job runs, and what its program receives."""

@@ -1,11 +1,13 @@
 """What a node runs: torchrun, torch.distributed.launch or the program alone, and how it finds the other nodes."""
 
 import shlex
+from pathlib import Path
 
 from torchyard.agents import torchrun
 from torchyard.agents.process_env import command_word, escape_dollars, program_arguments, rendezvous_file
 from torchyard.agents.roce_gid import gid_script
 from torchyard.agents.torchrun import JobNode
+from torchyard.host import rdma_facts
 from torchyard.model.plan import Ranks
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
@@ -16,15 +18,22 @@ _C10D_HOST_LINES = """\
 if [ "${node}" = 0 ]; then host=1; else host=0; fi
 export PET_RDZV_CONF="join_timeout={patience},is_host=$host"
 """
+# An isolated Python imports nothing from the work folder. An image without python3 tells nothing.
+_RDMA_FACTS_LINES = """\
+if command -v python3 >/dev/null; then python3 -I -{words} <<'RDMA_FACTS'
+{program}RDMA_FACTS
+fi
+"""
+_VERBS_TRANSPORTS = ("roce", "infiniband", "rdma")  # NCCL's own, which need what the program looks for
 _FIRST_NODE_LINES = """\
 if [ "${node}" = 0 ]; then rm -f {files}; fi
 """
 
 
 def node_command(profile: Profile, run: Run, place: JobNode, *more: str) -> tuple[str, ...]:
-    """The words after the interpreter: an agent with its options and `more`, or none; the program and its arguments.
+    """The words after the interpreter: the agent, if any, its options and `more`; the program and its arguments.
 
-    `--`: without it the agent's parser stops at a program's option that could be short for two of its own (--max).
+    Without `--` the agent's parser fails on a program's option that could be short for two of its own (--max).
     """
     module = torchrun.MODULES.get(profile.starter)
     agent = ("-m", module, *torchrun.agent_options(profile, run, place), *more, "--") if module else ()
@@ -32,7 +41,7 @@ def node_command(profile: Profile, run: Run, place: JobNode, *more: str) -> tupl
 
 
 def pod_command(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
-    """The command of a pod, alike for every pod of the job."""
+    """The command of a pod, the same for every pod of the job."""
     words = node_command(profile, run, place)
     whole = (
         ("torchrun", *words[2:]) if profile.starter == "torchrun" else (*choose_interpreter(profile, "python3"), *words)
@@ -42,24 +51,28 @@ def pod_command(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
 
 
 def choose_interpreter(profile: Profile, python: str) -> tuple[str, ...]:
-    """What executes the words: nothing, where an agent is not wanted and the program is no Python file."""
+    """The interpreter that executes the words; none if there is no agent and the program is not a Python file."""
     return () if profile.starter == "none" and not str(profile.program).endswith(".py") else (python,)
 
 
 def rank_source(profile: Profile) -> Ranks:
-    """How the logs tell who printed a line: without an agent, the first node has rank 0."""
+    """How the logs show which rank printed a line: without an agent, the first node has rank 0."""
     return "placed" if profile.starter == "none" else "teed"
 
 
 def _pod_prelude(profile: Profile, run: Run, place: JobNode) -> str:
-    """What a pod's shell does before the command: the profile's setup, and what only the pod can know.
+    """What a pod's shell does before the command: the fabric's setup, the profile's, and what only the pod knows.
 
-    `(exit $?)` is for `a && b`, which `set -e` lets pass where a fails.
+    `(exit $?)` is for `a && b`, which `set -e` lets pass if `a` fails.
     """
-    setup = "".join(f"{escape_dollars(line)}\n(exit $?)\n" for line in profile.setup)
+    lines = (*(profile.network.setup if profile.network else ()), *profile.setup)
+    setup = "".join(f"{escape_dollars(line)}\n(exit $?)\n" for line in lines)
     old = [escape_dollars(shlex.quote(rendezvous_file(profile, run, attempt))) for attempt in range(1, run.attempt)]
     if profile.network and profile.network.find_gid:
         setup += escape_dollars(gid_script(str({**profile.network.env, **profile.env}.get("NCCL_IB_HCA", ""))))
+    if profile.network and profile.network.expect.transport in _VERBS_TRANSPORTS:
+        words, program = " required" * (profile.on_fabric == "fail"), Path(rdma_facts.__file__).read_text("utf-8")
+        setup += escape_dollars(_RDMA_FACTS_LINES.format(words=words, program=program))
     if profile.rendezvous == "c10d":
         return setup + _C10D_HOST_LINES.format(node=place.node, patience=torchrun.join_timeout(profile))
     return (

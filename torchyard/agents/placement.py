@@ -1,4 +1,4 @@
-"""Where the agents of plain machines live: which host, which folders there, how the others reach it."""
+"""Where the agents on plain machines run: on which host, in which folders, and how the others reach it."""
 
 import glob
 import os.path
@@ -19,7 +19,7 @@ class Host(FrozenModel):
 
     host: str = Field(pattern=r"^[^\s-]\S*$", description="what ssh calls it; localhost is this machine")
     address: str | None = Field(
-        None, pattern=r"^[^\s:/@]+$", description="a name or an IPv4 address that the others reach, if that is another"
+        None, pattern=r"^[^\s:/@]+$", description="the name or IPv4 address by which the others reach it, if different"
     )
 
     @property
@@ -28,7 +28,7 @@ class Host(FrozenModel):
 
     @property
     def reached(self) -> str:
-        """What the other hosts call it."""
+        """The name or address by which the other hosts reach it."""
         return self.address or ("127.0.0.1" if self.here else self.host.rpartition("@")[2])
 
 
@@ -42,28 +42,28 @@ _HostEntry = Annotated[Host, BeforeValidator(_read_host), WithJsonSchema({"anyOf
 
 
 class Options(FrozenModel):
-    """What only this launcher knows."""
+    """The options of this launcher."""
 
     hosts: tuple[_HostEntry, ...] = Field(
         (),
-        description="one entry an agent, then spares: what ssh calls a host, or {host, address}; else this machine",
+        description="one entry per agent, then spares: ssh's name of a host, or {host, address}; else this machine",
     )
-    avoid: tuple[str, ...] = Field((), description="hosts of these that are not to be used: a spare takes their place")
-    python: str | None = Field(None, description="the job's interpreter, with torch in it; else python3, or here this")
-    keeper_python: str = Field("python3", description="3.8 or newer, on the hosts that ssh reaches, for the keeper")
+    avoid: tuple[str, ...] = Field((), description="those of the hosts not to use: a spare takes their place")
+    python: str | None = Field(None, description="the job's interpreter, with torch; else python3, or here this one")
+    keeper_python: str = Field("python3", description="Python 3.8 or newer for the supervisor, on hosts behind ssh")
     folder: str = Field(
-        ".torchyard", pattern=r"^[^~\s][^\s]*$", description="of all runs, on those hosts; from the home, or absolute"
+        ".torchyard", pattern=r"^[^~\s][^\s]*$", description="of all runs on those hosts; absolute, or relative to home"
     )
     source: str | None = Field(
-        None, description="the folder to copy there, from the program's: `.` or `..`; else the program's file alone"
+        None, description="the folder to copy there, relative to the program's: `.` or `..`; else the program's file"
     )
-    program_there: bool = Field(False, description="the program is on those hosts already: nothing is copied")
-    port: int | None = Field(None, ge=1024, le=65533, description="of the rendezvous; else made from the run's id")
+    program_there: bool = Field(False, description="the program is already on those hosts: nothing is copied")
+    port: int | None = Field(None, ge=1024, le=65533, description="of the rendezvous; else derived from the run's id")
     etcd: str | None = Field(None, pattern=r"^[^:/]+:\d+$", description="HOST:PORT of an etcd of yours, for etcd-v2")
 
 
 class Placement(NamedTuple):
-    """Where one agent lives. The paths are its host's; those of a site begin with the site's folder."""
+    """Where one agent runs. The paths are those on its host; behind ssh they begin with the run's folder there."""
 
     host: Host
     folder: str  # of the attempt
@@ -74,7 +74,7 @@ class Placement(NamedTuple):
 
 
 def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placement, ...]:
-    """A seat a node, or fewer where too few hosts are left."""
+    """One placement per node, or fewer if too few hosts are left."""
     named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
     hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
     first: dict[str, int] = {}
@@ -85,20 +85,20 @@ def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placemen
 
 
 class _PlacementFactory(NamedTuple):
-    """Gives out the seats of one attempt."""
+    """Makes the placements of one attempt."""
 
     profile: Profile
     run: Run
     options: Options
 
     def here(self, host: Host) -> Placement:
-        """A seat on this machine, where everything is at its place already."""
+        """A placement on this machine, where all files already are."""
         folder = f"{self.run.folder}/attempt-{self.run.attempt}"
         checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
         return Placement(host, folder, checkpoints, str(self.profile.program), python, None)
 
     def there(self, host: Host, first: int) -> Placement:
-        """A seat behind ssh, with a folder of the attempt's own: whoever clears it meets no other attempt."""
+        """A placement behind ssh, with a folder of the attempt's own: clearing it affects no other attempt."""
         profile, run, options = self
         work, inside = find_program_source(profile, options)
         site = Site(
@@ -114,13 +114,13 @@ class _PlacementFactory(NamedTuple):
 
 
 def _previous_folders(run: Run) -> tuple[str, ...]:
-    """Where the attempt before has left checkpoints, on any node: a spare may have taken a host's place since."""
+    """Where the previous attempt left checkpoints, on any node: a spare may have taken a host's place since."""
     past = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
     return (f"{past}/node-*/files", run.folder) if run.attempt > 1 else ()
 
 
 def find_program_source(profile: Profile, options: Options) -> tuple[str | None, str]:
-    """What is copied, and the program's place in it; it begins with `..` where it is outside."""
+    """The path to copy, and the program's path in it, which begins with `..` if it is outside."""
     program = Path(str(profile.program))
     if options.program_there:
         return None, ""

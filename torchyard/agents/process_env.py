@@ -1,4 +1,4 @@
-"""What a program is told of its job: in its arguments, in its environment, and by a file."""
+"""What a program learns about its job: from its arguments, its environment, and a file."""
 
 import re
 from typing import Any, assert_never
@@ -8,22 +8,24 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 
 NODE_VARIABLE = "TORCHYARD_NODE"
+# For those who read the log: without NET, NCCL does not say whether GPUDirect is in use.
+NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 _PLACEHOLDER = re.compile(r"\{(\w+)\}")
 
 
 def escape_dollars(text: str) -> str:
-    """The text as the kubelet makes it the same again: it takes `$(NAME)` for a variable, and `$$` for one `$`."""
+    """The text, escaped for the kubelet, which takes `$(NAME)` for a variable and `$$` for one `$`."""
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
 def command_word(text: str, place: JobNode) -> str:
-    """A text of the profile's as a word of a command: in pods the kubelet reads every word."""
+    """A text from the profile as a word of a command: in pods the kubelet expands every word."""
     return escape_dollars(text) if isinstance(place.node, str) else text
 
 
 def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
-    """The program's arguments, with what it is told in the place of `{nodes}`, `{node_rank}` and the like."""
-    told = {
+    """The program's arguments, with values in place of `{nodes}`, `{node_rank}` and the like."""
+    known = {
         "nodes": str(profile.nodes),
         "processes": str(profile.processes),
         "world_size": str(profile.world_size),
@@ -33,11 +35,11 @@ def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, 
         "rendezvous": _init_method_url(profile, run, place),
     }
     given = (command_word(each, place) for each in profile.args)
-    return tuple(_PLACEHOLDER.sub(lambda found: told.get(found[1], found[0]), each) for each in given)
+    return tuple(_PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), each) for each in given)
 
 
 def _init_method_url(profile: Profile, run: Run, place: JobNode) -> str:
-    """Where a program without an agent meets: what torch calls its init_method."""
+    """Where the processes of a program without an agent meet: torch's init_method."""
     match profile.rendezvous:
         case "file":
             return f"file://{command_word(rendezvous_file(profile, run, run.attempt), place)}"
@@ -50,12 +52,12 @@ def _init_method_url(profile: Profile, run: Run, place: JobNode) -> str:
 
 
 def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
-    """A file of the attempt's own: torch waits for ever in one that another attempt has used."""
+    """The rendezvous file of one attempt: torch waits for ever in one that another attempt has used."""
     return f"{profile.shared_file}.{run.name(profile)}-{attempt}"
 
 
 def program_environment(profile: Profile, place: JobNode) -> dict[str, str]:
-    """What a program without an agent is told, be it one process or many: RANK is that of its node."""
+    """The variables of a program without an agent, whether it is one process or many: RANK is its node's rank."""
     if profile.starter != "none":
         return {}
     return {
@@ -67,9 +69,9 @@ def program_environment(profile: Profile, place: JobNode) -> dict[str, str]:
 
 
 def pod_environment(profile: Profile, place: JobNode, index: str) -> list[dict[str, Any]]:
-    """The same in a pod, after TORCHYARD_NODE, which the kubelet reads from the field `index` of the pod.
+    """The variables in a pod: TORCHYARD_NODE, which the kubelet reads from the pod's field `index`, then the program's.
 
-    An agent is told the pod's own address here, because older ones end at an option that they do not know.
+    An agent gets the pod's own address here, because older agents fail on an option that they do not know.
     """
     node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
     own = {LOCAL_ADDR_VARIABLE: place.address} if place.address and profile.starter != "none" else {}

@@ -10,16 +10,16 @@ from torchyard.model.run import Run
 
 _JOINED_TEXT = "Rendezvous complete for workers"
 LOCAL_RANK_0_PREFIX = "[default0]:"  # what --tee writes before a line of local rank 0
-# What a raw line must hold to be one of local rank 0, or to say a node's rank.
+# What a raw line must contain to come from local rank 0, or to give a node's rank.
 LOCAL_RANK_0_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
 _GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
-LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # what torchrun's parser takes for --local_addr, where it knows that option
+LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # read by torchrun's parser as --local_addr, if it knows that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
 
 class Endpoint(FrozenModel):
-    """Where the nodes meet."""
+    """The address at which the nodes meet."""
 
     address: str
     port: int
@@ -29,7 +29,7 @@ class Endpoint(FrozenModel):
 
 
 class JobNode(NamedTuple):
-    """A node in its job: `node` is its rank or, in pods that are all alike, the variable that holds it."""
+    """A node in its job: `node` is its rank or, in pods, which are all alike, the variable that holds it."""
 
     endpoint: Endpoint
     node: int | str
@@ -47,16 +47,16 @@ def first_port(run: Run) -> int:
 
 
 def agent_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
-    """The agent's options on one node. Underscores: before torch 2.0 there was no other spelling.
+    """The agent's options on one node, with underscores: before torch 2.0 there was no other spelling.
 
-    A pod's image may have any torch: it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0, which
-    machines are checked for; pods are told by LOCAL_ADDR, which an older agent does not read.
+    A pod's image may have any torch, so it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0,
+    which preflight requires on machines; pods get LOCAL_ADDR_VARIABLE, which an older agent does not read.
     """
     own = isinstance(place.node, int) and place.address
     return (
         f"--nnodes={profile.nodes}",
         f"--nproc_per_node={profile.processes}",
-        "--max_restarts=0",
+        f"--max_restarts={profile.max_restarts}",
         "--tee=3",
         *_rendezvous_options(profile, run, place),
         *((f"--local_addr={place.address}",) if own else ()),
@@ -64,7 +64,7 @@ def agent_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]
 
 
 def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
-    """How a node finds the others. Only static looks at the node rank; the others rank by arrival."""
+    """How a node finds the others. Only static uses the node rank; the other backends rank by arrival."""
     endpoint = place.endpoint
     if profile.rendezvous == "static":
         fixed = (f"--node_rank={place.rank}", f"--master_addr={endpoint.address}", f"--master_port={endpoint.port}")
@@ -81,12 +81,12 @@ def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str
 
 
 def rendezvous_id(profile: Profile, run: Run) -> str:
-    """New for each attempt: a store refuses an id that has been closed."""
+    """The rendezvous id, new for each attempt: a store refuses an id that has been closed."""
     return run.job(profile)
 
 
 def join_timeout(profile: Profile) -> str:
-    """Seconds that a node waits for the others."""
+    """The seconds for which a node waits for the others."""
     return str(int(profile.deadlines.start) or 1)
 
 

@@ -1,4 +1,4 @@
-"""`torchyard`: what a profile would do, whether it could, and what profiles there are."""
+"""`torchyard`: plan, check, run or benchmark a profile, list profiles, read a run's log, and compare runs."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 import yaml
 
-from torchyard.common.escaping import strip_control_codes
+from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
@@ -17,6 +17,7 @@ from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
+from torchyard.model.trend import Trend
 from torchyard.run.folder import runs_folder
 
 _TRIAL_RUN_ID = "00000000-0000-0000-0000-000000000000"
@@ -25,7 +26,7 @@ _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "
 
 
 def main(words: list[str] | None = None) -> int:
-    """Exit code 0; 1 where a check or the profile failed, with one clear message on stderr."""
+    """Run the command. Exit code 0, or 1 if a check or the profile failed, with one clear message on stderr."""
     asked = _build_parser().parse_args(words)
     try:
         return int(asked.run(asked))
@@ -43,14 +44,25 @@ def _build_parser() -> argparse.ArgumentParser:
     for name, run in VERBS.items():
         made[name] = verbs.add_parser(name, help=run.__doc__)
         made[name].set_defaults(run=run)
-    for name in ("plan", "check", "run"):
+    for name in ("plan", "check", "run", "benchmark"):
         made[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
         add_overrides(made[name])
+    made["benchmark"].add_argument(
+        "--fabric",
+        action="append",
+        default=[],
+        metavar="FABRIC",
+        help="one to compare, once for each (default: the profile's own, then the shape's TCP)",
+    )
     made["profiles"].add_argument(
-        "--as", dest="form", choices=_CATALOG_FORMATS, help="README's table; prefect.yaml's entries"
+        "--as", dest="form", choices=_CATALOG_FORMATS, help="as the README's table, or as prefect.yaml's entries"
     )
     for name in ("logs", "attach"):
         made[name].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
+    made["trend"].add_argument("history", nargs="?", metavar="PROFILE", help="or the name of one history")
+    made["trend"].add_argument("--value", help="the number to compare; by default the one that the last runs compared")
+    made["trend"].add_argument("--lower", action="store_true", help="a lower --value is better")
+    made["trend"].add_argument("--plot", metavar="FILE", help="write the plot as SVG")
     return top
 
 
@@ -83,7 +95,7 @@ def _make_plan(asked: argparse.Namespace) -> Plan:
 
 
 def _show_plan(asked: argparse.Namespace) -> int:
-    """what would run, without running it"""
+    """show what would run, without running it"""
     plan = _make_plan(asked)
     dumped = mask_document(plan.model_dump(mode="json", exclude_none=True))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
@@ -93,7 +105,7 @@ def _show_plan(asked: argparse.Namespace) -> int:
 
 
 def _show_checks(asked: argparse.Namespace) -> int:
-    """preflight only; exit code 1 where a check failed"""
+    """run preflight only; exit code 1 if a check failed"""
     plan = _make_plan(asked)
     from torchyard.steps.preflight import run_checks
 
@@ -107,7 +119,7 @@ def _show_checks(asked: argparse.Namespace) -> int:
 
 
 def _run_profile(asked: argparse.Namespace) -> int:
-    """the whole line without a server; exit code 1 where the run does not succeed"""
+    """run a profile to its end without a Prefect server; exit code 1 if the run does not succeed"""
     profile = load_profile(asked.profile, read_overrides(asked.set))
     from torchyard.cli.run import run_profile
 
@@ -115,14 +127,21 @@ def _run_profile(asked: argparse.Namespace) -> int:
 
 
 def _attach_run(asked: argparse.Namespace) -> int:
-    """go on with a run of `torchyard run` that has lost its process"""
+    """resume a run of `torchyard run` that has lost its process"""
     from torchyard.cli.run import attach_run
 
     return attach_run(asked.run_name)
 
 
+def _run_benchmark(asked: argparse.Namespace) -> int:
+    """run a profile over several fabrics, one after the other, and compare their bandwidths"""
+    from torchyard.cli.run import run_comparison
+
+    return run_comparison(asked.profile, read_overrides(asked.set), asked.fabric)
+
+
 def _show_profiles(asked: argparse.Namespace) -> int:
-    """every profile that can be named"""
+    """list every profile that can be named"""
     if asked.form:
         print("\n".join(_CATALOG_FORMATS[asked.form](catalog.load_catalog())))
         return 0
@@ -137,7 +156,7 @@ def _show_profiles(asked: argparse.Namespace) -> int:
 
 
 def _show_schema(_: argparse.Namespace) -> int:
-    """JSON Schema of a profile, for editors"""
+    """print the JSON Schema of a profile, for editors"""
     schema = Profile.model_json_schema()
     schema["properties"].pop("name")
     schema["required"] = [key for key in schema["required"] if key not in ("name", "launcher")]
@@ -145,7 +164,7 @@ def _show_schema(_: argparse.Namespace) -> int:
     schema["properties"]["launcher"]["enum"] = registry.list_launchers()
     options = {name: registry.load_launcher(name).Options.model_json_schema() for name in registry.list_launchers()}
     for each in options.values():
-        schema["$defs"] |= each.pop("$defs", {})  # a reference begins at the root
+        schema["$defs"] |= each.pop("$defs", {})  # references are resolved from the root
     schema["allOf"] = [
         {"if": {"properties": {"launcher": {"const": name}}}, "then": {"properties": {"options": each}}}
         for name, each in options.items()
@@ -155,28 +174,41 @@ def _show_schema(_: argparse.Namespace) -> int:
 
 
 def _show_logs(asked: argparse.Namespace) -> int:
-    """what global rank 0 of a run printed, without the other ranks and the agents"""
-    from torchyard.run.folder import RunFolder
+    """show what global rank 0 of a run printed, without the other ranks and the agents; and which network was used"""
+    from torchyard.run.folder import RunFolder, list_run_folders
     from torchyard.steps.log_reader import read_rank_zero
 
     path = runs_folder() / asked.run_name
     folder = RunFolder(path)
     if not folder.attempts():
-        known = ", ".join(sorted(each.name for each in runs_folder().glob("*") if each.is_dir())) or "none"
+        known = ", ".join(each.name for each in list_run_folders()) or "none"
         raise ProfileError(asked.run_name, (f"there is no such run in {runs_folder()}; there are: {known}",))
     plan = folder.plans()[-1]
     safe: Callable[[str], str] = strip_control_codes if sys.stdout.isatty() else str  # a file or a pipe gets every byte
     for text in read_rank_zero(plan):
         print(safe(text))
+    ended = folder.ended(folder.attempts()[-1])
+    if ended and (found := ended.collected.fabric):  # apart from the program's own lines, which may go into a pipe
+        print(f"fabric: {found.verdict}: {single_line(found.sentence)}", file=sys.stderr)
     return 0
+
+
+def _show_trend(asked: argparse.Namespace) -> int:
+    """list the histories of all profiles, or show how a profile's number has changed from run to run"""
+    from torchyard.cli.trend import show_histories, show_history
+
+    trend = Trend(value=asked.value, better="lower" if asked.lower else "higher") if asked.value else None
+    return show_history(asked.history, trend, asked.plot) if asked.history else show_histories()
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "plan": _show_plan,
     "check": _show_checks,
     "run": _run_profile,
+    "benchmark": _run_benchmark,
     "attach": _attach_run,
     "profiles": _show_profiles,
     "schema": _show_schema,
     "logs": _show_logs,
+    "trend": _show_trend,
 }

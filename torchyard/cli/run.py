@@ -1,36 +1,66 @@
-"""A run without a server: its log on the terminal, its folder like that of any other run."""
+"""A run without a Prefect server: its log goes to the terminal, its folder is like that of any other run."""
 
 import gc
 import logging
 import sys
 import uuid
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from pydantic import ValidationError
 
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.model.errors import LeftError, ProfileError
+from torchyard.model.errors import BenchmarkError, LeftError, ProfileError
 from torchyard.model.profile import Profile
+from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
 
-_PROFILE_FILE = "profile.json"  # what `attach` goes on with
+_PROFILE_FILE = "profile.json"  # what `attach` resumes with
 
 
 def run_profile(profile: Profile) -> int:
-    """Carry a new run to its end. Exit code 0 where it succeeded."""
+    """Start a new run and own it to its end. Exit code 0 if it succeeded."""
+    _log_to_terminal()
+    return _carry_run(_start_runner(profile))
+
+
+def _start_runner(profile: Profile) -> Runner:
+    """A runner of a new run, whose profile is saved for `attach`."""
     run_id = str(uuid.uuid4())
     folder = RunFolder.of(profile, run_id)
     make_private_folder(folder.path)
     write_private_text(folder.path / _PROFILE_FILE, profile.model_dump_json(exclude_unset=True) + "\n")
-    return _carry_run(Runner(profile, run_id, LocalReporter()))
+    return Runner(profile, run_id, LocalReporter())
+
+
+def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[str]) -> int:
+    """Run a profile over each fabric and compare them. Exit code 0 if every run succeeded and printed bandwidths."""
+    from torchyard.benchmark import sequence, table
+
+    def run_one(profile: Profile, _: Mapping[str, Any]) -> Report:
+        runner = _start_runner(profile)
+        _carry_run(runner)
+        report = runner.folder.report()
+        if report is None:
+            raise BenchmarkError(f"the run {runner.folder.name} has no report: see {runner.folder.path}")
+        return report
+
+    _log_to_terminal()
+    found = sequence.run_benchmark(name, overrides, fabrics, run_one)
+    folder = sequence.save_benchmark(found, f"{found.profile}-{found.curves[0].run.rpartition('-')[2]}")
+    print(table.render_benchmark_text(found))
+    print(f"  {folder}")
+    failure = sequence.find_failure(found)
+    return 1 if failure else 0
 
 
 def attach_run(name: str) -> int:
-    """Go on with a run whose launcher was lost; one that has ended tells its end once more."""
+    """Resume a run whose launcher was lost; one that has ended only reports its end again."""
     folder = RunFolder(runs_folder() / name)
     start = folder.last("start") if folder.path.is_dir() else {}
     if not start:
@@ -39,23 +69,23 @@ def attach_run(name: str) -> int:
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
-        raise ProfileError(name, (f"Prefect carries it: prefect flow-run retry {start['run']}",)) from error
+        raise ProfileError(name, (f"Prefect owns it: use prefect flow-run retry {start['run']}",)) from error
     except ValidationError as error:
         raise ProfileError(
             str(folder.path / _PROFILE_FILE), (f"it cannot be read: {error.errors()[0]['msg']}",)
         ) from error
     count = sum(event["event"] == "start" for event in folder.events()) + 1
+    _log_to_terminal()
     return _carry_run(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
 
 
 def _carry_run(runner: Runner) -> int:
     gc.enable()  # the short verbs do without (console.py)
-    _log_to_terminal()
     raise_file_limit()
     try:
         end, _ = runner.run()
     except LeftError:
-        print(f"go on with it: torchyard attach {runner.folder.name}", file=sys.stderr)
+        print(f"to resume it: torchyard attach {runner.folder.name}", file=sys.stderr)
         return 1
     return 0 if end == "succeeded" else 1
 

@@ -1,4 +1,4 @@
-"""A plan of objects, carried out in a Kubernetes cluster."""
+"""Carries out a plan of objects in a Kubernetes cluster."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -8,8 +8,9 @@ from torchyard.cluster import create, delete, lease, takeover
 from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import get_renewer
+from torchyard.cluster.stop import stop_and_read
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import retry_own_trouble_forever
+from torchyard.common.own_trouble import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.diagnosis.host_facts import check_fact
 from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import FACTS
@@ -21,7 +22,7 @@ from torchyard.model.run import End, Handle
 
 
 class ClusterBackend:
-    """See Backend. The run's Lease is its owner, and holds what another machine must know."""
+    """The `Backend` of a cluster. The run's Lease owns its objects, and records what a successor must know."""
 
     def __init__(self, plan: ManifestPlan) -> None:
         self._plan = plan
@@ -45,14 +46,11 @@ class ClusterBackend:
 
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
         plan = self._plan
-        job, created = (
-            create.create_job(plan) if since is None else retry_own_trouble_forever(lambda: create.create_job(plan))
-        )
+        # A job that exists already must not be given up because it cannot be read for a while.
+        job, created = retry_step(OUTAGE_TIMEOUT_S if since is None else None)(create.create_job)(plan)
         kind, where, count = plan.main["kind"], plan.cluster.namespace, len(plan.nodes)
         get_log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
-        made = (
-            parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()
-        )  # of one that is gone nobody knows it
+        made = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # unknown if the job is gone
         age = 0.0 if created else max(time.time() - (since or made), 0.0)
         return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age=age)
 
@@ -61,6 +59,15 @@ class ClusterBackend:
 
     def stop(self) -> None:
         delete.delete_object(self._plan, self._plan.main)
+
+    def stop_unwatched(self) -> dict[str, str]:
+        try:
+            return stop_and_read(self._plan)
+        except RunInUseError:
+            raise
+        except (TorchyardError, OSError, RuntimeError, MemoryError) as error:
+            get_log().warning("the last lines of %s may be missing: %s", self._plan.job, error)
+            return {node: f"perhaps its end: {error}" for node in self._plan.nodes}
 
     def remove(self) -> list[str]:
         return delete.delete_all_objects(self._plan)
@@ -84,7 +91,7 @@ class ClusterBackend:
         except RunInUseError:
             raise
         except TorchyardError as error:
-            get_log().debug("the Lease does not say how the run ends: %s", error)
+            get_log().debug("the Lease does not record how the run ends: %s", error)
 
     def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
         return takeover.take_over_run(self._plan, plan_of, begun)

@@ -1,4 +1,4 @@
-"""A plan's objects in a cluster: created or adopted by name."""
+"""Creates a plan's objects in a cluster, or adopts existing ones by name."""
 
 import time
 
@@ -7,50 +7,50 @@ from torchyard.cluster.checks.permissions import is_allowed
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
 from torchyard.common.log import get_log
+from torchyard.common.own_trouble import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.diagnosis import pod_facts, pod_reasons
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
-from torchyard.kube.outlasting import retry_while_away
 from torchyard.model.errors import ClusterError, RendezvousError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import etcd, lease_record
 from torchyard.pods.template import RUN_LABEL
 
-_STORE_READY_TIMEOUT_S = 300.0  # seconds, the pull of its image among them
+_STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25
+_STORE_LOG_TIMEOUT_S = 2.0
 _NETWORK_POLICIES = "networkpolicies.networking.k8s.io"
-_NO_POLICY = "this user may not make one; role torchyard-policy of docs/rbac.yaml allows it"
+_NO_POLICY = "this user may not create one; role torchyard-policy of docs/rbac.yaml allows it"
 
 
 def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:
-    """The plan with the cluster and namespace that the kubeconfig names today, to be found again tomorrow."""
+    """The plan with the cluster and namespace that the kubeconfig names now, for later processes to find."""
     return plan.model_copy(update={"cluster": get_cluster_client(plan.cluster).cluster})
 
 
-@retry_while_away
+@retry_step(OUTAGE_TIMEOUT_S)
 def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
-    """The plan without what its run does without, and this user may not make: nobody looks for it later."""
+    """The plan without optional objects that this user may not create: no later step looks for them."""
     server, optional = (
         get_cluster_client(plan.cluster),
         [thing for thing in plan.store if etcd.is_optional_object(thing)],
     )
     if not optional or all(is_allowed(server, verb, _NETWORK_POLICIES) for verb in etcd.PERMISSION_VERBS):
         return plan
-    get_log().warning("no NetworkPolicy keeps others away from the rendezvous store: %s", _NO_POLICY)
+    get_log().warning("no NetworkPolicy protects the rendezvous store: %s", _NO_POLICY)
     return plan.model_copy(update={"store": tuple(thing for thing in plan.store if thing not in optional)})
 
 
 # --- creating
 
 
-@retry_while_away
 def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
-    """The job, and whether it is new. Nothing is created where the API server would refuse a part of it.
+    """The job, and whether it is new. Nothing is created if the API server would refuse a part of it.
 
-    A job that this run has made before, and that is not there any more, is not made again. RunInUseError where another
-    living process carries the run.
+    A job that this run created before, and that is gone, is not created again. Raises RunInUseError if another living
+    process owns the run.
     """
     server, held = get_cluster_client(plan.cluster), hold_lease(plan)
-    if lease_record.is_submitted(held) and not server.read(plan.main["apiVersion"], plan.main["kind"], plan.job):
+    if lease_record.is_submitted(held) and not server.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
     things = [_add_owner(thing, held) for thing in plan.objects]
     for thing in things:
@@ -63,7 +63,7 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
 
 
 def _add_owner(thing: KubeObject, held: KubeObject) -> KubeObject:
-    """An object that goes with the run's Lease, if it is the run's: what holds data is nobody's."""
+    """The object, owned by the run's Lease if it is the run's; what holds data gets no owner."""
     if RUN_LABEL not in (thing["metadata"].get("labels") or {}):
         return thing
     return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [lease_record.owner_reference(held)]}}
@@ -72,9 +72,9 @@ def _add_owner(thing: KubeObject, held: KubeObject) -> KubeObject:
 def _adopt_or_create(
     server: Client, plan: ManifestPlan, thing: KubeObject, dry_run: bool = False
 ) -> tuple[KubeObject, bool]:
-    """The object, and whether it is new. ClusterError where the name is somebody else's, or the server refuses it.
+    """The object, and whether it is new. Raises ClusterError if the name is taken, or the server refuses the object.
 
-    A companion of a manifest is used as it is, whoever made it: a claim may be older than the run.
+    A companion of a manifest is used as it is, whoever created it: a claim may be older than the run.
     """
     about = thing["metadata"]
     for last in (False, True):
@@ -83,12 +83,12 @@ def _adopt_or_create(
         except ClusterError as error:
             if error.status != 409:
                 raise
-        there = server.read(thing["apiVersion"], thing["kind"], about["name"], about.get("namespace", ""))
+        there = server.get(thing["apiVersion"], thing["kind"], about["name"], about.get("namespace", ""))
         if there and (is_own_object(plan, there) or etcd.is_companion_object(thing)):
             return there, False
-        if there or last:  # else it has gone in between, and the name is free
+        if there or last:  # otherwise it has gone meanwhile, and the name is free
             break
-    said = "it exists and belongs to somebody else"
+    said = "it exists and does not belong to this run"
     raise ClusterError(server.host, f"create {thing['kind']} {about['name']}", said, 409)
 
 
@@ -97,22 +97,22 @@ def is_own_object(plan: ManifestPlan, thing: KubeObject) -> bool:
 
 
 def _tie_store_to_job(server: Client, plan: ManifestPlan, job: KubeObject) -> None:
-    """Let the store go with the job, whoever deletes that."""
+    """Make the job own the store, which then goes with it, whoever deletes the job."""
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": plan.job, "uid": job["metadata"]["uid"]}
     for thing in plan.store:
-        there = server.read(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+        there = server.get(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
         if there and is_own_object(plan, there):
             server.patch(thing, {"metadata": {"ownerReferences": [owner]}})
 
 
-@retry_while_away
+@retry_step(OUTAGE_TIMEOUT_S)
 def create_store(plan: ManifestPlan) -> None:
-    """Create the rendezvous store and wait until it is ready. RendezvousError says why it never will be."""
+    """Create the rendezvous store and wait until it is ready. Raises RendezvousError if it never will be."""
     server, held = get_cluster_client(plan.cluster), hold_lease(plan)
     for thing in plan.store:
         _, created = _adopt_or_create(server, plan, _add_owner(thing, held))
         if not created:
-            get_log().info("%s %s is there already, and is used", thing["kind"], thing["metadata"]["name"])
+            get_log().info("%s %s already exists, and is used", thing["kind"], thing["metadata"]["name"])
     pods = {thing["metadata"]["name"] for thing in plan.store if thing["kind"] == "Pod"}
     until = time.monotonic() + _STORE_READY_TIMEOUT_S
     with ClusterWatch(plan) as watch:
@@ -120,21 +120,30 @@ def create_store(plan: ManifestPlan) -> None:
             if time.monotonic() > until:
                 said = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
                 raise RendezvousError(str(plan.probe), said, f"kubectl describe pod {waiting[0]}", retry=True)
-            watch.changes(_STORE_POLL_INTERVAL_S)
+            watch.poll(_STORE_POLL_INTERVAL_S)
 
 
 def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
-    """Whether a pod of the store is ready; RendezvousError where it has ended or cannot start."""
+    """Whether a pod of the store is ready. Raises RendezvousError if it has ended or cannot start."""
     node = plan.node(name)
     pod = watch.seen.get(f"Pod/{node}")
     if pod is None:
         return False
     known = pod_reasons.find_pod_failure({node: pod}, time.time())
     if known or pod_facts.read_pod_exit_code(pod) is not None:
-        watch.settle(2.0)
+        said = _read_last_line(watch, node)
         sentence = known.sentence if known else f"{node} {pod_facts.describe_exit(pod_facts.read_pod_exit_code(pod))}"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         killed = known.retry if known else (pod_facts.read_pod_exit_code(pod) or 0) > 128
-        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {watch.last_line(node)}", remedy, killed)
+        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {said}", remedy, killed)
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+
+
+def _read_last_line(watch: ClusterWatch, node: str) -> str:
+    """The last line of a pod that has ended, whose log may still be on its way."""
+    until = time.monotonic() + _STORE_LOG_TIMEOUT_S
+    while not watch.last_line(node) and time.monotonic() < until:
+        watch.poll(_STORE_POLL_INTERVAL_S)
+    watch.poll(_STORE_POLL_INTERVAL_S)
+    return watch.last_line(node) or "nothing"

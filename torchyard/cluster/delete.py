@@ -1,4 +1,4 @@
-"""A plan's objects in a cluster go without a trace: deleted, waited for, and the proof that nothing is left."""
+"""Deletes a plan's objects from a cluster, waits until they are gone, and proves that nothing is left."""
 
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -7,9 +7,9 @@ from typing import Any, NamedTuple
 
 from torchyard.cluster.create import is_own_object
 from torchyard.common.log import get_log
+from torchyard.common.own_trouble import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.diagnosis import pod_facts
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
-from torchyard.kube.outlasting import retry_while_away
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.pods import lease_record
@@ -17,33 +17,38 @@ from torchyard.pods.template import ATTEMPT_KEY, ROLE_LABEL, RUN_LABEL
 from torchyard.pods.user_manifest import has_protected_data
 
 GroupVersionKind = tuple[str, str]  # batch/v1, Job
-_MAX_PARALLEL_REQUESTS = 8  # requests
-REMOVAL_TIMEOUT_S = 60.0  # seconds beside the pods' own grace that everything may take to go away
+_MAX_PARALLEL_REQUESTS = 8
+REMOVAL_TIMEOUT_S = 60.0  # seconds that removal may take, besides the pods' own grace period
 _REMOVAL_POLL_INTERVAL_S = 0.25
-_CONTROLLER_KINDS = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers make beside the pods
-_PROPAGATION_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector takes away
-# Kept by the API server about objects, and not objects of the run: they go by themselves.
+_CONTROLLER_KINDS = (("v1", "Service"), ("v1", "ConfigMap"))  # what controllers create beside the pods
+_PROPAGATION_FINALIZERS = ("foregroundDeletion", "orphan")  # finalizers that the garbage collector removes
+# The cluster's own records about objects, and not objects of the run: they disappear by themselves.
 _SKIPPED_RESOURCES = frozenset({"events", "endpoints", "endpointslices"})
 _DISCOVERED_KINDS: dict[Client, tuple[GroupVersionKind, ...]] = {}
 
 
 def delete_object(plan: ManifestPlan, thing: KubeObject) -> None:
-    """Ask for an object of the plan to go; one of the same name that belongs to somebody else stays."""
+    """Request the deletion of an object of the plan; one of the same name that is not the run's stays."""
     server, which = get_cluster_client(plan.cluster), (thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
-    there = server.read(*which)
+    there = server.get(*which)
     if there and is_own_object(plan, there) and not has_protected_data({**thing, **there}):
         server.delete(*which)
 
 
-@retry_while_away
-def delete_all_objects(plan: ManifestPlan) -> list[str]:
-    """Delete the job and, once its pods are gone, the store; prove that nothing with their labels is left; what is.
+def read_grace_period(plan: ManifestPlan) -> float:
+    """The seconds between the SIGTERM and the SIGKILL that the plan's pods get; Kubernetes gives 30 by default."""
+    return plan.pod["spec"].get("terminationGracePeriodSeconds") or 30
 
-    What may not be looked at, of the kinds that the run has made or watched, counts as left.
+
+@retry_step(OUTAGE_TIMEOUT_S)
+def delete_all_objects(plan: ManifestPlan) -> list[str]:
+    """Delete the job and, once its pods are gone, the store; return what is left with their labels.
+
+    A kind that the run has created or watched, and that may not be listed, counts as left.
     """
     server = get_cluster_client(plan.cluster)
     for thing in plan.store:
-        keep_data(server, server.read(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]), plan.labels)
+        keep_data(server, server.get(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]), plan.labels)
     delete_object(plan, plan.main)
     _await_gone(plan, lambda thing: ROLE_LABEL not in (thing["metadata"].get("labels") or {}))
     for thing in plan.store:
@@ -56,7 +61,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
 
 
 def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
-    """The kinds that a run has made, or watched its job by: of these nothing is left unproven."""
+    """The kinds that a run has created or watched: each must be proven to be gone."""
     things = [each for each in plan.parts if is_own_object(plan, each)]
     return list(
         dict.fromkeys(
@@ -70,9 +75,9 @@ def _describe_unseen_kind(server: Client, kind: GroupVersionKind, why: str) -> s
 
 
 def keep_data(server: Client, thing: KubeObject | None, labels: Mapping[str, str]) -> None:
-    """Take the run's labels and owners off what holds data, so that neither we nor a garbage collector delete it.
+    """Remove the run's labels and owners from what holds data, so that neither we nor the garbage collector delete it.
 
-    Only a version before has put them there.
+    Only an earlier version has set them.
     """
     worn = (thing or {}).get("metadata", {}).get("labels") or {}
     if thing and has_protected_data(thing) and labels.items() <= worn.items():
@@ -84,11 +89,10 @@ def keep_data(server: Client, thing: KubeObject | None, labels: Mapping[str, str
 
 
 def _await_gone(plan: ManifestPlan, counts: Callable[[KubeObject], bool]) -> None:
-    """Wait while something of the plan that counts is going away, for as long as that may take."""
+    """Wait while an object of the plan that `counts` is terminating, at most for as long as removal may take."""
     server, look = get_cluster_client(plan.cluster), _REMOVAL_POLL_INTERVAL_S
     mine = {(each.api, each.kind): None for each in plan.watch} | dict.fromkeys(_CONTROLLER_KINDS)
-    grace = plan.pod["spec"].get("terminationGracePeriodSeconds") or 30
-    until = time.monotonic() + grace + REMOVAL_TIMEOUT_S
+    until = time.monotonic() + read_grace_period(plan) + REMOVAL_TIMEOUT_S
     while going := [
         each for each in _list_visible_objects(server, mine, plan.labels) if counts(each) and _is_terminating(each)
     ]:
@@ -100,7 +104,7 @@ def _await_gone(plan: ManifestPlan, counts: Callable[[KubeObject], bool]) -> Non
 
 
 def _force_delete_pods(server: Client, things: Iterable[KubeObject]) -> None:
-    """End pods whose dead node will not confirm it. A pod on a node that is alive may still run: it stays."""
+    """Force-delete pods whose dead node cannot confirm their end. A pod on a living node may still run: it stays."""
     pods = [each for each in things if each["kind"] == "Pod"]
     for pod in (each for each in pods if not _is_node_alive(server, each["spec"].get("nodeName"))):
         get_log().warning("pod %s is deleted by force: its node does not answer", pod["metadata"]["name"])
@@ -108,9 +112,9 @@ def _force_delete_pods(server: Client, things: Iterable[KubeObject]) -> None:
 
 
 def _is_node_alive(server: Client, node: str | None) -> bool:
-    """Whether a node is known to be Ready; of one that this user may not look at nothing is known."""
+    """Whether a node is known to be Ready; nothing is known of one that this user may not read."""
     try:
-        found = server.read("v1", "Node", node, namespace=None) if node else None
+        found = server.get("v1", "Node", node, namespace=None) if node else None
     except ClusterError as error:
         if error.status != 403:
             raise
@@ -120,7 +124,7 @@ def _is_node_alive(server: Client, node: str | None) -> bool:
 
 
 def _is_terminating(thing: KubeObject) -> bool:
-    """Whether an object will go without anybody's doing: it is being deleted, or its owner is. The Lease stays."""
+    """Whether an object will go by itself: it is being deleted, or its owner is (but the Lease stays)."""
     owners = thing["metadata"].get("ownerReferences") or ()
     return bool(
         thing["metadata"].get("deletionTimestamp") or any(each["kind"] != lease_record.LEASE_KIND for each in owners)
@@ -135,17 +139,17 @@ def describe_leftover(thing: KubeObject) -> str:
         return name
     held = [each for each in about.get("finalizers") or () if each not in _PROPAGATION_FINALIZERS]
     if held:
-        return f"{name}: its finalizer {', '.join(held)} holds it; whoever set it must take it away"
+        return f"{name}: its finalizer {', '.join(held)} holds it; its controller must remove it"
     if thing["kind"] == "Pod" and (node := thing["spec"].get("nodeName")):
         return f"{name}: node {node} does not confirm its end; kubectl delete pod --force once the node is known dead"
     return name
 
 
-# --- looking
+# --- listing
 
 
 class ListedObjects(NamedTuple):
-    """What a look has found, and why it has not seen some kinds."""
+    """The objects that were found, and why some kinds could not be seen."""
 
     things: list[KubeObject]
     unseen: dict[GroupVersionKind, str]
@@ -154,12 +158,12 @@ class ListedObjects(NamedTuple):
 def list_labelled_objects(
     server: Client, which: Iterable[GroupVersionKind], labels: Mapping[str, str], everywhere: bool = False
 ) -> ListedObjects:
-    """Every object of some kinds that carries the labels; an empty value is any. A kind may be refused."""
+    """Every object of some kinds that has the labels; an empty value matches any. A kind may be refused."""
     selector = ",".join(f"{key}={value}" if value else key for key, value in labels.items())
 
     def ask(kind: GroupVersionKind) -> tuple[GroupVersionKind, list[KubeObject], str]:
         try:
-            return kind, server.items(*kind, {"labelSelector": selector}, everywhere), ""
+            return kind, server.list(*kind, {"labelSelector": selector}, everywhere), ""
         except ClusterError as error:
             if error.status in (403, 405):
                 return kind, [], error.said
@@ -180,9 +184,9 @@ def _list_visible_objects(
 
 
 def list_kinds(server: Client) -> tuple[GroupVersionKind, ...]:
-    """Every kind of the namespace that can be listed, in its preferred version.
+    """Every namespaced kind that can be listed, in its preferred version.
 
-    Asked for once a process; where a part of the API did not answer, again the next time.
+    Queried once per process, and again the next time if a part of the API did not answer.
     """
     if known := _DISCOVERED_KINDS.get(server):
         return known
@@ -193,14 +197,14 @@ def list_kinds(server: Client) -> tuple[GroupVersionKind, ...]:
 
 
 def _discover_kinds(server: Client) -> tuple[tuple[GroupVersionKind, ...], bool]:
-    """The kinds that the API server tells of, and whether that is all of them."""
-    groups = server.ask("GET", "/apis")["groups"]
+    """The kinds that the API server reports, and whether the list is complete."""
+    groups = server.request("GET", "/apis")["groups"]
     versions = ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]
 
     def read(version: str) -> list[GroupVersionKind] | None:
         path = f"/apis/{version}" if "/" in version else f"/api/{version}"
         try:
-            resources: list[dict[str, Any]] = server.glance(path)["resources"]
+            resources: list[dict[str, Any]] = server.get_quick(path)["resources"]
         except ClusterError:
             return None  # an aggregated API whose server is down lists nothing
         return [(version, each["kind"]) for each in resources if _is_listable(each)]

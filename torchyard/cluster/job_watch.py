@@ -1,7 +1,8 @@
-"""A job in a cluster while it goes: its objects by watches, never by asking again, and every pod's log to disk."""
+"""Watches a running job in a cluster: its objects by watches, never by polling, and every pod's log to disk."""
 
 import contextlib
 import json
+import math
 import queue
 import threading
 import time
@@ -25,43 +26,43 @@ from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Outcome
+from torchyard.model.run import Ending, Outcome
 
-_FIRST_LIST_TIMEOUT_S = (
-    86400.0  # seconds that the first look at the job and its pods may take: who gives up would take the job away
-)
-_OPTIONAL_LIST_TIMEOUT_S = 10.0  # seconds that is waited for what only tells more
-_MESSAGE_INTERVAL_S = 30.0  # between two words on logs that take long to read
-_LOG_POLL_INTERVAL_S = 0.05  # between two looks at logs that are still being read
-_LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would hold up
+_FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: giving up would delete the job
+_OPTIONAL_LIST_TIMEOUT_S = 10.0  # for the first list of a kind that only adds detail
+_MESSAGE_INTERVAL_S = 30.0  # between two messages about logs that take long to read
+_LOG_POLL_INTERVAL_S = 0.05  # between two checks of logs that are still being read
+_LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would delay
 
 
 class ClusterWatch:
-    """What the API server says of a plan's objects: `seen` is current after each `changes`."""
+    """What the API server reports about a plan's objects: `seen` is current after each `poll`."""
 
-    def __init__(self, plan: ManifestPlan, pulse: Callable[[], object] = lambda: None) -> None:
-        """`pulse` is called every half second while the first look is waited for."""
-        self._pulse = pulse
+    def __init__(self, plan: ManifestPlan, on_poll: Callable[[], object] = lambda: None) -> None:
+        """`on_poll` is called every half second until the first lists have arrived."""
+        self._on_poll = on_poll
         self.seen: dict[str, Mapping[str, Any]] = {}
         self._plan, self._api = plan, get_cluster_client(plan.cluster)
         self._news: queue.Queue[ObjectChange] = queue.Queue()
         self._over = threading.Event()
-        self._pumps = PodLogs(self._api, plan)
-        self._lookout, self._machines = ProgressMonitor(self._api, plan), dict[str, str]()
+        self._logs = PodLogs(self._api, plan)
+        self._endings: dict[tuple[str, float], Ending] = {}
+        self._removed: dict[str, set[str]] = {}  # the uids of the pods that have gone, by node
+        self._monitor, self._machines = ProgressMonitor(self._api, plan), dict[str, str]()
         self._outage, self._own = OutageReporter(), OwnTrouble()
         self._watchers = [Reflector(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
 
     def __enter__(self) -> Self:
-        """Everything is listed once before anything is said: an object that is not seen is not there.
+        """Wait until everything is listed once: after that an object that is not seen does not exist.
 
-        ClusterError where the job or its pods may not be looked at, or nobody answers.
+        Raises ClusterError if the job or its pods may not be read, or the API server never answers.
         """
         began = time.monotonic()
         try:
             for watcher in self._watchers:
                 watcher.start()
             for watcher in self._watchers:
-                self._look(watcher, began)
+                self._await_first_list(watcher, began)
         except BaseException:
             self._over.set()
             raise
@@ -71,29 +72,29 @@ class ClusterWatch:
     def __exit__(self, *_: object) -> None:
         self._over.set()
 
-    def _look(self, watcher: Reflector, began: float) -> None:
-        """Wait for a first look."""
+    def _await_first_list(self, watcher: Reflector, began: float) -> None:
+        """Wait for a watcher's first list."""
         while not watcher.looked.wait(_LIST_POLL_INTERVAL_S):
-            self._outage.tell(self._trouble())
-            self._pulse()
+            self._outage.report(self._trouble())
+            self._on_poll()
             gone = time.monotonic() - began
             if gone > _OPTIONAL_LIST_TIMEOUT_S and not watcher.vital:
                 return
             if gone > _FIRST_LIST_TIMEOUT_S:
-                said = f"no answer for {_FIRST_LIST_TIMEOUT_S:.0f} s: {watcher.trouble or 'it is still looking'}"
+                said = f"no answer for {_FIRST_LIST_TIMEOUT_S:.0f} s: {watcher.trouble or 'it is still listing'}"
                 raise ClusterError(self._api.host, f"list {watcher.kind}", said, 0)
         if watcher.refusal:
             raise watcher.refusal
 
-    def changes(self, timeout: float) -> bool:
-        """Wait for news, at most `timeout` seconds; True where `seen` has changed.
+    def poll(self, timeout: float) -> bool:
+        """Wait for changes, at most `timeout` seconds; return whether `seen` has changed.
 
-        RunInUseError where another process has taken the run over.
+        Raises RunInUseError if another process has taken the run over.
         """
         get_renewer().check(self._plan)
-        self._outage.tell(self._trouble())
+        self._outage.report(self._trouble())
         with self._own.endured("follow every log"):
-            self._pumps.go_on()
+            self._logs.resume()
         return self._drain(timeout)
 
     def _drain(self, timeout: float) -> bool:
@@ -108,39 +109,52 @@ class ClusterWatch:
     def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
         key = f"{kind}/{self._plan.node(name)}" if kind == "Pod" else f"{kind}/{name}"
         if thing is None and pod_facts.get_mapping(self.seen.get(key), "metadata").get("name") != name:
-            return  # another pod is that node by now
+            return  # another pod has taken that node's place by now
         before = self.seen.pop(key, None) if thing is None else thing
         if thing is not None:
             self.seen[key] = thing
         if kind == "Pod":
             node = key.partition("/")[2]
             if before and (thing is None or pod_facts.is_being_deleted(thing)):
-                # Kept: the first one that goes may be why the others fail, and is gone by then.
-                self.seen.setdefault(f"Removed/{node}", before)
+                self._note_removal(node, before)
+            failed = pod_facts.read_own_failure(before or {}) if node in self._plan.nodes else None
+            if failed and failed.at < math.inf:
+                self._endings[node, failed.at] = Ending(node=node, at=failed.at, exit_code=failed.code)
             if machine := pod_facts.read_node_name(before or {}):
                 self._machines[node] = machine
-            self._pumps.take(node, name, thing)
+            self._logs.update_pod(node, name, thing)
 
-    def known(self) -> bool:
-        """Whether what is seen is how the job is now."""
+    def _note_removal(self, node: str, pod: Mapping[str, Any]) -> None:
+        """Keep the first pod of a node that goes, which may be why the others fail; count them all."""
+        removed = self._removed.setdefault(node, set())
+        removed.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
+        first = self.seen.get(f"Removed/{node}", pod)
+        self.seen[f"Removed/{node}"] = {**first, pod_facts.REMOVALS: len(removed)}
+
+    def has_pods(self) -> bool:
+        """Whether a pod of the job exists; the store's does not count."""
+        return any(node in self._plan.nodes for node in self._pods())
+
+    def is_fully_seen(self) -> bool:
+        """Whether `seen` is the job's current state."""
         return self._trouble() is None
 
-    def deaf(self) -> bool:
-        """Whether logs may grow unseen: the API server does not answer, or a log is still to be read."""
-        return self._trouble() is not None or self._pumps.deaf()
+    def is_disconnected(self) -> bool:
+        """Whether logs may grow unseen: the API server does not answer, or a log's stream is not open."""
+        return self._trouble() is not None or self._logs.is_disconnected()
 
     def _trouble(self) -> OutageCause:
-        """Why the job or its pods are not seen, if so."""
+        """Why the job or its pods cannot be seen; None if they can."""
         return next((each.trouble for each in self._watchers if each.vital and each.trouble), None)
 
     # --- how it ended
 
-    def note(self, outcome: Outcome) -> None:
-        """Write the end down before anything is stopped: whoever comes back must not begin anew."""
+    def record_outcome(self, outcome: Outcome) -> None:
+        """Record the outcome before anything is stopped: a process that resumes the run must not start it again."""
         with contextlib.suppress(ClusterError):
             lease.record_outcome(self._plan, outcome)
 
-    def exits(self) -> dict[str, int | None]:
+    def exit_codes(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal."""
         codes = pod_facts.read_pod_exit_codes(self._pods())
         return {name: 128 - code if code and code > 128 else code for name, code in codes.items()}
@@ -154,62 +168,66 @@ class ClusterWatch:
         ]
         return max((end for end in ends if end < float("inf")), default=None)
 
-    def losing(self) -> dict[str, str]:
+    def losing_logs(self) -> dict[str, str]:
         """What could not be written so far, by node."""
-        return self._pumps.losing()
+        return self._logs.losing_logs()
 
-    def lost(self) -> dict[str, str]:
-        """What a log lacks for good, by node."""
-        return self._pumps.lost()
+    def lost_logs(self) -> dict[str, str]:
+        """What is permanently missing from a log, by node."""
+        return self._logs.lost_logs()
 
-    def running_at(self) -> float:
-        """When the last of the containers began, by its node's clock; 0 where none has."""
+    def started_at(self) -> float:
+        """When the last container started, by its node's clock; 0 if none has."""
         return max((pod_facts.read_container_start(pod) for pod in self._pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
-        """The last thing that a pod said."""
+        """The last line that a pod logged; empty if there is none so far."""
         lines = [line for line, _ in read_new_lines(Path(self._plan.folder, node, "log"), 0)]
-        return lines[-1].partition(" | ")[2] if lines else "nothing"
+        return lines[-1].partition(" | ")[2] if lines else ""
 
-    def why(self, last: bool = False) -> Diagnosis | None:
-        """Why the job does not get on, if it does not. `last`: look around once more before it is given up."""
-        return self._lookout.why(self.seen, last)
+    def diagnose(self, last: bool = False) -> Diagnosis | None:
+        """Why the job makes no progress; None if it does. `last`: query the cluster once more before giving up."""
+        return self._monitor.diagnose(self.seen, last)
 
     def machines(self) -> dict[str, str]:
-        """The cluster's node that each node of the job was on last, also where its pod is gone."""
+        """The cluster node that each node of the job was on last, even if its pod is gone."""
         return self._machines
 
-    def secure(self, quiet: float, pulse: Callable[[], object]) -> None:
-        """Read the logs of pods that have ended to their end: where the job is stopped its pods go, and their logs."""
-        self._read_out(lambda: self._pumps.settling(ended=True), quiet, pulse)
+    def endings(self) -> tuple[Ending, ...]:
+        """The failures of the job's pods so far, also of those that were removed or restarted; the first one first."""
+        return tuple(sorted(self._endings.values(), key=lambda each: each.at))
 
-    def settle(self, quiet: float, pulse: Callable[[], object] = lambda: None) -> bool:
-        """Wait until every log is whole, while something comes and `quiet` seconds more; whether they are.
+    def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
+        """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
+        self._read_out(lambda: self._logs.unfinished(ended=True), quiet, on_poll)
 
-        Where the API server is away, it is waited for. What it said last is kept.
+    def drain_logs(self, quiet: float, on_poll: Callable[[], object] = lambda: None) -> bool:
+        """Wait until every log is complete, or nothing has come for `quiet` seconds; return whether they are complete.
+
+        If the API server is away, wait for it too. The objects as last seen are saved.
         """
-        is_whole = self._read_out(self._pumps.settling, quiet, pulse)
-        # One object a line: indented, those of a thousand pods take seconds and 200 MB of memory.
+        is_whole = self._read_out(self._logs.unfinished, quiet, on_poll)
+        # One object per line: with indentation a thousand pods take seconds and 200 MB of memory.
         said = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in self.seen.items())
         with contextlib.suppress(OSError):
             make_private_folder(Path(self._plan.folder))
             write_private_text(Path(self._plan.folder, "objects.json"), f"{{\n{said}\n}}\n")
         return is_whole
 
-    def _read_out(self, settling: Callable[[], bool], quiet: float, pulse: Callable[[], object]) -> bool:
-        """Whether everything has come before it was given up."""
+    def _read_out(self, settling: Callable[[], bool], quiet: float, on_poll: Callable[[], object]) -> bool:
+        """Whether everything came before the wait was given up."""
         arrival, said_at = ArrivalTimer(quiet, time.monotonic()), time.monotonic()
         while settling():
             now = time.monotonic()
-            if arrival.is_over(now, self._pumps.received, away=self._trouble() is not None):
+            if arrival.is_over(now, self._logs.received, away=self._trouble() is not None):
                 return False
             if now - said_at > _MESSAGE_INTERVAL_S:
                 said_at = now
                 get_log().info(
-                    "the job has ended, and its logs are still being read: %d MiB", self._pumps.received >> 20
+                    "the job has ended, and its logs are still being read: %d MiB", self._logs.received >> 20
                 )
-            self.changes(_LOG_POLL_INTERVAL_S)
-            pulse()
+            self.poll(_LOG_POLL_INTERVAL_S)
+            on_poll()
         return True
 
     def _pods(self) -> pod_facts.Pods:

@@ -1,4 +1,4 @@
-"""Holding a run's Lease: taken before anything is made, renewed while a job is waited for, deleted last."""
+"""Holds a run's Lease: acquired before anything is created, renewed while the run lasts, deleted last."""
 
 import time
 from datetime import UTC, datetime
@@ -13,28 +13,29 @@ from torchyard.model.run import End, Outcome
 from torchyard.pods import lease_record
 from torchyard.pods.template import ATTEMPT_KEY
 
-HOLDER_DEAD_AFTER_S = 130.0  # seconds without a renewal after which the holder is dead: it renews every 40 s
-_HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two looks whether a holder lives
-TEST_FAILED_STATUS = 422  # the API server's answer where a JSON patch tests in vain
+RENEW_INTERVAL_S = 40.0
+HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
+_HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
+TEST_FAILED_STATUS = 422  # the API server's answer if a test in a JSON patch fails
 
 
 def _holder_identity(plan: ManifestPlan) -> str:
-    """Where this process carries the run. One process a place: there is a lock in the run's folder."""
+    """The place from which this process owns the run. The lock in the run's folder allows one process per place."""
     return holder_identity(str(Path(plan.folder).parent))
 
 
 def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
-    """Whether the Lease is held from here, also under the name that the version before gave to this place."""
+    """Whether the Lease is held from here, also under the name that the previous version gave to this place."""
     return is_holder(lease_record.read_holder(lease), str(Path(plan.folder).parent))
 
 
-# --- taking it
+# --- acquiring it
 
 
 def acquire_lease(plan: ManifestPlan) -> KubeObject:
-    """The run's Lease, held from here: made, found, or taken over from a holder that is dead.
+    """The run's Lease, held from here: created, found, or taken over from a dead holder.
 
-    RunInUseError where another living process holds it.
+    Raises RunInUseError if another living process holds it.
     """
     server = get_cluster_client(plan.cluster)
     fresh = _fill_lease(plan, server)
@@ -48,14 +49,14 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
         return server.create(fresh)
     if not is_held_here(plan, there):
         get_log().info(
-            "%s is taken over from %s, which renews its Lease no more", plan.run, lease_record.read_holder(there)
+            "%s is taken over from %s, which no longer renews its Lease", plan.run, lease_record.read_holder(there)
         )
     for fault in lease_record.list_lease_faults(there, server.now()):
-        get_log().warning("Lease %s: %s; it is set right", plan.run, fault)
+        get_log().warning("Lease %s: %s; this is corrected", plan.run, fault)
     found = (
         _patch_lease(
             plan,
-            "another process, which was quicker",
+            "another process, which was faster",
             lease_record.build_unchanged_test(there),
             *spec_patch(fresh["spec"]),
         )
@@ -65,7 +66,7 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
 
 
 def _update_metadata(server: Client, found: KubeObject, fresh: KubeObject) -> KubeObject:
-    """The Lease with what this process says on it: of a new attempt nothing is known so far."""
+    """The Lease with this process's annotations and labels; a new attempt clears the recorded ending."""
     about = fresh["metadata"]
     told = (
         {**about["annotations"], lease_record.ENDING_ANNOTATION: ""}
@@ -81,7 +82,7 @@ def _update_metadata(server: Client, found: KubeObject, fresh: KubeObject) -> Ku
 
 
 def _fill_lease(plan: ManifestPlan, server: Client) -> KubeObject:
-    """The Lease as it is when this process takes it."""
+    """The Lease as this process acquires it."""
     now = format_server_time(server)
     spec = {**plan.lease["spec"], "holderIdentity": _holder_identity(plan), "acquireTime": now, "renewTime": now}
     about = dict(plan.lease["metadata"])
@@ -91,7 +92,7 @@ def _fill_lease(plan: ManifestPlan, server: Client) -> KubeObject:
 
 
 def format_server_time(server: Client) -> str:
-    """Now by the API server's clock, as it writes the times of Leases."""
+    """The time by the API server's clock, in the format of a Lease's times."""
     return datetime.fromtimestamp(server.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
@@ -100,9 +101,10 @@ def spec_patch(spec: KubeObject) -> list[KubeObject]:
 
 
 def _await_holder(server: Client, plan: ManifestPlan) -> KubeObject | None:
-    """The Lease once its holder is this place, or dead; None where there is none. A holder that renews is alive.
+    """Wait until the Lease's holder is this place, or dead; None if there is no Lease.
 
-    Dead is who has not renewed for DEAD seconds by the API server's clock, or for as long as was watched here.
+    A holder is dead if it has not renewed for HOLDER_DEAD_AFTER_S, by the API server's clock or while watched here.
+    Raises RunInUseError if it renews.
     """
     there = first = read_lease(server, plan)
     told, began = False, time.monotonic()
@@ -122,13 +124,13 @@ def _await_holder(server: Client, plan: ManifestPlan) -> KubeObject | None:
 
 
 def _is_held_elsewhere(server: Client, plan: ManifestPlan, there: KubeObject) -> bool:
-    """Whether another place holds the Lease, and may be alive."""
+    """Whether another place, which may be alive, holds the Lease."""
     age = lease_record.measure_lease_age(there, server.now())
     return not is_held_here(plan, there) and (age is None or age < HOLDER_DEAD_AFTER_S)
 
 
 def refuse_held_lease(plan: ManifestPlan) -> None:
-    """RunInUseError where another machine holds the Lease: while it lasts, that one may come back."""
+    """Raise RunInUseError if another machine holds the Lease: until it expires, that one may resume the run."""
     server = get_cluster_client(plan.cluster)
     there = read_lease(server, plan)
     if not there or is_held_here(plan, there):
@@ -140,16 +142,16 @@ def refuse_held_lease(plan: ManifestPlan) -> None:
 
 def read_lease(server: Client, plan: ManifestPlan) -> KubeObject | None:
     """The run's Lease as it is now."""
-    return server.read(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
+    return server.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
 
 
-# --- saying what whoever takes over must know
+# --- recording what a successor must know
 
 
 def _patch_lease(plan: ManifestPlan, who: str, *changes: KubeObject) -> KubeObject | None:
-    """Change it as one; None where it is gone, RunInUseError where a test in it fails.
+    """Change the Lease in one patch; None if it is gone. Raises RunInUseError if another place holds it by now.
 
-    A Lease that somebody deleted takes the job with it: the job's own watch tells that.
+    Deleting a Lease deletes the job with it: the job's own watch reports that.
     """
     try:
         return get_cluster_client(plan.cluster).patch(plan.lease, list(changes))
@@ -169,7 +171,7 @@ def _holder_test(plan: ManifestPlan) -> KubeObject:
 
 
 def renew_lease(plan: ManifestPlan) -> None:
-    """Say that the run is looked after. RunInUseError where another process has taken it over."""
+    """Renew the run's Lease. Raises RunInUseError if another process has taken the run over."""
     _patch_lease(
         plan,
         "another process, which has taken it over",
@@ -179,7 +181,7 @@ def renew_lease(plan: ManifestPlan) -> None:
 
 
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
-    """Write a fact down. RunInUseError where another process has taken the run over."""
+    """Record a fact on the Lease. Raises RunInUseError if another process has taken the run over."""
     path = f"/metadata/annotations/{key.replace('/', '~1')}"
     _patch_lease(
         plan, "another process, which has taken it over", _holder_test(plan), {"op": "add", "path": path, "value": text}
@@ -209,7 +211,7 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
 
 
 def release_lease(plan: ManifestPlan) -> None:
-    """The run is over: nothing of it is left, and nobody need look after it."""
+    """Delete the Lease if it is held from here: the run is over, and nothing of it is left."""
     server = get_cluster_client(plan.cluster)
     there = read_lease(server, plan)
     if there and is_held_here(plan, there):

@@ -1,22 +1,25 @@
-"""Renews the Leases of the runs that this process carries: a few threads, however many they are."""
+"""Renews the Leases of the runs that this process owns, with a few threads for any number of runs.
+
+The interval is RENEW_INTERVAL_S of lease.py; docs/kubernetes.md gives it to users.
+"""
 
 import functools
 import threading
 import time
 
 from torchyard.cluster import lease
+from torchyard.cluster.lease import RENEW_INTERVAL_S
 from torchyard.common.log import get_log
 from torchyard.kube.client import KubeObject
 from torchyard.model.errors import ClusterError, RunInUseError
 from torchyard.model.plan import ManifestPlan
 
-_RENEW_INTERVAL_S = 40.0  # seconds between two renewals
-_THREAD_COUNT = 4  # one after the other, hundreds of renewals would take longer than that where the API server is slow
+_THREAD_COUNT = 4  # one thread could need longer than the interval for hundreds of renewals by a slow API server
 _RENEWER_LOCK = threading.Lock()
 
 
 class LeaseRenewer:
-    """Knows the runs that are carried, and those that another process has taken over."""
+    """Knows the runs that this process owns, and those that another process has taken over."""
 
     def __init__(self) -> None:
         self._lost: dict[str, RunInUseError] = {}
@@ -24,10 +27,10 @@ class LeaseRenewer:
         self._news = threading.Condition()
 
     def add(self, plan: ManifestPlan) -> None:
-        """Renew a Lease from now on; whoever adds it has just taken it."""
+        """Renew a Lease from now on; the caller has just acquired it."""
         with self._news:
             self._lost.pop(plan.run, None)
-            self._due[plan.run] = time.monotonic() + _RENEW_INTERVAL_S, plan
+            self._due[plan.run] = time.monotonic() + RENEW_INTERVAL_S, plan
             self._news.notify()
 
     def drop(self, plan: ManifestPlan) -> None:
@@ -35,12 +38,12 @@ class LeaseRenewer:
             self._due.pop(plan.run, None)
 
     def check(self, plan: ManifestPlan) -> None:
-        """RunInUseError where another process has taken the run over since."""
+        """Raise RunInUseError if another process has taken the run over."""
         if lost := self._lost.get(plan.run):
             raise lost
 
     def run(self) -> None:
-        """Renew one Lease after the other, for ever."""
+        """Renew one Lease after the other, forever."""
         while True:
             plan = self._next()
             try:
@@ -48,32 +51,32 @@ class LeaseRenewer:
             except RunInUseError as error:
                 self._lost[plan.run] = error
                 self.drop(plan)
-            except ClusterError as error:  # away, or not allowed any more: the watches tell it
+            except ClusterError as error:  # away, or no longer allowed: the watches report it
                 get_log().debug("the Lease of %s is not renewed: %s", plan.run, error)
             except Exception:  # this process's own trouble, such as too few descriptors: other runs need this thread
                 get_log().exception("the Lease of %s is not renewed", plan.run)
 
     def _next(self) -> ManifestPlan:
-        """Wait for the plan whose turn it is."""
+        """Wait until a renewal is due; return its plan."""
         with self._news:
             while True:
                 now = time.monotonic()
-                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + _RENEW_INTERVAL_S, None))
+                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + RENEW_INTERVAL_S, None))
                 if plan and due <= now:
-                    self._due[plan.run] = now + _RENEW_INTERVAL_S, plan
+                    self._due[plan.run] = now + RENEW_INTERVAL_S, plan
                     return plan
                 self._news.wait(due - now)
 
 
 def hold_lease(plan: ManifestPlan) -> KubeObject:
-    """Take a run's Lease, and renew it until the run is over. RunInUseError where another living process holds it."""
+    """Acquire a run's Lease, and renew it until the run is over. Raises RunInUseError if a living process holds it."""
     held = lease.acquire_lease(plan)
     get_renewer().add(plan)
     return held
 
 
 def get_renewer() -> LeaseRenewer:
-    """The one of this process, also where two waits begin at once."""
+    """The renewer of this process: one, even if two waits start at once."""
     with _RENEWER_LOCK:
         return _start_renewer()
 

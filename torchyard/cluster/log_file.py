@@ -1,4 +1,4 @@
-"""The file of one pod's log: it takes every line once, also where the last seconds are read again."""
+"""The file of one pod's log: each line is written once, even when the last seconds of the log are read again."""
 
 import errno
 import os
@@ -11,18 +11,18 @@ from typing import BinaryIO
 
 from torchyard.common.private_files import make_private_folder, open_private_file
 
-_OVERLAP_S = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
-_MAX_LINE_BYTES = 1 << 20  # bytes of a line; what is longer goes on in a line of its own, with the same stamp
-_WINDOW_BYTES = 1 << 20  # bytes at a log's end that are read first to know its last lines
+_OVERLAP_S = 2  # seconds that are requested again: the stamps of stdout and stderr are not strictly in order
+_MAX_LINE_BYTES = 1 << 20  # bytes of a line; a longer one continues in a line of its own, with the same stamp
+_WINDOW_BYTES = 1 << 20  # bytes that are read first from a log's end to find its last lines
 _SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
 
 class GapError(Exception):
-    """New lines came, and the newest one of the file had not come again before them."""
+    """New lines came before the file's newest line had come again: lines between them may be missing."""
 
 
 class LineSplitter:
-    """Cuts what comes from a stream into lines; of a line that does not end, no more than LONGEST is held."""
+    """Splits a stream into lines; holds at most `_MAX_LINE_BYTES` of an unfinished line."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -30,11 +30,11 @@ class LineSplitter:
 
     @property
     def rest(self) -> bytes:
-        """What has no end so far."""
+        """The unfinished line."""
         return b"".join(self._parts)
 
     def cut(self, data: bytes) -> list[bytes]:
-        """The lines that are whole by now, without their ends."""
+        """Add data; return the lines that are now complete, without their newlines."""
         self._parts.append(data)
         self._size += len(data)
         if b"\n" not in data and self._size <= _MAX_LINE_BYTES:
@@ -47,7 +47,7 @@ class LineSplitter:
 
 
 def _split_long_line(line: bytes) -> list[bytes]:
-    """A line in pieces of at most LONGEST, each with the line's stamp: the same ones wherever the stream was cut."""
+    """A line in pieces of at most `_MAX_LINE_BYTES`, each with its stamp; the same pieces for any chunking."""
     found = []
     stamp = line[:64].partition(b" ")[0] + b" " if len(line) > _MAX_LINE_BYTES else b""
     while len(line) > _MAX_LINE_BYTES:
@@ -57,25 +57,25 @@ def _split_long_line(line: bytes) -> list[bytes]:
 
 
 class Overlap:
-    """What comes again where a log is asked for anew: the lines of the last seconds, the newest one at the latest."""
+    """The lines that come again when a log is requested again: those of the last seconds, up to the file's newest."""
 
     def __init__(self, since: int, marks: Iterable[int], newest: int | None) -> None:
         self.owed = newest  # until it has come again
-        self.otherwise = ""  # what is lost where it does not; "" where that is not known yet
+        self.otherwise = ""  # what is lost if it does not come again; "" while that is unknown
         self._since, self._marks = since, Counter(marks)
 
     @property
     def since(self) -> str | None:
-        """The second from which the log is asked for; None is the beginning. The API knows whole seconds only."""
+        """The second from which to request the log; None is its beginning. The API takes whole seconds only."""
         return datetime.fromtimestamp(self._since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if self._since else None
 
     def new(self, lines: list[bytes]) -> list[bytes]:
-        """Those that the file lacks."""
+        """The lines that the file lacks."""
         if not self._marks:
             return lines
         found = [line for line in lines if not self._known(hash(line))]
         if found and self.owed is None:
-            self._marks.clear()  # a log keeps its order: what the file holds has come
+            self._marks.clear()  # a log keeps its order: all that the file holds has come again
         return found
 
     def _known(self, mark: int) -> bool:
@@ -88,12 +88,12 @@ class Overlap:
 
 
 class LogWriter:
-    """A log's file. Lines are written as a whole or not at all, and those that are not are counted."""
+    """Writes a log's file. A line is written whole or not at all; lines that cannot be written are counted."""
 
     def __init__(self, path: Path, node: str, begun: bool = True) -> None:
-        """`begun`: what is in the file already is the beginning of this log, and not another pod's.
+        """`begun`: what the file already holds is the beginning of this log, and not another pod's.
 
-        OSError where the file is there and cannot be read: its lines would be written a second time.
+        Raises OSError if the file exists and cannot be read: its lines would be written a second time.
         """
         self.taken, self.lost, self.why = 0, 0, ""
         self.missed: list[str] = []
@@ -107,16 +107,17 @@ class LogWriter:
             self._remember(self._plain(line) for line in _read_recent_lines(path))
             self.missed = self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
 
-    def ask(self, another: bool = False) -> Overlap:
-        """What to ask for, and what will come again; of `another` container's log nothing has to."""
+    def resume_point(self, another: bool = False) -> Overlap:
+        """What to request, and which lines will come again; none have to from the log of `another` container."""
         since = self._newest - _OVERLAP_S if self._newest else 0
         marks = (mark for row in self._recent.values() for mark in row)
         return Overlap(since, marks, None if another else self._last)
 
-    def take(self, lines: list[bytes], overlap: Overlap) -> None:
-        """Write what is new of lines as the API gave them: `STAMP text`. GapError where it may not be what follows.
+    def append(self, lines: list[bytes], overlap: Overlap) -> None:
+        """Write the new ones of `lines`, which are as the API sent them: `STAMP text`.
 
-        OSError where this process lacks what it needs to write anything: the lines can be read again.
+        Raises GapError if lines before them may be missing, and OSError if this process lacks the descriptors or the
+        memory to write anything: the lines can be read again.
         """
         new = overlap.new(lines)
         if not new:
@@ -124,13 +125,13 @@ class LogWriter:
         if self._is_kept and not self._path.exists():
             self._forget()
             raise GapError
-        self.end(overlap)
+        self.close_log(overlap)
         self.lost += self._write(new)
         self._remember(new)
         self.taken += len(new)
 
     def _write(self, lines: list[bytes]) -> int:
-        """Write lines; how many there was no room for."""
+        """Write lines; return how many could not be written."""
         try:
             left = _append_lines(self._path, b"".join(map(self._stamped, lines)))
         except OSError as error:
@@ -142,16 +143,16 @@ class LogWriter:
         self.why = os.strerror(errno.ENOSPC) if left else self.why
         return left
 
-    def end(self, overlap: Overlap) -> None:
-        """Nothing of the file comes again any more."""
+    def close_log(self, overlap: Overlap) -> None:
+        """The overlap is over: record the loss if the newest line has not come again; GapError if it is unknown."""
         if overlap.owed is not None:
             if not overlap.otherwise:
                 raise GapError
-            self.miss(overlap.otherwise)
+            self.note_gap(overlap.otherwise)
             overlap.owed = None
 
-    def miss(self, what: str) -> None:
-        """Keep, also for a later process, what is lost for good."""
+    def note_gap(self, what: str) -> None:
+        """Record what is permanently lost, for later processes too."""
         if what not in self.missed:
             self.missed.append(what)
             try:
@@ -160,13 +161,13 @@ class LogWriter:
                 self.why = error.strerror or str(error)
 
     def _forget(self) -> None:
-        """The file was removed: its log is read anew, from the first line that there still is."""
+        """The file was removed: its log is read again, from the first line that still exists."""
         self._newest, self._last, self._prefix, self._is_kept = 0, None, b"", False
         self._recent = {0: array("q")}
         self._row = self._recent[0]
 
     def _plain(self, line: bytes) -> bytes:
-        """A line of the file, as the API gave it."""
+        """A line of the file, as the API sent it."""
         return b" ".join(line.split(self._mark, 1))
 
     def _stamped(self, line: bytes) -> bytes:
@@ -176,24 +177,24 @@ class LogWriter:
     def _remember(self, lines: Iterable[bytes]) -> None:
         for line in lines:
             if line[:19] != self._prefix:
-                self._turn(line)
+                self._rotate(line)
             mark = hash(line)
             self._row.append(mark)
             self._last = mark if self._returns else self._last
 
-    def _turn(self, line: bytes) -> None:
-        """Go to the row of a line's second, and forget those that will not be asked for again."""
+    def _rotate(self, line: bytes) -> None:
+        """Switch to the row of a line's second; drop the rows that will not be requested again."""
         second = _read_second(line)
         self._prefix = line[:19]
         self._newest = max(self._newest, second or 0)
-        self._returns = second is not None and second >= self._newest - _OVERLAP_S  # a kubelet's own words do not
+        self._returns = second is not None and second >= self._newest - _OVERLAP_S  # a kubelet's own messages do not
         kept = {each: row for each, row in self._recent.items() if each >= self._newest - _OVERLAP_S}
         self._row = kept.setdefault(second or self._newest, array("q"))
         self._recent = kept
 
 
 def _read_second(line: bytes) -> int | None:
-    """The second of a line's stamp, which may have a node's own time zone; None where it has none."""
+    """The second of a line's stamp, which may be in the node's time zone; None if the line has no stamp."""
     try:
         return int(datetime.fromisoformat(line[:64].partition(b" ")[0].decode()).timestamp())
     except ValueError:
@@ -201,9 +202,9 @@ def _read_second(line: bytes) -> int | None:
 
 
 def _read_recent_lines(path: Path) -> Iterator[bytes]:
-    """The last lines of a log that an earlier process wrote; half a line, where it was killed, is taken off.
+    """The last lines of a log that an earlier process wrote; half a line, left when it was killed, is cut off.
 
-    However much was said in its last seconds, no more than a window of it is held.
+    However much was logged in the last seconds, no more than a window of it is held in memory.
     """
     if not path.exists():
         return
@@ -225,7 +226,7 @@ def _read_recent_lines(path: Path) -> Iterator[bytes]:
 
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
-    """The last whole line, and where it ends; what is behind it is taken off."""
+    """The last complete line and its end offset; what follows it is truncated."""
     size, window, found = file.seek(0, os.SEEK_END), _WINDOW_BYTES, b""
     while True:
         file.seek(max(size - window, 0))
@@ -240,13 +241,13 @@ def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
 
 
 def _is_beyond_overlap(first: bytes, last: bytes) -> bool:
-    """Whether there is more between two lines than will be asked for again."""
+    """Whether more time lies between two lines than will be requested again."""
     begin, end = _read_second(first), _read_second(last)
     return begin is not None and end is not None and begin < end - _OVERLAP_S
 
 
 def _append_lines(path: Path, lines: bytes) -> int:
-    """Add lines, each of them as a whole or not at all; how many there was no room for."""
+    """Append lines, each whole or not at all; return how many there was no room for."""
     if not path.exists():
         make_private_folder(path.parent)
     with open(path, "ab", buffering=0, opener=open_private_file) as file:

@@ -1,4 +1,4 @@
-"""What a person reads of an API server that does not answer, or not to us any more."""
+"""Reports an API server that does not answer, or refuses to show the job."""
 
 import time
 
@@ -6,18 +6,18 @@ from torchyard.common.log import get_log
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_REPORT_AFTER_S = 10.0  # seconds that an API server may be away before a person need know
+_REPORT_AFTER_S = 10.0  # seconds that an API server may be away before that is reported
 OutageCause = TransientError | ClusterError | None
 
 
 class OutageReporter:
-    """Says once that the job is not seen, and why, and once that it is seen again."""
+    """Logs once that the job cannot be seen, and why, and once that it is seen again."""
 
     def __init__(self) -> None:
         self._since, self._said = 0.0, False
 
-    def tell(self, trouble: OutageCause) -> None:
-        """What is wrong now. A refusal is told at once: a person must mend it."""
+    def report(self, trouble: OutageCause) -> None:
+        """Take what is wrong now, if anything. A refusal is logged at once: a person must fix it."""
         now = time.monotonic()
         if trouble is None:
             if self._said:

@@ -1,4 +1,4 @@
-"""The logs of a job's pods: one pump a pod, begun when its container first runs; and what they lack."""
+"""The logs of a job's pods: one follower per pod, started when its container first runs; and what the logs lack."""
 
 import contextlib
 from collections.abc import Mapping
@@ -12,22 +12,22 @@ from torchyard.model.plan import ManifestPlan
 
 
 class PodLogs:
-    """Every pod's log on its way to disk."""
+    """Copies every pod's log to disk."""
 
     def __init__(self, server: Client, plan: ManifestPlan) -> None:
         self._api, self._plan = server, plan
         self._all: dict[str, LogFollower] = {}
 
-    def take(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
-        """A pod as it is now: its log begins as soon as its container has run at all; None: it is gone.
+    def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
+        """Take a pod's current state, None if it is gone; its log is followed once its container has run at all.
 
-        A pod made anew goes on in the same file.
+        The log of a recreated pod continues in the same file.
         """
         uid = pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid"))
         for pump in self._all.values():
             if pump.source.pod == name and pump.source.uid != uid and not pump.over:
                 with contextlib.suppress(RuntimeError):
-                    pump.tell(over=True)
+                    pump.update_pod(over=True)
         if pod is None or not uid:
             return
         container = self._container(pod)
@@ -40,38 +40,40 @@ class PodLogs:
         if uid in self._all:
             status = _container_status(pod, container)
             ended = not pod_facts.get_mapping(status, "state", "running")
-            with contextlib.suppress(RuntimeError):  # for want of a thread: `go_on` tries again, and says so
-                self._all[uid].tell(_is_over(pod, container), pod_facts.to_number(status.get("restartCount")), ended)
+            with contextlib.suppress(RuntimeError):  # no thread is available: `resume` tries again, and reports it
+                self._all[uid].update_pod(
+                    _is_over(pod, container), pod_facts.to_number(status.get("restartCount")), ended
+                )
 
-    def go_on(self) -> None:
-        """Begin what could not be begun before. RuntimeError where this process may have no more threads just now."""
+    def resume(self) -> None:
+        """Start what could not be started before. Raises RuntimeError if this process can have no more threads now."""
         for pump in self._all.values():
-            pump.go_on()
+            pump.resume()
 
-    def deaf(self) -> bool:
-        """Whether a log of the job may grow unseen: its stream is broken, or still to be opened."""
+    def is_disconnected(self) -> bool:
+        """Whether a log of the job may grow unseen: its stream is broken, or not open yet."""
         return not all(pump.is_heard for pump in self._job())
 
     @property
     def received(self) -> int:
-        """Bytes that have come so far."""
+        """Bytes received so far."""
         return sum(pump.received for pump in self._all.values())
 
     def _job(self) -> list[LogFollower]:
-        """The job's own; the store's log goes on until teardown."""
+        """The followers of the job's own pods; the store's log goes on until teardown."""
         return [pump for pump in self._all.values() if pump.node in self._plan.nodes]
 
     def _container(self, pod: Mapping[str, Any]) -> str:
-        """The one whose log counts: the plan's, or where a pod has none of that name, its first."""
+        """The container whose log counts: the plan's, or the pod's first if it has none of that name."""
         names = [pod_facts.to_text(each.get("name")) for each in pod_facts.get_mappings(pod, "spec", "containers")]
         return self._plan.container if self._plan.container in names or not names else names[0]
 
-    def losing(self) -> dict[str, str]:
+    def losing_logs(self) -> dict[str, str]:
         """What could not be written so far, by node."""
         return {pump.node: pump.unwritten for pump in self._all.values() if pump.unwritten}
 
-    def lost(self) -> dict[str, str]:
-        """What a log lacks for good, by node: whoever attaches may find a log begun, and its pod gone."""
+    def lost_logs(self) -> dict[str, str]:
+        """What is permanently missing, by node: a process that attaches may find a log's start, and its pod gone."""
         followed = {pump.node for pump in self._all.values()}
         begun = [node for node, path in self._plan.logs.items() if Path(path).exists()]
         gone = {node: "perhaps its end: its pod is gone" for node in begun if node not in followed}
@@ -79,9 +81,9 @@ class PodLogs:
         over = [pump for pump in self._all.values() if pump.whole.is_set() or pump.node in self._plan.nodes]
         return gone | {pump.node: pump.lost for pump in over if pump.lost}
 
-    def settling(self, ended: bool = False) -> bool:
-        """Whether a log of the job is not whole yet; `ended`: of those whose containers have ended."""
-        return any(pump.over >= ended and not pump.is_settled for pump in self._job())
+    def unfinished(self, ended: bool = False) -> bool:
+        """Whether a log of the job is still incomplete; `ended`: one whose container has ended."""
+        return any(pump.over >= ended and not pump.is_finished for pump in self._job())
 
 
 def _has_begun(pod: Mapping[str, Any], container: str) -> bool:
@@ -92,7 +94,7 @@ def _has_begun(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def _is_over(pod: Mapping[str, Any], container: str) -> bool:
-    """Whether a container will not run any more; in a pod with others it may end before them."""
+    """Whether a container will not run again; it may end before the other containers of its pod."""
     if pod_facts.read_pod_phase(pod) in pod_facts.ENDED_POD_PHASES:
         return True
     ended = pod_facts.get_mapping(_container_status(pod, container), "state", "terminated")
@@ -105,6 +107,6 @@ def _is_over(pod: Mapping[str, Any], container: str) -> bool:
 
 
 def _container_status(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
-    """The status of the container of a name; empty where there is none so far."""
+    """The status of the named container; empty if there is none yet."""
     known = pod_facts.get_mappings(pod, "status", "containerStatuses")
     return next((each for each in known if each.get("name") == container), {})

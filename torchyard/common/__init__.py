@@ -1,1 +1,1 @@
-"""What every room uses: the log, errors of this machine, private files, and text that others wrote."""
+"""What every package uses: the log, errors of this machine, private files, and text that others wrote."""

@@ -1,34 +1,34 @@
-"""What programs, hosts and clusters have written, made harmless where it is shown: on terminals, in Markdown."""
+"""Makes text from programs, hosts and clusters harmless where it is shown: on terminals, in Markdown."""
 
 import re
 import sys
 from collections.abc import Sequence
 
-# Sequences that a terminal obeys (CSI; OSC, DCS and their kin up to their end), then what is left of them: the control
-# characters C0 but for tab and newline, C1, and what turns the direction of writing round.
+# Sequences that a terminal obeys (CSI; OSC, DCS and the like up to their end), then what is left of them: the control
+# characters C0 except tab and newline, C1, and those that change the direction of writing.
 _CONTROL_SEQUENCE = re.compile(
     r"(?:\x1b\[|\x9b)[0-?]{0,64}[ -/]{0,8}[@-~]"
     r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x80-\x9f]{0,4096}(?:\x07|\x1b\\|\x9c)"
     r"|\x1b[ -/]{0,8}[0-~]|[\x00-\x08\x0b-\x1f\x7f-\x9f\u200e\u200f\u2028\u2029\u202a-\u202e\u2066-\u2069]"
 )
-# Everything by which GitHub's Markdown, which Prefect's pages speak, makes more than text; bare addresses too.
+# Everything that is more than text in GitHub's Markdown, which Prefect's pages use; bare addresses too.
 _MARKDOWN_MARK = re.compile(r"[\\`*_\[\]<|~&@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 _BLOCK_MARK = re.compile(r"^(?:(?P<mark>[-+=#>])|(?P<number>\d{1,9})(?=[.)]))")
 
 
 def strip_control_codes(text: str) -> str:
-    """For a terminal: only tabs and newlines are obeyed."""
+    """The text for a terminal: of its control codes only tabs and newlines are kept."""
     return _CONTROL_SEQUENCE.sub("", text)
 
 
 def single_line(text: str, longest: int = 0) -> str:
-    """The same in one line; what is longer than `longest` loses its middle."""
+    """The text in one line, without control codes; if it is longer than `longest`, it loses its middle."""
     short = shorten_text(text, 2 * longest) if longest else text  # what others wrote may be a megabyte
     return shorten_text(" ".join(strip_control_codes(short).split("\n")), longest)
 
 
 def shorten_text(text: str, longest: int) -> str:
-    """The text, or its two ends; 0 is no limit."""
+    """The text, or its two ends if it is longer than `longest`; 0 is no limit."""
     if not longest or len(text) <= longest:
         return text
     begin, end = (longest - 4) // 2, (longest - 5) // 2
@@ -36,18 +36,18 @@ def shorten_text(text: str, longest: int) -> str:
 
 
 def escape_markdown(text: str, longest: int = 0) -> str:
-    """One line of a page, or one cell of its tables, in which nothing is a mark."""
+    """The text as one line of a page, or one cell of its tables, in which nothing is markup."""
     escaped = _MARKDOWN_MARK.sub(r"\\\g<0>", single_line(text, longest).lstrip())
     return _BLOCK_MARK.sub(lambda found: f"{found['number'] or ''}\\{found['mark'] or ''}", escaped)
 
 
 def escape_paragraph(text: str, longest: int = 0) -> str:
-    """Some lines of a page, each in a line of its own."""
+    """The text as lines of a page, each in a line of its own."""
     return "  \n".join(escape_markdown(each) for each in shorten_text(text, longest).split("\n"))
 
 
 def format_code(text: str, longest: int = 0) -> str:
-    """A word of a page, or of a cell, in the letters of code."""
+    """The text as inline code, in a page or in a cell of a table."""
     said = single_line(text, longest)
     ticks = "`" * (_count_longest_ticks([said]) + 1)
     space = " " if said[:1] in ("", "`") or said[-1:] == "`" else ""
@@ -55,7 +55,7 @@ def format_code(text: str, longest: int = 0) -> str:
 
 
 def format_code_block(lines: Sequence[str], longest: int = 0) -> list[str]:
-    """A block of a page that shows lines as they are."""
+    """A code block of a page, which shows lines as they are."""
     shown = [single_line(each, longest) for each in lines]
     ticks = "`" * max(3, _count_longest_ticks(shown) + 1)
     return [ticks, *shown, ticks]
@@ -66,7 +66,7 @@ def _count_longest_ticks(lines: Sequence[str]) -> int:
 
 
 def spell_anything() -> None:
-    """Let stdout and stderr write what the locale has no letter for as `\\u2192`: it must not end a run."""
+    """Let stdout and stderr write letters that the locale lacks as `\\u2192`: they must not end a run."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors="backslashreplace")

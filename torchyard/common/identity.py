@@ -1,4 +1,4 @@
-"""Which place carries a run: this machine and the run's folder, told on the run's Lease and to its keepers."""
+"""Which place owns a run: this machine and the run's folder, as named on its Lease and to its supervisors."""
 
 import fcntl
 import functools
@@ -10,28 +10,28 @@ from pathlib import Path
 
 @functools.cache
 def holder_identity(path: str) -> str:
-    """Who carries a run of this folder, `host:folder#id`: two containers may share the name and the path, never the id.
+    """The owner of a run in this folder, `host:folder#id`: two containers may share the name and path, never the id.
 
-    The id lies beside the runs, so that it is the same in each process that uses them, and after a restart.
+    The id is stored beside the runs, so that it is the same in every process that uses them, and after a restart.
     """
     try:
         return f"{_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
-    except OSError:  # no such folder, or no room for it: then host and folder must do
+    except OSError:  # no such folder, or a full disk: then host and folder must do
         return _former_identity(path)
 
 
 def _former_identity(path: str) -> str:
-    """The same as the version before wrote it."""
+    """The owner as the previous version wrote it, without the id."""
     return f"{socket.gethostname()}:{path}"
 
 
 def is_holder(who: str, path: str) -> bool:
-    """Whether `who` is whoever carries a run from this folder."""
+    """Whether `who` is the owner of a run in this folder."""
     return who in (holder_identity(path), _former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:
-    """The id, made by the first process that asks."""
+    """The id, created by the first process that asks for it."""
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)

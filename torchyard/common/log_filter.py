@@ -1,4 +1,4 @@
-"""What every handler of the log needs: what programs wrote obeys no terminal, and no secret is shown."""
+"""A filter for every log handler: it removes control codes that programs wrote, and masks secrets."""
 
 import logging
 
@@ -8,7 +8,7 @@ from torchyard.model.errors import TorchyardError
 
 
 class SafeText(logging.Filter):
-    """Escapes and masks each line; an error of ours is a sentence for a person, and needs no stack."""
+    """Escapes and masks each line; a torchyard error is a sentence for people, and needs no stack trace."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None

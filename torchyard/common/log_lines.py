@@ -22,13 +22,13 @@ def read_line(text: str, node: str) -> LogLine:
 
 
 def read_line_text(raw: bytes, node: str) -> str:
-    """What a line says behind its stamp."""
+    """The text of a line after its stamp."""
     stamp = _LINE_STAMP.match(raw)
     return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
 
 
 def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
-    """The whole lines that a growing file has gained since `offset`, each with the offset behind it."""
+    """The complete lines that a growing file has gained since `offset`, each with the offset after it."""
     try:
         file = path.open("rb")
     except FileNotFoundError:

@@ -1,24 +1,29 @@
 """This process's own trouble: a full disk, no descriptors, an API server that is away. It never ends a job.
 
-It is reported once, and waited out: what it kept from being done is done later, or again.
+It is reported once and waited out: work that it prevents is done later, or repeated.
 """
 
 import contextlib
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import ParamSpec, TypeVar
 
-from tenacity import RetryCallState, Retrying, retry, retry_if_exception, stop_after_delay, wait_fixed
+from tenacity import RetryCallState, retry, retry_if_exception, stop_after_delay, stop_never, wait_random_exponential
 
 from torchyard.common.log import get_log
 from torchyard.model.errors import ClusterError, FolderError, RunInUseError
 
+START_TIMEOUT_S = 60.0  # a step is repeated for so long before anything has been created
+OUTAGE_TIMEOUT_S = 300.0  # the same once objects may exist
+COLLECT_TIMEOUT_S = 600.0  # the same for reading logs that are already on disk
 _RETRY_PAUSE_S = 1.0  # after a failure, before the next try
 _REMINDER_INTERVAL_S = 600.0  # between two reports of a trouble that stays
-_STEP_RETRY_TIMEOUT_S = 600.0  # for a step that can be done again as a whole
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 def is_own_trouble(error: BaseException) -> bool:
-    """Whether an error tells of this process and its machine, and not of the job."""
+    """Whether an error is about this process and its machine, and not about the job."""
     match error:
         case OSError() | MemoryError() | FolderError():
             return True
@@ -30,33 +35,33 @@ def is_own_trouble(error: BaseException) -> bool:
             return False
 
 
+def retry_step(timeout_s: float | None) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Repeat an idempotent step while own trouble prevents it, for `timeout_s` seconds, or forever if None.
+
+    The requests inside a step have a retry policy of their own (kube/retry.py), for faults of half a minute.
+    """
+    return retry(
+        retry=retry_if_exception(is_own_trouble),
+        wait=wait_random_exponential(_RETRY_PAUSE_S, 5 * _RETRY_PAUSE_S),
+        stop=stop_never if timeout_s is None else stop_after_delay(timeout_s),
+        before_sleep=_log_retry,
+        reraise=True,
+    )
+
+
 def _log_retry(state: RetryCallState) -> None:
-    get_log().warning("trouble on this machine: %s; it is tried again", state.outcome and state.outcome.exception())
-
-
-retry_own_trouble = retry(
-    retry=retry_if_exception(is_own_trouble),
-    wait=wait_fixed(5 * _RETRY_PAUSE_S),
-    stop=stop_after_delay(_STEP_RETRY_TIMEOUT_S),
-    before_sleep=_log_retry,
-    reraise=True,
-)
-
-
-retry_own_trouble_forever = Retrying(
-    retry=retry_if_exception(is_own_trouble), wait=wait_fixed(_RETRY_PAUSE_S), before_sleep=_log_retry, reraise=True
-)
+    get_log().warning("%s; trying again", state.outcome and state.outcome.exception())
 
 
 class OwnTrouble:
-    """The own troubles of a wait, by what each of them keeps from being done."""
+    """The current troubles of a wait, each known by the work that it prevents."""
 
     def __init__(self) -> None:
-        self._said: dict[str, float] = {}  # when each was reported last, while it lasts
+        self._reported: dict[str, float] = {}  # when each was last reported, while it lasts
 
     @contextlib.contextmanager
     def endured(self, what: str, whatever: bool = False) -> Iterator[None]:
-        """Pass over own trouble in the block; `whatever`: any fault, where nothing of the job depends on it."""
+        """Survive own trouble in the block; with `whatever`, any fault: for work on which no job depends."""
         try:
             yield
         except RunInUseError:
@@ -64,19 +69,19 @@ class OwnTrouble:
         except Exception as error:
             if not (whatever or is_own_trouble(error)):
                 raise
-            self._tell(what, error)
+            self._report(what, error)
         else:
-            if self._said.pop(what, None):
+            if self._reported.pop(what, None):
                 get_log().info("this process can %s again", what)
 
     def pause(self) -> None:
-        """Wait a moment where something failed, so that the next try may find it better."""
-        if self._said:
+        """Wait a moment if something failed, so that the next try has a better chance."""
+        if self._reported:
             time.sleep(_RETRY_PAUSE_S)
 
-    def _tell(self, what: str, error: Exception) -> None:
+    def _report(self, what: str, error: Exception) -> None:
         now = time.monotonic()
-        if what not in self._said or now - self._said[what] >= _REMINDER_INTERVAL_S:
-            self._said[what] = now
+        if what not in self._reported or now - self._reported[what] >= _REMINDER_INTERVAL_S:
+            self._reported[what] = now
             why = str(error) or type(error).__name__
             get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", what, why)

@@ -1,6 +1,6 @@
-"""Secrets that somebody wrote out: found by the names and the shapes of their values, and masked where they are shown.
+"""Finds secrets that are written out, by name and by the shape of the value, and masks them where they are shown.
 
-A plan on disk keeps them, for the job needs them; it is its user's alone. A masked word too many costs nothing.
+A plan on disk keeps them because the job needs them; only its user can read it. Masking a word too many costs nothing.
 """
 
 import re
@@ -15,12 +15,12 @@ from torchyard.model.requirements import Check, warning_check
 
 N = TypeVar("N", bound=FrozenModel)
 _MASK = "****"
-_MIN_SECRET_CHARS = 8  # characters of a value that is masked wherever it is met: shorter ones are also words
+_MIN_SECRET_CHARS = 8  # length of a value that is masked wherever it occurs: shorter ones are also words
 _WORD_BREAK = re.compile(r"[^A-Za-z0-9]+|(?<=[a-z0-9])(?=[A-Z])")
 _SECRET_NAME = re.compile(
     r"(?:token|secret|passw(?:or)?d|passphrase|credentials?|(?:api|access|private|secret)_?key|_pat)(?:_|$)"
 )
-# A name that ends in, or has, one of these tells something about a secret or about words of a language.
+# A name that ends in, or contains, one of these describes a secret, or is about tokens of a language.
 _DESCRIPTIVE_ENDINGS = frozenset(
     (
         *("id", "ids", "file", "path", "dir", "name", "type", "limit", "length", "len", "count", "size", "url", "uri"),
@@ -28,7 +28,7 @@ _DESCRIPTIVE_ENDINGS = frozenset(
     )
 )
 _UNRELATED_WORDS = frozenset(("pad", "eos", "bos", "unk", "sep", "cls", "mask", "max", "min", "num", "per"))
-# Values that say what they are: of Hugging Face, GitHub, GitLab, AWS, OpenAI, Slack, Google, NVIDIA, PyPI; a JWT.
+# Values recognized by their shape: of Hugging Face, GitHub, GitLab, AWS, OpenAI, Slack, Google, NVIDIA, PyPI; a JWT.
 _SECRET_SHAPE = re.compile(
     r"\b(?:hf_[A-Za-z0-9]{20,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|(?:AKIA|ASIA)[A-Z0-9]{16}\b"
     r"|sk-[\w-]{20,}|xox[abeprs]-[\w-]{10,}|AIza[\w-]{30,}|nvapi-[\w-]{20,}|pypi-[\w-]{20,}"
@@ -42,18 +42,18 @@ _FOLLOWING_VALUE = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]{0,80})( +)(?!-)" +
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
 _HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+")
 
-_known_secrets: set[str] = set()  # values of this process's plans: like what Prefect knows, they only ever become more
+_known_secrets: set[str] = set()  # values from this process's plans; like those that Prefect knows, they only increase
 
 
 class FoundSecret(NamedTuple):
-    """A secret that a document spells out, and the name of what holds it."""
+    """A secret spelled out in a document, and the name of what holds it."""
 
     name: str
     value: str
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Whether a variable or an option looks like one that holds a secret, and not a reference to it."""
+    """Whether a variable or an option seems to hold a secret, and not a reference to one."""
     words = _WORD_BREAK.sub("_", name).lower().strip("_")
     parts = words.split("_")
     if not _SECRET_NAME.search(words) or parts[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(parts):
@@ -63,7 +63,7 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def mask_text(text: str) -> str:
-    """A text without what looks like a secret, or is known as one."""
+    """The text, with all that looks like a secret, or is a known one, masked."""
     for value in sorted(_known_secrets, key=len, reverse=True):
         text = text.replace(value, _MASK)
     text = _URL_PASSWORD.sub(rf"\1:{_MASK}", _SECRET_SHAPE.sub(_MASK, text))
@@ -75,7 +75,7 @@ def _mask_match(found: re.Match[str]) -> str:
 
 
 def mask_document(thing: Any) -> Any:
-    """The same of every text in a document, such as a plan; no terminal obeys what is left."""
+    """Mask every text in a document, such as a plan, and remove terminal control codes."""
     found = {each.value for each in _find_secrets(thing)}
 
     def walk(part: Any) -> Any:
@@ -93,19 +93,19 @@ def mask_document(thing: Any) -> Any:
 
 
 def mask_model(noun: N) -> N:
-    """The same of a noun that is stored and shown."""
+    """Mask every text in a model that is stored and shown."""
     return noun.model_validate(mask_document(noun.model_dump()))
 
 
 def remember_secrets(plan: Plan) -> None:
-    """From here on the secrets of a plan are masked wherever they are met: a program may print them."""
+    """Mask a plan's secrets from now on wherever they occur: a program may print them."""
     _known_secrets.update(
         each.value for each in _find_secrets(plan.model_dump()) if len(each.value) >= _MIN_SECRET_CHARS
     )
 
 
 def _find_secrets(thing: Any) -> Iterator[FoundSecret]:
-    """Every secret that a document spells out: by the name of a variable or an option, by its own shape."""
+    """Every secret spelled out in a document, found by the name of a variable or an option, or by its shape."""
     match thing:
         case str():
             yield from _find_in_text(thing)
@@ -134,7 +134,7 @@ def _find_in_text(text: str) -> Iterator[FoundSecret]:
 
 
 def _find_in_mapping(thing: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
-    """In one value of a mapping: a variable of `env`, a key of a Secret's or a ConfigMap's data."""
+    """Secrets in one value of a mapping, such as `env`, or the data of a Secret or a ConfigMap."""
     holds = thing.get("kind") == "Secret" and key in ("data", "stringData")
     if isinstance(value, dict) and (key in ("env", "data") or holds):
         named = ((str(name), each) for name, each in value.items() if isinstance(each, str))
@@ -143,7 +143,7 @@ def _find_in_mapping(thing: dict[str, Any], key: str, value: Any) -> Iterator[Fo
 
 
 def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
-    """A warning for each secret that the profile spells out; it says the name alone."""
+    """A warning for each secret spelled out in the profile; it shows only the name."""
     names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets(plan.model_dump()))
     return tuple(
         warning_check(f"secret {name}", _describe_exposure(plan), _describe_remedy(plan, name)) for name in names
@@ -151,19 +151,19 @@ def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
 
 
 def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str:
-    """What to say of secrets among a flow run's parameters, which everyone reads who may read the run; or nothing."""
+    """A warning about secrets in a flow run's parameters, visible to all who may read the run; empty if none."""
     env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
     names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets({"given": dict(overrides), "env": env}))
     if not names:
         return ""
-    who = f"overrides: {', '.join(names)}: looks like a secret, and everyone reads it who may read this run in Prefect"
-    return f"{who}; in pods refer to a Secret ({{secret: NAME, key: KEY}}), on machines set it in the hosts' own"
+    who = f"overrides: {', '.join(names)}: looks like a secret, visible to everyone who may read this run in Prefect"
+    return f"{who}; in pods use a Secret ({{secret: NAME, key: KEY}}), on machines set it in the hosts' environment"
 
 
 def _describe_exposure(plan: Plan) -> str:
     if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
-        return "is written out: it stands in the run's plan.json, and in `ps` on its hosts if it is an argument"
-    return "is written out: it stands in the run's plan.json, and whoever may read the job's pods reads it"
+        return "is written out: it is in the run's plan.json, and in `ps` on its hosts if it is an argument"
+    return "is written out: it is in the run's plan.json, and visible to everyone who may read the job's pods"
 
 
 def _describe_remedy(plan: Plan, name: str) -> str:

@@ -1,1 +1,1 @@
-"""From facts to a sentence: how a job is, and why it failed or makes no progress."""
+"""From facts to a sentence: the state of a job, and why it failed or makes no progress."""

@@ -1,7 +1,7 @@
 """Whether a job is late, judged from what is seen of it, by this machine's monotonic clock.
 
-Only what is known is judged: a log that is still on its way is not silent, and a job that ended while nobody looked is
-not late.
+Only what is known is judged: a log that is still arriving is not silent, and a job that ended while no process watched
+it is not late.
 """
 
 import math
@@ -9,15 +9,16 @@ from typing import Literal, NamedTuple
 
 from torchyard.model.profile import Deadlines
 
-_MAX_GAP_S = 10.0  # between two looks: this process was stopped, or its machine slept, and saw nothing meanwhile
-_LOG_GRACE_S = 10.0  # from the moment that all logs are heard again, until what was said meanwhile has arrived
+_MAX_GAP_S = 10.0  # between two polls; after more, this process was stopped or its machine slept, and saw nothing
+_LOG_GRACE_S = 10.0  # from the moment that all logs are heard again until the lines written before it have arrived
 _MAX_ARRIVAL_S = 7200.0  # that the logs of an ended job may take to arrive
 
 
 class ProgressSample(NamedTuple):
-    """What one look at a job tells.
+    """What one poll of a job shows.
 
-    `known`: every process has told how it is. `heard`: every log is read as far as it goes. `lines`: how many so far.
+    `known`: every process has reported its state. `heard`: every log is read to its current end. `lines`: how many so
+    far.
     """
 
     at: float
@@ -35,7 +36,7 @@ class PassedDeadline(NamedTuple):
 
 
 class DeadlineMonitor:
-    """The deadlines of one job, from look to look. What has started once is not judged by its start any more."""
+    """The deadlines of one job, judged at each poll. Once the job has started, its start deadline no longer applies."""
 
     def __init__(self, limits: Deadlines, age: float, at: float) -> None:
         """`age`: the seconds since the submit, at the moment `at`."""
@@ -45,7 +46,7 @@ class DeadlineMonitor:
 
     def judge(self, look: ProgressSample) -> PassedDeadline | None:
         """The deadline that has passed, if one has."""
-        self._take(look)
+        self._note_arrivals(look)
         limits, took = self._limits, look.at - self._submitted_at
         is_current = look.known and look.at - self._blind_at >= _LOG_GRACE_S
         is_clear = look.at - max(self._deaf_at, self._blind_at) >= _LOG_GRACE_S
@@ -58,8 +59,8 @@ class DeadlineMonitor:
             return PassedDeadline("silence", said)
         return None
 
-    def _take(self, look: ProgressSample) -> None:
-        """Silence is the time since the last line arrived in which every log was heard."""
+    def _note_arrivals(self, look: ProgressSample) -> None:
+        """Count the silence: the time since the last line arrived, as far as every log was heard."""
         since = look.at - self._looked_at
         if since > _MAX_GAP_S:
             self._blind_at = look.at
@@ -74,13 +75,13 @@ class DeadlineMonitor:
 
 
 class ArrivalTimer:
-    """How long what is on its way is waited for: while some of it comes, and `quiet` seconds after the last of it."""
+    """How long to wait for data on its way: while some of it arrives, and `quiet` seconds after the last of it."""
 
     def __init__(self, quiet: float, at: float) -> None:
         self._quiet, self._until, self._moved_at, self._size = quiet, at + _MAX_ARRIVAL_S, at, -1
 
     def is_over(self, at: float, size: int, away: bool = False) -> bool:
-        """Whether to give up. `size`: what has come so far; `away`: nobody answers who could send it."""
+        """Whether to give up. `size`: what has arrived so far; `away`: its sender does not answer."""
         if size != self._size or away:
             self._size, self._moved_at = size, at
         return at - self._moved_at > self._quiet or at > self._until

@@ -12,7 +12,7 @@ _GO_MESSAGE_PATTERN = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
 
 
 class EventRule(NamedTuple):
-    """What an event means; one that stays so for longer than the reason's patience ends a job that has not started."""
+    """What an event means. If it persists beyond the reason's patience, it ends a job that has not started."""
 
     event: str
     says: str
@@ -20,18 +20,18 @@ class EventRule(NamedTuple):
 
 
 _VOLUME_EVENTS = "FailedMount|FailedAttachVolume|FailedMapVolume"
-# Kubelets say these of a pod, controllers the last ones of what should have pods.
+# Kubelets report these about a pod; controllers report the last ones about an object that should have pods.
 EVENT_RULES = (
     EventRule(
         _VOLUME_EVENTS,
         r'(?:secret|configmap|persistentvolumeclaim) "?[^ ]* ?not found|non-existent',
-        PodCause("volume-mount", "one of its volumes names what is not there", patience=90),
+        PodCause("volume-mount", "one of its volumes names an object that does not exist", patience=90),
     ),
     EventRule(_VOLUME_EVENTS, "", PodCause("volume-mount", "one of its volumes cannot be mounted", True, math.inf)),
     EventRule(
         "FailedCreatePodSandBox",
-        "(?i)network-?attachment",
-        PodCause("pod-network", "a network that it names is not there", patience=90),
+        "(?i)network-?attachment.{0,200}(?:not found|cannot find|does not exist)|cannot find a network-attachment",
+        PodCause("pod-network", "a network that it names does not exist", patience=90),
     ),
     EventRule(
         "FailedCreatePodSandBox|NetworkNotReady",
@@ -48,13 +48,18 @@ EVENT_RULES = (
         "exceeded quota",
         PodCause("quota", "its pods may not be created, the namespace's quota is used up", patience=math.inf),
     ),
+    EventRule(
+        r"FailedCreate\w*",
+        "admission webhook|ValidatingAdmissionPolicy|violates PodSecurity",
+        PodCause("pod-refused", "the cluster's admission rules refuse its pods", patience=60),
+    ),
     EventRule(r"FailedCreate\w*", "", PodCause("pod-refused", "its pods cannot be created", patience=60)),
 )
 
 
 @functools.lru_cache(maxsize=256)
 def find_event_rules(reason: str) -> tuple[EventRule, ...]:
-    """What an event with this reason may be a sign of; most warnings are a sign of nothing."""
+    """The rules that an event with this reason may match; most warnings match none."""
     return tuple(sign for sign in EVENT_RULES if re.fullmatch(sign.event, reason))
 
 
@@ -65,7 +70,7 @@ def is_rule_match(event: Any, sign: EventRule) -> bool:
 
 
 def shorten_message(message: Any) -> str:
-    """A controller's message, in one line; of an error that Go has printed with all its parts, the message in it."""
+    """A controller's message in one line; of an error that Go printed with all its fields, only the message."""
     inner = _GO_MESSAGE_PATTERN.search(to_text(message))
     said = inner[1].replace('\\"', '"') if inner else to_text(message)
     return re.sub(r"\s+", " ", said)[:MAX_MESSAGE_CHARS]

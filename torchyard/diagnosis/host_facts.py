@@ -1,4 +1,4 @@
-"""What a fact that a host told means for a requirement: good, or what to do."""
+"""What a fact that a host reported means for a requirement: it is met, or what to do."""
 
 import re
 import time
@@ -69,7 +69,7 @@ def _check_program(need: ProgramFile, good: bool) -> Check:
     else:
         name = f"program {need.path} on {need.host}"
         remedy = "put it there, or leave options.program_there out: then it is copied from this machine"
-    return _make_check(name, good, "is there" if good else "there is no such file", remedy)
+    return _make_check(name, good, "exists" if good else "there is no such file", remedy)
 
 
 def _check_port(need: FreePort, fact: dict[str, Any]) -> Check:
@@ -84,7 +84,7 @@ def _check_route(need: Reaches, fact: dict[str, Any]) -> Check:
     good = "error" not in fact
     found = f"{need.address} is {fact['to']}, from {fact['through']}" if good else fact["error"]
     remedy = "name an address that every host reaches: options.hosts: [{host: NAME, address: ADDRESS}, ...]"
-    return _make_check(f"way from {need.host} to {need.address}", good, found, remedy)
+    return _make_check(f"route from {need.host} to {need.address}", good, found, remedy)
 
 
 def _check_package(need: Package, fact: dict[str, Any]) -> Check:
@@ -110,21 +110,21 @@ def _check_processors(need: Processors, fact: dict[str, Any]) -> Check:
 
 
 def _check_clock(need: Clock, late: float) -> Check:
-    """`late` has the time of the answer's way in it."""
+    """`late` includes the time that the answer took to arrive."""
     name, off = f"clock of {need.host}", "is right to a few seconds"
     if abs(late) < _MAX_CLOCK_OFFSET_S:
         return _make_check(name, True, off, "")
     off = f"is {abs(late):.0f} s {'behind' if late > 0 else 'ahead'}: times and deadlines will be wrong"
-    return Check(need=name, verdict="warning", detail=off, remedy="let both keep time by NTP")
+    return Check(need=name, verdict="warning", detail=off, remedy="synchronize both by NTP")
 
 
 def _check_runai(need: RunaiCli, fact: dict[str, Any]) -> Check:
-    name, other = f"{need.cli} on {need.host}", ", ".join(fact.get("generations", ())) or "none that is known"
+    name, other = f"{need.cli} on {need.host}", ", ".join(fact.get("generations", ())) or "unknown"
     if not fact["runs"]:
         return _make_check(name, False, fact["why"], "install Run:ai's CLI, or name it with options.cli")
     if need.generation not in fact["generations"]:
-        remedy = "choose another with options.cli, or the other with options.through"
-        return _make_check(name, False, f"is no {need.generation}; it is: {other}", remedy)
+        remedy = "choose another CLI with options.cli, or the other generation with options.through"
+        return _make_check(name, False, f"is not {need.generation}; it is: {other}", remedy)
     if not fact["user"]:
         return _make_check(name, False, f"nobody is logged in: {fact['why']}", f"{need.cli} login")
     if fact["project"] is False:

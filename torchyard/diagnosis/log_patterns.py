@@ -1,26 +1,28 @@
 """Why trainings fail, as a table: what the log says, what that means, whether a new attempt is worth it.
 
-The words come from torch, NCCL, UCX, CUDA, etcd, the shells, slurm, Ray and Kubernetes, over several versions each:
+The messages come from torch, NCCL, UCX, CUDA, etcd, the shells, slurm, Ray and Kubernetes, over several versions each:
 a pattern holds the part that has stayed the same. Order matters where one line shows two causes: specific ones first.
+Each cause is shown by a line in tests/logs; torchyard/run/next_attempt.py lists the causes that no node is avoided for.
 """
 
 import re
 from typing import NamedTuple
 
-# How far a symptom usually is from where the trouble began: what is nearer explains what is farther away.
+# How far a symptom usually is from the origin of the trouble: a nearer symptom explains a farther one.
 ECHO_OWN, _ECHO_FABRIC, ECHO_PEER, _ECHO_WAIT, _ECHO_STOPPED, _ECHO_NOTHING = range(6)
+COLLECTIVE_TIMEOUT = "nccl-timeout"  # the slug of the cause that collective_timeout.py explains
 CLOCK_SKEW_S = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 
 
 class Cause(NamedTuple):
-    """One cause. `says` goes on after `Rank 3 on node-1`: `{said}` is the proof, other names are groups in it."""
+    """One cause. `says` continues after `Rank 3 on node-1`: `{said}` is the proof, other names are groups in it."""
 
     slug: str
     says: str
     pattern: re.Pattern[str] | None = None
     retry: bool = False
     echo: int = ECHO_OWN
-    kills: bool = False  # may stand behind a process that only shows a signal
+    kills: bool = False  # may be the reason why a process ended by a signal
     worker: tuple[int, ...] = ()  # exit codes of a worker that mean this
     agent: tuple[int, ...] = ()  # exit codes of torchrun, or of what should have started it
 
@@ -33,16 +35,23 @@ def _any_of(*parts: str) -> re.Pattern[str]:
 _COMPLETION = r"Got completion.{0,300}?(?:status=(?:[^ ,(\d]{0,60}\(?|\([^)]{0,60}\))|error )"
 _MODIFY_QP = r"(?:ibv_modify_qp(?:\([^)]{0,40}\))? failed|[Ff]ailed to modify QP)(?!.{0,300}retrying)"
 _SHM = r"(?:/dev/shm|</torch_|shared memory)"
+_XID = r"\bXid\b(?: ?\(PCI:[^)]{0,20}\))?[ :=]{1,4}(?:error )?"
 _STOP_CODES = (-15, -2, -1, -3)
 _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
 
 # fmt: off
 CAUSES: tuple[Cause, ...] = (
     # The fabric
+    Cause("rdma-missing", "has no RDMA, which `on_fabric: fail` asks for ({said})",
+          _any_of("torchyard: error: this pod cannot use RDMA: .{1,300}")),
     Cause("rdma-retry-exceeded",
           "got no answer over RDMA (retry exceeded): look at the link, the GID index, the HCAs and PFC",
-          _any_of(_COMPLETION + r"12\b", "RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
+          _any_of(_COMPLETION + r"12\b", "(?<!RNR_)RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
           retry=True, echo=_ECHO_FABRIC,
+          kills=True),
+    Cause("rdma-not-ready",
+          "found its RDMA peer not ready to receive (RNR): look for a process that hangs or died there",
+          _any_of(_COMPLETION + r"13\b", "RNR_RETRY_EXC_ERR", "RNR retry count"), retry=True, echo=_ECHO_FABRIC,
           kills=True),
     Cause("rdma-access", "was refused memory by its RDMA peer: look for a process that died there, then at GPUDirect",
           _any_of(_COMPLETION + r"10\b", "REM_ACCESS_ERR"), retry=True, echo=_ECHO_FABRIC, kills=True),
@@ -58,15 +67,23 @@ CAUSES: tuple[Cause, ...] = (
           _any_of(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))"), retry=True, echo=_ECHO_FABRIC),
     Cause("rdma-connect",
           "could not open an RDMA connection: set the right GID index and the HCAs that reach each other",
-          _any_of(_MODIFY_QP)),
+          _any_of(_MODIFY_QP, r"Call to ibv_query_gid\w{0,10} failed")),
     Cause("rdma-memlock", "may not lock memory for RDMA: give the container IPC_LOCK and an unlimited memlock",
           _any_of(r"ibv_(?:reg|create|alloc)\w{0,30}.{0,60}(?:Cannot allocate memory|Resource temporarily)",
-            "max locked memory")),
+            "max locked memory", "NET/OFI Couldn't .{0,100}Cannot allocate memory")),
     Cause("rdma-registration", "could not register memory for RDMA: load nvidia-peermem, or turn GPUDirect off",
           _any_of(r"ibv_reg_\w{0,30} (?:failed|returned)")),
+    Cause("rdma-registration",
+          "could not register memory with libfabric ({said}): make plugin, libfabric and driver match, or turn off "
+          "GPUDirect",
+          _any_of(r"NET/OFI.{0,100}(?:[Uu]nable to register|[Rr]egist\w{2,10} (?:of )?(?:memory |mr )?failed)",
+            r"\bfi_mr_reg\w{0,10}\b.{0,60}(?:failed|RC: -|returned -)",
+            r"\bcxil?\w{0,20}_map\w{0,10}\b.{0,80}(?:fail|-\d)")),
     Cause("rdma-error", "had an RDMA request fail ({said}): look at the fabric and for the first error of its peer",
-          _any_of(_COMPLETION + r"(?!(?:5|10|12)\b)\d", r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
-            r"NET/OFI.{0,200}completed with error", r"UCX +ERROR"), retry=True, echo=_ECHO_FABRIC, kills=True),
+          _any_of(_COMPLETION + r"(?!(?:5|10|12|13)\b)\d", r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
+            r"NET/OFI.{0,200}completed with error", r"NET/OFI Couldn't \w{1,20} .{0,60}RC: -?\d",
+            "NET/OFI Creating new endpoint .{0,60}failed",
+            r"UCX +ERROR"), retry=True, echo=_ECHO_FABRIC, kills=True),
     Cause("nccl-no-interface",
           "found no network interface for its collectives: correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
           _any_of("[Nn]o (?:usable )?(?:socket )?interface found", "Unable to find (?:address for|interface)",
@@ -77,7 +94,7 @@ CAUSES: tuple[Cause, ...] = (
           "shares a GPU with another rank: start at most one process per GPU and let each use its local rank",
           _any_of("Duplicate GPU detected")),
     # Memory, disk and files, of the node and of the GPU
-    Cause("oom-host", "was ended by Ray for want of host memory: ask for more memory or load less data at once",
+    Cause("oom-host", "was ended by Ray because host memory ran low: ask for more memory or load less data at once",
           _any_of(r"ray\.exceptions\.OutOfMemoryError", "node running low on memory")),
     Cause("oom-gpu", "ran out of GPU memory: lower the batch size, shard the model or take larger GPUs",
           _any_of(_CUDA + ".{0,60}out of memory", r"\bOutOfMemoryError",
@@ -96,17 +113,28 @@ CAUSES: tuple[Cause, ...] = (
     # The GPU and its software
     Cause("cuda-no-kernel", "runs a CUDA build without code for this GPU: take an image built for its architecture",
           _any_of("no kernel image is available", "CUDA error: invalid device function")),
-    Cause("gpu-fault", "met a GPU that is broken: drain the node and look at dmesg for Xid",
-          _any_of("[Uu]ncorrectable (?:ECC|NVLink)", "ECC error", "fallen off the bus", r"\bXid\b", "GPU is lost",
-            "NVLink.{0,40}error"), retry=True),
+    # NVIDIA's Xid numbers: what the program did (13, 31, 43), what NVLink did (74), what the GPU did; 45 only follows.
+    Cause("cuda-error", "made its GPU stop it ({said}): run it again with CUDA_LAUNCH_BLOCKING=1 to find the place",
+          _any_of(_XID + r"(?:13|31|43)\b")),
+    Cause("nvlink-fault", "met a broken NVLink ({said}): drain the node and look at `nvidia-smi nvlink -e`",
+          _any_of(_XID + r"74\b", "[Uu]ncorrectable NVLink", "NVLink.{0,40}error"), retry=True),
+    Cause("gpu-fault", "met a broken GPU ({said}): drain the node and look for Xid in dmesg",
+          _any_of(_XID + r"(?:46|48|6[1-4]|79|9[2-5]|109|119|120|121|140|143)\b", "[Uu]ncorrectable ECC", "ECC error",
+            "fallen off the bus", "GPU is lost", "GPU requires reset"), retry=True),
+    Cause("gpu-xid", "had its GPU report an error ({said}): look the Xid up in NVIDIA's table",
+          _any_of(_XID + r"(?!45\b)\d")),
+    Cause("driver-too-old",
+          "has a GPU driver that is too old for its CUDA ({said}): update it, or take an image with an older CUDA",
+          _any_of("driver version is insufficient", "driver on your system is too old", "unsatisfied condition: cuda",
+            "forward compatibility was attempted on non supported HW", "CUDA_ERROR_COMPAT_NOT_SUPPORTED",
+            "cudaErrorInsufficientDriver")),
     Cause("gpu-missing",
           "found no GPU it could use, or fewer than its processes need ({said}): ask for as many GPUs as processes",
-          _any_of("no NVIDIA driver", "no CUDA-capable device", "driver version is insufficient",
-            "driver on your system is too old", "Error: (?:CUDA|Cuda|cuda) is not available", "No CUDA GPUs",
-            "not compiled with CUDA",
+          _any_of("no NVIDIA driver", "no CUDA-capable device", "Error: (?:CUDA|Cuda|cuda) is not available",
+            "No CUDA GPUs", "not compiled with CUDA",
             "invalid device ordinal", r"libcuda\.so\.1: cannot open", "CUDA unknown error", "Failed to initialize NVML",
             "could not select device driver")),
-    Cause("cuda-error", "met a CUDA error ({said}): run it again with CUDA_LAUNCH_BLOCKING=1 for the place",
+    Cause("cuda-error", "met a CUDA error ({said}): run it again with CUDA_LAUNCH_BLOCKING=1 to find the place",
           _any_of(r"(?:CUDA|HIP) (?:runtime |driver )?error\b", r"\bcudaError[A-Z]\w",
             "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)", "device-side assert", "illegal memory access",
             "unspecified launch failure")),
@@ -128,7 +156,7 @@ CAUSES: tuple[Cause, ...] = (
           _any_of("EtcdStubError", "No module named '?etcd\\b")),
     Cause("etcd-no-v2", "met an etcd without the v2 API: run etcd 3.5 or older with --enable-v2",
           _any_of("Bad response ?: 404", "flag provided but not defined: -enable-v2")),
-    Cause("module-missing", "misses the Python module {name}: install it in the job's interpreter",
+    Cause("module-missing", "lacks the Python module {name}: install it in the job's interpreter",
           _any_of(r"No module named '?(?P<name>[\w.]{1,100})")),
     Cause("library-missing", "could not load a shared library ({said}): make torch, CUDA and the extensions match",
           _any_of("ImportError: .{0,300}(?:shared object|undefined symbol|GLIBC)", "while loading shared libraries",
@@ -136,8 +164,9 @@ CAUSES: tuple[Cause, ...] = (
     Cause("file-missing", "did not find a file ({said}): correct the path, or mount the data",
           _any_of("FileNotFoundError", r"sh: .{0,200}: No such file or directory")),
     Cause("permission-denied", "was denied access ({said}): correct the owner or the mode",
-          _any_of("PermissionError", ": Permission denied$")),
-    Cause("download-failed", "could not fetch something from outside ({said}): give it a way out, a token, or the data",
+          _any_of("PermissionError", "(?<!rc)(?<!profile): Permission denied$")),
+    Cause("download-failed",
+          "could not fetch something from outside ({said}): give it network access, a token, or the data",
           _any_of(r"HTTPSConnectionPool\((?!.{0,200}/v2/)", "LocalEntryNotFoundError", "OfflineModeIsEnabled",
             "GatedRepoError", "RepositoryNotFoundError", r"^urllib\.error\.", r"^requests\.exceptions\.",
             "couldn't connect to 'https")),
@@ -153,7 +182,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("image-pull", "could not pull its image ({said}): correct its name, the pull secret, or the registry",
           _any_of("ErrImagePull", "ImagePullBackOff", "[Ff]ailed to pull image"), retry=True),
     Cause("unschedulable-selector", "fits no node: no label matches its selector or affinity",
-          _any_of("match Pod's node affinity", "match node selector", r"didn't match node")),
+          _any_of(r"^(?!.*\bInsufficient )(?=.*(?:match Pod's node affinity|match node selector|didn't match node))")),
     Cause("unschedulable", "fits no node ({said}): ask for less, or wait until nodes are free",
           _any_of("FailedScheduling", r"\d nodes are available", "Insufficient nvidia")),
     Cause("evicted", "was evicted from its node ({said}): ask for what it uses",
@@ -169,7 +198,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("worker-lost", "lost a Ray worker: look at that worker's own log, and for the OOM killer",
           _any_of("ActorUnavailableError", "ActorDiedError", "RayActorError", "WorkerCrashedError",
             "worker died or was killed", "worker process has died", "NodeDiedError"), retry=True),
-    # Signals. The text of a guess ("killed by the OOM killer", as Ray has it) is not a proof.
+    # Signals. A guess in a text ("killed by the OOM killer", as Ray writes) is not a proof.
     Cause("oom-host",
           "was killed by SIGKILL, most likely by the OOM killer: ask for more memory, or load less data at once",
           _any_of("oom[-_ ]kill", "OOM ?Killed", "OOM-killed", "Memory cgroup out of memory", "Out of memory: Kill",
@@ -177,16 +206,16 @@ CAUSES: tuple[Cause, ...] = (
             r"Signals\.SIGKILL", r"[Ss]ignal 9\b", "return code = -9", "^Killed$", r"\d Killed\b",
             r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b", "DefaultCPUAllocator",
             "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"), kills=True, worker=(-9,)),
-    Cause("agent-killed", "lost its agent to {signal}: the OOM killer, a node that went away, or somebody's kill -9",
+    Cause("agent-killed", "lost its agent to {signal}: the OOM killer, a node that went away, or a user's kill -9",
           retry=True, agent=(-9, -11, -6, -4, -8)),
     Cause("segfault",
-          "crashed in native code (SIGSEGV): look at the extensions, and at torch and CUDA that do not match",
+          "crashed in native code (SIGSEGV): check the extensions, and whether torch and CUDA match",
           _any_of("[Ss]egmentation fault", "SIGSEGV", "return code = -11"), worker=(-11,)),
     Cause("illegal-instruction", "met an instruction that this CPU does not know: take an image built for it",
           _any_of("Illegal instruction", "SIGILL"), worker=(-4,)),
     Cause("data-worker-lost", "lost a DataLoader worker: its own error stands above, or num_workers is too high",
           _any_of("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)")),
-    # What a rank or an agent says of others
+    # What a rank or an agent says about others
     Cause("nccl-connect",
           "could not connect to a peer ({said}): look at NCCL_SOCKET_IFNAME, the firewall and that peer",
           _any_of(r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)", "exceeded error retry count",
@@ -202,25 +231,26 @@ CAUSES: tuple[Cause, ...] = (
           _any_of("ncclSystemError", "unhandled system error"), echo=ECHO_PEER),
     Cause("nccl-error", "had NCCL fail ({said}): run it with NCCL_DEBUG=INFO and look at the warnings",
           _any_of("NCCL [Ee]rror", "ncclInvalidUsage", "ncclInternalError", "ncclInvalidArgument",
-            r"DistBackendError(?!.{0,300}store->)"), echo=ECHO_PEER),
-    Cause("nccl-timeout", "waited for a collective until it timed out: look for the rank that is missing or slow",
+            r"(?<!an instance of 'c10::)DistBackendError(?!.{0,400}(?:store->|collective operation timeout))"),
+          echo=ECHO_PEER),
+    Cause(COLLECTIVE_TIMEOUT, "waited for a collective until it timed out: look for the rank that is missing or slow",
           _any_of("caught collective operation timeout", "timed out in blocking wait",
             "NCCL operations have failed or timed out", "watchdog got stuck",
-            "[Ww]atchdog thread (?:got stuck|terminated)", "call into monitoredBarrier",
+            "[Ww]atchdog thread (?:got stuck|terminated)", "(?:call into|failed to pass) monitoredBarrier",
             "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=_ECHO_WAIT),
     Cause("rendezvous-timeout",
-          "waited for the other nodes, but only {joined} of {total} came in time: look why the others did not start",
+          "waited for the other nodes, but only {joined} of {total} came in time: check why the others did not start",
           _any_of(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"),
           retry=True, echo=_ECHO_WAIT),
     Cause("rendezvous-timeout",
-          "waited for the other nodes, but too few came in time: look why the others did not start",
+          "waited for the other nodes, but too few came in time: check why the others did not start",
           _any_of("RendezvousTimeoutError"), retry=True, echo=_ECHO_WAIT),
     Cause("rendezvous-closed",
-          "met a rendezvous that was over: its id was used before, or the others had already ended",
+          "met a closed rendezvous: its id was used before, or the others had already ended",
           _any_of("RendezvousClosedError", "RendezvousGracefulExitError"), retry=True, echo=_ECHO_WAIT),
     Cause("port-taken", "found its port taken: end what listens there, or choose another port",
           _any_of("EADDRINUSE", "[Aa]ddress already in use", "failed to listen on any local"), retry=True),
-    Cause("etcd-gone", "got no answer from etcd: look whether it runs, and whether this node reaches it",
+    Cause("etcd-gone", "got no answer from etcd: check whether it runs, and whether this node reaches it",
           _any_of("connection to etcd has failed", "EtcdConnectionFailed", "EtcdException", "url: /v2/"), retry=True,
           echo=_ECHO_WAIT),
     Cause("endpoint-name", "could not resolve the rendezvous endpoint's name: look at the name, its Service and DNS",
@@ -228,14 +258,14 @@ CAUSES: tuple[Cause, ...] = (
                   "failure in name resolution"),
           retry=True, echo=_ECHO_WAIT),
     Cause("rendezvous-connection",
-          "could not reach the rendezvous endpoint: look whether its host runs, and at the firewall",
+          "could not reach the rendezvous endpoint: check whether its host runs, and the firewall",
           _any_of(r"Rendezvous(?:Connection|State)?Error", "client socket has timed out", "DistNetworkError",
             "failed to connect to any network address"), retry=True, echo=_ECHO_WAIT),
     Cause("peer-timeout", "waited for a peer until it timed out: look for the rank that is missing or slow",
           _any_of("Socket Timeout", r"wait timeout after \d", "Timeout waiting for key",
                   r"[Tt]imed out waiting \d{1,9} ?ms",
             "timeout caused pair closure", "DistStoreError"), retry=True, echo=_ECHO_WAIT),
-    # What comes at the end of everything
+    # What is logged last, whatever went before
     Cause("time-limit", "was ended by its scheduler's time limit: ask for more time, or go on from the last checkpoint",
           _any_of("DUE TO (?:JOB )?TIME ?LIMIT", "TERM_RUNLIMIT", r"[Rr]eason\W{1,4}DeadlineExceeded",
             "longer than (?:the )?specified deadline",
@@ -243,7 +273,7 @@ CAUSES: tuple[Cause, ...] = (
           kills=True),
     Cause("cancelled", "was cancelled through its scheduler",
           _any_of(r"\*\*\* (?:JOB|STEP) .{0,200}CANCELLED", "TERM_OWNER"), echo=_ECHO_STOPPED, kills=True),
-    Cause("terminated", "was told to stop from outside: a drain, a preemption, or somebody's kill",
+    Cause("terminated", "was told to stop from outside: a drain, a preemption, or a user's kill",
           _any_of("Received [A-Z0-9]{1,8} death signal", r"got signal: \d", "received SIGTERM", "SIGTERM received",
             "KeyboardInterrupt"), retry=True, echo=_ECHO_STOPPED, kills=True, worker=_STOP_CODES, agent=_STOP_CODES),
     Cause("abort", "aborted in native code (SIGABRT): look at the lines before",

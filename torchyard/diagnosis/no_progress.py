@@ -1,4 +1,4 @@
-"""Why a job does not get on, in one sentence: what its objects do not say themselves, events, nodes and queues do."""
+"""Why a job makes no progress, in one sentence: events, nodes and queues show what its own objects do not."""
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +20,7 @@ from torchyard.diagnosis.pod_facts import (
     find_silence_start,
     get_mapping,
     get_mappings,
+    parse_timestamp,
     read_node_name,
     read_pod_phase,
     to_number,
@@ -31,12 +32,13 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Capacity, Check, Controller
 from torchyard.model.run import Failure, Observation
 
-_MAX_EVENT_AGE_S = 150.0  # seconds that an event counts: a kubelet tries a volume again after two minutes at most
+_MAX_EVENT_AGE_S = 150.0  # how long an event counts: a kubelet retries a volume after two minutes at most
+_MISSED_AFTER_S = 30.0  # without pods, after which a controller has missed a job, and is not only slow
 RUN_LABEL = "torchyard/run"
 
 
 class ClusterContext(NamedTuple):
-    """What there is around a job, as it was last asked for: events of the namespace, and other runs' pods in it."""
+    """What surrounds a job, as last read: the namespace's events, capacity, the queue, and other runs' pods."""
 
     events: Sequence[Any] = ()
     room: Check | None = None
@@ -45,31 +47,31 @@ class ClusterContext(NamedTuple):
 
 
 class _Scene(NamedTuple):
-    """What an explanation is made from. The pods are looked through once: there may be thousands."""
+    """The input of an explanation. The pods are scanned only once: there may be thousands."""
 
     plan: ManifestPlan
     observed: Observation
     around: ClusterContext
     pods: Pods
-    unfit: Mapping[str, PodReason]  # the scheduler's words, by the pod that they are about
+    unfit: Mapping[str, PodReason]  # what the scheduler reports, by pod
 
 
 class Diagnosis(NamedTuple):
-    """Why a job does not get on; `ends`: waiting any longer is in vain."""
+    """Why a job makes no progress; `ends`: waiting any longer is pointless."""
 
     failure: Failure
     ends: bool = False
 
 
 def explain_no_progress(plan: ManifestPlan, observed: Observation, around: ClusterContext) -> Diagnosis | None:
-    """The nearest cause: a pod's own word, its node, an event, the queue, the scheduler; None where nothing tells."""
+    """The nearest cause: a pod's own status, its node, an event, the queue, the scheduler; None if none is known."""
     pods = select_job_pods(observed)
     scene = _Scene(plan, observed, around, pods, find_unscheduled_pods(pods))
     return next((why for way in _EXPLAINERS if (why := way(scene))), None)
 
 
 def _explain_by_pod(scene: _Scene) -> Diagnosis | None:
-    """What a pod says of itself, however new."""
+    """What a pod's own status says, however recent."""
     known = find_pod_failure(scene.pods, math.inf)
     return Diagnosis(known) if known else None
 
@@ -94,19 +96,19 @@ def _count_spare_pods(plan: ManifestPlan) -> int:
 
 
 def _explain_by_silent_node(scene: _Scene) -> Diagnosis | None:
-    """A pod that seems to run, on a node that does not answer: it is minutes until somebody takes it away."""
+    """A pod that seems to run, on a node that does not answer: it takes minutes until the pod is evicted."""
     pods = scene.pods
     found = {name: since for name, pod in pods.items() if (since := find_silence_start(pod))}
     if not found:
         return None
     name = min(found, key=lambda each: found[each])
     at = datetime.fromtimestamp(found[name], UTC).strftime("%H:%M:%S UTC")
-    sentence = f"{name}: its node {read_node_name(pods[name]) or '(unknown)'} does not answer since {at}"
+    sentence = f"{name}: its node {read_node_name(pods[name]) or '(unknown)'} has not answered since {at}"
     return Diagnosis(Failure(cause="node-lost", sentence=sentence, node=name, retry=True))
 
 
 def _explain_by_event(scene: _Scene) -> Diagnosis | None:
-    """What the first sign means that an event of the job's objects shows."""
+    """The cause of the first rule that an event of the job's objects matches."""
     telling = [each for each in scene.around.events if find_event_rules(to_text(get_mapping(each).get("reason")))]
     mine = [each for each in telling if _is_own_event(scene, each)]
     for sign in EVENT_RULES:
@@ -150,7 +152,7 @@ def _is_own_event(scene: _Scene, event: Any) -> bool:
 
 
 def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
-    """The node whose pod an event is about, if it is about one."""
+    """The node of the pod that an event is about; None if it is about another object."""
     thing = get_mapping(event, "involvedObject")
     return plan.node(to_text(thing.get("name"))) if thing.get("kind") == "Pod" else None
 
@@ -159,7 +161,7 @@ def _find_event_node(plan: ManifestPlan, event: Any) -> str | None:
 
 
 def _explain_by_closed_queue(scene: _Scene) -> Diagnosis | None:
-    """A queue that takes nothing any more."""
+    """A queue that no longer accepts jobs."""
     queue = scene.around.queue
     if queue is None or queue.verdict != "failed" or not (scene.unfit or not scene.pods):
         return None
@@ -168,7 +170,7 @@ def _explain_by_closed_queue(scene: _Scene) -> Diagnosis | None:
 
 
 def find_unscheduled_pods(pods: Pods) -> dict[str, PodReason]:
-    """The scheduler's words, by the pod that they are about: only one that has not started can lack a node."""
+    """What the scheduler reports, by pod: only a pod that has not started can lack a node."""
     return {
         name: word for name, pod in pods.items() if read_pod_phase(pod) == "Pending" and (word := scheduler_word(pod))
     }
@@ -192,7 +194,7 @@ def _explain_by_scheduler(scene: _Scene) -> Diagnosis | None:
 
 
 def _explain_by_capacity(lead: str, room: Check) -> Diagnosis:
-    """No waiting helps but for new nodes, so the deadline decides: a cluster may grow."""
+    """Only new nodes would help, so the deadline decides: a cluster may grow."""
     taints = "`pod.tolerations`" in room.remedy and "ask for less" not in room.remedy
     sentence = f"{lead}, and even empty nodes would not do: {room.detail}; {room.remedy}"
     return Diagnosis(Failure(cause="taint" if taints else "unschedulable", sentence=sentence))
@@ -237,14 +239,31 @@ def _explain_by_admission(scene: _Scene) -> Diagnosis | None:
 
 
 def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation) -> Diagnosis | None:
-    """A job of which no controller has said a word."""
+    """A job that no controller has given a status, or whose admitted gang has no pods: a controller can miss a job."""
     kind = plan.main["kind"]
     job = observed.seen.get(f"{kind}/{plan.job}")
-    if not isinstance(job, Mapping) or get_mapping(job, "status"):
+    if not isinstance(job, Mapping):
+        return None
+    if not get_mapping(job, "status"):
+        what = f"no controller has reported anything about the {kind} so far"
+    elif _is_gang_admitted(observed) and observed.at - _read_creation(job) > _MISSED_AFTER_S:
+        what = f"the {kind} is admitted (its PodGroup is Inqueue), and its controller has created no pods so far"
+    else:
         return None
     who = ", ".join(need.label for need in plan.requires if isinstance(need, Controller)) or "its controller"
-    sentence = f"no controller has said anything of the {kind} so far: look whether it runs and keeps up ({who})"
-    return Diagnosis(Failure(cause="controller-silent", sentence=sentence, retry=True))
+    return Diagnosis(
+        Failure(cause="controller-silent", sentence=f"{what}: check that it runs and keeps up ({who})", retry=True)
+    )
+
+
+def _read_creation(thing: Mapping[str, Any]) -> float:
+    return parse_timestamp(get_mapping(thing, "metadata").get("creationTimestamp"))
+
+
+def _is_gang_admitted(observed: Observation) -> bool:
+    """Whether Volcano has let a PodGroup out of its queue: its controller creates the pods next."""
+    groups = [thing for name, thing in observed.seen.items() if name.startswith("PodGroup/")]
+    return any(get_mapping(group, "status").get("phase") == "Inqueue" for group in groups)
 
 
 def _describe_gang(plan: ManifestPlan) -> str:
@@ -252,7 +271,7 @@ def _describe_gang(plan: ManifestPlan) -> str:
 
 
 def _describe_request(plan: ManifestPlan) -> str:
-    """`2 pods x 8 nvidia.com/gpu`: its devices, or where it asks for none, all that it asks for."""
+    """`2 pods x 8 nvidia.com/gpu`: the devices that it requests or, without any, everything that it requests."""
     need = find_required_capacity(plan)
     amounts = {name: amount for name, amount in (need.resources if need else {}).items() if amount not in ("0", "")}
     devices = {name: amount for name, amount in amounts.items() if "/" in name} or amounts

@@ -1,4 +1,4 @@
-"""Why a pod does not run, or not any more: what only the controllers know, and no log can tell."""
+"""Why a pod does not run, or no longer runs: what only the controllers know and no log shows."""
 
 import functools
 import re
@@ -21,8 +21,8 @@ from torchyard.diagnosis.pod_facts import (
 )
 from torchyard.model.run import Failure
 
-_CRASH_LOOP_RESTARTS = 3  # restarts of a container that are taken for a loop
-MAX_MESSAGE_CHARS = 300  # letters of a controller's message
+_CRASH_LOOP_RESTARTS = 3  # restarts of a container that count as a loop
+MAX_MESSAGE_CHARS = 300  # characters of a controller's message
 
 
 class PodCause(NamedTuple):
@@ -34,14 +34,16 @@ class PodCause(NamedTuple):
     patience: float = 0.0
 
 
-# Kubernetes' own words: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
-_NO_IMAGE = PodCause("image", "its image cannot be had", patience=90)
-_NO_REGISTRY = PodCause("registry", "its image cannot be had, because its registry does not answer", True, patience=300)
+# Kubernetes' own reasons: https://kubernetes.io/docs/concepts/workloads/pods/pod-lifecycle/ and kubelet's sources.
+_NO_IMAGE = PodCause("image", "its image cannot be pulled", patience=90)
+_NO_REGISTRY = PodCause(
+    "registry", "its image cannot be pulled, because its registry does not answer", True, patience=300
+)
 _IMAGE_REFUSED = PodCause(
     "image", "its registry refuses it the image: see pod.pull_secrets and the image's name", patience=90
 )
 _IMAGE_ABSENT = PodCause("image", "its registry has no such image: correct its name or tag", patience=90)
-_NO_CONFIG = PodCause("pod-config", "its container cannot be made", patience=60)
+_NO_CONFIG = PodCause("pod-config", "its container cannot be created", patience=60)
 _NO_START = PodCause("start-error", "its command cannot be started")
 REASONS = {
     "ErrImagePull": _NO_IMAGE,
@@ -72,7 +74,7 @@ REASONS = {
     "TerminationByKubelet": PodCause("evicted", "its node evicted it", retry=True),
     "Evict": PodCause("preempted", "Volcano took its place for another job", retry=True),
 }
-# What a message says of an image that could not be pulled, by containerd's and CRI-O's words.
+# What a message says about an image that could not be pulled, in the words of containerd and CRI-O.
 _PULL_ERRORS = (
     (r"no such host|dial tcp|connection re(?:fused|set)|timed? ?out|EOF|50[0234] |429 |toomanyrequests", _NO_REGISTRY),
     (r"denied|[Uu]nauthorized|no basic auth|authentication required|401 |403 ", _IMAGE_REFUSED),
@@ -81,19 +83,19 @@ _PULL_ERRORS = (
 
 
 def _find_cause(word: PodReason) -> PodCause:
-    """What a word means."""
+    """The cause that a reason stands for."""
     known = REASONS[word.reason]
     return _find_pull_cause(word.message) if known is _NO_IMAGE else known
 
 
 @functools.lru_cache(maxsize=4096)
 def _find_pull_cause(message: str) -> PodCause:
-    """Why an image could not be pulled; a thousand pods of one image mostly say the same."""
+    """Why an image could not be pulled. Cached: a thousand pods of one image mostly report the same."""
     return next((reason for says, reason in _PULL_ERRORS if re.search(says, message)), _NO_IMAGE)
 
 
 def read_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
-    """Every reason with a meaning in a pod's status, containers last. Most of a thousand pods give none: seen first."""
+    """Every reason in a pod's status that REASONS knows, containers last; quick for the many pods that have none."""
     status = get_mapping(pod, "status")
     conditions = get_mappings(status, "conditions")
     found = [read_reason(status, 0.0)] if status.get("reason") else []
@@ -109,7 +111,7 @@ def read_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
 
 
 def _read_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """What each container waits for, or ended with; an end that the kubelet restarts is none."""
+    """What each container waits for or ended with, except an end after which the kubelet restarts it."""
     for container in (*get_mappings(status, "initContainerStatuses"), *get_mappings(status, "containerStatuses")):
         state = get_mapping(container, "state")
         waiting = get_mapping(state, "waiting")
@@ -127,7 +129,7 @@ def _read_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -
 
 
 def _is_disruption(condition: Mapping[str, Any]) -> bool:
-    """Whether a condition says who ends the pod: Kubernetes, or Volcano in a way of its own."""
+    """Whether a condition says why the pod is being ended, in Kubernetes' form or in Volcano's own."""
     kind = condition.get("type")
     if kind == "Ready":
         return bool(condition.get("reason") == "Evict")
@@ -135,7 +137,7 @@ def _is_disruption(condition: Mapping[str, Any]) -> bool:
 
 
 class PodProblem(NamedTuple):
-    """A pod's word that means a cause, and is old enough to be believed."""
+    """A reason in a pod's status that stands for a cause, and is old enough to be believed."""
 
     node: str
     word: PodReason
@@ -148,7 +150,7 @@ def read_reasons_by_pod(pods: Pods) -> dict[str, list[PodReason]]:
 
 
 def find_pod_problems(pods: Pods, said: Mapping[str, Sequence[PodReason]], at: float) -> list[PodProblem]:
-    """Every cause that only the controllers know, of what pods have said."""
+    """Every cause that only the controllers know, from the reasons of the pods."""
     return [
         PodProblem(name, word, reason)
         for name, found in said.items()
@@ -158,13 +160,13 @@ def find_pod_problems(pods: Pods, said: Mapping[str, Sequence[PodReason]], at: f
 
 
 def find_pod_failure(pods: Pods, at: float) -> Failure | None:
-    """A cause that only the controllers know, of the pod that has it longest; None where the logs must tell."""
+    """The oldest cause that only the controllers know; None if only the logs can show it."""
     found = find_pod_problems(pods, read_reasons_by_pod(pods), at)
     return explain_first_problem(pods, found) if found else None
 
 
 def explain_first_problem(pods: Pods, found: Sequence[PodProblem]) -> Failure:
-    """The failure that the longest of some troubles is."""
+    """The failure that describes the oldest of some problems."""
     name, word, reason = min(found, key=lambda each: (each.word.since, each.node))
     said = re.sub(r"\s+", " ", word.message)[:MAX_MESSAGE_CHARS]
     where = f" on {read_node_name(pods[name])}" * (
@@ -176,5 +178,5 @@ def explain_first_problem(pods: Pods, found: Sequence[PodProblem]) -> Failure:
 
 
 def _is_harmless(pod: Mapping[str, Any], word: PodReason) -> bool:
-    """OOMKilled beside exit code 0: a child was killed, and the container went on."""
+    """Whether the reason is OOMKilled beside exit code 0: a child was killed, and the container went on."""
     return word.reason == "OOMKilled" and read_pod_exit_code(pod) == 0

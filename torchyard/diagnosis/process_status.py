@@ -1,4 +1,4 @@
-"""How a job of kept processes is, from what their keepers say."""
+"""The status of a job of supervised processes, from what their supervisors report."""
 
 from typing import Any
 
@@ -7,7 +7,7 @@ from torchyard.model.run import Failure, Observation, Status
 
 
 def read_status(observed: Observation) -> Status:
-    """The first agent that ends badly ends the job; it is done when every agent ended with 0."""
+    """The job's status: the first agent that fails ends the job; it is done when every agent has ended with 0."""
     blocks = {name: get_mapping(seen) for name, seen in observed.seen.items()}
     agents = {name: seen for name, seen in blocks.items() if name != "etcd"}
     for name, seen in blocks.items():
@@ -26,23 +26,23 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_abandoned_status(name: str, seen: Any) -> Status:
-    """The end of a job whose lease ran out: what its other agents say of it is but an echo."""
-    why = f"nobody had looked after it for {seen['abandoned']:g} s (deadlines.lease)"
-    sentence = f"{name} was ended by its keeper: {why}"
+    """The status of a job whose lease expired: what its other agents report is only an echo of that."""
+    why = f"its lease was not renewed for {seen['abandoned']:g} s (deadlines.lease)"
+    sentence = f"{name} was ended by its supervisor: {why}"
     return Status(state="failed", reason=sentence, failure=Failure(cause="lease-ended", sentence=sentence, node=name))
 
 
 def _read_lost_supervisor(name: str, seen: Any) -> Status:
-    """The end of a job whose host lost a keeper, with what it kept or without: no fault of the program."""
-    cause, sentence = "keeper-killed", f"the keeper of {name} was killed"
+    """The status of a job whose host lost a supervisor, with or without its process: no fault of the program."""
+    cause, sentence = "keeper-killed", f"the supervisor of {name} was killed"
     if seen.get("rebooted"):
-        cause, sentence = "host-rebooted", f"the host of {name} was started again, and nothing of the job lives there"
+        cause, sentence = "host-rebooted", f"the host of {name} was restarted, and no process of the job is left there"
     failure = Failure(cause=cause, sentence=sentence, node=name, retry=True)
     return Status(state="failed", reason=sentence, failure=failure)
 
 
 def _read_process_end(name: str, seen: Any) -> Status | None:
-    """What makes one block's state the end of the job, if anything does."""
+    """The status of a job that one process's state ends; None if it does not."""
     phase, code = seen.get("phase"), seen.get("exit")
     if phase == "absent":
         return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")

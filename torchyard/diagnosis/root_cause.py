@@ -1,4 +1,4 @@
-"""Why a job failed: the process that did so first, and the line of its log that proves why."""
+"""Why a job failed: the process that failed first, and the line of its log that proves why."""
 
 import re
 import signal
@@ -6,9 +6,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
 from torchyard.diagnosis.log_patterns import (
     CAUSES,
     CLOCK_SKEW_S,
+    COLLECTIVE_TIMEOUT,
     DECISIVE_EXIT_CODES,
     ECHO_OWN,
     ECHO_PEER,
@@ -18,13 +20,12 @@ from torchyard.diagnosis.log_patterns import (
     UNKNOWN_CAUSE,
     Cause,
 )
+from torchyard.diagnosis.proof import quote_around, read_details
 from torchyard.diagnosis.spoken_lines import SpokenLine, drop_noise, find_exceptions, parse_line
 from torchyard.model.run import Failure, LogLine
 
-_STORE_NAME = "etcd"  # a block of this name is the rendezvous store, not an agent
-# Lines of a tail; characters kept at either end of a line, and in a sentence.
+_STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
 TAIL_LINES = 50
-_PROOF_CHARS = 160
 _NEAREST = tuple(sorted(CAUSES, key=lambda cause: cause.echo))  # the first that matches explains most
 _KILL_CAUSES = tuple(cause for cause in _NEAREST if cause.kills)
 _OWN_CAUSES = tuple(cause for cause in _NEAREST if cause.echo == ECHO_OWN)
@@ -32,7 +33,7 @@ _SIGNAL_NAMES: dict[int | None, str] = {-number: number.name for number in signa
 
 _RANK = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
 
-# torchrun's own account of its workers, alike since 1.9
+# torchrun's own report on its workers, unchanged since 1.9
 _GLOBAL_RANKS = re.compile(r"global_ranks=\[([\d, ]{1,2000})\]")
 _LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 _FIELD = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file|traceback|msg)\s{0,8}: ?(.{0,400})")
@@ -57,14 +58,14 @@ class _Suspect(NamedTuple):
     node: str
     rank: int | None
     code: int | None
-    at: float  # its last words: torchrun tells of a lost worker up to 30 s later, when it has stopped the others
+    at: float  # its last line: torchrun reports a lost worker up to 30 s later, when it has stopped the others
     lines: Sequence[SpokenLine]
     entry: _LostWorker | None = None
     single: bool = False
 
 
 class _Finding(NamedTuple):
-    """A cause, whose it is, and the line that proves it."""
+    """A cause, the process that shows it, and the line that proves it."""
 
     cause: Cause
     suspect: _Suspect
@@ -72,11 +73,16 @@ class _Finding(NamedTuple):
     seen: SpokenLine | None
 
 
-def read_failure(logs: Mapping[str, Sequence[LogLine]], exits: Mapping[str, int | None]) -> Failure | None:
-    """The first failure of a job, or None where every agent left with 0.
+def read_failure(
+    logs: Mapping[str, Sequence[LogLine]],
+    exits: Mapping[str, int | None],
+    longer: Mapping[str, Sequence[LogLine]] | None = None,
+) -> Failure | None:
+    """The first failure of a job; None if every agent exited with 0.
 
-    `exits` are the agents' exit codes (negative: a signal; None: running, or unknown). Worker lines carry the prefix
+    `exits` are the agents' exit codes (negative: a signal; None: running, or unknown). Worker lines have the prefix
     of torchrun's `--tee`; without it a node's lines are read as one stream, and the rank may stay unknown.
+    `longer`: the same logs with earlier lines, read only if what `logs` show is at most an echo of the failure.
     """
     agents = {node: exits.get(node) for node in (*exits, *logs) if node != _STORE_NAME}
     store = [] if exits.get(_STORE_NAME) is None else [_STORE_NAME]  # however it ended, it did so before the agents
@@ -86,16 +92,18 @@ def read_failure(logs: Mapping[str, Sequence[LogLine]], exits: Mapping[str, int 
     failed, alone = {node: code for node, code in agents.items() if code != 0}, len(agents) == 1
     suspects = [who for node, code in failed.items() for who in _name_suspects(node, code, seen[node], alone)]
     found = _find_root_cause(suspects, [_diagnose_store(seen[node], exits[node]) for node in store])
-    return _build_failure(found, seen[found.suspect.node])
+    if longer is not None and found.cause.echo >= ECHO_PEER:
+        return read_failure(longer, exits)
+    return _build_failure(found, seen)
 
 
 def _signed_code(code: int | None) -> int | None:
-    """A shell and a container say 128 + n where a process was ended by signal n."""
+    """The exit code, -n for signal n: shells and containers report 128 + n."""
     return 128 - code if code is not None and 128 < code <= 128 + 64 else code
 
 
 def _name_suspects(node: str, code: int | None, lines: Sequence[SpokenLine], alone: bool) -> Iterator[_Suspect]:
-    """The ranks of a node that said something or were lost, and at last its agent."""
+    """The ranks of a node that logged something or were lost, and last its agent."""
     ranks = _read_global_ranks(lines) or ({at: at for at in range(64)} if alone else {})
     entries = _read_lost_workers(lines, ranks)
     streams: dict[tuple[int | None, int | None], list[SpokenLine]] = defaultdict(list)
@@ -106,21 +114,21 @@ def _name_suspects(node: str, code: int | None, lines: Sequence[SpokenLine], alo
         same = [e for e in entries if e.local == local or (local is None and e.rank == rank)]
         entry = next(iter(same or (entries if len(streams) == len(entries) == 1 else ())), None)
         entries = [e for e in entries if e is not entry]
-        told = next((seen.rank for seen in part if seen.rank is not None), entry.rank if entry else ranks.get(local))
-        yield _Suspect(node, told, entry and entry.code, part[-1].at, part, entry, single=True)
+        shown = next((seen.rank for seen in part if seen.rank is not None), entry.rank if entry else ranks.get(local))
+        yield _Suspect(node, shown, entry and entry.code, part[-1].at, part, entry, single=True)
     for entry in entries:
         yield _Suspect(node, entry.rank, entry.code, 0.0, [] if streams else lines, entry)
     yield _Suspect(node, None, code, own[-1].at if own else 0.0, own)
 
 
 def _read_global_ranks(lines: Iterable[SpokenLine]) -> dict[int | None, int]:
-    """Global rank by local rank, as the last rendezvous gave them out."""
+    """Global rank by local rank, as the last rendezvous assigned them."""
     found = [match[1] for seen in lines if (match := _GLOBAL_RANKS.search(seen.text))]
     return dict(enumerate(int(rank) for rank in re.findall(r"\d{1,6}", found[-1]))) if found else {}
 
 
 def _read_lost_workers(lines: Sequence[SpokenLine], ranks: Mapping[int | None, int]) -> list[_LostWorker]:
-    """Every worker in torchrun's last words, the root cause first; where they are cut off, those it logged as lost."""
+    """Every worker in torchrun's final report, the root cause first; if it is cut off, those it logged as lost."""
     agent = [seen for seen in lines if seen.local is None]
     lost = ((seen, int(m[1]), int(m[2])) for seen in agent if (m := _LOST_WORKER.search(seen.text)))
     return list(_read_items(agent))[::-1] or [
@@ -165,7 +173,7 @@ def _diagnose_suspect(who: _Suspect) -> _Finding | None:
 
 
 def _find_proof(cause: Cause, who: _Suspect, lines: Sequence[SpokenLine]) -> SpokenLine | None:
-    """The line that says what the exit code means, else torchrun's line about it, else a shell's last words."""
+    """The line that says what the exit code means, else torchrun's line about it, else a shell's last line."""
     said = next((seen for seen in lines if cause.pattern and cause.pattern.search(seen.text)), None)
     words = (seen for seen in reversed(lines) if seen.text.strip() and (who.code or 0) > 0)
     return said or (who.entry.proof if who.entry else next(words, None))
@@ -182,13 +190,13 @@ def _scan_lines(who: _Suspect, lines: Iterable[SpokenLine], causes: Sequence[Cau
 
 
 def _diagnose_store(lines: Sequence[SpokenLine], code: int | None) -> _Finding:
-    """The rendezvous store ended before the job: its own reason, or the bare fact."""
+    """Why the rendezvous store ended before the job: its own reason, or only that it did."""
     who = _Suspect(_STORE_NAME, None, code, lines[-1].at if lines else 0.0, lines)
     return _scan_lines(who, lines, _OWN_CAUSES) or _Finding(STORE_ENDED, who, who.at, None)
 
 
 def _find_root_cause(suspects: Sequence[_Suspect], ended: Sequence[_Finding]) -> _Finding:
-    """What the first one shows; where that is an echo of somebody else's trouble, the trouble."""
+    """What the first process shows or, if that echoes a failure elsewhere, that failure."""
     if not suspects:
         return ended[0]
     first = _find_first_lost(suspects) or _find_first_silent(suspects)
@@ -197,20 +205,20 @@ def _find_root_cause(suspects: Sequence[_Suspect], ended: Sequence[_Finding]) ->
     if found.cause.echo == ECHO_OWN:
         return found
     others = [*ended, *(_diagnose_suspect(who) for who in suspects if who not in first)]
-    late = 0.0 if found.cause is PROGRAM_EXIT else CLOCK_SKEW_S  # to lose a peer after an exit was not its reason
+    late = 0.0 if found.cause is PROGRAM_EXIT else CLOCK_SKEW_S  # a peer lost after an exit was not its reason
     closer = [it for it in others if it and it.cause.echo < found.cause.echo]
     nearer = [it for it in closer if it.at <= found.at + (late if it.cause.echo >= ECHO_PEER else CLOCK_SKEW_S)]
     return min(nearer, key=lambda it: (it.cause.echo, it.at), default=found)
 
 
 def _find_first_lost(suspects: Iterable[_Suspect]) -> list[_Suspect]:
-    """The worker that torchrun saw fail before all others; one that was told to stop is none."""
+    """The worker that torchrun saw fail before all others; one that was told to stop does not count."""
     lost = [(who.entry.time or "9", who.at, who) for who in suspects if who.entry and _signed_code(who.code) != -15]
     return [min(lost, key=lambda it: it[:2])[2]] if lost else []
 
 
 def _find_first_silent(suspects: Iterable[_Suspect]) -> list[_Suspect]:
-    """The processes of the node that spoke its last words first; a node that was told to stop comes last."""
+    """The processes of the node that fell silent first; a node that was told to stop comes last."""
     nodes: dict[str, list[_Suspect]] = defaultdict(list)
     for who in suspects:
         nodes[who.node].append(who)
@@ -220,22 +228,33 @@ def _find_first_silent(suspects: Iterable[_Suspect]) -> list[_Suspect]:
     )
 
 
-def _build_failure(found: _Finding, lines: Sequence[SpokenLine]) -> Failure:
+def _build_failure(found: _Finding, lines: Mapping[str, Sequence[SpokenLine]]) -> Failure:
     cause, who, seen = found.cause, found.suspect, found.seen
     said = _RANK.search(seen.line) if seen and not who.single else None
     rank = int(said[1]) if said and who.rank is None else who.rank
-    match = cause.pattern.search(seen.text) if cause.pattern and seen else None
-    proven = seen.text.strip()[:_PROOF_CHARS] if seen else ""
-    name = _SIGNAL_NAMES.get(_signed_code(who.code), "a signal")
-    words = defaultdict(str, match.groupdict() if match else {}, code=who.code, said=proven, signal=name)
+    what, retry = _describe_cause(found), cause.retry
+    if cause.slug == COLLECTIVE_TIMEOUT and seen:
+        every = (RankLine(node, each.rank, each.text) for node, part in lines.items() for each in part)
+        what, retry = explain_timeout(RankLine(who.node, rank, seen.text), every) or (what, retry)
     where = who.node if rank is None else f"Rank {rank} on {who.node}"
     return Failure(
         cause=cause.slug,
-        sentence=f"{where} {cause.says.format_map(words)}.",
+        sentence=f"{where} {what}.",
         node=who.node,
         rank=rank,
         exit_code=who.code,
-        retry=cause.retry,
+        retry=retry,
         line=seen.line if seen else None,
-        tail=tuple(part.line for part in (who.lines if who.single else lines)[-TAIL_LINES:]),
+        tail=tuple(part.line for part in (who.lines if who.single else lines[who.node])[-TAIL_LINES:]),
     )
+
+
+def _describe_cause(found: _Finding) -> str:
+    """The cause's words, with its proof and with the peer, adapter and sizes that the proof names."""
+    cause, seen = found.cause, found.seen
+    match = cause.pattern.search(seen.text) if cause.pattern and seen else None
+    proof = quote_around(seen.text, match.span() if match else (0, 0)) if seen else ""
+    name = _SIGNAL_NAMES.get(_signed_code(found.suspect.code), "a signal")
+    words = defaultdict(str, match.groupdict() if match else {}, code=found.suspect.code, said=proof, signal=name)
+    details = read_details(seen.text) if seen and cause.pattern else ""
+    return cause.says.format_map(words) + (f" ({details})" if details else "")

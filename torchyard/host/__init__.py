@@ -1,1 +1,1 @@
-"""What runs on a job's own host. Standard library only, Python 3.8 or newer."""
+"""Code that runs on a job's own hosts. Standard library only, Python 3.8 or newer."""

@@ -1,4 +1,4 @@
-"""The end of a kept process, asked for: what is left of it. Standard library only, Python 3.8 or newer."""
+"""Cancel a supervised process and report what is left of it. Standard library only, Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ import os
 import signal
 import time
 
+from torchyard.host.log import recover_unsupervised
 from torchyard.host.processes import end_processes, find_labelled, label_of, send_signal
-from torchyard.host.state import Json, file_path, list_listening_ports, read_state, view_state
+from torchyard.host.state import Json, list_listening_ports, read_spec, read_state, view_state
 
 
 def cancel_process(folder: str, grace: str) -> None:
-    spec = _read_spec(folder)
+    spec = read_spec(folder)
     if spec is None:
         print(json.dumps({"phase": "absent", "left": end_processes(label_of(folder), float(grace))}))
         return
@@ -23,29 +24,22 @@ def cancel_process(folder: str, grace: str) -> None:
     send_signal(find_labelled(spec["label"]), signal.SIGKILL)
     if _wait_timed_out(folder, spec["label"], 5.0):
         _kill_supervisor(folder)
+    if view_state(folder)["phase"] == "unkept":
+        recover_unsupervised(folder)
     if os.path.exists(spec.get("meeting", "")):
         os.unlink(spec["meeting"])
     print(json.dumps(dict(view_state(folder), left=_list_leftovers(spec))))
 
 
-def _read_spec(folder: str) -> Json:
-    """What was asked for; None where nobody knows any more."""
-    try:
-        with open(file_path(folder, "spec.json"), encoding="utf-8") as file:
-            return json.load(file)
-    except (FileNotFoundError, ValueError):
-        return None
-
-
 def _kill_supervisor(folder: str) -> None:
-    """A keeper that does not end by itself; its lock proves that the process id is still its own."""
+    """Kill a supervisor that does not end by itself; its lock proves that the process id is still its own."""
     state = view_state(folder)
     if state["phase"] == "running" and "keeper" in state:
         send_signal([state["keeper"]], signal.SIGKILL)
 
 
 def _wait_timed_out(folder: str, label: str, seconds: float) -> bool:
-    """Wait until the keeper has told the end and no process is left; True where it did not come to that."""
+    """Wait until the supervisor has recorded the end and no process is left; True if that took too long."""
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
         if view_state(folder)["phase"] != "running" and not find_labelled(label):

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Tell the facts that preflight needs of a host. Standard library only, Python 3.8 or newer.
+"""Report the facts that preflight needs about a host. Standard library only, Python 3.8 or newer.
 
-Started by the shell door as `PYTHON facts.py`, or as text where ssh leads, with {"needs": [requirement, ...]} on stdin;
-prints one fact a requirement, as a JSON list in the same order. It is started by the job's own interpreter where
-packages are asked for.
+The launcher starts it as `PYTHON facts.py` on its own machine and sends its text to a host behind ssh, with
+{"needs": [requirement, ...]} on stdin. It prints one fact per requirement, as a JSON list in the same order. For
+questions about packages, PYTHON is the job's own interpreter.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Json = Any
 
 
 def probe_folder(need: Json) -> Json:
-    """Make the folder and write in it, as the run will; then take away what was not there before."""
+    """Create the folder and write to it, as the run will; then remove what did not exist before."""
     wanted = os.path.abspath(need["path"])
     there = wanted
     while not os.path.lexists(there):
@@ -42,7 +42,7 @@ def probe_folder(need: Json) -> Json:
 
 
 def _remove_empty_folders(path: str, kept: str) -> None:
-    """Remove the empty folders from `path` upwards, not as far as `kept`."""
+    """Remove the empty folders from `path` upwards, up to but not including `kept`."""
     while path != kept:
         try:
             os.rmdir(path)
@@ -63,7 +63,7 @@ def probe_package(need: Json) -> Json:
 
 
 def probe_port(need: Json) -> Json:
-    """Listen for a moment: the only proof that a port can be had."""
+    """Listen for a moment: the only proof that a port is free."""
     with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         if listener.family == socket.AF_INET6:
@@ -77,7 +77,7 @@ def probe_port(need: Json) -> Json:
 
 
 def _find_port_holder(number: int, label: str) -> Json:
-    """Who listens on a port, as `pid 123 (python3 server.py)`, where this user may see it, and if it has the label."""
+    """The process that listens on a port, as `pid 123 (python3 server.py)`; `ours` if it has the label."""
     inodes = _list_listening_sockets(number)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
@@ -112,7 +112,7 @@ def probe_processors(need: Json) -> Json:
 
 
 def probe_route(need: Json) -> Json:
-    """Whether the name is known, and its address routed: no packet is sent."""
+    """The local and the remote address of a route, if the name resolves and a route exists. No packet is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
             end.connect((need["address"], 9))
@@ -126,7 +126,7 @@ def probe_clock(need: Json) -> Json:
 
 
 def probe_store(need: Json) -> Json:
-    """What a rendezvous store answers, and no proxy in its place."""
+    """The HTTP status that a rendezvous store answers, asked directly and not through a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(need["url"], timeout=5):
@@ -138,7 +138,7 @@ def probe_store(need: Json) -> Json:
 
 
 def probe_runai(need: Json) -> Json:
-    """Only on the launcher's machine, where its file is."""
+    """The facts about Run:ai's CLI; only on the launcher's machine, which has the file runai_cli.py."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from torchyard.host.runai_cli import check_cli
 

@@ -1,4 +1,4 @@
-"""How long a process lives on that nobody looks after. Standard library only, Python 3.8 or newer."""
+"""End a process whose lease is no longer renewed. Standard library only, Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -13,37 +13,37 @@ from torchyard.host.state import Json, file_path, note_state
 
 
 def heartbeat_path(folder: str) -> str:
-    """The file that is touched while somebody looks after a process: beside its folder, one for the whole attempt."""
+    """The file that each heartbeat touches: beside the process's folder, one for the whole attempt."""
     return file_path(os.path.dirname(os.path.abspath(folder)), HEARTBEAT_FILE)
 
 
 class ProcessLease:
-    """Ends a process that nobody has looked after for `seconds`.
+    """Ends a process whose lease no launcher has renewed for `seconds`.
 
-    Only the file's changes count, and the time between them as the kernel counts it: no clock that is set, and no host
-    that was suspended, ends anything.
+    Only changes of the heartbeat file count, and the time between them by the kernel's monotonic clock: setting the
+    clock or suspending the host ends nothing.
     """
 
     def __init__(self, folder: str, spec: Json) -> None:
         self.folder, self.file = folder, heartbeat_path(folder)
         self.seconds, self.grace = spec.get("lease", float("inf")), spec.get("grace", 10.0)
-        self.mark, self.heard, self.ended = self.touched(), time.monotonic(), 0.0
+        self.mark, self.heard, self.ended = self.read_heartbeat(), time.monotonic(), 0.0
 
     @property
     def pause(self) -> float:
-        """Seconds until it has to be looked at again."""
+        """Seconds until the next check."""
         return 0.2 if self.ended else max(0.05, min(60.0, self.seconds / 10))
 
-    def touched(self) -> int:
-        """When somebody looked last, as the disk has it; only a change of it means anything."""
+    def read_heartbeat(self) -> int:
+        """The mtime of the heartbeat file, 0 if it cannot be read; only a change of it counts."""
         try:
             return os.stat(self.file).st_mtime_ns
         except OSError:
             return 0
 
     def enforce(self, agent: int, log: ProcessLog) -> None:
-        """Ask a living process to end once the lease is over, and kill it after the grace."""
-        mark, now = self.touched(), time.monotonic()
+        """Send SIGTERM to the process once the lease has ended, and SIGKILL after the grace."""
+        mark, now = self.read_heartbeat(), time.monotonic()
         if mark != self.mark:
             self.mark, self.heard = mark, now
         if self.ended and now - self.ended > self.grace:
@@ -51,6 +51,6 @@ class ProcessLease:
         elif not self.ended and now - self.heard > self.seconds:
             self.ended = now
             note_state(self.folder, abandoned=self.seconds)
-            said = "ended by its keeper: nobody has looked after it for %g s (deadlines.lease)"
+            said = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
             log.write([(said % self.seconds).encode()])
             send_signal([agent], signal.SIGTERM)

@@ -1,8 +1,9 @@
-"""The log of a kept process. Standard library only, Python 3.8 or newer."""
+"""The log of a supervised process. Standard library only, Python 3.8 or newer."""
 
 from __future__ import annotations
 
 import collections
+import contextlib
 import errno
 import glob
 import os
@@ -12,19 +13,25 @@ import sys
 import time
 from typing import BinaryIO
 
-from torchyard.host.state import StateCache, file_path, note_state
+from torchyard.host.state import StateCache, file_path, note_state, read_spec, read_state, take_lock
 
-ENDED_PHASES = ("exited", "unkept", "absent")  # nothing is written any more
+ENDED_PHASES = ("exited", "unkept", "absent")  # the supervisor writes nothing any more
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 
 
 class ProcessLog:
-    """Appends stamped lines; a disk that is full costs lines, never the job."""
+    """Appends time-stamped lines; a full disk costs lines, never the job."""
 
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
-        self.fd = os.open(file_path(folder, "log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        self.rest, self.lines, self.lost, self.torn, self.error = b"", 0, 0, False, ""
+        self.fd = os.open(file_path(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
+        self.rest, self.lines, self.lost, self.error = b"", 0, 0, ""
+        self.torn = self._ends_torn()
+
+    def _ends_torn(self) -> bool:
+        """Whether the last line is incomplete: its writer was killed, or the disk was full."""
+        size = os.fstat(self.fd).st_size
+        return size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
 
     def feed(self, data: bytes) -> None:
         """Write every whole line of `data`; keep the rest for the next call."""
@@ -48,29 +55,56 @@ class ProcessLog:
             missing = data.count(b"\n")
             self.torn = self.torn or missing < len(lines)
             self.lines += len(lines) - missing
-            self.complain(missing, error)
+            self.note_loss(missing, error)
 
-    def complain(self, missing: int, error: OSError) -> None:
+    def note_loss(self, missing: int, error: OSError) -> None:
         self.lost += missing
         self.error = self.error or os.strerror(error.errno or errno.EIO)
         if self.lost == missing:
             note_state(self.folder, lost=missing, error=self.error)
 
     def close(self) -> None:
-        """Write the last line; where the file was removed meanwhile, all of it is lost."""
+        """Write the last line; if the file was removed meanwhile, count every line as lost."""
         if self.rest:
             self.write([self.rest])
         if not os.fstat(self.fd).st_nlink:
-            self.complain(self.lines, OSError(errno.ENOENT, ""))
+            self.note_loss(self.lines, OSError(errno.ENOENT, ""))
             self.lines = 0
 
 
 def recover_output(folder: str, log: ProcessLog) -> None:
-    """Append what torchrun had on disk but had not printed yet when it was killed; then drop its copy."""
+    """Append what torchrun had on disk but had not printed yet when it was killed; then remove its copy."""
+    _append_unprinted(folder, log)
+    shutil.rmtree(file_path(folder, "ranks"), ignore_errors=True)
+
+
+def recover_unsupervised(folder: str) -> None:
+    """Append what a killed supervisor had not logged, and record whether the log is whole. A second call adds nothing.
+
+    torchrun's copy stays, because the processes may still write it.
+    """
+    state, spec = read_state(folder), read_spec(folder)
+    if not state or not spec or not os.path.isdir(file_path(folder, "ranks")):
+        return
+    lock = take_lock(folder)
+    if lock is None:
+        return
+    with contextlib.suppress(OSError):
+        log = ProcessLog(folder, spec["name"])
+        _append_unprinted(folder, log)
+        note_state(folder, recovered=not log.lost)
+        os.close(log.fd)
+    os.close(lock)
+
+
+def _append_unprinted(folder: str, log: ProcessLog) -> None:
     if not os.path.isdir(file_path(folder, "ranks")):
         return
     with open(file_path(folder, "log"), "rb") as file:
-        printed = collections.Counter(line.partition(b" | ")[2] for line in read_tail(file))
+        texts = [line.partition(b" | ")[2] for line in read_tail(file)]
+    printed = collections.Counter(texts)
+    # torchrun prints its own messages without care for lines: one of a rank may end in the middle of them.
+    printed.update(text[at:] for text in texts if (at := text.rfind(b"[default")) > 0)
     for name in sorted(glob.glob(file_path(folder, "ranks/*/attempt_*/*/std*.log"))):
         mark = b"[default" + os.path.basename(os.path.dirname(name)).encode() + b"]:"
         with open(name, "rb") as file:
@@ -78,7 +112,6 @@ def recover_output(folder: str, log: ProcessLog) -> None:
                 printed[mark + line] -= 1
                 if printed[mark + line] < 0:
                     log.write([mark + line])
-    shutil.rmtree(file_path(folder, "ranks"), ignore_errors=True)
 
 
 def read_tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
@@ -90,14 +123,16 @@ def read_tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
     return file.read().splitlines()
 
 
-# --- the log, read
+# --- reading the log
 
 
 def follow_process_log(folder: str, offset: int) -> None:
-    """Print the log from a byte on, until all of it is printed; exit 1 where the caller goes before."""
+    """Print the log from byte `offset` until all of it is printed; exit 1 if the caller leaves before that."""
     glance = StateCache(folder)
     while True:
-        ended = glance.view()["phase"] in ENDED_PHASES  # before the last read: nothing is written after it
+        phase = glance.view()["phase"]  # read before the log: nothing is written after the end
+        if phase == "unkept":
+            recover_unsupervised(folder)
         try:
             with open(file_path(folder, "log"), "rb") as file:
                 file.seek(offset)
@@ -106,22 +141,22 @@ def follow_process_log(folder: str, offset: int) -> None:
         except FileNotFoundError:
             pass
         sys.stdout.flush()
-        if ended:
+        if phase in ENDED_PHASES:
             return
         if _has_caller_left():
             sys.exit(1)
 
 
 def _has_caller_left() -> bool:
-    """Wait a moment; True where the caller is gone."""
+    """Wait a moment; True if the caller has left."""
     return read_caller() is None
 
 
 def read_caller() -> bytes | None:
-    """What the caller has said after a moment; None where it is gone."""
+    """Wait a moment for input from the caller; None if it has left."""
     if not select.select([0], [], [], 0.05)[0]:
         return b""
     try:
         return os.read(0, 4096) or None
-    except ConnectionResetError:  # gone before it has read everything
+    except ConnectionResetError:  # it left before it had read everything
         return None

@@ -1,4 +1,4 @@
-"""Which way leads to another host. Standard library only, Python 3.8 or newer."""
+"""The network interface and addresses that lead to other hosts. Standard library only, Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -8,14 +8,14 @@ import struct
 from typing import Any
 
 _SIOCGIFADDR = 0x8915
-LISTEN_URLS_PLACEHOLDER = "{listen-urls}"  # a word of a command, or in one, that a keeper fills in
+LISTEN_URLS_PLACEHOLDER = "{listen-urls}"  # an argument, or part of one, that the supervisor fills in
 Json = Any
 
 
 def _find_interface(toward: str) -> str | None:
-    """The interface whose packets reach an address; None where there is no way, or it ends in this host.
+    """The interface that leads to an address; None if there is no route, or the address is local.
 
-    gloo and NCCL would take that of the host's own name, which Debian maps to 127.0.1.1.
+    By themselves, gloo and NCCL take the interface of the host's own name, which Debian maps to 127.0.1.1.
     """
     own = _find_source_address(toward)
     try:
@@ -27,11 +27,11 @@ def _find_interface(toward: str) -> str | None:
 
 
 def find_listen_urls(serves: Json) -> str:
-    """Where a store of the job listens: at the addresses of this host by which its agents reach it, as etcd wants them.
+    """The URLs on which the job's store listens, in etcd's format: the addresses of this host that its agents use.
 
-    That is what its name means here, which the agent beside it uses, and the way to the other hosts, for theirs may
-    mean another one (a name that is 127.0.1.1 here, an address that is translated). Where neither says anything that
-    others reach, everywhere: a run that cannot meet is no safer.
+    These are the addresses that the store's name resolves to here, which the agent on this host uses, and the source
+    addresses of the routes to the other hosts, where the name may resolve to another one (it is 127.0.1.1 here, or
+    translated). If other hosts can reach none of them, the store listens on all: a run without it is no safer.
     """
     ways = [_find_source_address(host) for host in serves["toward"]]
     own = [each for each in dict.fromkeys(_resolve_name(serves["name"]) + ways) if _is_own_address(each)]
@@ -40,7 +40,7 @@ def find_listen_urls(serves: Json) -> str:
 
 
 def _resolve_name(name: str) -> list[str]:
-    """The IPv4 addresses that a name, or an address, means on this host."""
+    """The IPv4 addresses that a name (or an address) resolves to on this host."""
     try:
         return socket.gethostbyname_ex(name)[2]
     except (OSError, UnicodeError):
@@ -48,7 +48,7 @@ def _resolve_name(name: str) -> list[str]:
 
 
 def _find_source_address(host: str) -> str:
-    """The address of this host that its packets to another one bear; empty where there is no way."""
+    """The source address of packets from this host to another one; empty if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
             end.connect((host, 9))  # nothing is sent
@@ -58,7 +58,7 @@ def _find_source_address(host: str) -> str:
 
 
 def _is_own_address(address: str) -> bool:
-    """Whether it is an address of this host: others cannot be listened on."""
+    """Whether this host has the address: only then can it listen there."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as end:
             end.bind((address, 0))
@@ -68,7 +68,7 @@ def _is_own_address(address: str) -> bool:
 
 
 def _read_interface_address(end: socket.socket, name: str) -> str:
-    """The IPv4 address of an interface; empty where it has none."""
+    """The IPv4 address of an interface; empty if it has none."""
     try:
         answer = fcntl.ioctl(end.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
     except OSError:
@@ -77,6 +77,6 @@ def _read_interface_address(end: socket.socket, name: str) -> str:
 
 
 def choose_interface_env(toward: str) -> dict[str, str]:
-    """What tells gloo and NCCL; the `=` keeps NCCL from taking eth10 for eth1."""
+    """The variables that name the interface for gloo and NCCL; the `=` keeps NCCL from taking eth10 for eth1."""
     name = _find_interface(toward)
     return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": "=" + name} if name else {}

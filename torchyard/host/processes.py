@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""The processes of a job on this host, found by their label alone. Standard library only, Python 3.8 or newer.
+"""The processes of a job on this host, found by label alone. Standard library only, Python 3.8 or newer.
 
-A label is `<run>/<attempt>/<block>`; one that ends with a slash stands for all that begin so. Where nothing of ours is
-on a host, the text of this file goes with the call, as `python3 -c TEXT end LABEL GRACE`: SIGTERM to what carries the
-label, SIGKILL after the grace (seconds), and prints what is left.
+A label is `<run>/<attempt>/<process>`; one that ends with a slash stands for all labels that start with it. A host that
+has none of our files gets the text of this one with the call, as `python3 -c TEXT end LABEL GRACE`: it sends SIGTERM to
+the processes with the label, SIGKILL after the grace (seconds), and prints what is left.
 """
 
 from __future__ import annotations
@@ -18,19 +18,19 @@ from typing import Any, Iterable
 
 Json = Any
 JOB_VARIABLE = "TORCHYARD_JOB"  # the label, in the environment of every process of a job
-FOLDER_VARIABLE = "TORCHYARD_KEPT"  # the folder of its block
+FOLDER_VARIABLE = "TORCHYARD_KEPT"  # the folder that its supervisor writes
 _KILL_TIMEOUT_S = 5.0
 _PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
 
 def label_of(folder: str) -> str:
-    """The label of a block, by where its folder is; empty where that says nothing."""
+    """The label of a process, derived from its folder's path; empty if the path is not of that form."""
     found = _PROCESS_FOLDER.search(os.path.abspath(folder))
     return "/".join(found.groups()) if found else ""
 
 
 def find_labelled(label: str) -> list[int]:
-    """The ids of the living processes that carry the label."""
+    """The ids of the living processes with the label."""
     mark = ("%s=%s%s" % (JOB_VARIABLE, label, "" if label.endswith("/") else "\0")).encode()
     return [pid for pid in _list_pids() if _has_variable(str(pid), mark)]
 
@@ -44,7 +44,7 @@ def _has_variable(pid: str, mark: bytes) -> bool:
 
 
 def _read_proc_file(pid: object, name: str) -> bytes:
-    """A file of a process; empty where it has ended (also a zombie's), or is another user's."""
+    """A file in /proc/PID; empty if the process has ended (or is a zombie), or is another user's."""
     try:
         with open("/proc/%s/%s" % (pid, name), "rb") as file:
             return file.read()
@@ -58,7 +58,7 @@ def _read_parent(pid: int) -> int:
 
 
 def list_descendants(pid: int) -> list[int]:
-    """The living descendants of a process, the label aside: a program may overwrite its environment."""
+    """The living descendants of a process, whatever their label: a program may overwrite its environment."""
     direct = [int(word) for word in _read_proc_file(pid, "task/%d/children" % pid).split()]
     return [each for child in direct for each in [child] + list_descendants(child)]
 
@@ -71,11 +71,11 @@ def send_signal(pids: Iterable[int], number: int) -> None:
             pass
 
 
-# --- whose they are
+# --- their supervisors
 
 
 def _supervised_folder(pid: int) -> str:
-    """The folder that a keeper was started for; empty where the process is none."""
+    """The folder that a supervisor was started for; empty if the process is not a supervisor."""
     words = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
     if len(words) < 3 or os.path.basename(words[-3]) not in ("supervisor.py", "keep.py") or words[-2] != "submit":
         return ""
@@ -86,14 +86,14 @@ def _supervised_folder(pid: int) -> str:
 
 
 def _find_supervisors(found: Iterable[int]) -> list[int]:
-    """The keepers of processes: a keeper has no label, but its process is its child."""
+    """The supervisors of processes. A supervisor has no label, but its process is its child."""
     return sorted({above for above in map(_read_parent, found) if _supervised_folder(above)})
 
 
 def list_local_jobs() -> dict[str, Json]:
-    """What this user's labelled processes here belong to: by label the block's folder, the keepers, and the ids.
+    """This user's labelled processes on this host: for each label the folder, the supervisors and the process ids.
 
-    A process of a version before has no folder in its environment; its keeper knows it.
+    Processes of an earlier version have no folder in their environment; their supervisor's command line names it.
     """
     found: dict[str, Json] = {}
     for pid in _list_pids():
@@ -117,11 +117,11 @@ def _read_owner(pid: int) -> int:
         return -1
 
 
-# --- their end
+# --- ending them
 
 
 def end_processes(label: str, grace: float) -> list[str]:
-    """End what carries the label, and its keepers with it: SIGTERM, SIGKILL after the grace; what is left."""
+    """End the processes with the label and their supervisors, by SIGTERM and SIGKILL. Returns what is left."""
     found = find_labelled(label)
     watched = _find_supervisors(found)
     send_signal([pid for pid in found if _read_parent(pid) not in found], signal.SIGTERM)
@@ -134,7 +134,7 @@ def end_processes(label: str, grace: float) -> list[str]:
 
 
 def _await_gone(label: str, watched: list[int], seconds: float) -> bool:
-    """Wait until no process carries the label, and its keepers have ended; False where it did not come to that."""
+    """Wait until no process has the label and the supervisors have ended; False if that took too long."""
     deadline = time.monotonic() + seconds
     while find_labelled(label) or any(map(_supervised_folder, watched)):
         if time.monotonic() > deadline:

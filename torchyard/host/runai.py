@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""Speak for one pod of a Run:ai job, through Run:ai's own CLI. Standard library only, Python 3.8 or newer.
+"""Supervise one pod of a Run:ai job through Run:ai's own CLI. Standard library only, Python 3.8 or newer.
 
-Started by the shell door as `python3 -I -S runai.py FOLDER NODE PODS GENERATION PROJECT CLI VERB JOB`:
+The launcher starts this as `python3 -I -S runai.py FOLDER NODE PODS GENERATION PROJECT CLI VERB JOB`:
 
-    submit   runs the CLI's words on stdin (JSON: argv, run) or adopts the job that is there; prints how it is
-    status   prints how the pod is at every change, until it has ended
-    follow   prints the pod's log from the byte that the last argument names, until there will be no more
-    cancel   takes the rest of every log, deletes the job, and prints what is left
+    submit   runs the CLI command on stdin (JSON: argv, run) or adopts an existing job; prints its state
+    status   prints the pod's state at every change, until it has ended
+    follow   prints the pod's log from a byte (last argument), until all of it is printed
+    cancel   copies the rest of every log, deletes the job, and prints what is left
 
-The job lives in Run:ai. FOLDER (the attempt's, for all of its pods) holds what can be asked for again:
+The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds only what can be fetched again:
 
-    told        how the job is, JSON, as the CLI said it last; asked by one process for all
+    told        the job's state, JSON, as the CLI last reported it; one process asks for all pods
     NODE/taken  the pod's log so far, each line as `2026-11-21T08:00:47.123456789Z node-0 | text`
 """
 
@@ -39,14 +39,14 @@ from torchyard.host.runai_cli import (
 from torchyard.host.state import file_path
 
 Json = Any
-_QUERY_INTERVAL_S = 2.0  # seconds between two questions to the CLI, which asks a server
+_QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which asks a server
 _APPEARANCE_TIMEOUT_S = 60.0  # seconds until a submitted job can be described
-_GONE_AFTER_MISSES = 2  # times in a row that it must be missing
+_GONE_AFTER_MISSES = 2  # consecutive answers without the job, after which it is gone
 _DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
 
 
 def _refresh_state(job: RunaiJob) -> Json:
-    """What is known of the job, asked anew where it is old; the first of the pods' processes asks for all."""
+    """The state of the job, queried again if it is old; the first of the pods' processes queries for all."""
     with hold_lock(file_path(job.folder, "told.lock")):
         told = _load_state(job)
         if time.time() - told["at"] >= _QUERY_INTERVAL_S:
@@ -56,7 +56,7 @@ def _refresh_state(job: RunaiJob) -> Json:
 
 
 def _update_state(told: Json, answer: Json) -> Json:
-    """What is known after one more answer. Silence ends nothing: a login expires, a network breaks."""
+    """The state after one more answer. A missing answer ends nothing: logins expire and networks break."""
     told = dict(told, at=time.time(), why=answer["why"] if answer["found"] is None else "")
     if answer["found"]:
         return record_statuses(told, answer["words"])
@@ -68,7 +68,7 @@ def _update_state(told: Json, answer: Json) -> Json:
 
 
 def _load_state(job: RunaiJob) -> Json:
-    """What was known last; nothing, where the job is new or the folder was lost."""
+    """The last known state; an empty one if the job is new or the folder was lost."""
     try:
         with open(file_path(job.folder, "told"), encoding="utf-8") as file:
             return json.load(file)
@@ -103,9 +103,7 @@ def _submit_job(job: RunaiJob) -> None:
     if not answer["found"]:
         print(json.dumps({"phase": "failed", "created": False, "error": answer["why"]}))
     elif not created and answer["run"] not in ("", spec["run"]):
-        why = (
-            "job %s in project %s is somebody else's (torchyard/cli-run: %s): delete it, or name the profile otherwise"
-        )
+        why = "job %s in project %s belongs to another run (torchyard/cli-run: %s): delete it, or rename the profile"
         said = why % (job.name, job.project, answer["run"])
         print(json.dumps({"phase": "failed", "created": False, "error": said}))
     else:
@@ -130,7 +128,7 @@ def _stream_status(job: RunaiJob) -> None:
 
 
 def _stream_log(job: RunaiJob, offset: int) -> None:
-    """Asked every other second, and less often of many pods: each question is a program and a request of its own."""
+    """Print the log as it grows; polled every two seconds, less often for many pods, as each poll starts a program."""
     parent = os.getppid()
     os.makedirs(job.folder, exist_ok=True)
     while os.getppid() == parent:
@@ -144,7 +142,7 @@ def _stream_log(job: RunaiJob, offset: int) -> None:
 
 
 def _print_copied_log(job: RunaiJob, offset: int) -> int:
-    """Print what has been taken from a byte on; the byte behind it."""
+    """Print the copied log from byte `offset`; returns the byte after it."""
     end = count_copied_bytes(job)
     if end > offset:
         with open(job.taken, "rb") as file:
@@ -155,13 +153,13 @@ def _print_copied_log(job: RunaiJob, offset: int) -> int:
 
 
 def _cancel_job(job: RunaiJob) -> None:
-    """Delete the job and wait until it is gone; its logs go with it, so that they are taken first."""
+    """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first."""
     os.makedirs(job.folder, exist_ok=True)
     answer, until = describe_runai_job(job), time.time() + _DELETE_TIMEOUT_S
     if answer["found"]:
         _copy_all_logs(job)
         code, said = query_cli(job.words("delete"), 30)
-        answer = dict(describe_runai_job(job), why=find_error_line(said) if code else "it is still there")
+        answer = dict(describe_runai_job(job), why=find_error_line(said) if code else "it still exists")
         while answer["found"] and time.time() < until:
             _copy_all_logs(job)
             time.sleep(0.5)
@@ -174,7 +172,7 @@ def _cancel_job(job: RunaiJob) -> None:
 
 
 def _copy_all_logs(job: RunaiJob) -> None:
-    """The rest of every pod's log, as far as it can be had."""
+    """Copy the rest of every pod's log, as far as it is available."""
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda index: copy_log(job.of(index), False), range(job.pods)))
 

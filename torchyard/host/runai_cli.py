@@ -1,6 +1,6 @@
-"""What Run:ai's CLI is asked, and what its answers mean. Standard library only, Python 3.8 or newer.
+"""Run Run:ai's CLI and interpret its answers. Standard library only, Python 3.8 or newer.
 
-The shapes of its answers are not documented: a job's and a pod's words are looked for anywhere in them.
+The format of its answers is not documented, so the statuses of a job and its pods are looked for anywhere in them.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ Json = Any
 _JOB_COMMANDS = {"cli-v1": [], "cli-v2": ["training", "pytorch"]}
 _HELP_COMMANDS = {"cli-v1": ["submit-dist", "pytorch", "--help"], "cli-v2": ["training", "pytorch", "submit", "--help"]}
 _PROJECT_COMMANDS = {"cli-v1": ["list", "projects"], "cli-v2": ["project", "list"]}
-_DEFAULT_POD_LIMIT = 10  # pods that v2 describes if it is not told otherwise
+_DEFAULT_POD_LIMIT = 10  # pods that v2 describes by default
 _MISSING_MESSAGE = re.compile(r"not found|n[o']t exist|could not find|no such|couldn't find", re.IGNORECASE)
-# `torchyard/run` is what the version before wrote.
+# An earlier version wrote `torchyard/run`.
 _RUN_LABEL = re.compile(r'torchyard/(?:cli-)?run"?\s*[,:=]\s*(?:"value"\s*:\s*)?"?([a-z0-9-]+)')
 _STATUS_KEYS = ("status", "phase", "state")
 _NAME_KEYS = ("name", "podname", "pod")
@@ -35,11 +35,11 @@ _SUCCEEDED_WORDS = {"succeeded", "completed"}
 _RUNNING_WORDS = {"running", "degraded", "updating", "terminating"}
 _FAILED_WORDS = {"failed", "fail", "error", "timedout", "preempted", "evicted", "oomkilled", "containercannotrun"}
 _LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:?\d\d) ")
-_LOG_OVERLAP_S = 2  # seconds that are asked for again: the stamps of stdout and stderr are not in perfect order
+_LOG_OVERLAP_S = 2  # seconds that are fetched again: the stamps of stdout and stderr are not in perfect order
 
 
 class RunaiJob:
-    """A job of a project and one of its pods, by the words that the launcher gave."""
+    """One pod of a Run:ai job, from the launcher's command-line arguments."""
 
     def __init__(self, given: list[str]) -> None:
         self.given = given
@@ -49,11 +49,11 @@ class RunaiJob:
         self.taken = os.path.join(self.folder, self.node, "taken")
 
     def of(self, index: int) -> RunaiJob:
-        """The same job and another pod."""
+        """Another pod of the same job."""
         return RunaiJob([self.given[0], "node-%d" % index] + self.given[2:])
 
     def words(self, verb: str, *more: str) -> list[str]:
-        """A command line about the job."""
+        """The CLI's command line for a verb on the job."""
         noun = ["job"] if self.generation == "cli-v1" and verb != "logs" else []
         return (
             [self.cli]
@@ -67,7 +67,7 @@ class RunaiJob:
 
 @contextlib.contextmanager
 def hold_lock(name: str) -> Iterator[None]:
-    """Hold a lock, after whoever holds it now."""
+    """Wait for a lock and hold it."""
     fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
@@ -76,7 +76,7 @@ def hold_lock(name: str) -> Iterator[None]:
         os.close(fd)
 
 
-# --- asking --------------------------------------------------------------------------------------------------------
+# --- running the CLI ------------------------------------------------------------------------------------------------
 
 
 def _run_cli(words: list[str], seconds: float) -> tuple[int, bytes, bytes]:
@@ -91,13 +91,13 @@ def _run_cli(words: list[str], seconds: float) -> tuple[int, bytes, bytes]:
 
 
 def query_cli(words: list[str], seconds: float) -> tuple[int, str]:
-    """The exit code of a command and what it said: v1 prints its errors on stdout."""
+    """The exit code of a command and its output, stderr included: v1 prints its errors on stdout."""
     code, out, err = _run_cli(words, seconds)
     return code, (out + b"\n" + err).decode(errors="replace")
 
 
 def describe_runai_job(job: RunaiJob) -> Json:
-    """Whether the job is there (None: nobody can say, and `why`), the words of it and its pods, and whose run it is."""
+    """Whether the job exists (None: unknown, see `why`), its and its pods' statuses, and the run that it belongs to."""
     more = ["--pod-limit", "-1"] if job.generation == "cli-v2" and job.pods > _DEFAULT_POD_LIMIT else []
     code, said = query_cli(job.words("describe", "-o", "json", *more), 20)
     found = _parse_statuses(said, job.name) if code == 0 else {}
@@ -105,18 +105,18 @@ def describe_runai_job(job: RunaiJob) -> Json:
         label = _RUN_LABEL.search(said)
         return {"found": True, "words": found, "why": "", "run": label.group(1) if label else ""}
     about = [line for line in said.splitlines() if _MISSING_MESSAGE.search(line) and "project" not in line.lower()]
-    why = find_error_line(said) if code else "it does not say how the job is"
+    why = find_error_line(said) if code else "its answer has no status of the job"
     return {"found": False if about else None, "why": why, "run": ""}
 
 
 def find_error_line(said: str) -> str:
-    """The error that a CLI tells, else its last line: cobra's usage comes after the error."""
-    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it does not say why"]
+    """The error line in a CLI's output, else the last line: cobra prints its usage after the error."""
+    lines = [line.strip() for line in said.splitlines() if line.strip()] or ["it gives no reason"]
     return next((line for line in lines if line.lower().startswith("error")), lines[-1])
 
 
 def check_cli(need: Json) -> Json:
-    """What preflight wants to know of a CLI: whether it runs, which generation it is, who is logged in, the project."""
+    """What preflight checks of a CLI: whether it runs, its generation, whether a user is logged in, the project."""
     cli, generation = need["cli"], need["generation"]
     code, said = query_cli([cli, "version"], 20)
     if code:
@@ -130,7 +130,7 @@ def check_cli(need: Json) -> Json:
     return fact
 
 
-# --- the answers' words --------------------------------------------------------------------------------------------
+# --- parsing its answers -------------------------------------------------------------------------------------------
 
 
 def _walk_mappings(value: Json) -> Iterator[Json]:
@@ -144,7 +144,7 @@ def _walk_mappings(value: Json) -> Iterator[Json]:
 
 
 def _find_text(part: Json, keys: tuple[str, ...]) -> str:
-    """The first text under one of these keys, however they are written, or one mapping deeper."""
+    """The first text under one of these keys, in any case, or one mapping deeper."""
     if not isinstance(part, dict):
         return ""
     low = {str(key).lower(): value for key, value in part.items()}
@@ -154,63 +154,67 @@ def _find_text(part: Json, keys: tuple[str, ...]) -> str:
 
 
 def _parse_statuses(said: str, name: str) -> dict[str, str]:
-    """What an answer says of the job, under "", and of each pod by its name."""
+    """The statuses in an answer: the job's under "", each pod's under its name."""
     try:
         answer = json.loads(said[said.index("{") : said.rindex("}") + 1])
     except ValueError:
         found = _PLAIN_STATUS.search(said)
         return {"": found.group(1) if found else ""}
-    told = [
+    answers = [
         (_find_text(part, _NAME_KEYS) or _find_text(part.get("metadata"), _NAME_KEYS), _find_text(part, _STATUS_KEYS))
         for part in _walk_mappings(answer)
     ]
-    named = {called: word for called, word in told if called and word}
-    return dict(named, **{"": named.get(name) or next((word for _, word in told if word), "")})
+    named = {called: word for called, word in answers if called and word}
+    return dict(named, **{"": named.get(name) or next((word for _, word in answers if word), "")})
 
 
-def record_statuses(told: Json, found: dict[str, str]) -> Json:
-    """What is known after an answer: each one's word and since when, when it first ran, and when it had ended."""
+def record_statuses(record: Json, found: dict[str, str]) -> Json:
+    """The state after an answer: each status and since when, when each first ran, and when each had ended."""
     now = time.time()
-    since, begun, ended = dict(told["since"]), dict(told["begun"]), dict(told["ended"])
+    since, begun, ended = dict(record["since"]), dict(record["begun"]), dict(record["ended"])
     for name, word in found.items():
-        since[name] = since[name] if told["words"].get(name) == word else now
+        since[name] = since[name] if record["words"].get(name) == word else now
         if _parse_phase(word) != "starting":
             begun.setdefault(name, now)
         if _parse_phase(word) == "exited":
             ended.setdefault(name, now)
     gone = found[""].lower() == "deleted"
-    return dict(told, words=found, since=since, begun=begun, ended=ended, seen=True, gone=gone, missing=0)
+    return dict(record, words=found, since=since, begun=begun, ended=ended, seen=True, gone=gone, missing=0)
 
 
 def _parse_phase(word: str) -> str:
-    """The phase that a word means; one that is not known is no end."""
+    """The phase that a status means; an unknown status never means the end."""
     low = word.lower()
     if low in _SUCCEEDED_WORDS or low in _FAILED_WORDS:
         return "exited"
     return "running" if low in _RUNNING_WORDS else "starting"
 
 
-def read_pod_status(told: Json, pod: str) -> Json:
-    """How one pod is. Where nothing is said of it, the job's word counts; a failed job has no running pods."""
-    whole = told["words"].get("", "")
-    word = told["words"].get(pod) or whole
+def read_pod_status(record: Json, pod: str) -> Json:
+    """The state of one pod. Without a status of its own it has the job's; a failed job has no running pods."""
+    whole = record["words"].get("", "")
+    word = record["words"].get(pod) or whole
     phase, code = _parse_phase(word), 0 if word.lower() in _SUCCEEDED_WORDS else None
     if word.lower() in _FAILED_WORDS:
-        code = 1 if pod in told["words"] else None
+        code = 1 if pod in record["words"] else None
     elif phase != "exited" and whole.lower() in _FAILED_WORDS:
         phase, word = "exited", whole
-    if told["gone"] and phase != "exited":
+    if record["gone"] and phase != "exited":
         phase = "absent"
-    name = pod if pod in told["words"] else ""
-    times = {"started": told["begun"].get(name), "ended": told["ended"].get(name), "since": told["since"].get(name)}
-    return dict(times, phase=phase, exit=code, word=word, job=whole, detail=told["why"])
+    name = pod if pod in record["words"] else ""
+    times = {
+        "started": record["begun"].get(name),
+        "ended": record["ended"].get(name),
+        "since": record["since"].get(name),
+    }
+    return dict(times, phase=phase, exit=code, word=word, job=whole, detail=record["why"])
 
 
 # --- logs ----------------------------------------------------------------------------------------------------------
 
 
 def count_copied_bytes(job: RunaiJob) -> int:
-    """How much of the pod's log has been taken, in bytes."""
+    """How many bytes of the pod's log have been copied."""
     try:
         return os.path.getsize(job.taken)
     except FileNotFoundError:
@@ -218,7 +222,7 @@ def count_copied_bytes(job: RunaiJob) -> int:
 
 
 def copy_log(job: RunaiJob, over: bool) -> str:
-    """Add to the copy what the log has gained: why that could not be, or nothing. `over`: half a line counts too."""
+    """Append the log's new lines to the copy; returns why that failed, or "". `over`: half a line counts too."""
     os.makedirs(os.path.dirname(job.taken), exist_ok=True)
     mark = (" %s | " % job.node).encode()
     with hold_lock(job.taken + ".lock"), open(job.taken, "a+b") as copy:
@@ -236,7 +240,7 @@ def copy_log(job: RunaiJob, over: bool) -> str:
 
 
 def _parse_stamp(line: bytes) -> int:
-    """The second of a line's stamp, since the epoch; 0 where it has none."""
+    """A line's time stamp in seconds since the epoch; 0 if it has none."""
     found = _LINE_STAMP.match(line)
     if not found:
         return 0

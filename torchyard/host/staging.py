@@ -1,16 +1,16 @@
 #!/usr/bin/env python3
-"""A run's folder on a host that ssh reaches: made, emptied, removed. Standard library only, Python 3.8 or newer.
+"""Create, read and remove a run's folder on a host behind ssh. Standard library only, Python 3.8 or newer.
 
-Its text goes with each call, as `python3 -I -S -c TEXT VERB FOLDER`, so that a host needs nothing of ours before:
+The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
 
-    place   prints whether FOLDER is wanted, or there; then makes it of the tar on stdin, whole or not at all;
-            prints instead who else carries the run, where that one lives (the third argument says who asks: JSON)
-    bring   prints a tar of what the job left: its checkpoints, and what is new or changed where it ran
+    place   prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
+            or not at all. If another living launcher owns the run, prints which one; the third argument says who asks
+    bring   prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
     clear   removes FOLDER; prints what is left
-    begun   prints the numbers of the run's attempts that are here
+    begun   prints the numbers of the run's attempts that have a folder here
 
-A tar is whole where its last member is called `whole`: a stream that breaks between two files looks like its end.
-`looked` in it says who carries the run, as `host:folder`; its mtime is when that one looked after it last.
+A tar is whole if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
+FOLDER/looked names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from typing import Any, Iterator
 Json = Any
 _END_MEMBER = "whole"
 HEARTBEAT_FILE = "looked"
-_HEARTBEAT_BYTES = 512  # bytes of it, written when it is made: a full disk must not end a run that is looked after
-_HOLDER_DEAD_AFTER_S = 60.0  # seconds without a look after which whoever carried a run is dead
+_HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
+_HOLDER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
 
 
 def _stage_in_folder(folder: str, asked: str) -> Json:
@@ -53,20 +53,20 @@ def _stage_in_folder(folder: str, asked: str) -> Json:
             json.dump({name: _fingerprint_file(os.path.join(part, name)) for name in _list_files(part, "work")}, file)
         os.rename(part, folder)
     except OSError:
-        if not os.path.isdir(folder):  # else another host, with the same disk, was first
+        if not os.path.isdir(folder):  # else another host that shares the disk was first
             raise
     finally:
         shutil.rmtree(part, ignore_errors=True)
     return {"created": True}
 
 
-# --- who carries the run
+# --- who owns the run
 
 
 def record_heartbeat(file: str, who: str) -> str:
-    """Say that `who` looks after what is beside the file. Who else does, where another one has looked a moment ago.
+    """Record a heartbeat of `who` in the file. Returns the owner instead, if another one has a recent heartbeat.
 
-    Nobody (an empty `who`) may look without taking the run over.
+    An empty `who` renews the lease without taking the run over.
     """
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -84,12 +84,12 @@ def record_heartbeat(file: str, who: str) -> str:
 
 
 def _read_heartbeat(fd: int) -> tuple[str, float]:
-    """Who carries the run, and when that one looked last, by this host's clock."""
+    """The run's owner and the time of its last heartbeat, by this host's clock."""
     return os.pread(fd, _HEARTBEAT_BYTES, 0).decode(errors="replace").strip("\0 \n"), os.fstat(fd).st_mtime
 
 
 def _find_other_holder(folder: str, who: str) -> str:
-    """Who else carries any attempt of the run, and looks again. One that does not is waited for until it is dead."""
+    """Another owner of any attempt of the run, once it sends a new heartbeat; empty once all others count as dead."""
     seen: dict[str, float] = {}
     while True:
         young = [
@@ -104,23 +104,23 @@ def _find_other_holder(folder: str, who: str) -> str:
 
 
 def _list_heartbeats(folder: str) -> Iterator[tuple[str, str, float]]:
-    """Each attempt's file here, who looked after it, and when."""
+    """The heartbeat file of each attempt here, its owner, and the time of the last heartbeat."""
     for file in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", HEARTBEAT_FILE)):
         with contextlib.suppress(OSError), open(file, "rb") as opened:
             yield (file, *_read_heartbeat(opened.fileno()))
 
 
-# --- what is in it
+# --- the folder's files
 
 
 def _list_files(folder: str, below: str) -> Iterator[str]:
-    """Every file below, relative to the folder; links too, what Python has compiled not."""
+    """Every file and link under `below`, relative to the folder, without __pycache__."""
     for at, folders, files in os.walk(os.path.join(folder, below)):
         folders[:] = [each for each in folders if each != "__pycache__"]
         links = [each for each in folders if os.path.islink(os.path.join(at, each))]
         for name in files + links:
             path = os.path.join(at, name)
-            if os.path.isfile(path) or os.path.islink(path):  # no socket, no pipe
+            if os.path.isfile(path) or os.path.islink(path):  # not a socket or a pipe
                 yield os.path.relpath(path, folder)
 
 
@@ -149,7 +149,7 @@ def _remove_folder(folder: str) -> Json:
     try:
         os.rmdir(os.path.dirname(folder))
     except OSError:
-        pass  # of other runs, or not ours
+        pass  # it holds other runs, or is not ours
     return {"left": ["folder %s" % os.path.abspath(folder)] if os.path.lexists(folder) else []}
 
 

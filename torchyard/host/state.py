@@ -1,4 +1,4 @@
-"""What is known of a kept process: its folder and its state. Standard library only, Python 3.8 or newer."""
+"""The folder and the state of a supervised process. Standard library only, Python 3.8 or newer."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ import fcntl
 import json
 import os
 import time
-from typing import Any
+from typing import Any, Callable
 
 from torchyard.host.processes import find_labelled, label_of
 
 _STATE_BYTES = 4096
-_MAX_VIEW_AGE_S = 1.0  # of what an onlooker knows: a killed keeper changes nothing, and is seen by its lock
+_MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
 _FOLDER_REMOVED = "its folder was removed, and it runs on"
 Json = Any
@@ -37,7 +37,7 @@ def write_state(folder: str, **changes: Json) -> Json:
 
 
 def read_state(folder: str) -> Json:
-    for _ in range(20):  # a reader may meet a writer in the middle of its one write
+    for _ in range(20):  # a read may overlap the one write of a writer
         try:
             with open(file_path(folder, "state"), encoding="utf-8") as file:
                 return json.loads(file.read())
@@ -48,8 +48,17 @@ def read_state(folder: str) -> Json:
     return None
 
 
+def read_spec(folder: str) -> Json:
+    """What was submitted; None if it cannot be read any more."""
+    try:
+        with open(file_path(folder, "spec.json"), encoding="utf-8") as file:
+            return json.load(file)
+    except (FileNotFoundError, ValueError):
+        return None
+
+
 def note_state(folder: str, **changes: Json) -> bool:
-    """The same for a keeper, which goes on where nothing can be written: whether it was."""
+    """Update the state; False if that failed, as on a full disk, which must not stop a supervisor."""
     try:
         write_state(folder, **changes)
     except OSError:
@@ -58,7 +67,7 @@ def note_state(folder: str, **changes: Json) -> bool:
 
 
 def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
-    """The lock's file descriptor, or None where a keeper holds it. An onlooker takes it shared, for a moment."""
+    """The lock's file descriptor, or None if a supervisor holds it. An observer takes it shared, for a moment."""
     fd = os.open(file_path(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
@@ -70,8 +79,18 @@ def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
     return fd
 
 
+def take_lock(folder: str, is_worthwhile: Callable[[], bool] = lambda: True) -> int | None:
+    """The lock, waiting up to a second for an observer to release it; None if a supervisor holds it."""
+    for _ in range(50):
+        lock = try_lock(folder)
+        if lock is not None or not is_worthwhile():
+            return lock
+        time.sleep(0.02)
+    return try_lock(folder)
+
+
 def view_state(folder: str) -> Json:
-    """The state, corrected by what only an onlooker sees: `absent`, or `unkept` when the keeper was killed."""
+    """The state, corrected by what only an observer can see: `absent`, or `unkept` if the supervisor was killed."""
     state = read_state(folder)
     if state and state["phase"] == "running" and _is_unlocked(folder):
         state = read_state(folder)
@@ -80,12 +99,12 @@ def view_state(folder: str) -> Json:
 
 
 def _unsupervised_state(state: Json) -> Json:
-    """The state of a process whose keeper is gone: alone, or with everything else that ran before the host's start."""
+    """The state of a process whose supervisor is gone; `rebooted` if that is because the host restarted."""
     return dict(state, phase="unkept", rebooted=state.get("boot", "") not in ("", read_boot_id()))
 
 
 def read_boot_id() -> str:
-    """Which start of this host this is; empty where it does not tell."""
+    """The kernel's id of this boot; empty if it cannot be read."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
             return file.read().strip()
@@ -94,7 +113,7 @@ def read_boot_id() -> str:
 
 
 class StateCache:
-    """A view that is taken again and again: anew where the state was written, and else once a second."""
+    """A view of the state for polling: read again when the state was written, else once a second."""
 
     def __init__(self, folder: str) -> None:
         self.folder, self._mark, self._at = folder, 0, 0.0
@@ -112,10 +131,10 @@ class StateCache:
 
 
 def _is_unlocked(folder: str) -> bool:
-    """Whether no keeper holds the lock."""
+    """Whether no supervisor holds the lock."""
     try:
         fd = try_lock(folder, fcntl.LOCK_SH)
-    except FileNotFoundError:  # the folder is going away
+    except FileNotFoundError:  # the folder is being removed
         return False
     if fd is not None:
         os.close(fd)
@@ -123,14 +142,14 @@ def _is_unlocked(folder: str) -> bool:
 
 
 def _infer_state(folder: str) -> Json:
-    """What is known without a state: a folder that somebody has removed does not end its process."""
+    """What is known without a state file: removing the folder does not end its process."""
     if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(label_of(folder)):
         return {"phase": "running", "detail": _FOLDER_REMOVED}
     return {"phase": "starting" if os.path.isdir(folder) else "absent"}
 
 
 def list_listening_ports() -> set[int]:
-    """The TCP ports that somebody on this host listens on."""
+    """The TCP ports that processes on this host listen on."""
     ports: set[int] = set()
     for name in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:

@@ -1,26 +1,23 @@
 #!/usr/bin/env python3
-"""Keep one process on a host: start it, log it, tell how it is, stop it. Standard library only, Python 3.8 or newer.
+"""Supervise one process on a host: start, log, report and stop it. Standard library only, Python 3.8 or newer.
 
-It is started by the shell door, here or through ssh, as `python3 -I -S supervisor.py VERB FOLDER`:
-
-    submit   starts what stdin says (JSON: name, argv, env, cwd, label, ports) or adopts what is there; prints its state
-    status   prints the state at every change, until the process has ended or stdin is closed; a line on stdin says who
-             looks after the process, and the state says who else does (`carrier`)
-    follow   prints the log from a byte on (third argument), until all of it is printed or stdin is closed
+The launcher starts this, on its own machine or through ssh, as `python3 -I -S supervisor.py VERB FOLDER`:
+    submit   starts what stdin says (JSON: name, argv, env, cwd, label, ports) or adopts an existing process; prints its
+             state. With `lease` and `grace` (seconds), a process whose lease is not renewed is ended
+    status   prints the state at every change, until the process has ended or stdin is closed; each line on stdin names
+             the run's owner and renews the lease, and the state names any other owner (`carrier`)
+    follow   prints the log from a byte (third argument), until all of it is printed or stdin is closed
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
 
-Told `lease` (seconds) and `grace`, the keeper ends a process that nobody has looked after for so long.
-A host behind ssh is told more: `site`, the run's folder there; `toward`, another host of the job; `meeting`, a file
-that goes with the process; `serves`, how a store is reached.
+Other keys of the JSON: `site`, the run's folder on a host behind ssh; `toward`, another host of the job; `meeting`, a
+rendezvous file that is deleted with the process; `serves`, how to reach a store.
 
-The keeper is a daemon of its own session. It outlives whoever asked for it and leaves all it knows in FOLDER:
-
-    state    JSON, padded to one block when it is made, so that a full disk cannot stop the exit code from being written
-    log      one line of output a line, as `2026-11-21T08:00:47.123Z node-0 | text`
-    lock     held (flock) while the keeper lives: nobody has to trust a process id
-    ranks/   torchrun's own copy of each rank's output, gone once the log holds every line of it
-Every process of the job carries TORCHYARD_JOB=<label> in its environment, and is found by that, also without FOLDER.
-A keeper that ends for whatever reason ends its process; only one that is killed cannot.
+The supervisor is a daemon in its own session. It outlives the launcher and keeps all it knows in FOLDER:
+    state    JSON, padded to one block at its creation, so that a full disk cannot stop the exit code from being written
+    log      each line of output, as `2026-11-21T08:00:47.123Z node-0 | text`
+    lock     held (flock) while the supervisor lives: no process id has to be trusted
+    ranks/   torchrun's own copy of each rank's output, removed once the log holds every line of it
+Every process of the job has TORCHYARD_JOB=<label> in its environment, and is found by that even without FOLDER.
 """
 
 from __future__ import annotations
@@ -39,7 +36,14 @@ sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspa
 
 from torchyard.host.cancel import cancel_process
 from torchyard.host.lease import ProcessLease, heartbeat_path
-from torchyard.host.log import ENDED_PHASES, ProcessLog, follow_process_log, read_caller, recover_output
+from torchyard.host.log import (
+    ENDED_PHASES,
+    ProcessLog,
+    follow_process_log,
+    read_caller,
+    recover_output,
+    recover_unsupervised,
+)
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER, choose_interface_env, find_listen_urls
 from torchyard.host.processes import FOLDER_VARIABLE, JOB_VARIABLE, find_labelled, list_descendants, send_signal
 from torchyard.host.staging import record_heartbeat
@@ -50,51 +54,43 @@ from torchyard.host.state import (
     note_state,
     read_boot_id,
     read_state,
-    try_lock,
+    take_lock,
     view_state,
     write_state,
 )
 
 _PR_SET_CHILD_SUBREAPER = 36
-# A launcher's secrets, and settings that would stand in for torchrun's flags.
-_FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")
-
-# --- submit --------------------------------------------------------------------------------------------------------
+_FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
 
 
 def _submit_process(folder: str) -> None:
-    # Logs and environments are the user's alone; what the program writes has the mode that they chose.
+    # Only the user may read logs and environments; what the program writes follows the user's umask.
     spec = dict(_make_absolute(json.load(sys.stdin)), umask=os.umask(0o077))
     if view_state(folder).get("detail"):
         print(json.dumps(dict(view_state(folder), created=False)))
         return
     os.makedirs(folder, exist_ok=True)
     _renew_lease(folder, "")
-    lock = try_lock(folder)
-    for _ in range(50):  # held without a state: a keeper that starts, or an onlooker's glance
-        if lock is not None or read_state(folder):
-            break
-        time.sleep(0.02)
-        lock = try_lock(folder)
+    lock = take_lock(folder, lambda: not read_state(folder))  # locked without a state: a supervisor may be starting
     if lock is None or read_state(folder):
         print(json.dumps(dict(view_state(folder), created=False)))
         return
     with open(file_path(folder, "spec.json"), "w", encoding="utf-8") as file:
         json.dump(spec, file)
         file.flush()
-        os.fsync(file.fileno())  # after a power cut it is what `cancel` goes by
+        os.fsync(file.fileno())  # `cancel` needs it after a power cut
     ours, theirs = os.pipe()
     if os.fork() == 0:
         os.close(ours)
         _run_daemon(folder, spec, theirs)
     os.close(theirs)
     with os.fdopen(ours) as answer:
-        said = json.loads(answer.read() or '{"phase": "failed", "error": "the keeper died at its start"}')
+        said = json.loads(answer.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
     print(json.dumps(dict(said, created=True)))
 
 
 def _make_absolute(spec: Json) -> Json:
-    """The same, with the run's folder written out: ssh begins in the home, the process somewhere else."""
+    """The spec with the run's folder as an absolute path: ssh starts in the home folder, the process elsewhere."""
     if "site" not in spec:
         return spec
     text = json.dumps(spec).replace(json.dumps(spec["site"])[1:-1], json.dumps(os.path.abspath(spec["site"]))[1:-1])
@@ -102,7 +98,7 @@ def _make_absolute(spec: Json) -> Json:
 
 
 def _run_daemon(folder: str, spec: Json, answer: int) -> None:
-    """The keeper: never returns."""
+    """Run the supervisor; never returns."""
     code = 1
     try:
         os.setsid()
@@ -123,12 +119,12 @@ def _supervise_process(folder: str, spec: Json, answer: int) -> None:
     try:
         _run_process(folder, spec, log, answer)
     except BaseException:
-        _kill_leftovers(spec["label"])  # whatever ends a keeper ends its process
+        _kill_leftovers(spec["label"])  # a supervisor that ends also ends its process, unless it is killed
         raise
 
 
 def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
-    """From the start of the process to its end, which is written down."""
+    """Run the process from its start to its end, and record how it ended."""
     wake = os.pipe()
     for fd in wake:
         os.set_blocking(fd, False)
@@ -138,7 +134,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
     facts = {"name": spec["name"], "keeper": os.getpid(), "agent": agent, "started": time.time()}
     facts["boot"] = read_boot_id()
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **facts)
-    with contextlib.suppress(BrokenPipeError):  # whoever asked for it was killed meanwhile
+    with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
         os.write(answer, json.dumps(state).encode())
     os.close(answer)
     if error:
@@ -151,7 +147,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
     log.close()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
-    if not lease.ended and "site" not in spec:  # its end must be known here, also where its folder was removed
+    if not lease.ended and "site" not in spec:  # its end must be recorded even if its folder was removed
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
     lost = {"lost": log.lost, "error": log.error} if log.lost else {}
@@ -159,7 +155,7 @@ def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
 
 
 def _start_process(spec: Json) -> tuple[int, int, bytes]:
-    """Start the process in a session of its own: its id, its output, and why it could not be executed."""
+    """Start the process in its own session. Returns its id, its output, and the error if it could not be executed."""
     output, child_output = os.pipe()
     failed, child_failed = os.pipe()
     agent = os.fork()
@@ -187,21 +183,21 @@ def _execute_program(spec: Json, failed: int) -> None:
         urls = find_listen_urls(spec["serves"]) if "serves" in spec else ""
         argv = [word.replace(LISTEN_URLS_PLACEHOLDER, urls) for word in spec["argv"]] if urls else spec["argv"]
         os.execvpe(argv[0], argv, dict(kept, **spec["env"], **marks))
-    except (OSError, ValueError) as error:  # of a word that this host's locale cannot spell
+    except (OSError, ValueError) as error:  # ValueError: an argument that this host's locale cannot encode
         os.write(failed, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
     finally:
         os._exit(127)
 
 
 def _restore_file_limit() -> None:
-    """Open files as before the launcher raised its own limit: select() cannot take what lies above 1,024."""
+    """Restore the limit from before the launcher raised its own: select() cannot take descriptors above 1,024."""
     before, hard = os.environ.get("TORCHYARD_NOFILE", ""), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     if before.isdigit():
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(before), hard), hard))
 
 
 def _pump_output(log: ProcessLog, agent: int, ends: tuple[int, int], lease: ProcessLease) -> int:
-    """Log until the agent has ended, by itself or with its lease: its exit code, negative for a signal."""
+    """Log until the agent has ended, by itself or with its lease. Returns its exit code, negative for a signal."""
     (output, wake), watched = ends, [*ends]
     while True:
         ready = select.select(watched, [], [], lease.pause)[0]
@@ -219,7 +215,7 @@ def _pump_output(log: ProcessLog, agent: int, ends: tuple[int, int], lease: Proc
 
 
 def _reap_children(agent: int) -> int | None:
-    """Collect every child that has ended; the agent's exit code once it is among them."""
+    """Reap every child that has ended; returns the agent's exit code once it is among them."""
     found: int | None = None
     while True:
         try:
@@ -233,7 +229,7 @@ def _reap_children(agent: int) -> int | None:
 
 
 def _kill_leftovers(label: str) -> None:
-    """Kill what the agent left behind: workers have sessions of their own, and survive a killed agent."""
+    """Kill what the agent left behind: workers have their own sessions and survive a killed agent."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
         rest = list_descendants(os.getpid()) + find_labelled(label)
@@ -252,12 +248,11 @@ def _drain_output(log: ProcessLog, output: int) -> None:
         log.feed(data)
 
 
-# --- status -------------------------------------------------------------------------------------------------------
-
-
 def _stream_status(folder: str) -> None:
     last, rest, other, glance, size = None, b"", "", StateCache(folder), _read_log_size(folder)
     while True:
+        if glance.view()["phase"] == "unkept":
+            recover_unsupervised(folder)
         now = dict(glance.view(), log_size=size, **({"carrier": other} if other else {}))
         if now != last:
             print(json.dumps(now), flush=True)
@@ -266,7 +261,7 @@ def _stream_status(folder: str) -> None:
             return
         *lines, rest = (rest + said).split(b"\n")
         if lines:
-            if "detail" in now:  # its folder was removed: the lease needs a place
+            if "detail" in now:  # its folder was removed: the heartbeat file needs one
                 with contextlib.suppress(OSError):
                     os.makedirs(os.path.dirname(heartbeat_path(folder)), exist_ok=True)
             other = _renew_lease(folder, lines[-1].decode(errors="replace"))
@@ -274,7 +269,7 @@ def _stream_status(folder: str) -> None:
 
 
 def _read_log_size(folder: str) -> int:
-    """How long the log is as the caller begins to ask: a copy that is shorter is on its way."""
+    """The size of the log when the caller starts to ask: a copy that is shorter is still being transferred."""
     try:
         return os.stat(file_path(folder, "log")).st_size
     except OSError:
@@ -282,10 +277,10 @@ def _read_log_size(folder: str) -> int:
 
 
 def _renew_lease(folder: str, who: str) -> str:
-    """Say that somebody looks after the process: who else does."""
+    """Record a heartbeat of `who`; returns the run's owner if that is another one."""
     try:
         return record_heartbeat(heartbeat_path(folder), who)
-    except OSError:  # the folder is going away, or the disk cannot be written
+    except OSError:  # the folder is being removed, or the disk cannot be written
         return ""
 
 

@@ -1,4 +1,4 @@
-"""Credentials that are refused one day: loaded anew, once for all threads that were refused with them."""
+"""Credentials that expire: reloaded once for all threads whose requests were refused with them."""
 
 import threading
 import time
@@ -8,21 +8,21 @@ from typing import Generic, TypeVar
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_RELOAD_INTERVAL_S = 10.0  # seconds before what was loaded anew, and refused as well, is loaded once more
+_RELOAD_INTERVAL_S = 10.0  # between two reloads, if what was loaded is refused as well
 T = TypeVar("T")
 
 
 class Credentials(Generic[T]):
-    """What requests are made with, as it is `now`."""
+    """The current credentials, in `now`."""
 
     def __init__(self, first: T, load: Callable[[], T]) -> None:
-        """`load` raises ClusterError, OSError or ValueError where there are none."""
+        """`load` raises ClusterError, OSError or ValueError if there are none."""
         self.now, self._load = first, load
         self._one = threading.Lock()
         self._next, self._failed = 0.0, ""
 
     def renew(self, used: T) -> bool:
-        """Whether there are others than the refused ones by now. TransientError 401 where they cannot be loaded."""
+        """Whether `now` differs from the refused ones after a reload. TransientError 401 if they cannot be loaded."""
         with self._one:
             if self.now is not used:
                 return True
@@ -33,5 +33,5 @@ class Credentials(Generic[T]):
                 except (ClusterError, OSError, ValueError) as error:
                     self._next, self._failed = time.monotonic() + 1.0, str(error)
             if self._failed:
-                raise TransientError(f"the credentials cannot be loaded anew: {self._failed}", 401)
+                raise TransientError(f"the credentials cannot be reloaded: {self._failed}", 401)
             return self.now is not used

@@ -1,4 +1,4 @@
-"""A connection to the API server, and one request over it: an answer, a refusal in its own words, or no answer."""
+"""A connection to the API server, and one request over it: an answer, a refusal in the server's words, or neither."""
 
 import contextlib
 import json
@@ -14,19 +14,19 @@ from urllib3.connection import HTTPConnection
 from torchyard.kube.retry import BRIEF_TIMEOUT_S, TransientError, read_retry_after
 from torchyard.model.errors import ClusterError
 
-_CONNECT_TIMEOUT_S = 10.0  # seconds that a connection may take to be made
-_ANSWER_TIMEOUT_S = 30.0  # seconds that a server may take to answer
-_CLOCK_JITTER_S = 2.0  # that the server's clock may seem to differ: its Date has no fractions, an answer takes a while
+_CONNECT_TIMEOUT_S = 10.0
+_ANSWER_TIMEOUT_S = 30.0  # until an answer begins
+_CLOCK_JITTER_S = 2.0  # an apparent difference of clocks that means nothing: Date has no fractions, answers take time
 # 500 is what the API server says while etcd or a webhook is away.
 _TRANSIENT_STATUSES = (429, 500, 502, 503, 504)
 _JSON_HEADERS = {"Accept": "application/json", "Content-Type": "application/json", "User-Agent": "torchyard"}
 _PATCH_CONTENT_TYPES: dict[type, str] = {dict: "application/merge-patch+json", list: "application/json-patch+json"}
-# What keeps a silent connection from being forgotten on the way, and tells of a dead one; not every system has them.
+# They keep a silent connection open across firewalls and detect a dead one; not every system has all of them.
 _KEEPALIVE_OPTIONS = {"TCP_KEEPIDLE": 60, "TCP_KEEPINTVL": 15, "TCP_KEEPCNT": 4, "TCP_USER_TIMEOUT": 30_000}
 
 
 class Request(NamedTuple):
-    """A request; `silence` is how many seconds nothing may come, where it is not an answer's own."""
+    """A request; `silence`: how many seconds nothing may come, if not the limit of any answer."""
 
     method: str
     path: str
@@ -36,21 +36,23 @@ class Request(NamedTuple):
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
+    def without_query(self) -> str:
+        return str(self).partition("?")[0]
+
 
 class Connection(NamedTuple):
-    """The way to the API server: settings with credentials, and the connections made of them."""
+    """A pool of connections to the API server, with its settings and credentials."""
 
     name: str
     settings: Any
     http: Any
 
     @property
-    def known(self) -> bool:
-        """Whether it says who asks."""
+    def has_credentials(self) -> bool:
         return bool(self.settings.api_key or self.settings.cert_file)
 
     def send(self, asked: Request) -> Any:
-        """The answer, its body unread. TransientError where it may be asked again, ClusterError where it is no."""
+        """The answer, its body unread. TransientError if the request may be repeated, ClusterError if it is refused."""
         headers = {
             **_JSON_HEADERS,
             **({"Content-Type": _PATCH_CONTENT_TYPES[type(asked.body)]} if asked.method == "PATCH" else {}),
@@ -68,7 +70,7 @@ class Connection(NamedTuple):
             response = self.http.request(asked.method, url, preload_content=False, retries=False, **how)
         except urllib3.exceptions.HTTPError as error:
             if isinstance(error, urllib3.exceptions.TimeoutError):
-                self.http.clear()  # what else is kept open has been forgotten as well
+                self.http.clear()  # other open connections to it are dead as well
             raise TransientError(_short_reason(error)) from error
         if response.status >= 400:
             raise self._refusal(asked, response)
@@ -87,25 +89,24 @@ class Connection(NamedTuple):
         except (ValueError, KeyError, TypeError):
             message = said[:500]
         if response.status in _TRANSIENT_STATUSES:
-            # A dry run is there to find the webhook that does not answer.
-            patience = BRIEF_TIMEOUT_S if response.status == 500 and "dryRun=All" in asked.path else None
-            return TransientError(
-                message, response.status, read_retry_after(response.headers.get("Retry-After")), patience
-            )
+            # A dry run is meant to find the webhook that does not answer.
+            timeout_s = BRIEF_TIMEOUT_S if response.status == 500 and "dryRun=All" in asked.path else None
+            after = read_retry_after(response.headers.get("Retry-After"))
+            return TransientError(message, response.status, after, timeout_s)
         if response.status == 401:
-            message += f"; the credentials of {self.name} are refused, also loaded anew: log in again"
+            message += f"; the credentials of {self.name} are refused, also after a reload: log in again"
         return ClusterError(str(self.settings.host), str(asked), message, response.status)
 
 
 class ServerClock:
-    """The API server's time, as far as its answers tell it."""
+    """The API server's time, learned from the Date of its answers."""
 
     def __init__(self) -> None:
         self.is_set = False
         self._ahead = 0.0
 
     def learn(self, date: str | None) -> None:
-        """Take the Date of an answer in."""
+        """Read the Date of an answer."""
         self.is_set = True
         with contextlib.suppress(TypeError, ValueError, OverflowError):
             ahead = parsedate_to_datetime(date or "").timestamp() - time.time()
@@ -128,17 +129,17 @@ def keepalive_options() -> list[Any]:
 
 
 def read_answer(response: Any) -> Any:
-    """An answer as a whole, from JSON."""
+    """The whole answer, parsed from JSON."""
     try:
         return json.loads(response.data or b"{}")
     except (urllib3.exceptions.HTTPError, ValueError) as error:
         raise TransientError(f"the answer broke off: {error}") from error
 
 
-def stream_lines(response: Any) -> Iterator[bytes]:
-    """The lines of an answer as they come, each with its end; the last one may lack it."""
+def split_lines(response: Any) -> Iterator[bytes]:
+    """The lines of an answer as they come, each with its line end; the last one may lack it."""
     rest: list[bytes] = []
-    for part in stream_chunks(response):
+    for part in split_chunks(response):
         first, *others = part.split(b"\n")
         rest.append(first)
         for line in others:
@@ -148,8 +149,8 @@ def stream_lines(response: Any) -> Iterator[bytes]:
         yield last
 
 
-def stream_chunks(response: Any) -> Iterator[bytes]:
-    """An answer as it comes. TransientError where it breaks off."""
+def split_chunks(response: Any) -> Iterator[bytes]:
+    """An answer in chunks as they come. TransientError if it breaks off."""
     try:
         yield from response.stream(1 << 16, decode_content=True)
     except urllib3.exceptions.HTTPError as error:

@@ -12,12 +12,12 @@ from kubernetes.config.config_exception import ConfigException
 from torchyard.kube.http import Connection, keepalive_options
 from torchyard.model.errors import ClusterError
 
-# Kept open at most: one for each kind that is watched, and one for each log that is followed, of hundreds of runs.
+# One for each watched kind and each followed log, of hundreds of runs.
 _MAX_CONNECTIONS = 4000
 
 
 def open_connection(loaded: Any, context: str | None) -> Connection:
-    """The connections that settings allow."""
+    """A connection pool made from settings."""
     loaded.connection_pool_maxsize = _MAX_CONNECTIONS
     loaded.socket_options = keepalive_options()
     loaded.refresh_api_key_hook = None  # knows tokens only, and asks for one from each thread
@@ -26,10 +26,10 @@ def open_connection(loaded: Any, context: str | None) -> Connection:
 
 
 def renew_connection(first: Connection, context: str | None) -> Connection:
-    """The connection with the credentials of today. ClusterError where there are none any more."""
+    """The connection with freshly loaded credentials. ClusterError if there are none any more."""
     fresh = open_connection(load_settings(context)[0], context)
-    if first.known and not fresh.known:
-        raise ClusterError("kubeconfig", f"context {context}", "it gives no credentials any more: log in again", 401)
+    if first.has_credentials and not fresh.has_credentials:
+        raise ClusterError("kubeconfig", f"context {context}", "it has no credentials any more: log in again", 401)
     return fresh
 
 
@@ -52,14 +52,14 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
 
 
 def kubeconfig_files() -> str:
-    """KUBECONFIG as it is now; the client library keeps what it was when that was imported."""
+    """KUBECONFIG as it is now; the client library keeps the value that it had at import."""
     return os.environ.get("KUBECONFIG") or "~/.kube/config"
 
 
 def read_current_context() -> str | None:
     """The current context as kubectl understands it: the first file of KUBECONFIG that names one.
 
-    The client library takes the last one, and would send the job to another cluster than kubectl shows.
+    The client library takes the last file that names one, so the job could go to another cluster than kubectl shows.
     """
     for path in filter(None, kubeconfig_files().split(os.pathsep)):
         with contextlib.suppress(OSError, ValueError, yaml.YAMLError):

@@ -1,1 +1,1 @@
-"""One file a scheduler: pure functions from a profile to a plan, and from observations to a status."""
+"""One file per scheduler: pure functions from a profile to a plan, and from observations to a status."""

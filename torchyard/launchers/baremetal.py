@@ -1,6 +1,6 @@
-"""Plain machines: one torchrun agent per host entry, each under a keeper of its own (torchyard/host/supervisor.py).
+"""Plain machines: one torchrun agent per host entry, each under its own supervisor (torchyard/host/supervisor.py).
 
-A host is this machine, or one that the user's ssh reaches: then its keeper and the program go there.
+A host is this machine, or one that the user's ssh reaches: then the supervisor and the program are copied there.
 """
 
 import sys
@@ -30,20 +30,21 @@ from torchyard.model.requirements import (
 )
 from torchyard.model.run import Run
 
-__all__ = ["Options", "plan", "read_status"]
+__all__ = ["PROGRAM_IS_A_FILE", "Options", "plan", "read_status"]
+PROGRAM_IS_A_FILE = True
 _SUPERVISOR_PATH = str(Path(__file__).resolve().parent.parent / "host" / "supervisor.py")
 _MIN_TORCH_VERSION = "2.0"
-_MAX_ROUTE_HOSTS = 8  # hosts, the way to which tells where the etcd listens
-_POD_ONLY_KEYS = ("cluster", "fabric", "hardware", "image", "manifest", "mounts", "pod", "setup")
-PROGRAM_IS_A_FILE = True  # of this machine, and not of an image
-# Where the run's folder is not there, or not any more, its keeper cannot answer.
+_MAX_ROUTE_HOSTS = 8  # hosts, the routes to which decide where the etcd listens
+_POD_ONLY_KEYS = ("cluster", "image", "manifest", "mounts", "pod", "setup")
+_FABRIC_KEYS = frozenset({"about", "env", "expect", "min_busbw"})  # what a fabric can be without pods
+# These answer if the run's folder does not exist: then there is no supervisor in it to ask.
 _ABSENT_GUARD = """[ -e "$0" ] || exec echo '{"phase": "absent", "left": [], "site": false}'; exec "$@\""""
 _SILENT_GUARD = """[ -e "$0" ] || exit 0; exec "$@\""""
 
 
 @dataclass(frozen=True)
 class _Job:
-    """One attempt: what was asked, and where each node lives."""
+    """One attempt: what the profile asks for, and where each node runs."""
 
     profile: Profile
     run: Run
@@ -52,7 +53,7 @@ class _Job:
 
     @cached_property
     def spread(self) -> bool:
-        """Whether it needs a network."""
+        """Whether the job runs on several hosts, and so needs a network."""
         return len(self.firsts) > 1
 
     @cached_property
@@ -80,7 +81,7 @@ class _Job:
         if self.options.etcd:
             address, _, port = self.options.etcd.partition(":")
             return Endpoint(address=address, port=int(port))
-        alone = self.stores and not self.spread  # then nobody else has to reach the etcd
+        alone = self.stores and not self.spread  # then no other host has to reach the etcd
         return Endpoint(address="127.0.0.1" if alone else self.seats[0].host.reached, port=self.port)
 
     @property
@@ -90,7 +91,7 @@ class _Job:
 
 
 def plan(profile: Profile, run: Run) -> CommandPlan:
-    """One block a host entry, and an etcd of the run's own for etcd-v2."""
+    """One process per host entry, and an etcd of the run's own for etcd-v2."""
     options = Options.model_validate(profile.options)
     job = _Job(profile, run, options, placement.place_agents(profile, run, options))
     _validate_profile(job)
@@ -102,12 +103,14 @@ def plan(profile: Profile, run: Run) -> CommandPlan:
         store=_build_etcd(job) if job.stores else None,
         probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
         ranks=command.rank_source(profile),
+        expect=profile.network.expect if profile.network else None,
+        on_fabric=profile.on_fabric,
         requires=_list_host_requirements(job),
     )
 
 
 def _validate_profile(job: _Job) -> None:
-    """What only the profile as a whole can get wrong."""
+    """Check what only the profile as a whole shows. ProfileError with all findings."""
     profile, options = job.profile, job.options
     findings = []
     if profile.nodes.min != profile.nodes.max:
@@ -118,6 +121,11 @@ def _validate_profile(job: _Job) -> None:
         findings.append(f"options.hosts: {found}: name a host for each node, and spares after them, or none at all")
     said = [key for key in _POD_ONLY_KEYS if key in profile.model_fields_set and getattr(profile, key)]
     findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
+    if profile.network and (needs := sorted(profile.network.model_fields_set - _FABRIC_KEYS)):
+        findings.append(
+            f"fabric: {profile.fabric} needs pods ({', '.join(needs)}); on machines a fabric is its env: use another "
+            "fabric, or a hardware file of your own"
+        )
     if not profile.program:
         findings.append("program: is missing: the Python file that torchrun starts")
     findings += [
@@ -133,23 +141,23 @@ def _validate_profile(job: _Job) -> None:
 
 
 def _check_hosts(job: _Job) -> list[str]:
-    """What hosts that are not this machine make impossible."""
+    """What is wrong with the hosts, if they are not all this machine."""
     findings = []
     if job.spread and any(seat.host.here and not seat.host.address for seat in job.seats):
         findings.append(
-            "options.hosts: localhost is one of several: say {host: localhost, address: ADDRESS} for the others"
+            "options.hosts: localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach"
         )
     if placement.find_program_source(job.profile, job.options)[1].startswith(".."):
-        findings.append(f"options.source: {job.options.source} does not lead to a folder that the program is in")
+        findings.append(f"options.source: {job.options.source} is not a folder that contains the program")
     return findings
 
 
 def _check_resources(profile: Profile) -> list[str]:
-    """Of all resources a machine's processes can be kept to their GPUs alone."""
+    """What is wrong with the resources: on a machine only GPUs can be assigned to processes."""
     others = sorted(profile.resources.keys() - {"gpus"})
     findings = [f"resources.{key}: is for launchers on Kubernetes; baremetal takes gpus" for key in others]
     if not str(profile.resources.get("gpus", "1")).isdigit():
-        findings.append(f"resources.gpus: is a number of GPUs a node, not {profile.resources['gpus']}")
+        findings.append(f"resources.gpus: is a number of GPUs per node, not {profile.resources['gpus']}")
     return findings
 
 
@@ -170,9 +178,9 @@ def _build_agent(job: _Job, node: int) -> Process:
 
 
 def _build_etcd(job: _Job) -> Process:
-    """An etcd that serves the v2 API, for this attempt alone, where the first agent is.
+    """An etcd that serves the v2 API, for this attempt alone, on the first agent's host.
 
-    It listens where the agents reach it and nowhere else: on one host that is the loopback, else its keeper finds out.
+    It listens only where the agents reach it: on the loopback for one host, else on addresses its supervisor finds.
     """
     seat, client, peer = job.seats[0], job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
     others = dict.fromkeys(each.host.reached for each in job.seats if each.host.host != seat.host.host)
@@ -189,7 +197,7 @@ def _build_etcd(job: _Job) -> Process:
 
 
 def _build_supervised_process(job: _Job, seat: Placement, name: str, process: dict[str, Any]) -> Process:
-    """A process under a keeper: the same verbs for whatever is kept, wherever it is."""
+    """A process under a supervisor: the verbs are the same for every process, on every host."""
     profile, run, site, at = job.profile, job.run, seat.site, f"{seat.folder}/{name}"
     keeper = (
         (site.python, "-I", "-S", f"{site.folder}/keeper/torchyard/host/supervisor.py")
@@ -217,24 +225,26 @@ def _build_supervised_process(job: _Job, seat: Placement, name: str, process: di
 
 
 def _build_environment(job: _Job, node: int) -> dict[str, str]:
-    """What every process sees beside its host's own environment; the profile has the last word."""
+    """What is added to the host's own environment for every process; the profile's variables come last and win."""
     profile, run, seat = job.profile, job.run, job.seats[node]
     shared = {"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}
     return {
-        "LOGLEVEL": "INFO",  # torchrun tells the rendezvous' result at this level only
+        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
         "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
-        **({} if job.spread else {"GLOO_SOCKET_IFNAME": "lo"}),  # else the keeper looks which one leads to the others
+        **({} if job.spread else {"GLOO_SOCKET_IFNAME": "lo"}),  # else the supervisor finds the interface
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
         "TORCHYARD_CHECKPOINTS": seat.checkpoints,
         **shared,
         **_assign_gpus(job, node),
+        **(process_env.NCCL_LOG_ENV if profile.network or int(profile.resources.get("gpus", 0)) else {}),
+        **(profile.network.env if profile.network else {}),
         **{name: value for name, value in profile.env.items() if isinstance(value, str)},
     }
 
 
 def _assign_gpus(job: _Job, node: int) -> dict[str, str]:
-    """The GPUs of an agent: those behind the ones of the agents before it on its host."""
+    """The GPUs of an agent: those that follow the GPUs of earlier agents on its host."""
     count = int(job.profile.resources.get("gpus", 0))
     first = count * job.neighbours[node]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))} if count else {}
@@ -274,7 +284,7 @@ def _list_program_requirements(job: _Job, seat: Placement) -> list[HostRequireme
 
 
 def _list_remote_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
-    """What a host of several, or behind ssh, must have beside its program."""
+    """What a host must have besides its program if it is one of several, or behind ssh."""
     host, first = seat.host.host, job.seats[0].host
     needs: list[HostRequirement] = []
     if seat.site:

@@ -19,6 +19,7 @@ from torchyard.pods import lease_record, requirements, template
 from torchyard.pods.template import PodSet
 
 _API, _KIND, _JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
+PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
 )
@@ -28,11 +29,11 @@ _MAX_POD_NAME_CHARS = 63  # characters of a pod's name
 
 
 class Options(FrozenModel):
-    """What only this launcher knows."""
+    """The options of this launcher."""
 
     queue: str | None = Field(None, description="a LocalQueue of Kueue")
-    suspend: bool = Field(False, description="the JobSet waits until somebody, such as Kueue, resumes it")
-    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
+    suspend: bool = Field(False, description="the JobSet waits until it is resumed, for example by Kueue")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
@@ -70,21 +71,21 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
-    """What a JobSet cannot be. Its webhook counts the pods' random ends too (jobset_webhook.go, longestPodName)."""
+    """Check what a JobSet cannot do. Its webhook counts random suffixes too (jobset_webhook.go, longestPodName)."""
     findings = []
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: a JobSet needs all of its pods: one number, not {profile.nodes}")
     last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
     if over := max(len(last) - _MAX_POD_NAME_CHARS, 0):
         findings.append(
-            f"name: the pod {last} would have over {_MAX_POD_NAME_CHARS} characters: leave out {over} of the profile's"
+            f"name: the pod {last} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's name by {over}"
         )
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
 def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
-    """The JobSet. A failed pod ends it, and nothing begins again: a new try is ours."""
+    """The JobSet. A failed pod ends it and nothing restarts: a new attempt is torchyard's."""
     place, pods = _build_place(profile, run), profile.nodes.max
     env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
     container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, place), env)
@@ -116,7 +117,7 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
 
 
 def _build_place(profile: Profile, run: Run) -> JobNode:
-    """A pod's host name is that of the pod without its random end, in a Service called like the JobSet."""
+    """A pod's host name is its own name without the random suffix, in a Service named like the JobSet."""
     job = run.job(profile)
     own = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
     if profile.rendezvous == "etcd-v2":
@@ -133,7 +134,7 @@ def _list_watched_kinds() -> tuple[Watched, ...]:
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
-    """Each Job of a JobSet: <name>-<number>. Without `completions` it ends with any one of its pods."""
+    """Each Job of a JobSet: <name>-<number>. A Job without `completions` ends with any one of its pods."""
     for place, each in enumerate(job["spec"]["replicatedJobs"]):
         spec = each["template"]["spec"]
         way = ("spec", "replicatedJobs", place, "template", "spec", "template")
@@ -144,21 +145,23 @@ def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
 def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     return (
         CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
-        # Helm's chart sets the label, the release's manifest does not.
+        # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
         *((Object(what="LocalQueue", name=queue),) if queue else ()),
         requirements.job_permission("jobsets.jobset.x-k8s.io"),
-        Permission(verbs=("list",), resource="jobs.batch"),  # is the one that it makes gone?
+        Permission(verbs=("list",), resource="jobs.batch"),  # to check that the Job which it creates is gone
     )
+
+
+_WORDS = job_status.JobWords(_KIND, "Completed", "spec.suspend")
 
 
 def read_status(observed: Observation) -> Status:
-    """How the JobSet is: its conditions tell the end, its pods the rest."""
-    told = job_status.read_job_conditions(observed, _KIND, "Completed", "spec.suspend")
-    begun = any(name.startswith("Removed/") for name in observed.seen)  # no condition tells it
-    return told or job_status.unfinished_status(
-        observed, job_status.select_job_pods(observed), _read_gang(observed), begun
-    )
+    """The JobSet's status: its end from its conditions, the rest from its pods."""
+    gang = _read_gang(observed)
+    known = job_status.read_job_conditions(observed, _WORDS, gang)
+    begun = any(name.startswith("Removed/") for name in observed.seen)  # no condition says so
+    return known or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang, begun)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

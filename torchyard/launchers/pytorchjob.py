@@ -1,4 +1,4 @@
-"""Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or of a master and workers."""
+"""Kubeflow's Training Operator, version 1: a PyTorchJob of kubeflow.org/v1, elastic, or with a master and workers."""
 
 import copy
 from collections.abc import Iterator, Mapping
@@ -19,6 +19,7 @@ from torchyard.pods import lease_record, requirements, template
 from torchyard.pods.template import PodSet
 
 _API, KIND = "kubeflow.org/v1", "PyTorchJob"
+PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -k "
     "'github.com/kubeflow/training-operator.git/manifests/overlays/standalone?ref=v1.8.1'"
@@ -29,11 +30,11 @@ _CONTAINER_NAME = "pytorch"  # the operator looks for this name
 
 
 class Options(FrozenModel):
-    """What only this launcher knows."""
+    """The options of this launcher."""
 
-    queue: str | None = Field(None, description="of the gang scheduler, where the operator has one")
-    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
-    suspend: bool = Field(False, description="the job waits until somebody, such as Kueue, resumes it")
+    queue: str | None = Field(None, description="a queue of the gang scheduler, if the operator has one")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
+    suspend: bool = Field(False, description="the job waits until it is resumed, for example by Kueue")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
@@ -71,19 +72,19 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
 
 def _count_pods_by_role(profile: Profile) -> dict[str, int]:
-    """Pods by role. Only a master makes the operator tell the pods their ranks and where it is."""
+    """Pods per role. The operator gives pods their ranks and the master's address only if there is a master."""
     if profile.rendezvous in WITH_AGENT:
         return {"Worker": profile.nodes.max}
     return {"Master": 1, **({"Worker": profile.nodes.max - 1} if profile.nodes.max > 1 else {})}
 
 
 def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
-    """The PyTorchJob. A failed pod stays, with its log; a new try is ours."""
+    """The PyTorchJob. A failed pod stays, with its log; a new attempt is torchyard's."""
     place = _build_place(profile, run)
-    told = process_env.pod_environment(profile, place, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
-    env = template.build_container_env(profile, run, told)
+    variables = process_env.pod_environment(profile, place, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
+    env = template.build_container_env(profile, run, variables)
     container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, place), env)
-    # The operator adds 23456 where no port has this name: under the host's network, one such job a node.
+    # If no port has this name, the operator adds 23456: under the host's network, only one such job per node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
     pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
     policy = {"minAvailable": profile.nodes.min, "queue": options.queue}
@@ -93,7 +94,8 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
         "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
         "spec": {
             **_build_elastic_policy(profile, run, place.endpoint),
-            "nprocPerNode": str(profile.processes),
+            # The operator multiplies WORLD_SIZE by this; without it, it is the number of pods in any version.
+            **({"nprocPerNode": str(profile.processes)} if profile.starter == "none" else {}),
             "runPolicy": {
                 "cleanPodPolicy": "None",
                 "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
@@ -108,7 +110,7 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
 
 
 def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
-    """The rendezvous as the operator knows it, where the agents meet in a store.
+    """The rendezvous in the operator's terms, if the agents meet in a store.
 
     Without an id every job would be called `none`, and a store refuses an id that another job has closed.
     """
@@ -128,7 +130,7 @@ def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[s
 
 
 def _build_place(profile: Profile, run: Run) -> JobNode:
-    """The operator makes a Service for each pod, and gives the pods of a job with a master their RANK."""
+    """The operator creates a Service for each pod, and gives the pods of a job with a master their RANK."""
     job, port = run.job(profile), torchrun.first_port(run)
     if profile.rendezvous not in WITH_AGENT:
         return JobNode(Endpoint(address=f"{job}-master-0", port=port), "RANK")
@@ -156,14 +158,14 @@ def _read_queue(profile: Profile) -> str | None:
 
 
 def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
-    """The replicas of a PyTorchJob; one where their number is not written."""
+    """The replicas of a PyTorchJob; one if their number is not given."""
     for role, part in job["spec"]["pytorchReplicaSpecs"].items():
         pods = 1 if part.get("replicas") is None else int(part["replicas"])
         yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
 
 
 def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
-    """A closed queue leaves a PyTorchJob Created for ever: no object says why, so it is asked before."""
+    """A closed queue leaves a PyTorchJob Created for ever and no object says why, so preflight checks the queue."""
     return (
         CrdServed(crd="pytorchjobs.kubeflow.org", version="v1", install=_INSTALL_COMMAND),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
@@ -173,13 +175,17 @@ def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     )
 
 
-def read_status(observed: Observation) -> Status:
-    """How the PyTorchJob is: Failed is the operator's word, Succeeded is believed when every pod has succeeded.
+_WORDS = job_status.JobWords(KIND, "Succeeded", "runPolicy.suspend")
 
-    An elastic job is Succeeded to the operator as soon as one worker is, and Running while a worker never fits.
+
+def read_status(observed: Observation) -> Status:
+    """The PyTorchJob's status: Failed as the operator says, Succeeded only once every pod has succeeded.
+
+    The operator calls an elastic job Succeeded as soon as one worker is, and Running while one never gets a node.
     """
-    told = job_status.read_job_conditions(observed, KIND, "Succeeded", "runPolicy.suspend")
-    return told or job_status.unfinished_status(observed, job_status.select_job_pods(observed), _read_gang(observed))
+    gang = _read_gang(observed)
+    known = job_status.read_job_conditions(observed, _WORDS, gang)
+    return known or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

@@ -1,4 +1,4 @@
-"""Which launchers there are. A new one is one module of this folder and its name in LAUNCHERS."""
+"""The list of launchers. A new one is one module in this folder and its name in _LAUNCHERS."""
 
 import importlib
 from typing import Protocol, cast
@@ -16,18 +16,25 @@ class Launcher(Protocol):
     """What a launcher is: pure functions and the model of its own options."""
 
     @property
+    def PROGRAM_IS_A_FILE(self) -> bool:  # noqa: N802 - a constant of the module
+        """Whether `program` is a path on this machine, and not in an image."""
+
+    @property
     def Options(self) -> type[BaseModel]:  # noqa: N802 - a class in the module
-        """The model of `options`; its unknown keys are errors."""
+        """The model of `options`; its unknown keys are errors.
+
+        With an option `avoid`, `avoid_failed` puts the failed machines there; else it sets `pod.avoid`.
+        """
 
     def plan(self, profile: Profile, run: Run) -> Plan:
-        """What would run. ProfileError where the profile asks for what this launcher cannot do."""
+        """What would run. ProfileError if the profile asks for something that this launcher cannot do."""
 
     def read_status(self, observed: Observation) -> Status:
-        """How the job is. Never raises; what it does not know is never a success."""
+        """The job's status. Never raises; an unknown state is never a success."""
 
 
 class UnknownLauncherError(Exception):
-    """A name that no file of this folder has."""
+    """No launcher has this name."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
@@ -43,7 +50,7 @@ def list_launchers() -> list[str]:
 
 
 def load_launcher(name: str) -> Launcher:
-    """The launcher of a name, imported now: a profile pays only for its own."""
+    """The launcher of this name, imported only now, so that a profile pays only for its own."""
     if name not in _LAUNCHERS:
         raise UnknownLauncherError(name)
     return cast(Launcher, importlib.import_module(f"torchyard.launchers.{name}"))

@@ -22,10 +22,11 @@ from torchyard.model.run import Failure, Observation, Run, Status
 from torchyard.pods import runai_flags, template
 from torchyard.pods.runai_flags import Generation
 
+PROGRAM_IS_A_FILE = False
 _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
 _SUBMIT_WORDS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
-# Run:ai's own words beside those of Kubernetes: what no log tells.
+# Kubernetes' reasons and Run:ai's own: causes that no log shows.
 _RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.items()} | {
     "preempted": PodCause("preempted", "Run:ai preempted it", retry=True),
     "timedout": PodCause("pod-deadline", "Run:ai ended it at a time limit of its own"),
@@ -33,17 +34,17 @@ _RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.i
 
 
 class Options(FrozenModel):
-    """What only this launcher knows."""
+    """The options of this launcher."""
 
-    project: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="of Run:ai: its quota, its namespace")
+    project: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$", description="whose quota and namespace to use")
     through: Literal["cli-v2", "cli-v1", "kubernetes"] = Field(
         "cli-v2", description="runai training pytorch; runai submit-dist pytorch; or a PyTorchJob in runai-PROJECT"
     )
-    cli: str = Field("runai", description="the program, where more than one cluster has its own")
-    node_pools: tuple[str, ...] = Field((), description="in the order of wish; v1 takes one")
-    backoff_limit: int = Field(0, ge=0, description="of Run:ai itself, whose restarts lose a log: use attempts")
+    cli: str = Field("runai", description="the CLI's program, if each cluster has its own")
+    node_pools: tuple[str, ...] = Field((), description="in order of preference; v1 takes one")
+    backoff_limit: int = Field(0, ge=0, description="Run:ai's own restarts, which lose a log: use attempts instead")
     interactive: bool = Field(False, description="a session: within the project's quota, and not preempted")
-    preemptible: bool = Field(False, description="a session over the quota, as trainings may be")
+    preemptible: bool = Field(False, description="let a session exceed the quota, as a training may")
 
     @model_validator(mode="after")
     def fitting(self) -> "Options":
@@ -52,16 +53,16 @@ class Options(FrozenModel):
         if self.through == "cli-v1" and len(self.node_pools) > 1:
             raise ValueError("node_pools: v1 of the CLI takes one")
         if self.through == "kubernetes" and (self.node_pools or self.backoff_limit):
-            raise ValueError("node_pools and backoff_limit are the CLI's; pod.node_selector and attempts are for pods")
+            raise ValueError("node_pools and backoff_limit are the CLI's: use pod.node_selector and attempts for pods")
         return self
 
 
 def plan(profile: Profile, run: Run) -> Plan:
-    """A job of Run:ai: one block a pod, of which the first submits and deletes all; or a PyTorchJob."""
+    """A Run:ai job: one process per pod, of which the first submits and deletes the job; or a PyTorchJob."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
-        raise ProfileError(profile.name, ("manifest: launcher pytorchjob takes one, with pod.scheduler in it",))
+        raise ProfileError(profile.name, ("manifest: use launcher pytorchjob, and set schedulerName in the manifest",))
     if options.through == "kubernetes":
         return _plan_pytorchjob(profile, run, options)
     if findings := tuple(runai_flags.find_unsupported_settings(profile, options.through)):
@@ -73,6 +74,8 @@ def plan(profile: Profile, run: Run) -> Plan:
         label=f"{run.name(profile)}/{run.attempt}/",
         on=tuple(_build_pod_process(profile, run, options, node) for node in range(profile.nodes.max)),
         ranks=command.rank_source(profile),
+        expect=profile.network.expect if profile.network else None,
+        on_fabric=profile.on_fabric,
         requires=(WritableFolder(host="localhost", path=run.folder), needs),
     )
 
@@ -103,7 +106,7 @@ def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) 
 
 
 def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple[str, ...]:
-    """The whole command line that submits the job. Pods stay when it ends: their logs are still to be read."""
+    """The whole command line that submits the job. Pods stay when it ends, so that their logs can still be read."""
     generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
     return (
         *(options.cli, *_SUBMIT_WORDS[generation], run.job(profile), "--project", options.project),
@@ -116,7 +119,7 @@ def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple
 
 
 def _build_session_flags(options: Options, generation: Generation) -> tuple[str, ...]:
-    """An interactive session; to v2 that is a training which nobody may preempt."""
+    """The flags of an interactive session; for v2 that is a training that cannot be preempted."""
     if not options.interactive:
         return ()
     if generation == "cli-v2":
@@ -144,13 +147,13 @@ def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPl
     return made.model_copy(update={"launcher": "runai", "objects": (*others, {**job, "metadata": metadata})})
 
 
-# --- how it is
+# --- the job's status
 
 
 def read_status(observed: Observation) -> Status:
-    """How the job is, by its pods' words; the job's own counts where none is said of a pod.
+    """The job's status, from the state of each pod; the job's own state counts for a pod that has none.
 
-    As with a PyTorchJob, Succeeded is believed when every pod has succeeded, and one that fails ends the others.
+    As with a PyTorchJob, Succeeded counts only once every pod has succeeded, and a pod that fails ends the others.
     """
     pods = {name: get_mapping(seen) for name, seen in observed.seen.items() if name.startswith("node-")}
     if not pods:
@@ -161,12 +164,12 @@ def read_status(observed: Observation) -> Status:
     begun = [name for name, seen in pods.items() if seen.get("phase") in ("running", "exited")]
     if len(done) == len(pods):
         return Status(state="succeeded", reason=f"{len(done)} of {len(pods)} pods succeeded")
-    told = f"{len(begun)} of {len(pods)} pods run{_describe_waiting(pods)}"
-    return Status(state="running" if len(begun) == len(pods) else "pending", reason=told)
+    reason = f"{len(begun)} of {len(pods)} pods run{_describe_waiting(pods)}"
+    return Status(state="running" if len(begun) == len(pods) else "pending", reason=reason)
 
 
 def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], at: float) -> Iterator[Status]:
-    """What ends the job: the pod that failed first, then one that never will run, then a deletion."""
+    """What ended the job: the pod that failed first, else one that will never run, else a deletion."""
     bad = [name for name, seen in pods.items() if seen.get("phase") == "exited" and seen.get("exit") != 0]
     stuck = [name for name, seen in pods.items() if seen.get("phase") == "starting" and _is_hopeless(seen, at)]
     for name in (*sorted(bad, key=lambda name: _read_time(pods[name], "ended")), *stuck):
@@ -181,21 +184,21 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], at: float) -> Itera
 
 
 def _is_hopeless(seen: Mapping[str, Any], at: float) -> bool:
-    """Whether a pod's word has meant for long enough that it will never run."""
+    """Whether a pod has been for long enough in a state from which it will never run."""
     reason = _RUNAI_REASONS.get(str(seen.get("word")).lower())
     return bool(reason and at - (_read_time(seen, "since") or at) >= reason.patience)
 
 
 def _read_time(seen: Mapping[str, Any], key: str) -> float:
-    """A time that a pod's door told; 0 where it told none."""
+    """A time that a pod's status command reported; 0 if it reported none."""
     at = seen.get(key)
     return float(at) if isinstance(at, float | int) else 0.0
 
 
 def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
-    """What is waited for, in Run:ai's word, and whether it answers at all."""
+    """What the job waits for, in Run:ai's own word, and whether Run:ai answers at all."""
     waiting = [
-        f"{name}: {seen.get('word') or 'no word of it yet'}" for name, seen in pods.items() if _is_starting(seen)
+        f"{name}: {seen.get('word') or 'no state known yet'}" for name, seen in pods.items() if _is_starting(seen)
     ]
     silent = next((seen["detail"] for seen in pods.values() if seen.get("detail")), "")
     return "".join(f"; {each}" for each in (*waiting[:1], f"runai does not answer: {silent}" if silent else "") if each)

@@ -17,22 +17,23 @@ from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
 from torchyard.pods.template import PodSet
 
+PROGRAM_IS_A_FILE = False
 _API, _KIND, _TASK_NAME = "batch.volcano.sh/v1alpha1", "Job", "worker"
 _INSTALL_COMMAND = (
     "helm install volcano volcano --repo https://volcano-sh.github.io/helm-charts -n volcano-system --create-namespace"
 )
-# Of the pod, written before it is created; the label of the same name came with 1.9.
+# An annotation of the pod, set before it is created; the label of the same name came with 1.9.
 _INDEX_FIELD = "metadata.annotations['volcano.sh/task-index']"
-# Phases that do not become good any more. Aborted may be resumed by hand, which nobody does to a run.
+# Phases that cannot become a success. A Job that is Aborted can be resumed by hand, but no one does so to a run's.
 _ENDED_PHASES = {"Terminating": "is being terminated", "Terminated": "was terminated", "Failed": "failed"}
 _ABORTED_PHASES = {"Aborting": "is being aborted", "Aborted": "was aborted"}
 
 
 class Options(FrozenModel):
-    """What only this launcher knows."""
+    """The options of this launcher."""
 
-    queue: str = Field("default", description="of Volcano; it must be open")
-    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="of the run's own store: one that serves the v2 API")
+    queue: str = Field("default", description="a Volcano queue; it must be open")
+    etcd_image: str = Field(_store.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
@@ -68,7 +69,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
 
 def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
-    """The Job. Every default that a webhook would fill in is written: an installation may lack the webhook."""
+    """The Job, with every default that a webhook would fill in: an installation may lack the webhook."""
     place = _build_place(profile, run)
     env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
     worker = template.build_container(profile, _TASK_NAME, command.pod_command(profile, run, place), env)
@@ -96,10 +97,11 @@ def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str
 
 
 def _build_policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
-    """A pod that fails or is deleted ends the job: its peers would hold their GPUs for ever. A new try is ours.
+    """End the job if a pod fails or is deleted: else its peers would hold their GPUs for ever.
 
-    Restarting would delete the failed pod's log and meet under a rendezvous id that is closed. An elastic job has no
-    policy, because a deleted pod has failed before it is gone: the others go on, and Volcano makes it anew.
+    A new attempt is torchyard's: a restart would delete the failed pod's log and reuse a rendezvous id that is closed.
+    An elastic job has no policy, because a deleted pod fails before it is gone: the others go on, and Volcano
+    creates it again.
     """
     elastic = profile.nodes.min != profile.nodes.max
     ends = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
@@ -125,13 +127,13 @@ def _list_watched_kinds() -> tuple[Watched, ...]:
 
 
 def _read_queue(profile: Profile) -> str:
-    """The queue that a manifest's Job names; Volcano's webhook makes it `default` where it names none."""
+    """The queue that a manifest's Job names; if it names none, Volcano's webhook sets `default`."""
     specs = [each.get("spec") for each in profile.manifest if each["kind"] == _KIND]
     return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
-    """The tasks of a Job. Replicas that are not written are none."""
+    """The tasks of a Job. A task without `replicas` has no pods."""
     for place, task in enumerate(job["spec"]["tasks"]):
         pods = int(task.get("replicas") or 0)
         yield PodSet(task.get("name") or f"default{place}", pods, ("spec", "tasks", place, "template"))
@@ -148,17 +150,19 @@ def _list_requirements(queue: str) -> tuple[ClusterRequirement, ...]:
 
 
 def read_status(observed: Observation) -> Status:
-    """How the Job is, by its phase and, where that does not tell, by its pods.
+    """The Job's status, from its phase and, where that does not decide, from its pods.
 
-    Its conditions are a history: a Job that is Pending again has been Running before.
+    Its conditions are a history: they show that a Job which is Pending again was Running before.
     """
     job = job_status.find_job_object(observed, _KIND)
-    if job is None or pod_facts.is_being_deleted(job):
+    if job is None:
         return job_status.deleted_status(_KIND)
     phase = pod_facts.to_text(pod_facts.get_mapping(job, "status", "state").get("phase"))
     pods, gang = job_status.select_job_pods(observed), _read_gang(job)
-    if phase == "Completed":
-        return job_status.succeeded_status(observed)
+    if phase == "Completed":  # also while it is being deleted, as it is after its TTL
+        return job_status.succeeded_status(observed, job, gang.pods)
+    if pod_facts.is_being_deleted(job) and phase != "Failed":
+        return job_status.deleted_status(_KIND)
     if phase in _ENDED_PHASES or phase in _ABORTED_PHASES:
         return job_status.failed_status(observed, f"the Job {({**_ENDED_PHASES, **_ABORTED_PHASES})[phase]} by Volcano")
     if phase in ("", "Pending", "Running") and _is_doomed(job, pods, gang):
@@ -168,7 +172,7 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
-    """Without minAvailable, or with 0, Volcano's webhook takes all."""
+    """The pods of the Job, and how many it needs: without minAvailable, or with 0, Volcano's webhook sets all."""
     total = sum(pod_facts.to_number(task.get("replicas")) for task in pod_facts.get_mappings(job, "spec", "tasks"))
     return job_status.Gang(total, pod_facts.to_number(pod_facts.get_mapping(job, "spec").get("minAvailable")) or total)
 

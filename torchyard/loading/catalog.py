@@ -1,4 +1,4 @@
-"""What profiles there are, as the README's table and as the deployments of prefect.yaml; tests hold both to it."""
+"""The list of profiles, as the README's table and as the deployments of prefect.yaml; tests compare both with it."""
 
 from collections.abc import Iterable, Iterator
 
@@ -11,19 +11,19 @@ _COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware"
 
 
 def load_catalog() -> list[tuple[Profile, str]]:
-    """Every profile that can be named, with the name of its hardware and fabric. ProfileError where one is wrong."""
+    """Every profile that can be named, with the name of its hardware and fabric. ProfileError if one is wrong."""
     found = sorted(list_profiles().items())
     return [(load_profile(str(path)), _read_hardware_name(path.read_text(encoding="utf-8"))) for _, path in found]
 
 
 def _read_hardware_name(text: str) -> str:
-    """What the file says: a profile has its hardware read, without its name."""
+    """The names as the file gives them: a loaded profile holds the content of its hardware file, not its name."""
     said = yaml.safe_load(text)
     return f"{said['hardware']}, {said['fabric']}" if said.get("hardware") else ""
 
 
 def format_catalog_table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
-    """The lines of a table in markdown."""
+    """The lines of a Markdown table."""
     yield _format_row(_COLUMNS)
     yield _format_row("---" for _ in _COLUMNS)
     for profile, shape in found:

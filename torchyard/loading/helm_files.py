@@ -1,4 +1,4 @@
-"""The files that a profile names as `values`: read, layered as helm layers them, and told in the profile's keys."""
+"""The files that a profile names as `values`: read, layered as helm layers them, and turned into profile keys."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -17,9 +17,9 @@ _ValuesFile = tuple[Path, dict[str, Any], yaml.MappingNode]
 
 
 def read_values(paths: Sequence[Path], name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """What the files say, as keys of the profile `name`; `own` is what that says itself.
+    """Read the files as keys of the profile `name`; `own` holds the keys that the profile itself sets.
 
-    ProfileError names every unknown key, wrong value, and what a profile cannot say, with the line where it stands.
+    ProfileError names every unknown key, wrong value, and setting that a profile cannot express, each with its line.
     """
     files = [(path, *read_document(path, name, "a values file", empty=True)) for path in paths]
     merged: dict[str, Any] = {}
@@ -36,7 +36,7 @@ def read_values(paths: Sequence[Path], name: str, own: Mapping[str, Any]) -> dic
 
 
 def _layer_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Mappings are merged, everything else is replaced, also by null."""
+    """Merge mappings key by key; any other value replaces the earlier one, null too."""
     merged = dict(base)
     for key, value in over.items():
         old = merged.get(key)
@@ -45,20 +45,20 @@ def _layer_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str,
 
 
 def _prune_nulls(value: Any) -> Any:
-    """Without the keys of mappings that a null takes away; helm leaves those in lists."""
+    """Remove keys whose value is null from mappings, but not inside lists, where helm keeps them too."""
     if not isinstance(value, dict):
         return value
     return {key: _prune_nulls(each) for key, each in value.items() if each is not None}
 
 
 def _locate_key(files: Sequence[_ValuesFile], loc: tuple[str | int, ...]) -> str:
-    """`file:line: ` of a key, in the last of the files that say most of it."""
+    """`file:line: ` of a key, in the file that has most of its path; of several the last one."""
     path, _, root = max(reversed(files), key=lambda each: _measure_depth(each[1], loc))
     return format_location(path, root, loc, None)
 
 
 def _measure_depth(document: Any, loc: tuple[str | int, ...]) -> int:
-    """How many steps of a place a document has."""
+    """How many parts of a key's path a document has."""
     for at, part in enumerate(loc):
         known = part in document if isinstance(document, dict) else isinstance(document, list) and isinstance(part, int)
         if not known:

@@ -10,10 +10,9 @@ from torchyard.loading.helm_values import ChartValues
 
 ProfileKeys = dict[str, Any]
 _LAUNCHER = "appwrapper"
-_HEALTH_LABELS = {
-    "autopilot.ibm.com/gpuhealth": ["ERR", "TESTING", "EVICT"]
-}  # which the chart avoids without being asked
+_HEALTH_LABELS = {"autopilot.ibm.com/gpuhealth": ["ERR", "TESTING", "EVICT"]}  # the chart avoids these by default
 _TOPOLOGY_FOLDER = "/var/run/nvidia-topologyd"
+_KUBERNETES_GRACE_S = 30
 _NVME_STORAGE_CLASS = "odf-lvm-vg1"
 _OPTION_KEYS = {
     "queueName": "queue",
@@ -31,7 +30,7 @@ _SHELL_PATTERN = re.compile(r"[$`;&|<>()*?\n]|(?<!\S)[~#]")
 
 
 def profile_keys(values: ChartValues, own: Mapping[str, Any]) -> ProfileKeys:
-    """The keys of a profile that say the same; `own` is what the profile itself says, and is not in them."""
+    """The equivalent keys of a profile; `own`, the keys that the profile itself sets, is not merged in."""
     main = [] if _has_program(own) else _split_words(values.mainProgram)
     return _drop_empty_keys(
         launcher=_LAUNCHER,
@@ -45,15 +44,15 @@ def profile_keys(values: ChartValues, own: Mapping[str, Any]) -> ProfileKeys:
         env=_env_variables(values),
         mounts=dict(_list_mounts(values)),
         resources=_pod_resources(values),
-        pod=_pod_keys(values),
+        pod=_pod_keys(values, own.get("resources")),
         cluster=_drop_empty_keys(namespace=values.namespace),
-        deadlines=_drop_empty_keys(grace=values.terminationGracePeriodSeconds),
+        deadlines={"grace": values.terminationGracePeriodSeconds or _KUBERNETES_GRACE_S},
         options=_launcher_options(values) if _find_launcher(own) == _LAUNCHER else {},
     )
 
 
 def _drop_empty_keys(**keys: Any) -> ProfileKeys:
-    """Without those that say nothing."""
+    """The given keys, without the empty ones."""
     return {key: value for key, value in keys.items() if value not in (None, [], {})}
 
 
@@ -62,12 +61,12 @@ def _find_launcher(own: Mapping[str, Any]) -> Any:
 
 
 def _split_words(program: str) -> list[str]:
-    """The words of a command, as a shell splits them. ValueError where a quote does not end."""
+    """The words of a command, as a shell splits them. ValueError if a quote is not closed."""
     return shlex.split(program.replace("\\\n", ""))
 
 
 def _env_variables(values: ChartValues) -> ProfileKeys:
-    """The chart's order: of two with one name the later one counts."""
+    """The variables in the chart's order: of two with the same name the later one wins."""
     found: ProfileKeys = {}
     if values.topologyFileConfigMap:
         found["NCCL_TOPO_FILE"] = f"{_TOPOLOGY_FOLDER}/virtualTopology.xml"
@@ -104,15 +103,23 @@ def _pod_resources(values: ChartValues) -> ProfileKeys:
     return {**plain, **{name: count for name, count in devices.items() if count}}
 
 
-def _pod_keys(values: ChartValues) -> ProfileKeys:
-    """What a memory volume without a size gets from the kubelet is the pod's memory, so that is what shm says."""
+def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
+    """The keys of `pod`; `resources`: what the profile itself asks for, which no limit may be below.
+
+    The kubelet gives a memory volume without a size the pod's memory, so shm is set to that.
+    """
+    asked = resources if isinstance(resources, dict) else {}
     hosts = {"kubernetes.io/hostname": list(values.hostIgnoreList)} if values.hostIgnoreList else {}
     networks = (values.multiNicNetworkName or "").replace(" ", "").split(",")
     locks = values.numRoceGdr > 0 or values.serviceAccountName == "gdr"
     return _drop_empty_keys(
         labels=_pod_labels(values),
         avoid={**_HEALTH_LABELS, **hosts},
-        limits=_drop_empty_keys(cpu=values.limitCpusPerPod, memory=values.limitMemoryPerPod),
+        spread=False,  # the chart lets pods share a node
+        limits={
+            "cpu": values.limitCpusPerPod or asked.get("cpu") or values.numCpusPerPod,
+            "memory": values.limitMemoryPerPod or asked.get("memory") or values.totalMemoryPerPod,
+        },
         shm=None if values.disableSharedMemory else values.limitMemoryPerPod or values.totalMemoryPerPod,
         capabilities=["IPC_LOCK"] if locks else [],
         networks=dict(Counter(filter(None, networks))),
@@ -143,47 +150,47 @@ def _list_bundles(values: ChartValues) -> Iterator[ProfileKeys]:
 
 
 def _launcher_options(values: ChartValues) -> ProfileKeys:
-    """What only AppWrappers have. Their durations may have days, which Go's have not: the launcher writes seconds."""
+    """What only AppWrappers have. Durations may use days, which Go's cannot: the launcher writes seconds."""
     return _drop_empty_keys(**{option: getattr(values, key) for key, option in _OPTION_KEYS.items()})
 
 
-# --- what cannot be said in a profile
+# --- what a profile cannot express
 
-_RESTART_REFUSAL = "only Never: what a pod starts again has lost its peers; see `attempts` of the profile"
-_OPTION_REFUSAL = f"only AppWrappers have it: say `launcher: {_LAUNCHER}`, or null in a file after this one"
+_RESTART_REFUSAL = "only Never: a restarted container has lost its peers; see `attempts` in the profile"
+_OPTION_REFUSAL = f"only AppWrappers have it: use `launcher: {_LAUNCHER}`, or set it to null in a later file"
 _MISSING_PROGRAM = (
-    "is missing: torchrun needs a program, here or in the profile; where setupCommands are the whole job, keep what "
-    "`helm template` prints in a file, and name that as the `manifest` of a profile without values"
+    "is missing: torchrun needs a program, here or in the profile; if setupCommands are the whole job, save the output "
+    "of `helm template` in a file, and name that as the `manifest` of a profile without values"
 )
-_SHELL_REFUSAL = "is for a shell, and it is started without one: put it in '…', or say program and args in the profile"
+_SHELL_REFUSAL = "is for a shell, and no shell runs it: put it in '…', or set program and args in the profile"
 
 
 def find_refusals(values: ChartValues, own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """A key, and why a profile cannot say the same."""
+    """Each key that a profile cannot express, and why."""
     gpus = values.numGpusPerPod
     if values.restartPolicy != "Never":
         yield "restartPolicy", _RESTART_REFUSAL
     if values.limitGpusPerPod not in (None, gpus):
-        yield "limitGpusPerPod", f"GPUs are not shared: leave it out, or say {gpus} as numGpusPerPod does"
+        yield "limitGpusPerPod", f"GPUs are not shared: leave it out, or set it to {gpus} like numGpusPerPod"
     if values.numRoceGdr and values.numPods == 1:
-        yield "numRoceGdr", "one pod has no other to reach: 0, or more pods"
+        yield "numRoceGdr", "one pod has no other to reach: set it to 0, or use more pods"
     if _find_launcher(own) != _LAUNCHER:
-        told = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
-        yield from ((key, _OPTION_REFUSAL) for key in told)
+        given = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
+        yield from ((key, _OPTION_REFUSAL) for key in given)
     for path, count in Counter(path for path, _ in _list_mounts(values)).items():
         if count > 1:
-            yield "volumes", f"{count} volumes are mounted at {path}: each needs a place of its own"
+            yield "volumes", f"{count} volumes are mounted at {path}: each needs a path of its own"
     if not _has_program(own):
         yield from (("mainProgram", text) for text in _find_program_faults(values.mainProgram))
 
 
 def _has_program(own: Mapping[str, Any]) -> bool:
-    """Whether the profile itself says what is started; then mainProgram counts for nothing."""
+    """Whether the profile itself names the program; mainProgram is then ignored."""
     return bool(own.get("program"))
 
 
 def _find_program_faults(program: str) -> Iterator[str]:
-    """Why torchrun cannot be started with it."""
+    """Why torchrun cannot start this program."""
     if not program.strip():
         yield _MISSING_PROGRAM
     elif found := _SHELL_PATTERN.search(_strip_quoted_text(program.strip().replace("\\\n", ""))):
@@ -191,9 +198,9 @@ def _find_program_faults(program: str) -> Iterator[str]:
     try:
         _split_words(program)
     except ValueError:
-        yield f"a quote has no end: {program}"
+        yield f"a quote is not closed: {program}"
 
 
 def _strip_quoted_text(text: str) -> str:
-    """Without what quotes hide from a shell; double quotes do not hide `$` and backquotes."""
+    """Remove what quotes hide from a shell; double quotes do not hide `$` and backquotes."""
     return _QUOTED_PATTERN.sub(lambda found: "".join(re.findall(r"[$`]", re.sub(r"\\.", "", found[1] or ""))), text)

@@ -1,6 +1,6 @@
 """The values of the FMS / mlbatch helm chart pytorchjob-generator 1.1.12, with its keys, types and defaults.
 
-Where the chart's own schema is open (the items of its lists), what its templates read is allowed, and no more.
+Where the chart's own schema is open (the items of its lists), only what its templates read is allowed.
 """
 # ruff: noqa: N815 - the chart's names are the keys of its users' files
 
@@ -12,16 +12,16 @@ from torchyard.model.base import FrozenModel
 
 _UNIT_PATTERN = "(Ki|Mi|Gi|Ti|Pi|Ei|m|k|M|G|T|P|E)"
 _NETWORK_PATTERN = r"[a-z0-9.-]+(/[a-z0-9.-]+)?"
-_NULLABLE_KEYS = ("queueName", "priority")  # whose null means none, and not the chart's default
+_NULLABLE_KEYS = ("queueName", "priority")  # null means none for these, not the chart's default
 
 
 def _print_cpus(value: object) -> object:
-    """`8` or `500m`."""
+    """A number of CPUs as text: `8` or `500m`."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
 def _print_value(value: object) -> object:
-    """A value of a variable as helm prints it: a number's digits, true or false."""
+    """A variable's value as helm prints it: a number's digits, true or false."""
     return str(value).lower() if isinstance(value, bool) else _print_number(value)
 
 
@@ -37,7 +37,8 @@ WholeNumber = Annotated[int, Field(strict=True, ge=0)]
 CpuQuantity = Annotated[str, BeforeValidator(_print_cpus), Field(pattern=f"^[0-9]+{_UNIT_PATTERN}?$")]
 MemoryQuantity = Annotated[str, Field(pattern=f"^[0-9]+{_UNIT_PATTERN}$")]
 AbsolutePath = Annotated[str, Field(pattern="^/")]
-ChartDuration = Annotated[str, Field(pattern="^0*[1-9][0-9]*(s|m|h|d)$")]
+ChartDuration = Annotated[str, Field(pattern="^0*[1-9][0-9]*(s|m|h|d)$")]  # with 0 the controller would give up at once
+ChartPause = Annotated[str, Field(pattern="^[0-9]+(s|m|h|d)$")]
 
 
 class ChartLabel(FrozenModel):
@@ -48,7 +49,7 @@ class ChartLabel(FrozenModel):
 
 
 class ObjectName(FrozenModel):
-    """The name of an object of the namespace."""
+    """The name of an object in the namespace."""
 
     name: NonEmptyText
 
@@ -60,7 +61,7 @@ class KeyReference(ObjectName):
 
 
 class EnvVariable(ObjectName):
-    """A variable, with one of the three."""
+    """An environment variable, with exactly one of value, secret and configmap."""
 
     value: PrintedText | None = None
     secret: KeyReference | None = None
@@ -74,7 +75,7 @@ class EnvVariable(ObjectName):
 
 
 class EnvFrom(FrozenModel):
-    """As Kubernetes has it, without its prefix and its optional."""
+    """An item of `envFrom` as in Kubernetes, but without `prefix` and `optional`."""
 
     configMapRef: ObjectName | None = None
     secretRef: ObjectName | None = None
@@ -87,7 +88,7 @@ class EnvFrom(FrozenModel):
 
 
 class SshClone(FrozenModel):
-    """Where git finds its key and the hosts that it knows."""
+    """Where git finds its ssh key and its known hosts."""
 
     secretName: DnsLabel
     configMapName: DnsLabel
@@ -102,21 +103,21 @@ class SshClone(FrozenModel):
 
 
 class ClaimVolume(ObjectName):
-    """A PersistentVolumeClaim and its place."""
+    """A PersistentVolumeClaim and its mount path."""
 
     claimName: NonEmptyText
     mountPath: AbsolutePath
 
 
 class NvmeVolume(FrozenModel):
-    """A volume on the disks of the node."""
+    """A volume on the node's own disks."""
 
     storage: MemoryQuantity
     mountPath: AbsolutePath = "/workspace/scratch-nvme"
 
 
 class InitContainer(ObjectName):
-    """A container before the job's."""
+    """A container that runs before the job's."""
 
     name: DnsLabel
     image: NonEmptyText
@@ -163,17 +164,17 @@ class ChartValues(FrozenModel):
     terminationGracePeriodSeconds: Annotated[WholeNumber, Field(ge=1)] | None = None
     admissionGracePeriodDuration: ChartDuration | None = None
     warmupGracePeriodDuration: ChartDuration | None = None
-    failureGracePeriodDuration: ChartDuration | None = None
-    retryPausePeriodDuration: ChartDuration | None = None
-    forcefulDeletionGracePeriodDuration: ChartDuration | None = None
-    deletionOnFailureGracePeriodDuration: ChartDuration | None = None
-    successTTLDuration: ChartDuration | None = None
+    failureGracePeriodDuration: ChartPause | None = None
+    retryPausePeriodDuration: ChartPause | None = None
+    forcefulDeletionGracePeriodDuration: ChartPause | None = None
+    deletionOnFailureGracePeriodDuration: ChartPause | None = None
+    successTTLDuration: ChartPause | None = None
     retryLimit: Annotated[WholeNumber, Field(le=100)] | None = None
 
     @model_validator(mode="before")
     @classmethod
     def unsaid(cls, raw: Any) -> Any:
-        """A null is a key that nobody says."""
+        """Treat a key that is null as not set."""
         if not isinstance(raw, dict):
             return raw
         known = set(cls.model_fields) - set(_NULLABLE_KEYS)

@@ -1,4 +1,4 @@
-"""YAML -> Profile. Every mistake is told with its file, line and key, and all of them at once."""
+"""YAML -> Profile. All mistakes are reported at once, each with its file, line and key."""
 
 import json
 import os
@@ -8,6 +8,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
 from torchyard.loading.yaml_errors import explain_error, format_location, shorten_value, suggest_name
@@ -15,11 +16,9 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
 
-ROOT = Path(__file__).resolve().parents[2]
-
 
 class NamedFileError(Exception):
-    """A key of the profile names a file that is not there."""
+    """A key of the profile names a file that does not exist, or does not name a file at all."""
 
     def __init__(self, key: str, said: str) -> None:
         super().__init__(key, said)
@@ -30,7 +29,7 @@ class NamedFileError(Exception):
 
 
 def _list_profile_folders() -> list[Path]:
-    """Where profiles are looked for: the user's own folders (TORCHYARD_PROFILES) before the project's."""
+    """The folders searched for profiles: the user's own (TORCHYARD_PROFILES) before the project's."""
     own = [Path(each).expanduser() for each in os.environ.get("TORCHYARD_PROFILES", "").split(os.pathsep) if each]
     return [*own, ROOT / "profiles"]
 
@@ -47,7 +46,7 @@ def list_profiles() -> dict[str, Path]:
 def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
     """Read a profile by name or path. `overrides` are keys with dots (`deadlines.run`) or nested mappings.
 
-    ProfileError names every unknown key, wrong value and missing file, with the line where it stands.
+    ProfileError names every unknown key, wrong value and missing file, each with its line.
     """
     path = _find_profile(name)
     name = path.stem
@@ -69,17 +68,17 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
     except NamedFileError as error:
         raise ProfileError(name, (format_location(path, root, (error.key,), overrides) + str(error),)) from error
-    if profile.program and getattr(launcher, "PROGRAM_IS_A_FILE", False):
+    if profile.program and launcher.PROGRAM_IS_A_FILE:
         return profile.model_copy(update={"program": str(_locate_program(profile.program, path.parent))})
     return profile
 
 
 def _find_profile(name: str) -> Path:
-    """The file of a profile: a path where it looks like one, else a name in `folders()`."""
+    """The file of a profile: the path if `name` looks like one, else the file of that name in the profile folders."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name)).absolute()
         if not _is_file(path):
-            raise ProfileError(name, (f"there is no file {path}",))
+            raise ProfileError(name, (_describe_missing_file(path),))
         return path
     found = _find_named_file("", name)
     if found is None:
@@ -87,23 +86,34 @@ def _find_profile(name: str) -> Path:
     return found
 
 
+def _describe_missing_file(path: Path) -> str:
+    """Why a path names no file that can be read."""
+    if path.is_dir():
+        return f"{path} is a folder: name a file in it"
+    if os.path.islink(path):
+        return f"{path} is a link that leads to no file: {os.readlink(path)}"
+    if os.path.exists(path):
+        return f"{path} is no regular file: name a YAML file"
+    return f"there is no file {path}"
+
+
 def _find_named_file(below: str, name: str) -> Path | None:
-    """The file of a name in `folders()`, the user's before the project's: all are listed only where it is in none."""
+    """The file of a name in the profile folders, the user's before the project's; None if it is in none of them."""
     paths = (folder / below / f"{name}.yaml" for folder in _list_profile_folders())
     return None if ".." in name else next((path for path in paths if _is_file(path)), None)
 
 
 def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What the profile says, over what its `values` say. NamedFileError where one of those is not there."""
+    """The profile's keys merged over those of its `values` files. NamedFileError if one of these does not exist."""
     names = raw.get("values")
     if not names:
         return dict(raw)
-    from torchyard.loading.helm_files import read_values  # a twentieth of `torchyard plan`, and few profiles have any
+    from torchyard.loading.helm_files import read_values  # takes a twentieth of `torchyard plan`; few need it
 
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise NamedFileError("values", f"it is a list of files, not {shorten_value(repr(names))}")
     if raw.get("manifest"):
-        raise NamedFileError("values", "a manifest is a whole job, in which they change nothing: name one of the two")
+        raise NamedFileError("values", "a manifest is a whole job, which values do not change: name one of the two")
     paths = [_path_beside(path, name) for name in names]
     for missing in (each for each in paths if not _is_file(each)):
         raise NamedFileError("values", f"there is no file {missing}")
@@ -111,17 +121,17 @@ def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
 
 
 def _path_beside(profile: Path, name: str) -> Path:
-    """A file that a profile names: in the profile's folder, unless the name says where."""
+    """The path of a file that a profile names, relative to the profile's folder unless it begins with / or ~."""
     return Path(os.path.expanduser(name)) if name.startswith(("/", "~")) else profile.parent / name
 
 
 def _is_file(path: Path) -> bool:
-    """Whether a file is there; False also for a name that no file can have."""
+    """Whether a file exists; False also for a name that no file can have."""
     return os.path.isfile(path)
 
 
 def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """What the profile names by file, read: its hardware and its manifest. NamedFileError where there is none."""
+    """Load the files that the profile names: hardware and manifest. NamedFileError if one does not exist."""
     found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
     for key, value in found.items():
         if not isinstance(value, str):
@@ -140,28 +150,28 @@ def _list_hardware() -> dict[str, Path]:
 
 
 def _load_hardware(name: str) -> Hardware:
-    """The shape of a name. ProfileError where its file is wrong, NamedFileError where there is none."""
+    """Load the node shape of this name. ProfileError if its file is wrong, NamedFileError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
         raise NamedFileError("hardware", f"there is no {shorten_value(name)}; {suggest_name(name, _list_hardware())}")
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     try:
-        return Hardware.model_validate(document)
+        return Hardware.model_validate({**document, "name": name})
     except ValidationError as error:
         findings = [explain_error(each, (), Hardware) for each in error.errors()]
-        told = tuple(format_location(path, root, loc, {}) + text for loc, text in findings)
-        raise ProfileError(f"hardware/{name}", told) from error
+        located = tuple(format_location(path, root, loc, {}) + text for loc, text in findings)
+        raise ProfileError(f"hardware/{name}", located) from error
 
 
 def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
-    """The documents of a manifest beside the profile, or at a path. ProfileError where it is not one."""
+    """Load the documents of a manifest, beside the profile or at a path. ProfileError if it is not a manifest."""
     path = _path_beside(profile, name)
     if not _is_file(path):
         raise NamedFileError("manifest", f"there is no file {path}")
-    try:  # as JSON, which is what an API server reads: there a key is always a text
+    try:  # as JSON, which is what an API server reads: there a key is always a string
         found = [json.loads(json.dumps(each, allow_nan=False)) for each, _ in read_documents(path, profile.stem)]
     except (TypeError, ValueError) as error:
-        raise ProfileError(profile.stem, (f"{path}: only what JSON can say is an object: {error}",)) from error
+        raise ProfileError(profile.stem, (f"{path}: an object may hold only what JSON can: {error}",)) from error
     documents = tuple(each for each in found if each is not None)
     bad = [number for number, each in enumerate(documents, 1) if not _is_kubernetes_object(each)]
     if bad or not documents:
@@ -173,7 +183,7 @@ def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
 
 
 def _is_kubernetes_object(document: object) -> bool:
-    """Whether it has what each object has, and nothing else in its place."""
+    """Whether it has the fields that every object has, each of the right type."""
     about = document.get("metadata") if isinstance(document, dict) else None
     if not isinstance(document, dict) or not about or not isinstance(about, dict):
         return False
@@ -184,5 +194,5 @@ def _is_kubernetes_object(document: object) -> bool:
 
 
 def _locate_program(program: str, folder: Path) -> Path:
-    """A program beside its profile, else in the project; preflight tells when it is in neither."""
+    """A program beside its profile, else in the project; preflight reports one that is in neither."""
     return next((each for each in (folder / program, ROOT / program) if _is_file(each)), folder / program)

@@ -1,4 +1,4 @@
-"""A YAML file of the user's, read strictly: every finding stands with its file, its line and its key."""
+"""Strict reading of the user's YAML files: every finding names its file, line and key."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -10,17 +10,18 @@ import yaml
 from torchyard.loading.yaml_errors import shorten_value
 from torchyard.model.errors import ProfileError
 
-_MAX_LEVELS, _MAX_VALUES = 100, 100_000  # levels and values of a document, an alias counted as what it stands for
+_MAX_LEVELS, _MAX_VALUES = 100, 100_000  # levels and values of a document, with aliases expanded
 _MAX_DIGITS = 1000  # of a number: Python itself refuses to print more than 4300
-# What PyYAML's constructors let through for a value that its tag does not fit.
 _INDENT_PATTERN = re.compile(rb"^[ ?:-]+", re.MULTILINE)
 _INT_TAG, _FLOAT_TAG = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
+_UNKNOWN_TAG_PATTERN = re.compile(r"could not determine a constructor for the tag '(?:tag:yaml\.org,2002:)?([^']*)'")
 _SCALAR_KINDS = ("bool", "float", "int", "timestamp")
+# What PyYAML's constructors raise for a value that does not fit its tag.
 _CONSTRUCTOR_ERRORS = (ValueError, LookupError, AttributeError, ArithmeticError)
 
 
 class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
-    """Safe YAML in which a date is a text, as it is to kubectl and helm: no noun has one."""
+    """Safe YAML in which a date is a text, as for kubectl and helm: no model has a date."""
 
     yaml_implicit_resolvers: ClassVar = {
         first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
@@ -29,19 +30,19 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
 
 
 class _WrittenInt(int):
-    """A number that is not written as Python prints it, and how it is."""
+    """An integer that keeps its text as written, where Python would print another: 010."""
 
     written = ""
 
 
 class _WrittenFloat(float):
-    """The same: 1.10."""
+    """A float that keeps its text as written, where Python would print another: 1.10."""
 
     written = ""
 
 
 def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
-    """A number that knows its digits: as a text, 1.10 is not 1.1, and 010 not 8."""
+    """A number that keeps its digits: as a text, 1.10 is not 1.1, and 010 is not 8."""
     whole = node.tag == _INT_TAG
     value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
     if str(value) == node.value:
@@ -58,7 +59,7 @@ for tag in (_INT_TAG, _FLOAT_TAG):
 def read_document(
     path: Path, name: str, what: str = "a profile", empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The document, and its nodes, which know their lines. `empty`: it may say nothing at all."""
+    """The only document of a file, and its nodes, which know their lines. `empty`: the file may be empty."""
     found = read_documents(path, name)
     if len(found) > 1:
         raise ProfileError(name, (f"{path}:{found[1][1].start_mark.line + 1}: {what} is one document, not more",))
@@ -72,9 +73,12 @@ def read_document(
 
 
 def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
-    """Every document of a file, with its nodes. ProfileError where it cannot be read, or has a key twice."""
+    """Every document of a file, with its nodes. ProfileError if it cannot be read, or repeats a key."""
     try:
         text = path.read_bytes()
+    except OSError as error:
+        raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
+    try:
         for event, level in _list_event_levels(text) if _is_possibly_deep(text) else ():
             _check_condition(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
         loader, found, twice = _Loader(text), [], []
@@ -83,30 +87,28 @@ def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
             nodes = list(_unfold_nodes(root))
             twice += _find_repeated_keys(nodes)
             found.append((_construct_values(loader, root, nodes), root))
-    except OSError as error:
-        raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     except yaml.YAMLError as error:
-        raise ProfileError(name, (_describe_syntax_error(path, error),)) from error
+        raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
     if twice:
-        said = (f"{path}:{line}: the key {shorten_value(key)} stands here a second time" for key, line in twice)
+        said = (f"{path}:{line}: the key {shorten_value(key)} appears here a second time" for key, line in twice)
         raise ProfileError(name, tuple(said))
     return found
 
 
 def _check_condition(true: bool, problem: str, mark: Any) -> None:
-    """YAMLError where it is not true."""
+    """Raise YAMLError unless `true`."""
     if not true:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
 def _is_possibly_deep(text: bytes) -> bool:
-    """Whether there are more brackets and more indentation than levels are allowed; most files have fewer."""
+    """Whether brackets and indentation could nest deeper than is allowed; in most files they cannot."""
     indented = max((len(found) for found in _INDENT_PATTERN.findall(text)), default=0)
     return text.count(b"[") + text.count(b"{") + indented > _MAX_LEVELS or b"\0" in text
 
 
 def _list_event_levels(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
-    """Every event with its level: PyYAML makes nodes by recursion, in which libyaml's end is that of the process."""
+    """Every event with its level. PyYAML builds nodes by recursion: too many levels would crash the process."""
     level = 0
     for event in yaml.parse(text, _Loader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
@@ -114,14 +116,14 @@ def _list_event_levels(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
 
 
 def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
-    """Every node, an alias as what it stands for. YAMLError where that has no end, or one that is too far away."""
+    """Every node, with aliases expanded. YAMLError if they expand without end, or beyond the limits."""
     waiting, count = [(root, 1)], 0
     while waiting:
         (node, level), count = waiting.pop(), count + 1
         if level > _MAX_LEVELS or count > _MAX_VALUES:
             _check_condition(
                 level <= _MAX_LEVELS,
-                f"more than {_MAX_LEVELS} levels: an alias may stand inside itself",
+                f"more than {_MAX_LEVELS} levels: an alias may contain itself",
                 node.start_mark,
             )
             _check_condition(False, f"more than {_MAX_VALUES} values", node.start_mark)
@@ -134,7 +136,7 @@ def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
 
 
 def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
-    """The values of a document. YAMLError where one is not what its tag says."""
+    """The values of a document. YAMLError if one does not fit its tag."""
     for node in nodes:
         if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
             said = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
@@ -147,7 +149,7 @@ def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> A
 
 
 def _blame_value(nodes: list[yaml.Node]) -> None:
-    """YAMLError for the first value that is not what its tag says."""
+    """Raise YAMLError for the first value that does not fit its tag."""
     for node in nodes:
         kind = node.tag.rpartition(":")[2]
         try:
@@ -157,14 +159,20 @@ def _blame_value(nodes: list[yaml.Node]) -> None:
             _check_condition(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
 
 
-def _describe_syntax_error(path: Path, error: yaml.YAMLError) -> str:
+def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
+    if isinstance(error, yaml.reader.ReaderError):
+        line = text.count(b"\n", 0, error.position) + 1
+        remedy = "" if "character" in problem else ": it is not UTF-8; save it as UTF-8"
+        return f"{path}:{line}: {problem}{remedy}"
+    if unknown := _UNKNOWN_TAG_PATTERN.search(problem):
+        problem = f"a value cannot have the tag !!{unknown[1]}: write it without one"
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
 def _find_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
-    """Keys that stand twice in one mapping: YAML readers take the last one without a word."""
+    """Keys that appear twice in one mapping: YAML readers silently take the last one."""
     found = []
     for node in nodes:
         keys: set[str] = set()
@@ -178,7 +186,7 @@ def _find_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
 def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """`base` with `changes`: mappings are merged key by key, everything else is replaced.
 
-    Dots lead into mappings in the keys of `changes` themselves, and not further in, where labels have dots.
+    In the keys of `changes` itself dots lead into mappings; in deeper keys, such as labels, a dot is part of the key.
     """
     merged = dict(base)
     for dotted, value in changes.items():

@@ -1,4 +1,4 @@
-"""What is wrong in a YAML file of the user's: where it stands, in one sentence, with what is allowed."""
+"""What is wrong in a user's YAML file: where it is, in one sentence, with what is allowed."""
 
 import difflib
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,12 +9,12 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
-_UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into the place of an error
+_UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into an error's location
 _MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
 
 
 def suggest_name(name: str, known: Iterable[str]) -> str:
-    """`did you mean x? There are: …`, for a name that is not among the known ones."""
+    """`did you mean x? there are: …`, for a name that is not among the known ones."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
@@ -27,7 +27,7 @@ def shorten_value(text: str) -> str:
 def explain_error(
     error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
 ) -> tuple[tuple[str | int, ...], str]:
-    """Where a value is wrong, and one sentence about it."""
+    """The location of a wrong value, and one sentence about it."""
     loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in _UNION_TAGS))
     key = shorten_value(".".join(str(part) for part in loc))
     if error["type"] == "extra_forbidden":
@@ -36,14 +36,14 @@ def explain_error(
         return loc[:-1], f"the key {key} is missing"
     text = error["msg"].removeprefix("Value error, ")
     said = text[:1].lower() + text[1:]
-    if not loc:  # of the profile as a whole: it may begin with the key that it is about
+    if not loc:  # about the profile as a whole: the message may begin with the key that it is about
         head = said.partition(":")[0]
         return (head,) if head in model.model_fields else (), said
     return loc, f"{key}: {said}, not {shorten_value(repr(error['input']))}"
 
 
 def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
-    """The keys that are allowed at a place of a profile."""
+    """The keys that are allowed at a location in a profile."""
     for part in loc:
         field = model.model_fields.get(str(part))
         inner = _find_models(field.annotation) if field else []
@@ -59,7 +59,7 @@ def _find_models(annotation: Any) -> list[type[BaseModel]]:
 
 
 def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
-    """`file:line: ` of a key, or `override: ` where the value came from there."""
+    """`file:line: ` of a key, or `override: ` if its value came from an override."""
     here = [str(part) for part in loc]
     changed = (dotted.split(".") for dotted in overrides or {})
     if loc and any(all(map(str.__eq__, parts, here)) for parts in changed):

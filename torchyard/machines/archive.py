@@ -1,4 +1,4 @@
-"""A tar that a host sends, unpacked: nothing in it is trusted, and nothing of it gets outside of its folder."""
+"""Unpacks a tar from a host: nothing in it is trusted, and nothing is written outside its folder."""
 
 import contextlib
 import os
@@ -9,11 +9,11 @@ from typing import IO, Self
 
 from torchyard.common.private_files import make_private_folder
 
-END_MEMBER = "whole"  # the last member: a stream that breaks between two files looks like its end
+END_MEMBER = "whole"  # the last member: without it a stream that breaks between two files would look whole
 _MAX_MEMBERS = 1_000_000
 _MAX_NAME_BYTES = 1024
-_MAX_HEADER_BYTES = 64 * 2**10  # of a name or of extended attributes, which are read as a whole
-_RESERVED_BYTES = 100 * 2**20  # of the disk, for everybody else
+_MAX_HEADER_BYTES = 64 * 2**10  # of a name or of extended attributes, which are read into memory at once
+_RESERVED_BYTES = 100 * 2**20  # of the disk, left free for others
 _HEADER_TYPES = (
     tarfile.XHDTYPE,
     tarfile.XGLTYPE,
@@ -24,18 +24,18 @@ _HEADER_TYPES = (
 
 
 class _BoundedMember(tarfile.TarInfo):
-    """One whose headers fit into the memory."""
+    """A member whose headers fit into memory."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
         made = super().frombuf(buf, encoding or "utf-8", errors)
         if made.type == tarfile.GNUTYPE_SPARSE or (made.type in _HEADER_TYPES and made.size > _MAX_HEADER_BYTES):
-            raise OSError(f"what came is no tar of ours: a header of {made.size} bytes")
+            raise OSError(f"not a tar of ours: a header of {made.size} bytes")
         return made
 
 
 def unpack_archive(files: Path, there: IO[bytes], answer: IO[bytes]) -> bool:
-    """Unpack a tar of another machine below `files`: nothing in it leads outside. Whole, or what was there stays."""
+    """Unpack a tar from another machine under `files`, whole or not at all; nothing in it leads outside."""
     there.close()
     part = files.with_name(f"{files.name}.part")
     shutil.rmtree(part, ignore_errors=True)
@@ -50,9 +50,9 @@ def unpack_archive(files: Path, there: IO[bytes], answer: IO[bytes]) -> bool:
 
 
 def _extract_members(stream: IO[bytes], folder: Path) -> None:
-    """Fill an empty folder. OSError where the tar is not whole, or too large; what leads outside is left out.
+    """Unpack into an empty folder. OSError if the tar is incomplete or too large; what leads outside is skipped.
 
-    Links come last: while files are written there is none that could lead one outside.
+    Links are made last, so that no file can be written through one.
     """
     last, links = "", []
     try:
@@ -67,31 +67,31 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
                     with contextlib.suppress(tarfile.FilterError):
                         archive.extract(member, folder, filter="data")
     except tarfile.TarError as error:
-        raise OSError(f"what came is torn: {error}") from error
+        raise OSError(f"the archive is incomplete: {error}") from error
     if last != END_MEMBER:
-        raise OSError("what came is torn")
+        raise OSError("the archive is incomplete")
     for name, target in links:
         _make_link(folder, name.lstrip("/"), target)
 
 
 def _check_limits(member: tarfile.TarInfo, number: int, folder: Path) -> None:
-    """OSError where a tar would take more than this machine can give."""
+    """OSError if a tar would take more than this machine can give."""
     if number > _MAX_MEMBERS:
-        raise OSError(f"it holds more than {_MAX_MEMBERS} files")
+        raise OSError(f"the archive holds more than {_MAX_MEMBERS} files")
     if len(os.fsencode(member.name)) > _MAX_NAME_BYTES:
-        raise OSError(f"it holds a name of more than {_MAX_NAME_BYTES} bytes: {member.name[:60]}...")
+        raise OSError(f"the archive holds a name of more than {_MAX_NAME_BYTES} bytes: {member.name[:60]}...")
     free = shutil.disk_usage(folder).free
     if member.isreg() and member.size > max(0, free - _RESERVED_BYTES):
         raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free >> 20} MiB are free")
 
 
 def _is_wanted(member: tarfile.TarInfo, folder: Path) -> bool:
-    """A file, a folder, or a second name of a file that has come already."""
+    """Whether it is a file, a folder, or a hard link to a file that is already unpacked."""
     return member.isreg() or member.isdir() or (member.islnk() and os.path.isfile(folder / member.linkname))
 
 
 def _make_link(folder: Path, name: str, target: str) -> None:
-    """Make a link that stays inside, whatever others there are or will be: it goes up, not too far, and then down."""
+    """Make a link only if it stays inside, whatever other links exist: it goes up (not too far), then down."""
     place, steps = PurePosixPath(name).parts, PurePosixPath(target).parts
     up = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
     inside = up < len(place) and ".." not in (*place, *steps[up:]) and not target.startswith("/")
@@ -103,7 +103,7 @@ def _make_link(folder: Path, name: str, target: str) -> None:
 
 
 def _merge_folder(part: Path, files: Path) -> None:
-    """Move what has come over what came before. A link that stands in the way goes: none is followed."""
+    """Move the new files over the earlier ones. A link that is in the way is removed; none is followed."""
     if files.is_symlink() or not files.is_dir():
         files.unlink(missing_ok=True)
         make_private_folder(files)

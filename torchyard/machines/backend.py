@@ -1,4 +1,4 @@
-"""A plan of processes, carried out on this machine and on hosts behind ssh."""
+"""Carries out a plan of processes, on this machine and on hosts behind ssh."""
 
 import time
 from collections.abc import Callable, Sequence
@@ -16,11 +16,11 @@ from torchyard.model.profile import Deadlines
 from torchyard.model.requirements import Check
 from torchyard.model.run import End, Handle
 
-_STOP_TIMEOUT_S = 120  # a process's grace among it
+_STOP_TIMEOUT_S = 120  # including a process's grace
 
 
 class MachinesBackend:
-    """See Backend. Each process has a keeper on its host, which outlives this process."""
+    """See Backend. Each process has a supervisor on its host, which outlives this process."""
 
     def __init__(self, plan: CommandPlan) -> None:
         self._plan = plan
@@ -29,7 +29,7 @@ class MachinesBackend:
         return self._plan
 
     def reach(self) -> None:
-        """Each host is asked once, by `check`."""
+        """Nothing to do: `check` asks each host once."""
 
     def check(self) -> tuple[Check, ...]:
         return check_hosts(self._plan.requires, self._plan.sites)
@@ -43,7 +43,7 @@ class MachinesBackend:
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
         if since is None:
             return _start_agents(self._plan, deadlines)
-        # Its hosts are asked by whoever waits for it: one that is away now does not hold up the others.
+        # The watch asks the hosts later: one that is away now does not hold up the others.
         get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.on))
         return Handle(
             plan=self._plan, deadlines=deadlines, created=False, submitted_at=since, age=_seconds_since(since)
@@ -55,32 +55,36 @@ class MachinesBackend:
     def stop(self) -> None:
         _stop_processes(self._plan.on)
 
+    def stop_unwatched(self) -> dict[str, str]:
+        """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
+        return {}
+
     def remove(self) -> list[str]:
         return _remove_job(self._plan)
 
     def release(self) -> None:
-        """Nothing holds a run of which nothing is left."""
+        """Nothing to do: once everything is removed, no lease is left."""
 
     def check_owner(self) -> None:
-        """Each keeper tells who looks after its process, to the watch."""
+        """Nothing to do: each supervisor reports the run's owner to the watch."""
 
     def refuse_carried(self) -> None:
-        """Each keeper refuses by itself whom it does not belong to."""
+        """Nothing to do: each host refuses a launcher that does not own the run."""
 
     def abandon_lease(self) -> None:
-        """Keepers end by themselves what nobody looks after any more."""
+        """Nothing to do: each supervisor ends its process once the lease is no longer renewed."""
 
     def record_ending(self, end: End, sentence: str) -> None:
-        """The run's folder has it already."""
+        """Nothing to do: the run's folder has it already."""
 
     def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
-        """Where nothing is known here, the hosts know the latest attempt: each site says which machine carries it."""
+        """The latest attempt that the hosts know, if none is known here; the run's folder there names its owner."""
         number = find_last_attempt(self._plan) if self._plan.sites and not begun else 0
         return RemoteAttempt(number, plan_of(number), {}) if number else None
 
 
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
-    """The agents, started or found. HostError where a host refuses, or a keeper does not start its process."""
+    """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
     stage_in(plan.sites)
     begun = [(block, block.submit) for block in plan.on if block.submit]
     answers = processes.run_commands([(block.host, command) for block, command in begun])
@@ -88,7 +92,7 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
         if isinstance(said, HostError):
             raise said
         if said["phase"] in ("failed", "starting"):
-            raise HostError(block.host, f"start {block.name}", said.get("error") or "the keeper does not answer")
+            raise HostError(block.host, f"start {block.name}", said.get("error") or "the supervisor does not answer")
     created = all(said["created"] for said in answers)
     submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
     get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.on))
@@ -97,26 +101,26 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
 
 
 def _remove_job(plan: CommandPlan) -> list[str]:
-    """Stop everything, the store last, and take what was brought off the hosts; what is left."""
+    """Stop everything, the store last, and remove what was staged in. Returns what is left."""
     said = {**_stop_processes(plan.on), **_stop_processes((plan.store,) if plan.store else ())}
-    # A host that cannot be asked counts as left.
+    # A host that cannot be asked counts as left over.
     left = {block.name: read_leftovers(block.host, said[block.name]) for block in plan.blocks if block.name in said}
     left |= end_unstaged(plan, [block for block in plan.blocks if _is_unstaged(said.get(block.name))])
-    # What cannot be stopped keeps its folder; what never had one needs no more asking.
+    # A process that cannot be stopped keeps its folder; one that never had a folder needs no further request.
     sites = {block.host for block in plan.blocks if block.site and not left[block.name]}
     held = {block.host for block in plan.blocks if left.get(block.name) or _is_unstaged(said.get(block.name))}
     return [*(thing for things in left.values() for thing in things), *clean_up(plan, sites - held)]
 
 
 def _stop_processes(blocks: tuple[Process, ...]) -> dict[str, Any]:
-    """Stop blocks, all at once: what each of them answers, or the HostError in its place."""
-    told = [(block, block.cancel) for block in blocks if block.cancel]
-    answers = processes.run_commands([(block.host, command) for block, command in told], timeout=_STOP_TIMEOUT_S)
-    return {block.name: answer for (block, _), answer in zip(told, answers, strict=True)}
+    """Stop processes, all at once. Returns the answer of each, or the HostError in its place."""
+    asked = [(block, block.cancel) for block in blocks if block.cancel]
+    answers = processes.run_commands([(block.host, command) for block, command in asked], timeout=_STOP_TIMEOUT_S)
+    return {block.name: answer for (block, _), answer in zip(asked, answers, strict=True)}
 
 
 def _is_unstaged(answer: Any) -> bool:
-    """Whether a host says that no folder of the run is there."""
+    """Whether a host says that it has no folder of the run."""
     return isinstance(answer, dict) and answer.get("site") is False
 
 

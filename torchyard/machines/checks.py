@@ -1,4 +1,4 @@
-"""What the hosts of a plan say of its requirements."""
+"""Checks a plan's requirements on its hosts."""
 
 import sys
 from collections.abc import Iterable, Sequence
@@ -14,17 +14,17 @@ from torchyard.model.requirements import Check, HostRequirement, Package
 
 
 def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ()) -> tuple[Check, ...]:
-    """One check a requirement, by asking each host (and each interpreter) once, all at the same time."""
+    """One check per requirement; each host (and each interpreter) is asked once, all at the same time."""
     keepers = {site.host: site.python for site in sites}
 
     def where(need: HostRequirement) -> tuple[str, str]:
-        """The host that knows, and the interpreter that packages are asked of."""
+        """The host to ask, and the interpreter to ask with."""
         return need.host, need.python if isinstance(need, Package) else keepers.get(need.host, sys.executable)
 
     asked = [(at, tuple(needs)) for at, needs in groupby(sorted(requires, key=where), key=where)]
     with ThreadPoolExecutor(max(len(asked), 1)) as pool:
         found = [each for checks in pool.map(lambda each: _check_host(each[0], each[1]), asked) for each in checks]
-    return tuple(dict.fromkeys(found))  # a host that is down is said once
+    return tuple(dict.fromkeys(found))  # a host that is down is reported once
 
 
 def _check_host(at: tuple[str, str], needs: tuple[HostRequirement, ...]) -> list[Check]:

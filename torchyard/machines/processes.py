@@ -1,4 +1,4 @@
-"""The only door to processes: on this machine, or the same command behind the user's own `ssh HOST`."""
+"""The only module that starts processes: on this machine, or the same command behind the user's own `ssh HOST`."""
 
 import contextlib
 import json
@@ -22,22 +22,22 @@ from torchyard.model.plan import THIS_MACHINE, Command
 
 T = TypeVar("T")
 ChildProcess = subprocess.Popen[bytes]
-# The user's configuration counts, but for what cannot work without a person or outlives the command.
+# The user's configuration applies, except what needs a person to answer or outlives the command.
 _SSH_OPTIONS = (
     *("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"),
     *("-oControlMaster=no", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oPermitLocalCommand=no"),
 )
 _SSH_FAILED_EXIT_CODE = 255
 _FINAL_SSH_ERRORS = ("Permission denied", "verification failed", "Could not resolve", "Bad configuration", "Bad owner")
-_RETRY_TIMEOUT_S = 10.0  # seconds in which a connection that failed is tried again: every verb can be called again
+_RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is tried again: every verb can be called again
 _MAX_TITLE_WORD_CHARS = 200
-_MAX_STDERR_BYTES = 4096  # of what a command says beside its output: the last of it
+_MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
 _MAX_OUTPUT_BYTES = 16 * 2**20
-_TRANSFER_TIMEOUT_S = 3600.0  # seconds for what is sent or brought
+_TRANSFER_TIMEOUT_S = 3600.0  # seconds to stage in or out
 
 
 def _build_argv(host: str, command: Command) -> tuple[str, ...]:
-    """What is started here; TORCHYARD_SSH may name another ssh, or give it options."""
+    """The command line to start here; TORCHYARD_SSH may name another ssh, or give it options."""
     if host in THIS_MACHINE:
         return command.argv
     return (*shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh"), *_SSH_OPTIONS, host, shlex.join(command.argv))
@@ -47,14 +47,14 @@ def _start_command(host: str, command: Command) -> ChildProcess:
     """Start a command on a host; its stdin stays open until it is closed here."""
     process = _spawn_process(host, command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     if command.input is not None and process.stdin:
-        with contextlib.suppress(BrokenPipeError):  # it died at once; what it said is told by `finish`
+        with contextlib.suppress(BrokenPipeError):  # it died at once; its stderr is reported later
             process.stdin.write(json.dumps(command.input).encode())
             process.stdin.close()
     return process
 
 
 def start_stream(host: str, command: Command) -> ChildProcess:
-    """Start a command that is heard and spoken to for long: through one descriptor, and one for what it says beside."""
+    """Start a long-lived command: one descriptor for its stdin and stdout, and one for its stderr."""
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
@@ -69,7 +69,7 @@ def start_stream(host: str, command: Command) -> ChildProcess:
 
 
 def read_output(process: ChildProcess) -> bytes:
-    """What a stream has sent, once there is something; empty at its end, even if it did not read what it was sent."""
+    """Wait for a stream's output; empty at its end, even if it did not read all of its input."""
     assert process.stdout
     with contextlib.suppress(ConnectionResetError):
         return os.read(process.stdout.fileno(), 1 << 16)
@@ -77,7 +77,7 @@ def read_output(process: ChildProcess) -> bytes:
 
 
 def read_stderr(process: ChildProcess) -> bytes:
-    """What a stream has said beside its output so far: were it not read, the command would stand still at 64 KiB."""
+    """A stream's stderr so far; it must be read, as the command would block at 64 KiB."""
     assert process.stderr
     with contextlib.suppress(BlockingIOError):
         return os.read(process.stderr.fileno(), 1 << 16)[-_MAX_STDERR_BYTES:]
@@ -93,15 +93,15 @@ def _spawn_process(host: str, command: Command, **ends: Any) -> ChildProcess:
 
 
 def run_command(host: str, command: Command, timeout: float = 60.0, patience: float = _RETRY_TIMEOUT_S) -> Any:
-    """Run a command to its end: the JSON that it printed. HostError where it failed, and what it said.
+    """Run a command to its end; returns the JSON that it printed. HostError with its error if it failed.
 
-    Where ssh itself failed it is called again for `patience` seconds.
+    If ssh itself failed, it is called again for `patience` seconds.
     """
     return retry_ssh(lambda: _await_answer(host, command, _start_command(host, command), timeout), patience)
 
 
 def retry_ssh(work: Callable[[], T], patience: float = _RETRY_TIMEOUT_S) -> T:
-    """What `work` returns, tried again where ssh itself failed for a reason that may pass."""
+    """What `work` returns; tried again if ssh itself failed for a reason that may pass."""
 
     def passing(error: BaseException) -> bool:
         return isinstance(error, UnreachedError) and not any(word in error.said for word in _FINAL_SSH_ERRORS)
@@ -114,7 +114,7 @@ def retry_ssh(work: Callable[[], T], patience: float = _RETRY_TIMEOUT_S) -> T:
 def run_commands(
     commands: Sequence[tuple[str, Command]], timeout: float = 60.0, patience: float = _RETRY_TIMEOUT_S
 ) -> list[Any]:
-    """Run one command a host, all at once: the answers in the same order, a HostError in place of a missing one."""
+    """Run one command per host, all at once: the answers in the same order, a HostError in place of a missing one."""
     with ThreadPoolExecutor(max(len(commands), 1)) as pool:
         return list(pool.map(lambda pair: _try_command(pair[0], pair[1], timeout, patience), commands))
 
@@ -140,14 +140,14 @@ def _await_answer(host: str, command: Command, process: ChildProcess, timeout: f
     try:
         return json.loads(printed)
     except (ValueError, RecursionError) as error:
-        noise = b"answers `%s`: what its shell prints by itself must go away" % decode_last_line(printed)[:60].encode()
+        noise = b"answers `%s`: its shell must not print anything by itself" % decode_last_line(printed)[:60].encode()
         raise _command_error(host, command, process.returncode, said or noise if printed else said) from error
 
 
 def _collect_output(process: ChildProcess, timeout: float) -> tuple[bytes, bytes]:
-    """All that a command prints, and what it said last beside it, once nobody is there any more who could print.
+    """A command's stdout and the end of its stderr, once no process has them open any more.
 
-    TimeoutError and OverflowError where it does not end.
+    TimeoutError if that takes too long, OverflowError if it prints too much.
     """
     assert process.stdout
     assert process.stderr
@@ -176,7 +176,7 @@ def _collect_output(process: ChildProcess, timeout: float) -> tuple[bytes, bytes
 
 
 def _command_error(host: str, command: Command, code: int, said: bytes) -> HostError:
-    """Why a command did not do its work, in one sentence."""
+    """Why a command failed, in one sentence."""
     why = decode_last_line(said)
     if code == _SSH_FAILED_EXIT_CODE and host not in THIS_MACHINE:
         advice = f"`ssh {host} true` must work without a question"
@@ -185,7 +185,7 @@ def _command_error(host: str, command: Command, code: int, said: bytes) -> HostE
 
 
 def _command_title(command: Command) -> str:
-    """A command in few words: a script that is sent as text has none."""
+    """A command in few words, without the text of a script that is sent along."""
     said = [
         Path(word).name
         for word in command.argv[-3:]
@@ -199,7 +199,7 @@ def decode_last_line(said: bytes) -> str:
 
 
 def pipe_command(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T]) -> T:
-    """What `work` makes of a command's stdin and stdout. HostError where it or the command fails."""
+    """What `work` returns for a command's stdin and stdout. HostError if it or the command fails."""
     process = _start_command(host, command)
     assert process.stdin
     assert process.stdout
@@ -222,7 +222,7 @@ def pipe_command(host: str, command: Command, work: Callable[[IO[bytes], IO[byte
 
 
 class _StderrReader(threading.Thread):
-    """Reads what a command says beside its output, and keeps the last of it."""
+    """Reads a command's stderr, and keeps the last of it."""
 
     def __init__(self, process: ChildProcess) -> None:
         super().__init__(daemon=True)
@@ -236,15 +236,15 @@ class _StderrReader(threading.Thread):
                 self._said = (self._said + data)[-_MAX_STDERR_BYTES:]
 
     def words(self) -> bytes:
-        """What was said last, once the command has ended."""
+        """The end of stderr, once the command has ended."""
         self.join()
         return self._said
 
 
 def close_stream(process: ChildProcess, patience: float) -> bytes:
-    """End a stream, which may do so by itself for a moment; what it said last, as far as it is there.
+    """End a stream, by a kill if it lasts longer than `patience` seconds. Returns its last stderr output, if any.
 
-    Its pipes are not read to their end: others may hold them open.
+    Its pipes are not read to their end: other processes may hold them open.
     """
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(patience)
@@ -258,7 +258,7 @@ def close_stream(process: ChildProcess, patience: float) -> bytes:
 
 
 class Watchdog:
-    """A detached process that sees, through a pipe, the moment this process dies (torchyard/run/watchdog.py)."""
+    """A detached process that notices, by a pipe, when this process dies (torchyard/run/watchdog.py)."""
 
     def __init__(self, argv: Iterable[str]) -> None:
         self._process = subprocess.Popen(
@@ -266,11 +266,11 @@ class Watchdog:
             start_new_session=True,
         )  # fmt: skip
 
-    def tell(self, word: str) -> None:
-        """`ending`: teardown has begun. `done`: nothing is left to guard."""
+    def send(self, word: str) -> None:
+        """Send `ending` (teardown has begun) or `done` (nothing is left to watch)."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # somebody killed the guard; the run goes on without it
+            return  # the watchdog was killed; the run goes on without it

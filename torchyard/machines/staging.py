@@ -1,4 +1,4 @@
-"""What a run has on hosts that ssh reaches: its keeper and its program go there, and what the job leaves comes back."""
+"""Stages in the supervisor and the program on hosts behind ssh, and stages out what the job leaves there."""
 
 import base64
 import glob
@@ -33,9 +33,9 @@ _SUPERVISOR_FILES = (
     "state.py",
     "supervisor.py",
 )
-_END_GRACE_S = 10.0  # for processes of which no folder tells how long theirs is
-_LOG_QUIET_S = 60.0  # seconds without a byte of a log that is still on its way
-# One line, for every login shell; and only what is compiled later lets an old Python say that it is one.
+_END_GRACE_S = 10.0  # for processes without a folder that says how long theirs is
+_LOG_QUIET_S = 60.0  # seconds without a byte of a log that is still being copied
+# One line, for every login shell. The script is compiled after the check: an old Python must get that far.
 _BOOTSTRAP_CODE = (
     "import sys; sys.version_info < (3, 8) and sys.exit('is Python %d.%d, and 3.8 or newer is needed' "
     "% sys.version_info[:2]); import base64, zlib; "
@@ -44,22 +44,22 @@ _BOOTSTRAP_CODE = (
 
 
 def script_command(host: str, python: str, name: str, *more: str) -> Command:
-    """A script of torchyard/host: its file on this machine, its text where nothing of ours is."""
+    """Runs a script of torchyard/host: its file on this machine, its text on hosts that have none of our files."""
     if host in THIS_MACHINE:
         return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *more))
     return Command(argv=_inline_script(python, name, *more))
 
 
 def _inline_script(python: str, name: str, *more: str) -> tuple[str, ...]:
-    """A script of torchyard/host as words of a command, which need no file."""
+    """A command line that contains a script of torchyard/host and needs no file."""
     packed = base64.b64encode(zlib.compress((_SCRIPTS_FOLDER / name).read_bytes())).decode()
     return (python, "-c", _BOOTSTRAP_CODE, packed, *more)
 
 
 def stage_in(sites: Sequence[Site]) -> None:
-    """Fill each site, or find it filled. HostError where a host refused it, or the program cannot be copied.
+    """Create the run's folder on each host that lacks it. HostError if a host refuses, or the program cannot be copied.
 
-    RunInUseError where a living process of another place carries the run.
+    RunInUseError if another living launcher owns the run.
     """
     kept = {before: _list_checkpoints(before) for before in {site.before for site in sites}}
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
@@ -73,9 +73,9 @@ def _stage_in_site(site: Site, kept: Sequence[tuple[Path, str]]) -> None:
 
 
 def find_last_attempt(plan: CommandPlan) -> int:
-    """The number of the run's last attempt that a host knows, 0 where none does: another machine may have begun it.
+    """The number of the run's last attempt on any host, 0 if there is none: another machine may have started it.
 
-    A host that does not answer says nothing here; preflight tells of it.
+    A host that does not answer is passed over here; preflight reports it.
     """
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "begun", site.folder)) for site in plan.sites
@@ -85,16 +85,16 @@ def find_last_attempt(plan: CommandPlan) -> int:
 
 
 def _has_attempt_numbers(answer: Any) -> bool:
-    """Whether a host has said which attempts it knows."""
+    """Whether a host has reported which attempts it knows."""
     numbers = answer.get("attempts") if isinstance(answer, dict) else None
     return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
 
 
 def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
-    """What is copied and its name there. HostError where it is too much, or nothing."""
+    """The files to copy and their names there. HostError if they are too large or do not exist."""
     source = Path(site.work or _SCRIPTS_FOLDER)
     if not source.exists():
-        raise HostError(site.host, f"copy {source} there", "it is not on this machine")
+        raise HostError(site.host, f"copy {source} there", "it does not exist on this machine")
     found = list(_walk_files(source)) if site.work else []
     size = sum(path.stat().st_size for path, _ in found if path.is_file())
     if size > _MAX_PROGRAM_BYTES:
@@ -106,7 +106,7 @@ def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
 
 
 def _walk_files(source: Path) -> Iterator[tuple[Path, str]]:
-    """A file, or every file of a folder but for what has nothing to do with a program, each with its name."""
+    """A file, or every file of a folder except what is not part of a program, each with its name."""
     if source.is_file():
         yield source, source.name
     for at, folders, files in os.walk(source):
@@ -115,10 +115,10 @@ def _walk_files(source: Path) -> Iterator[tuple[Path, str]]:
 
 
 def _send_archive(site: Site, kept: Sequence[tuple[Path, str]], there: IO[bytes], answer: IO[bytes]) -> Any:
-    """Send the tar that host/staging.py unpacks, where it is wanted: the program may be gone here by then."""
+    """Send the tar that host/staging.py unpacks, if the host wants it: else the program may be gone here by now."""
     found = json.loads(answer.readline(_MAX_ANSWER_BYTES))
     if not isinstance(found, dict):
-        raise ValueError("it does not say whether the run's folder is there")
+        raise ValueError("it does not say whether the run's folder exists")
     if found.get("carrier"):
         raise RunInUseError(f"{site.host}:{site.folder}", str(found["carrier"]))
     if found.get("wanted"):
@@ -137,9 +137,9 @@ def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
 
 
 def _list_checkpoints(before: Iterable[str]) -> list[tuple[Path, str]]:
-    """The checkpoints that the attempt before left on any host, the newest last: rank 0 may be elsewhere now.
+    """The checkpoints that the previous attempt left on any host, the newest last: rank 0 may be elsewhere now.
 
-    A link that leads out of what a host has sent would give it a file of this machine.
+    Links that lead out of what a host has sent are skipped: they would give it a file of this machine.
     """
     found = [
         (path, f"checkpoints/{path.relative_to(folder / 'checkpoints')}")
@@ -151,26 +151,28 @@ def _list_checkpoints(before: Iterable[str]) -> list[tuple[Path, str]]:
 
 
 def _expand_patterns(before: Iterable[str]) -> Iterator[str]:
-    """Folders, and what patterns stand for: a plan with the folders of thousands of hosts would not be small."""
+    """The folders that paths and patterns stand for: patterns keep a plan for thousands of hosts small."""
     for each in before:
         yield from [each] if os.path.isdir(each) else sorted(glob.glob(each))
 
 
 def clean_up(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
-    """Bring everything home and remove the sites of some hosts: what is left, and why."""
+    """Stage everything out and remove the run's folder from some hosts. Returns what is left, and why."""
     blocks = [block for block in plan.blocks if block.site and block.host in hosts]
     sites = [site for site in plan.sites if site.host in hosts]
     with ThreadPoolExecutor(1) as pool, ProcessWatch(blocks, logs_only=True) as watch:
         brought = pool.submit(_stage_out, sites)
-        watch.settle(_LOG_QUIET_S)
-        torn = {block.host: f"log of {block.name}: {why}" for block in blocks if (why := watch.lost().get(block.name))}
+        watch.drain_logs(_LOG_QUIET_S)
+        torn = {
+            block.host: f"log of {block.name}: {why}" for block in blocks if (why := watch.lost_logs().get(block.name))
+        }
         lacking = {**torn, **brought.result()}
     kept = [f"{site.host}: folder {site.folder}: {why}" for site in sites if (why := lacking.get(site.host))]
     return kept + _remove_site_folders([site for site in sites if site.host not in lacking])
 
 
 def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
-    """Bring home what the job left on each site; why it did not come, by host."""
+    """Stage out what the job left on each host; returns why that failed, by host."""
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
         return {site.host: why for site, why in zip(sites, pool.map(_stage_out_site, sites), strict=True) if why}
 
@@ -187,7 +189,7 @@ def _stage_out_site(site: Site) -> str:
 
 
 def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
-    """Remove each site's folder; what is left, as `host: folder x`."""
+    """Remove the run's folder from each host; returns what is left, as `host: folder x`."""
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
     ]
@@ -196,7 +198,7 @@ def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
 
 
 def end_unstaged(plan: CommandPlan, blocks: Sequence[Process]) -> dict[str, list[str]]:
-    """End what runs on hosts where no folder of the attempt is, or not any more: what is left, by block."""
+    """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process."""
     asked = {block.host: (block, block.site) for block in blocks if block.site}
     commands = [
         (host, script_command(host, site.python, "processes.py", "end", plan.label, f"{_END_GRACE_S:g}"))
@@ -207,10 +209,8 @@ def end_unstaged(plan: CommandPlan, blocks: Sequence[Process]) -> dict[str, list
 
 
 def read_leftovers(host: str, answer: Any) -> list[str]:
-    """What a host says is left. One that cannot be asked, or whose answer says nothing of it, counts as that."""
+    """What a host reports as left over. A host that cannot be asked, or does not say, counts as left over."""
     if isinstance(answer, HostError):
         return [str(answer)]
     left = answer.get("left") if isinstance(answer, dict) else None
-    return (
-        [f"{host}: {thing}" for thing in left] if isinstance(left, list) else [f"{host}: says nothing of what is left"]
-    )
+    return [f"{host}: {thing}" for thing in left] if isinstance(left, list) else [f"{host}: does not say what is left"]

@@ -1,4 +1,4 @@
-"""One command of a block whose output is taken as it comes: what its keeper says, or its log."""
+"""Reads the output of a process's command as it comes: the status stream of its supervisor, or its log."""
 
 import contextlib
 import errno
@@ -16,34 +16,34 @@ from torchyard.machines import processes
 from torchyard.model.errors import RunInUseError
 from torchyard.model.plan import Command, Process
 
-_MAX_STATE_BYTES = 64 * 2**10  # of a keeper's word; it takes 4 KiB
-_MAX_COUNT = 1 << 53  # of what a state counts
-_FIRST_BYTE_TIMEOUT_S = 45.0  # that a copy without a byte may still be on its way to its host: ssh gives up sooner
+_MAX_STATE_BYTES = 64 * 2**10  # of a line of the status stream; a state takes 4 KiB
+_MAX_COUNT = 1 << 53  # of a number in a state
+_FIRST_BYTE_TIMEOUT_S = 45.0  # seconds that a copy without a byte may still be connecting: ssh gives up sooner
 
 
 def node_holder_identity(path: str) -> str:
-    """Who carries a run from here, by a path in a node's folder: this machine and the run's folder, which is locked."""
+    """This launcher as a run's owner: this machine and the run's locked folder, from a path in a node's folder."""
     return holder_identity(str(Path(path).parents[2]))
 
 
 class CommandStream:
-    """A command whose output is taken as it comes; a broken one (a dropped connection, a kill) is started anew."""
+    """A command whose output is read as it comes; a broken one (a dropped connection, a kill) is started again."""
 
     process: processes.ChildProcess
     stdout: IO[bytes]
 
     def __init__(self, block: Process, command: Command) -> None:
         self.block, self.command = block, command
-        self.broken_at, self.whole, self.said = math.inf, False, "nothing came"
+        self.broken_at, self.whole, self.said = math.inf, False, "it sent nothing"
         self._beside = b""
-        self.unheard_since = time.monotonic()  # infinite while something comes, or may come
+        self.unheard_since = time.monotonic()  # infinite while output comes, or may come
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         """Take a piece of the output; the last one is empty."""
         raise NotImplementedError
 
-    def tells(self, data: bytes) -> bool:
-        """Whether a piece of its output says how things are now."""
+    def is_answer(self, data: bytes) -> bool:
+        """Whether a piece of its output reports the current state."""
         return bool(data)
 
     def open(self) -> IO[bytes]:
@@ -55,19 +55,19 @@ class CommandStream:
         return self.stdout
 
     def end(self, why: str) -> None:
-        """Its output has ended: well, or to be begun again a second later."""
+        """Handle the end of the output: it is whole, or the command is started again a second later."""
         said = self._beside + processes.close_stream(self.process, 1.0)
         self.whole = self.process.returncode == 0 and not why
         if not self.whole:
             self.fail(why or processes.decode_last_line(said) or f"exit code {self.process.returncode}")
 
     def fail(self, why: str) -> None:
-        """It could not be begun, or broke."""
+        """Record that the command could not be started, or broke."""
         self.broken_at, self.said = time.monotonic(), why
         self.unheard_since = min(self.unheard_since, self.broken_at)
 
-    def hear_beside(self) -> None:
-        """Take what the command says beside its output, or it would wait for that."""
+    def read_stderr(self) -> None:
+        """Read the command's stderr, or it would block."""
         if not self.stdout.closed:
             self._beside = processes.read_stderr(self.process) or self._beside
 
@@ -77,7 +77,7 @@ class CommandStream:
 
 
 class StatusStream(CommandStream):
-    """A block's own word: one JSON line at every change."""
+    """The status stream of a process: one JSON line at every change."""
 
     def __init__(self, block: Process, seen: dict[str, Mapping[str, Any]]) -> None:
         super().__init__(block, block.status)
@@ -89,13 +89,13 @@ class StatusStream(CommandStream):
         os.set_blocking(self.process.stdin.fileno(), False)
         return out
 
-    def look(self) -> None:
-        """Say who looks after the block, if it listens: a connection may be on its way, or hang."""
+    def send_heartbeat(self) -> None:
+        """Send a heartbeat with the owner's name, if the command reads it: a connection may still open, or hang."""
         with contextlib.suppress(OSError, ValueError):
             assert self.process.stdin
             os.write(self.process.stdin.fileno(), f"{self._carrier}\n".encode())
 
-    def take(self, data: bytes) -> None:
+    def feed(self, data: bytes) -> None:
         *lines, self._partial = (self._partial + data).split(b"\n")
         if len(self._partial) > _MAX_STATE_BYTES:
             raise OSError(f"a line of more than {_MAX_STATE_BYTES >> 10} KiB, where a state should be")
@@ -104,13 +104,13 @@ class StatusStream(CommandStream):
             other = said.get("carrier")
             if other and not is_holder(other, str(Path(self.block.log).parents[2])):
                 raise RunInUseError(f"{self.block.host}: {self.block.name}", other)
-            self._carrier = other or self._carrier  # the version before gave this place another name
-            if self.block.follow and said.get("started"):  # where it is silent, its log is there as well
+            self._carrier = other or self._carrier  # an earlier version gave this launcher another name
+            if self.block.follow and said.get("started"):  # its log exists even if it prints nothing
                 with contextlib.suppress(OSError):
                     _append_bytes(Path(self.block.log), b"")
 
-    def tells(self, data: bytes) -> bool:
-        """`detail` says why the state beside it is an old one."""
+    def is_answer(self, data: bytes) -> bool:
+        """Whether the state is current; `detail` says why it is an old one."""
         if self._seen[self.block.name].get("detail"):
             self.unheard_since = min(self.unheard_since, time.monotonic())
             return False
@@ -118,7 +118,7 @@ class StatusStream(CommandStream):
 
 
 def _parse_state(line: bytes) -> dict[str, Any]:
-    """A keeper's word, as far as it is one: a host may say anything. Empty where it is none, as a shell's greeting."""
+    """The valid facts of a state, as a host may send anything; empty if the line is none, as a shell's greeting."""
     try:
         said = json.loads(line[:_MAX_STATE_BYTES])
     except (ValueError, RecursionError):
@@ -127,7 +127,7 @@ def _parse_state(line: bytes) -> dict[str, Any]:
 
 
 def _is_valid_fact(key: str, value: Any) -> bool:
-    """Whether a value is one that a state may have; what is not known is taken as it is."""
+    """Whether a state may have the value; unknown keys are accepted as they are."""
     match key:
         case "phase" | "error" | "carrier" | "detail" | "name":
             return isinstance(value, str)
@@ -140,7 +140,7 @@ def _is_valid_fact(key: str, value: Any) -> bool:
 
 
 class LogCopy(CommandStream):
-    """A log that is written elsewhere, copied byte by byte: what has come is never asked for again."""
+    """A copy of a log on another host, byte by byte: what has arrived is never requested again."""
 
     def __init__(self, block: Process, command: Command) -> None:
         super().__init__(block, command)
@@ -154,8 +154,8 @@ class LogCopy(CommandStream):
         self._opened_at = time.monotonic()
         return super().open()
 
-    def take(self, data: bytes) -> None:
-        """Write what has come. FileNotFoundError where the copy was removed: it is begun anew from its first byte."""
+    def feed(self, data: bytes) -> None:
+        """Write what has arrived. FileNotFoundError if the copy was removed: it starts again at the first byte."""
         if self._size and not self._path.exists():
             raise FileNotFoundError(errno.ENOENT, "the copy was removed", str(self._path))
         if data:
@@ -163,7 +163,7 @@ class LogCopy(CommandStream):
             self._size += len(data)
 
     def is_behind(self, size: object) -> bool:
-        """Whether what was said is still on its way: of a log whose `size` there is not told, its first byte."""
+        """Whether output is still on its way: up to `size`, or the first byte if the host reports no size."""
         if isinstance(size, int):
             return self._size < size
         return self._size == self._begun and time.monotonic() - self._opened_at < _FIRST_BYTE_TIMEOUT_S

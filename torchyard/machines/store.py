@@ -1,4 +1,4 @@
-"""The rendezvous store of a run on machines: started where it is the run's own, and proven to serve."""
+"""The rendezvous store of a run on machines: started if it is the run's own, and proven to serve."""
 
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ _STORE_START_TIMEOUT_S = 30.0
 
 
 class StoreNotReadyError(Exception):
-    """The store does not answer so far."""
+    """The store does not answer yet."""
 
 
 def start_store(plan: CommandPlan) -> None:
@@ -46,12 +46,12 @@ def _await_store(url: str, store: Process | None, site: Site | None) -> None:
             _check_store_alive(url, store)
         raise StoreNotReadyError(found["error"])
     if found["code"] != 200:
-        remedy = _NO_V2_REMEDY if found["code"] == 404 else "look at the store's own log"
+        remedy = _NO_V2_REMEDY if found["code"] == 404 else "read the store's own log"
         raise RendezvousError(url, f"answers {found['code']} to GET /v2/keys", remedy)
 
 
 def _query_store(url: str, site: Site | None) -> dict[str, Any]:
-    """What the store answers, asked where the first agent is: this machine may have no way to it."""
+    """The store's answer, asked from the first agent's host: this machine may have no route to it."""
     need = {"kind": "store", "url": url}
     if site is None:
         return dict(FACTS["store"](need))
@@ -61,7 +61,7 @@ def _query_store(url: str, site: Site | None) -> dict[str, Any]:
 
 
 def _check_store_alive(url: str, store: Process) -> None:
-    """A store that has ended will not answer any more."""
+    """RendezvousError if the store has ended: it will not answer any more."""
     state = processes.run_command(store.host, store.status)
     if state["phase"] != "running":
         last = [line for line, _ in read_new_lines(Path(store.log), 0)][-1:] or ["nothing"]

@@ -1,4 +1,4 @@
-"""Processes of runs on this machine that no run folder tells of any more: somebody has removed it while they ran."""
+"""Processes on this machine whose run folder was removed while they ran."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ _STRAY_GRACE_S = 10.0
 
 
 class Stray(NamedTuple):
-    """One block of a run without a folder. What a keeper keeps ends with its lease; nobody ends the rest."""
+    """A process of a run without a folder. With a supervisor it ends with its lease; without one nothing ends it."""
 
     run: str
     label: str
@@ -22,7 +22,7 @@ class Stray(NamedTuple):
 
 
 def find_strays(runs: Path) -> list[Stray]:
-    """The processes that were started from a folder of runs, and whose plan is not in it."""
+    """The processes that were started from a folder of runs, and whose plan is no longer in it."""
     found = []
     for label, job in sorted(processes.list_local_jobs().items()):
         folder = Path(job["folder"] or "/")
@@ -34,5 +34,5 @@ def find_strays(runs: Path) -> list[Stray]:
 
 
 def end_stray(stray: Stray, grace: float = _STRAY_GRACE_S) -> tuple[str, ...]:
-    """End one: what is left of it."""
+    """End its processes; returns what is left."""
     return tuple(f"localhost: {each}" for each in processes.end_processes(stray.label, grace))

@@ -1,1 +1,1 @@
-"""What programs print about their training: one reader a format."""
+"""Readers of what programs print about their training, one per format."""

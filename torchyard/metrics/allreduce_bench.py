@@ -21,27 +21,27 @@ _RANK_PATTERN = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
 _SOFTWARE_PATTERN = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
 _ELAPSED_PATTERN = re.compile(rf"Elapsed time: (?:{_COUNT} days?, )?{_COUNT}:{_COUNT}:{_COUNT}")
 _TRIAL_PATTERN = re.compile(rf"\s*(?:{_BYTES}:\s+)?{_COUNT}\s*")
-_VALUE_WORDS = ("bw:", "throughput:", "duration:")  # one of them is in every line that SAID finds
+_VALUE_WORDS = ("bw:", "throughput:", "duration:")  # every line that _VALUE_PATTERN matches has one of them
 _UNIT_PREFIXES = " KMGT"
 _COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
 
 def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
-    """One row per payload, or per trial where each is told.
+    """One row per payload, or per trial if each one is printed.
 
     `size` is the payload in bytes; `algbw` and `busbw` are in GB/s of 10^9 bytes. The `throughput` of 2021, in the
     same unit, counts both directions: it is twice what `algbw` became.
     """
     log = _BenchLog()
     for part in split_terminal_lines(lines):
-        log.take(part)
+        log.read_line(part)
     for row in log.rows.all():
         log.note_rate(row)
     return build_metrics(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
 
 
 class _BenchLog:
-    """What was printed so far. A row that is told in several lines is open until one of its values comes again."""
+    """What was printed so far. A row that spans several lines is open until one of its values appears again."""
 
     def __init__(self) -> None:
         self.rows = Rows(self.note_rate)
@@ -53,7 +53,7 @@ class _BenchLog:
         self._open: Row = {}
         self._who: Row = {}
 
-    def take(self, part: str) -> None:
+    def read_line(self, part: str) -> None:
         cells = [cell.strip() for cell in part.split("|")[1:-1] if cell.strip()] if "|" in part else []
         if "busbw" in cells:
             self._columns = cells
@@ -66,19 +66,19 @@ class _BenchLog:
         self._who = _read_rank(part)
 
     def _take_cells(self, cells: list[str]) -> None:
-        """A row of a table; the payload is its first column, or the same for all and said above."""
+        """Take a row of a table; the payload is its first column, or the same for all rows and printed above."""
         size = re.fullmatch(_BYTES, cells[0])
         columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
         rates = {
             name: _read_rate(cell) for name, cell in zip(columns, cells, strict=False) if _RATE_PATTERN.match(cell)
         }
         if rates and (size or "payload" not in columns):
-            # The sweep is in powers of two, also where it was still printed as KB.
+            # The sweep is in powers of two, even where old versions print KB.
             payload: Row = {"size": _count_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
             self._add({**payload, **rates})
 
     def _take_value(self, name: str, value: float | None) -> None:
-        """`duration:` begins a row of 2021, the payload's line one of later years."""
+        """Take a value: `duration:` begins a row of 2021, the payload's line one of later years."""
         if name in self._open or name == "seconds" or not self._open:
             trial: Row = {"trial": 0, **self._who} if name == "seconds" else {}
             self._open = {**trial, **self._payload}
@@ -86,7 +86,7 @@ class _BenchLog:
         self._open[name] = value
 
     def _add(self, row: Row) -> None:
-        """A row; the trials of each rank are counted from 1."""
+        """Add a row; the trials of each rank are counted from 1."""
         if "trial" in row:
             self._trials[row.get("rank")] += 1
             row["trial"] = self._trials[row.get("rank")]
@@ -114,13 +114,13 @@ class _BenchLog:
 
 
 def _read_rank(part: str) -> Row:
-    """The line that says whose values follow: `0:`, or `host:0:`."""
+    """The rank in a line that says whose values follow: `0:` or `host:0:`."""
     match = _RANK_PATTERN.search(part) if part.rstrip().endswith(":") else None
     return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
 
 
 def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
-    """`algbw: 1.939 GBps (15.5 Gbps)` and its like; what is torn before its unit is left out."""
+    """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is cut off before its unit is left out."""
     for match in _VALUE_PATTERN.finditer(part):
         rest, name = part[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
         if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
@@ -130,7 +130,7 @@ def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
 
 
 def _read_rate(text: str) -> float | None:
-    """The rate that a text begins with in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
+    """The rate at the start of a text in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
     match = _RATE_PATTERN.match(text)
     value = read_finite(match[1]) if match else None
     if match is None or value is None:
@@ -139,7 +139,7 @@ def _read_rate(text: str) -> float | None:
 
 
 def _count_bytes(number: str, unit: str, thousand: int) -> int:
-    """`4.0GB` in bytes; a KB is a `thousand`, a KiB always 1024."""
+    """`4.0GB` in bytes; a KB has `thousand` bytes, a KiB always 1024."""
     power = max(_UNIT_PREFIXES.find(unit[0]), 0)
     return round(float(number) * float(1024 if "i" in unit else thousand) ** power)
 
@@ -149,7 +149,7 @@ def read_allreduce_bench_line(line: str) -> Row:
     found: Row = {}
     for part in split_terminal_lines([line]):
         log = _BenchLog()
-        log.take(part)
+        log.read_line(part)
         if rows := log.rows.all():
             found = {key: value for key, value in rows[-1].items() if key != "trial"}
         elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(part)):

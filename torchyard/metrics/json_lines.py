@@ -1,4 +1,4 @@
-"""json-lines: a program that prints one JSON object a line."""
+"""json-lines: the output of a program that prints one JSON object per line."""
 
 import json
 from collections.abc import Iterable
@@ -12,9 +12,10 @@ _PLAIN_TYPES = frozenset({float, int, str, bool})
 
 
 def read_json_lines(lines: Iterable[str]) -> Metrics:
-    """One JSON object a line. With an epoch, step, trial or size it is a row; else it is about the whole run.
+    """Read one JSON object per line. With an epoch, step, trial or size it is a row; else it is about the whole run.
 
-    A resumed program says its last row again: the later one of the same epoch, step or trial counts.
+    A resumed program prints its last row again: the later one of the same epoch, step, trial or size counts, and each
+    `collective` has its own.
     """
     rows = Rows()
     summary: Row = {}
@@ -24,14 +25,14 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
             continue
         key = next((name for name in ROW_KEYS if name in row), None)
         if key:
-            rows.put((key, row[key]), row)
+            rows.put((f"{row.get('collective', '')} {key}", row[key]), row)
         else:
             summary |= row
     return build_metrics(rows, summary)
 
 
 def read_object(line: str) -> Row:
-    """The plain values of a JSON object; nothing where the line is something else."""
+    """The plain values of a JSON object; empty if the line is something else."""
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
@@ -43,5 +44,5 @@ def read_object(line: str) -> Row:
 
 
 def _repair_text(value: Any) -> Any:
-    """A text that UTF-8 can hold: JSON may name half of a surrogate pair, and no report could be written then."""
+    """A text that UTF-8 can encode: JSON may contain half of a surrogate pair, which no report could hold."""
     return value.encode(errors="replace").decode() if isinstance(value, str) else value

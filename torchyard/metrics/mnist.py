@@ -1,4 +1,7 @@
-"""mnist: what the usual MNIST programs print, those of Shuai-Xie/mnist-pytorchjob-example, Kubeflow and PyTorch."""
+"""mnist: what the usual MNIST programs print, those of Shuai-Xie/mnist-pytorchjob-example, Kubeflow and PyTorch.
+
+PyTorch's quickstart counts: the line `Epoch 2` is above the batches of an epoch, which do not name it.
+"""
 
 import re
 from collections.abc import Iterable
@@ -11,11 +14,14 @@ _COUNT = r"([0-9]{1,9})"
 # A batch of the training: `[10/118]` counts batches, `[640/60000 (1%)]` samples.
 _BATCH = rf"{_COUNT}/{_COUNT}(?:\s*\([^)]{{0,9}}\))?"
 _TRAINED_PATTERN = re.compile(rf"Train Epoch:\s*{_COUNT}\s*\[{_BATCH}\]\s*[Ll]oss[:=]\s*({NUMBER_PATTERN})")
-# The accuracy over all of the test set: in percent where it is called acc, 0 to 1 where it is called accuracy.
+# The accuracy over the whole test set: in percent if it is called acc, 0 to 1 if it is called accuracy.
 _TESTED_PATTERN = re.compile(rf"Test Epoch:\s*{_COUNT},\s*acc=({NUMBER_PATTERN})")
 _BEST_PATTERN = re.compile(rf"test acc:\s*({NUMBER_PATTERN}),\s*best acc:\s*({NUMBER_PATTERN})")
 _TEST_SET_PATTERN = re.compile(rf"Test set: Average loss:\s*({NUMBER_PATTERN}),\s*Accuracy:\s*{_COUNT}/{_COUNT}")
 _ACCURACY_PATTERN = re.compile(rf"(?<!\w)accuracy=({NUMBER_PATTERN})")
+_QUICK_EPOCH_PATTERN = re.compile(rf"(?<!\S)Epoch {_COUNT}\s*$")
+_QUICK_BATCH_PATTERN = re.compile(rf"(?<!\S)loss: ({NUMBER_PATTERN})\s+\[\s*{_COUNT}/{_COUNT}\]")
+_QUICK_TEST_PATTERN = re.compile(rf"(?<!\S)Accuracy: ({NUMBER_PATTERN})%, Avg loss: ({NUMBER_PATTERN})")
 _INIT_PATTERN = re.compile(rf"\[init\] == local rank: [0-9]+, global rank: [0-9]+, world size: {_COUNT} ==")
 _ARGUMENT_PATTERN = re.compile(rf"'(epochs|batch_size)':\s*{_COUNT}")
 _END_PATTERN = re.compile(rf"(?<!\w)(prepare seconds|training seconds|best_acc):\s*({NUMBER_PATTERN})")
@@ -29,9 +35,13 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
     rows = Rows()
     summary: Row = {}
     row: Row = {}
+    named: Row = {}  # the epoch that a line of its own has named
     for part in split_terminal_lines(lines):
-        batch, scores = _read_batch(part), _read_scores(part)
-        if batch:
+        if "Epoch " in part and (header := _QUICK_EPOCH_PATTERN.search(part)):
+            named = {"epoch": int(header[1])}
+            continue
+        batch, scores = named | _read_batch(part), _read_scores(part)
+        if batch.keys() >= {"epoch", "batch"}:
             key = ("epoch", batch["epoch"])
             begun = (rows.get(key) or {}) if batch["batch"] else {}
             row = begun | {"epoch": batch["epoch"], "loss": batch["loss"]}
@@ -44,7 +54,7 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
 
 
 def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
-    """The row that scores belong to: that of the epoch that they name, else the last one."""
+    """The row that scores belong to: that of the epoch that they name, or else the last one."""
     if "epoch" not in scores:
         return row
     key = ("epoch", scores["epoch"])
@@ -55,15 +65,17 @@ def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
 
 
 def _read_batch(part: str) -> Row:
-    """A batch of the training: `batch` of `batches`, in whatever the program counts."""
-    match = _TRAINED_PATTERN.search(part) if "Train Epoch:" in part else None
-    if match is None:
-        return {}
-    return {"epoch": int(match[1]), "batch": int(match[2]), "batches": int(match[3]), "loss": read_finite(match[4])}
+    """A training batch: `batch` of `batches`, in the unit that the program counts."""
+    if "Train Epoch:" in part and (match := _TRAINED_PATTERN.search(part)):
+        epoch, batch, batches = (int(match[group]) for group in (1, 2, 3))
+        return {"epoch": epoch, "batch": batch, "batches": batches, "loss": read_finite(match[4])}
+    if "loss: " in part and (match := _QUICK_BATCH_PATTERN.search(part)):
+        return {"batch": int(match[2]), "batches": int(match[3]), "loss": read_finite(match[1])}
+    return {}
 
 
 def _read_scores(part: str) -> Row:
-    """What the test of an epoch gave."""
+    """The scores from the test of an epoch."""
     if "acc" not in part and "Acc" not in part:
         return {}
     if match := _TESTED_PATTERN.search(part):
@@ -73,12 +85,15 @@ def _read_scores(part: str) -> Row:
     if match := _TEST_SET_PATTERN.search(part):
         right, of = int(match[2]), int(match[3])
         return {"test_loss": read_finite(match[1]), "accuracy": right / of if of else None}
+    if match := _QUICK_TEST_PATTERN.search(part):
+        percent = read_finite(match[1])
+        return {"test_loss": read_finite(match[2]), "accuracy": None if percent is None else round(percent / 100, 6)}
     match = _ACCURACY_PATTERN.search(part)
     return {"accuracy": read_finite(match[1])} if match else {}
 
 
 def _read_run_facts(part: str) -> Row:
-    """What is said of the whole run, at its start and at its end."""
+    """Facts about the whole run, printed at its start and at its end."""
     said: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(part)} if "'" in part else {}
     if "[init]" in part and (match := _INIT_PATTERN.search(part)):
         said["world_size"] = int(match[1])

@@ -1,4 +1,4 @@
-"""nccl-tests: the tables of NVIDIA/nccl-tests and ROCm/rccl-tests (`all_reduce_perf` and its like), old and new."""
+"""nccl-tests: the tables of NVIDIA/nccl-tests and ROCm/rccl-tests (`all_reduce_perf` and others), old and new."""
 
 import re
 from collections.abc import Iterable
@@ -19,7 +19,7 @@ _ROW_PATTERN = re.compile(rf"(?<![\w.,-])([0-9]{{1,15}})\s+([0-9]{{1,15}})\s+({'
 _REDOP_PATTERN = re.compile(r"\s+(?!(?:nan|inf)\b)([^\W\d_]+)(?!\S)")
 _CELLS_PATTERN = re.compile(rf"(?:\s+(?:(?!0[0-9]){NUMBER_PATTERN}\*?|N/A)(?!\S))*+")
 _ERROR_PATTERN = re.compile(r"e(-|\+0?0[0-5])")  # an error's exponent; a count of wrong elements has none
-# What others write into a row: mpirun's tags, and NCCL's lines, which begin wherever the row had come to.
+# What other writers put into a row: mpirun's tags, and NCCL's lines, which may begin anywhere in it.
 _MPI_TAG_PATTERN = re.compile(r"\[[0-9]{1,9},[0-9]{1,9}\]<std[a-z]{3,4}>:")
 _NOISE_PATTERN = re.compile(
     r"(?:\[[0-9]{4}-[^\]]{1,30}\] )?(?<![A-Za-z])[A-Za-z][\w.-]{0,80}:[0-9]{1,9}:[0-9]{1,9} \[[0-9]{1,3}\].*"
@@ -28,13 +28,13 @@ _HEADER_PATTERN = re.compile(r"\b(size|bytes)\s+(?:count|N)\s+type\b(.*)")
 _BEGIN_PATTERN = re.compile(r"ccl-tests version|Collective test starting|\bnThread [0-9]|_perf\s+-\w")
 _BEGIN_WORDS = ("ccl-tests", "Collective test", "nThread ", "_perf")
 _VERDICT_WORDS = ("Out of bounds", "Avg bus", "Test ")
-# One of these is in every line that says anything: a row's type, a head, a fact.
+# Every line of interest contains one of these: a row's type, a header, a fact.
 _KNOWN_WORDS = (
     *("float", "half", "int", "double", "char", "bf16", "f8e", "fp8", "type"),
     *("ccl-tests", "CCL version", "_perf", "Avg bus", "Out of bounds", "ank", "Test ", "Collective test", "nThread "),
 )
 _PROGRAMS = "all_reduce|all_gather|reduce_scatter|reduce|broadcast|alltoallv?|gather|scatter|sendrecv|hypercube"
-# What a line says, and a part of it that is quickly found.
+# Facts that a line may state, each after a part of it that is quick to find.
 _FACT_PATTERNS = (
     ("ccl-tests", re.compile(r"\b[nr]ccl-tests:? [Vv]ersion (?P<version>\S{1,80})")),
     ("CCL version", re.compile(r"\bR?(?:NCCL|CCL) version :?\s?(?P<nccl>[0-9][\w.+-]{0,60})")),
@@ -48,19 +48,19 @@ _VERDICT_PATTERN = re.compile(
     r"(?:Out of bounds values|Avg bus bandwidth)\s*:.{0,60}?\b(OK|FAILED)\b|\bTest \w{1,20} (failure)\b"
 )
 _END_KEYS = ("avg_busbw", "out_of_bounds", "failed")
-_HALF_COLUMNS = 4  # columns of one half: time, algbw, busbw and #wrong (`error` or `res` in old ones)
-_TIMED_COLUMNS = 8  # with the four of each iteration's times after them
+_HALF_COLUMNS = 4  # columns of one half: time, algbw, busbw and #wrong (`error` or `res` in old versions)
+_TIMED_COLUMNS = 8  # followed by the four of each iteration's times
 
 
 class TableLayout(NamedTuple):
-    """What the head of a table says of its rows; `scale` makes microseconds of its times."""
+    """What the header of a table says about its rows; `scale` converts its times to microseconds."""
 
     rooted: bool
     scale: float
 
 
 class TableLine(NamedTuple):
-    """A row as far as it was printed; `clean` where nothing but its cells was on the line."""
+    """A row as far as it was printed; `clean`: nothing but its cells was on the line."""
 
     head: Row
     elements: int
@@ -71,7 +71,8 @@ class TableLine(NamedTuple):
 def read_nccl_tests(lines: Iterable[str]) -> Metrics:
     """One row per size (bytes), with time (us), algbw and busbw (GB/s of 10^9 bytes) out of place and in place.
 
-    Of several tables each row has its `table` and `op`; what differs between them is summed up as `avg_busbw_2`.
+    With several tables each row has its `table`, `op` and `ranks`; summary values that differ have the table's number:
+    `avg_busbw_2`.
     `max_busbw` is the highest in a table, in place or not.
     """
     tables = [_Table()]
@@ -81,20 +82,21 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
         facts = _read_facts(part)
         if tables[-1].is_over(part, facts):
             tables.append(_Table())
-        tables[-1].take(part, facts)
-    told = [table for table in tables if table.begun] or tables[:1]
-    summaries = [table.summary() for table in told]
-    if len(told) == 1:
-        return build_metrics(told[0].rows, summaries[0])
+        tables[-1].read_line(part, facts)
+    filled = [table for table in tables if table.begun] or tables[:1]
+    summaries = [table.summary() for table in filled]
+    if len(filled) == 1:
+        return build_metrics(filled[0].rows, summaries[0])
     rows = Rows()
-    for number, (table, said) in enumerate(zip(told, summaries, strict=True), 1):
+    for number, (table, said) in enumerate(zip(filled, summaries, strict=True), 1):
         for row in table.rows.all():
-            rows.add(row | {"op": said.get("op"), "table": number})
-    return build_metrics(rows, {"tables": len(told), **_merge_summaries(summaries)})
+            ranks: Row = {"ranks": said["ranks"]} if "ranks" in said else {}
+            rows.add(row | {"op": said.get("op"), **ranks, "table": number})
+    return build_metrics(rows, {"tables": len(filled), **_merge_summaries(summaries)})
 
 
 def _merge_summaries(summaries: list[Row]) -> Row:
-    """What all tables say alike; what they do not, under the number of each."""
+    """The values that all tables share; those that differ, with the number of their table."""
     summed: Row = {}
     for key in dict.fromkeys(key for said in summaries for key in said):
         values = [said.get(key) for said in summaries]
@@ -108,7 +110,7 @@ def _merge_summaries(summaries: list[Row]) -> Row:
 
 
 class _Table:
-    """One table while its lines come."""
+    """One table while its lines are read."""
 
     def __init__(self) -> None:
         self.rows = Rows(self._note_rates)
@@ -125,16 +127,16 @@ class _Table:
 
     @property
     def is_open(self) -> bool:
-        """Whether a row lacks cells, which any line may bring."""
+        """Whether a row still lacks cells, which any line may supply."""
         return self._open is not None
 
     def is_over(self, part: str, facts: Row) -> bool:
-        """Whether a line is of the next table."""
+        """Whether a line belongs to the next table."""
         if self.begun and ((has_any_word(part, _BEGIN_WORDS) and _BEGIN_PATTERN.search(part)) or _find_header(part)):
             return True
         return "avg_busbw" in self._facts and "op" in facts and "concluded" not in part
 
-    def take(self, part: str, facts: Row) -> None:
+    def read_line(self, part: str, facts: Row) -> None:
         self._take_facts(facts)
         text = _MPI_TAG_PATTERN.sub(" ", part) if "<std" in part else part
         text = _NOISE_PATTERN.sub("", text) if " [" in text else text
@@ -169,7 +171,7 @@ class _Table:
                 self._facts[key] = max(before, value)
 
     def _add(self, line: TableLine, pieced: bool) -> None:
-        """A row that has all its cells. One that lacks some stays open: other writers may have come in between."""
+        """Add a row that has all its cells. One that lacks some stays open: other writers may have interrupted it."""
         self._open = None
         row = _read_row(line, self._layout) if len(line.cells) in (2 * _HALF_COLUMNS, 2 * _TIMED_COLUMNS) else {}
         sure = self._layout is not None and not pieced
@@ -183,7 +185,7 @@ class _Table:
 
 
 def _find_header(text: str) -> re.Match[str] | None:
-    """The head of a table in a line."""
+    """The header of a table in a line."""
     return _HEADER_PATTERN.search(text) if "type" in text else None
 
 
@@ -191,14 +193,14 @@ def _read_layout(text: str) -> TableLayout | None:
     header = _find_header(text)
     if header is None:
         return None
-    scale = 1000.0 if header[1] == "bytes" else 1.0  # the oldest tables tell the time in ms
+    scale = 1000.0 if header[1] == "bytes" else 1.0  # the oldest tables print the time in ms
     return TableLayout(rooted="root" in header[2].split(), scale=scale)
 
 
 def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
-    """The size, count, type and, where the program tells them, redop and root of a row, and what cells follow.
+    """The size, count and type of a row, its redop and root if the program prints them, and the cells that follow.
 
-    Without the head of the table an odd number of cells begins with the root: its two halves are alike.
+    Without the table's header, an odd number of cells begins with the root: the row's two halves are equally long.
     """
     match = _ROW_PATTERN.search(text)
     if match is None:
@@ -217,7 +219,7 @@ def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
 
 
 def _read_row(line: TableLine, layout: TableLayout | None) -> Row:
-    """A row of the report: what is constant comes last."""
+    """A row of the report, with the constant values last."""
     half, scale = len(line.cells) // 2, layout.scale if layout else 1.0
     oop, ip = _read_half(line.cells[:half], scale), _read_half(line.cells[half:], scale)
     in_place = {f"in_place_{key}": value for key, value in ip.items()}
@@ -236,7 +238,7 @@ def _read_half(cells: list[str], scale: float) -> Row:
 
 
 def _is_plausible(row: Row) -> bool:
-    """Whether size, time and bandwidth of a row belong together, where pieces or a lost head leave it in doubt."""
+    """Whether size, time and bandwidth of a row agree: in doubt if it came in pieces or the header was lost."""
     for prefix in ("", "in_place_"):
         size, time, algbw = (row.get(key) for key in ("size", f"{prefix}time_us", f"{prefix}algbw"))
         if not (isinstance(size, int) and isinstance(time, float) and isinstance(algbw, float) and time > 0):
@@ -247,7 +249,7 @@ def _is_plausible(row: Row) -> bool:
 
 
 def _guess_operation(line: TableLine) -> str:
-    """The operation of a table whose head is lost, where a row tells it: only reductions have a redop."""
+    """The operation of a table without a header, if a row shows it: only reductions have a redop."""
     size, root = line.head["size"], line.head.get("root")
     if not size or line.head.get("redop", "none") == "none":
         return ""
@@ -256,7 +258,7 @@ def _guess_operation(line: TableLine) -> str:
 
 
 def _read_facts(part: str) -> Row:
-    """What a line says of its table."""
+    """What a line says about its table."""
     said: dict[str, str] = {}
     for word, pattern in _FACT_PATTERNS:
         if word in part and (match := pattern.search(part)):
@@ -275,9 +277,9 @@ def _read_facts(part: str) -> Row:
 
 
 def read_nccl_tests_line(line: str) -> Row:
-    """The last row in a line, or the verdict over a table."""
+    """The last row in a line, or the verdict on a table."""
     table = _Table()
     for part in split_terminal_lines([line]):
-        table.take(part, _read_facts(part))
+        table.read_line(part, _read_facts(part))
     rows = table.rows.all()
     return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in _END_KEYS}

@@ -1,4 +1,8 @@
-"""What rank 0 printed, by format. A profile's `metrics` names one of READERS."""
+"""The readers of rank 0's output, by format. A profile's `metrics` names one of READERS.
+
+A new format is one module in this folder, its two readers in READERS and LINE_READERS, and its name in MetricsFormat
+(torchyard/model/profile.py).
+"""
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
@@ -43,9 +47,9 @@ READERS: dict[MetricsFormat, Reader] = {
     "allreduce-bench": read_allreduce_bench,
     "nccl-tests": read_nccl_tests,
 }
-# What a line must hold to say anything, where a format has such a mark.
+# What every line of interest contains, for formats that have such a mark.
 MARKS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
-# What one line says while the job runs.
+# Readers of one line, used while the job runs.
 LINE_READERS: dict[MetricsFormat, LineReader] = {
     "none": lambda line: {},
     "json-lines": read_object,
@@ -57,9 +61,9 @@ LINE_READERS: dict[MetricsFormat, LineReader] = {
 
 
 def read_progress(row: Row) -> float | None:
-    """How far a row says that the run is, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
+    """The run's progress according to a row, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
 
-    Where epochs are counted from 0, the row has the `last_epoch` in place of `epochs`.
+    If epochs are counted from 0, the row has `last_epoch` in place of `epochs`.
     """
     for key in ROW_KEYS:
         done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
@@ -79,7 +83,7 @@ def describe_row(row: Row) -> str:
 
 
 def format_number(value: float | int | str | bool | None, digits: int = 4) -> str:
-    """A value in words; None is what the program said to be no number, and what JSON makes of it."""
+    """A value as text; None stands for nan and inf, which JSON cannot hold."""
     if value is None:
         return "nan"
     return f"{value:.{digits}g}" if isinstance(value, float) else str(value)

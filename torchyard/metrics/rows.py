@@ -8,16 +8,16 @@ RowKey = tuple[str, float | int | str | bool | None]
 
 
 class Rows:
-    """Rows by key, in the order in which they first came. A key that comes again replaces its row.
+    """Rows by key, in the order in which they first appeared. A repeated key replaces its row.
 
-    At most MAX_ROWS are kept: thinned evenly, the first and the last always among them. `drop` sees each row that is
-    dropped. After that a number that is not above all others is taken for one of a dropped row, told again.
+    At most MAX_ROWS are kept: they are thinned evenly, and the first and the last always stay. `drop` gets each row
+    that is dropped. After that, a new number that is not above all earlier ones counts as a dropped row's, repeated.
     """
 
     def __init__(self, drop: Callable[[Row], object] = lambda row: None) -> None:
         self.count = 0
         self._drop = drop
-        self._kept: dict[RowKey, tuple[int, Row]] = {}  # with their place among all
+        self._kept: dict[RowKey, tuple[int, Row]] = {}  # with their position among all rows
         self._last: RowKey | None = None
         self._step = 1
         self._highest: dict[str, float] = {}
@@ -34,7 +34,7 @@ class Rows:
             self._add(key, row)
 
     def add(self, row: Row) -> None:
-        """A row that no other one replaces."""
+        """Add a row that no other one replaces."""
         self._add(("", self.count), row)
 
     def all(self) -> tuple[Row, ...]:
@@ -66,7 +66,7 @@ class Rows:
 
 
 def build_metrics(rows: Rows, summary: Row) -> Metrics:
-    """The metrics of a run; of a long one they say how many rows there were."""
+    """The metrics of a run; if rows were dropped, they say how many there were."""
     kept = rows.all()
     if len(kept) == rows.count:
         return Metrics(rows=kept, summary=summary)

@@ -15,7 +15,7 @@ _PREFIX_PATTERN = re.compile(
 
 
 def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
-    """What a terminal shows one after the other, without colours: a bar is drawn again after each carriage return."""
+    """The lines that a terminal shows one after the other, without colours: a carriage return redraws a bar."""
     for line in lines:
         if "\r" in line or "\x1b" in line or "\n" in line:
             yield from re.split(r"[\r\n]+", _ESCAPE_PATTERN.sub("", line))
@@ -24,15 +24,15 @@ def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
 
 
 def has_any_word(text: str, words: Iterable[str]) -> bool:
-    """Whether one of the words is in a text: far quicker than a pattern, which few lines then need to be held to."""
-    for word in words:  # noqa: SIM110 - a generator would take twice as long, and this is asked of every line
+    """Whether a text contains one of the words: far quicker than a pattern, which few lines then still need."""
+    for word in words:  # noqa: SIM110 - a generator would take twice as long, and this runs on every line
         if word in text:
             return True
     return False
 
 
 def strip_prefixes(part: str) -> str:
-    """What the program said, without what launchers wrote before it."""
+    """What the program printed, without the prefixes of launchers."""
     start = 0
     while match := _PREFIX_PATTERN.match(part, start):
         start = match.end()
@@ -40,6 +40,6 @@ def strip_prefixes(part: str) -> str:
 
 
 def read_finite(text: str) -> float | None:
-    """A number; None where the program said nan or inf, which JSON cannot hold."""
+    """A number; None for nan and inf, which JSON cannot hold."""
     value = float(text)
     return value if math.isfinite(value) else None

@@ -1,73 +1,122 @@
-"""yolov5: what the train.py of ultralytics/yolov5 logs."""
+"""yolov5: what the train.py of ultralytics' YOLO logs, of version 3, 5 and 8."""
 
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from torchyard.metrics.rows import Rows, build_metrics
 from torchyard.metrics.text import split_terminal_lines
 from torchyard.model.run import Metrics, Row
 
-# The bar of an epoch, the means over all classes after it, and the last words.
-_VALUE = r"\s+(-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
-_EPOCH_PATTERN = re.compile(r"(?<![\d/.])(\d{1,9})/(\d{1,9})\s+(\d{1,9}(?:\.\d{1,9})?)G" + _VALUE * 5 + ":")
-_SCORES_PATTERN = re.compile(r"(?<!\S)all" + _VALUE * 6 + r"\s*$")
+# The progress bar of an epoch, the means over all classes after it, and the final lines.
+_VALUE = r"\s+(?:-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
+_EPOCH_PATTERN = re.compile(rf"(?<![\d/.])(\d{{1,9}})/(\d{{1,9}})\s+(\d{{1,9}}(?:\.\d{{1,9}})?)G((?:{_VALUE}){{4,9}}):")
+_SCORES_PATTERN = re.compile(rf"(?<!\S)all((?:{_VALUE}){{6,10}})\s*$")
 _END_PATTERN = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
 _SAVED_PATTERN = re.compile(r"(?<!\S)Results saved to (\S+)")
-_LOSS_COLUMNS = ("box_loss", "obj_loss", "cls_loss")
+# The headers above both name the columns: these are the names in the report.
+_EPOCH_HEADER = re.compile(r"(?<!\S)Epoch\s+(?:GPU_mem|gpu_mem)\s+(\S.*?)\s*$")
+_SCORES_HEADER = re.compile(r"(?<!\S)Class\s+Images\s+(?:Instances|Labels|Targets)\s+(\S[^:%]*?\S)(?=:\s|\s*$)")
+_NAMES = {
+    **{"giou": "giou_loss", "box": "box_loss", "obj": "obj_loss", "cls": "cls_loss", "dfl": "dfl_loss"},
+    **{"total": "total_loss", "labels": "instances", "targets": "instances", "img_size": "size"},
+    **{"mAP@.5": "mAP50", "mAP@0.5": "mAP50", "mAP@.5:.95": "mAP50_95", "mAP@0.5:0.95": "mAP50_95"},
+    "mAP50-95": "mAP50_95",
+}
+_COUNTS = ("instances", "size")
+_LOSS_COLUMNS = ("box_loss", "obj_loss", "cls_loss", "instances", "size")  # of version 5, if there is no header
 _SCORE_COLUMNS = ("P", "R", "mAP50", "mAP50_95")
 
 
-def read_yolov5(lines: Iterable[str]) -> Metrics:
-    """What YOLOv5's train.py logs: one row per epoch, the last state of its bar and the validation that follows.
+class _Columns:
+    """The columns of both tables, as the headers so far name them."""
 
-    `GPU_mem` is in GB. The scores that come after the last epoch are those of the best weights (`final_...`).
+    def __init__(self) -> None:
+        self._losses: Sequence[str] = _LOSS_COLUMNS
+        self._scores: Sequence[str] = _SCORE_COLUMNS
+
+    def read_header(self, part: str) -> bool:
+        """Whether a line is a header; its names count from now on."""
+        if "Epoch" in part and (match := _EPOCH_HEADER.search(part)):
+            self._losses = [_NAMES.get(name.lower(), name.lower()) for name in match[1].split()]
+            return True
+        if "Class" in part and (match := _SCORES_HEADER.search(part)):
+            self._scores = list(_read_score_names(match[1]))
+            return True
+        return False
+
+    def read_epoch(self, part: str) -> Row:
+        """A state of the bar; `last_epoch` is the number of the last one, as version 5 counts from 0."""
+        match = _EPOCH_PATTERN.search(part) if "G" in part and "/" in part else None
+        values = [float(each) for each in match[4].split()] if match else []
+        if match is None or len(values) != len(self._losses):
+            return {}
+        row: Row = {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3])}
+        for name, value in zip(self._losses, values, strict=True):
+            if name not in _COUNTS:
+                row[name] = value
+            elif math.isfinite(value):
+                row[name] = int(value)
+        return row
+
+    def read_scores(self, part: str) -> Row:
+        """Precision, recall and mean average precision over all classes; `mask_` is before those of a segmentation."""
+        match = _SCORES_PATTERN.search(part) if "all" in part else None
+        values = [float(each) for each in match[1].split()[2:]] if match else []
+        return dict(zip(self._scores, values, strict=True)) if len(values) == len(self._scores) else {}
+
+
+def _read_score_names(text: str) -> Iterable[str]:
+    """`P R mAP50 mAP50_95` of a header; version 8 writes `Box(P R mAP50 mAP50-95)`, and then the same of Mask."""
+    prefix = ""
+    for word in text.split():
+        kind, opened, name = word.rpartition("(")
+        if opened:
+            prefix = "" if kind == "Box" else f"{kind.lower()}_"
+        if name.rstrip(")"):
+            yield prefix + _NAMES.get(name.rstrip(")"), name.rstrip(")"))
+
+
+def read_yolov5(lines: Iterable[str]) -> Metrics:
+    """Read YOLO's log: one row per epoch, with the last state of its progress bar and the validation that follows.
+
+    `GPU_mem` is in GB; the headers name the other columns. The scores after the last epoch are those of the best
+    weights (`final_...`); a log without an epoch has only these.
     """
-    lost = _BestRow()
-    rows = Rows(lost.take)
-    summary: Row = {}
+    lost, columns = _BestRow(), _Columns()
+    rows = Rows(lost.read_line)
+    summary, final, alone = Row(), Row(), Row()
     row: Row = {}
     for part in split_terminal_lines(lines):
-        epoch, scores = _read_epoch(part), _read_scores(part)
+        if columns.read_header(part):
+            continue
+        epoch, scores = columns.read_epoch(part), columns.read_scores(part)
         if epoch:
             row = {key: value for key, value in epoch.items() if key != "last_epoch"}
             rows.put(("epoch", row["epoch"]), row)
-        elif scores and row and "hours" not in summary:
+        elif "hours" in summary:
+            final = final or scores
+        elif row:
             row |= scores
-        elif scores:
-            summary |= {f"final_{key}": value for key, value in scores.items() if f"final_{key}" not in summary}
+        else:
+            alone = scores or alone
         summary |= _read_end_facts(part)
+    done = final or (alone if not rows.count else {})
+    summary |= {f"final_{key}": value for key, value in done.items()}
     return build_metrics(rows, {**summary, **_find_best_epoch([*lost.rows, *rows.all()])})
 
 
 class _BestRow:
-    """The best row of those that were not kept."""
+    """The best of the rows that were not kept."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def take(self, row: Row) -> None:
+    def read_line(self, row: Row) -> None:
         if math.isfinite(_compute_fitness(row)) and (
             not self.rows or _compute_fitness(row) > _compute_fitness(self.rows[0])
         ):
             self.rows = [row]
-
-
-def _read_epoch(part: str) -> Row:
-    """A state of the bar; `last_epoch` is the number of the last one, as YOLOv5 counts from 0."""
-    match = _EPOCH_PATTERN.search(part) if "G" in part and "/" in part else None
-    if match is None:
-        return {}
-    losses, sizes = match.groups()[3:6], [float(each) for each in match.groups()[6:]]
-    counts = {key: int(size) for key, size in zip(("instances", "size"), sizes, strict=True) if math.isfinite(size)}
-    values = dict(zip(_LOSS_COLUMNS, map(float, losses), strict=True))
-    return {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3]), **values, **counts}
-
-
-def _read_scores(part: str) -> Row:
-    """Precision, recall and mean average precision over all classes."""
-    match = _SCORES_PATTERN.search(part) if "all" in part else None
-    return dict(zip(_SCORE_COLUMNS, map(float, match.groups()[2:]), strict=True)) if match else {}
 
 
 def _read_end_facts(part: str) -> Row:
@@ -93,6 +142,8 @@ def _compute_fitness(row: Row) -> float:
 
 
 def read_yolov5_line(line: str) -> Row:
-    """The last state of the bar in a line, or the scores in it."""
-    found = [row for part in split_terminal_lines([line]) if (row := _read_epoch(part) or _read_scores(part))]
-    return found[-1] if found else {}
+    """The last state of the bar in a line, or the scores in it; without the header, losses have no names."""
+    columns = _Columns()
+    parts = split_terminal_lines([line])
+    found = [row for part in parts if (row := columns.read_epoch(part) or columns.read_scores(part))]
+    return {key: value for key, value in found[-1].items() if not key.endswith("_loss")} if found else {}

@@ -1,1 +1,1 @@
-"""The nouns of a run, without behaviour."""
+"""The models of a run: data without behaviour."""

@@ -1,4 +1,4 @@
-"""A noun of torchyard, and how its single values are written: durations, texts, amounts."""
+"""The base class of all models, and the value types they share: durations, texts, amounts."""
 
 import re
 from typing import Annotated
@@ -9,13 +9,13 @@ _SECONDS_PER_UNIT = {"ms": 0.001, "s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0
 
 
 class FrozenModel(BaseModel):
-    """A frozen value; an unknown key is an error."""
+    """An immutable model; an unknown key is an error."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # most processes use a few of them
+    model_config = ConfigDict(frozen=True, extra="forbid", defer_build=True)  # most processes use only a few models
 
 
 def _read_duration(value: object) -> object:
-    """`30m`, `1.5h`, `90s` or plain seconds, as seconds."""
+    """Convert `30m`, `1.5h`, `90s` or plain seconds to seconds."""
     if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)):
         return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
     if isinstance(value, str):
@@ -23,16 +23,14 @@ def _read_duration(value: object) -> object:
     return value
 
 
-Duration = Annotated[
-    float,
-    BeforeValidator(_read_duration),
-    Field(gt=0, le=10 * 365 * _SECONDS_PER_UNIT["d"]),  # Kubernetes counts some seconds in 32 bits
-    WithJsonSchema({"type": ["string", "number"], "pattern": r"^\s*\d+(\.\d+)?\s*(ms|s|m|h|d)\s*$"}),
-]
+_MAX_DURATION_S = 10 * 365 * _SECONDS_PER_UNIT["d"]  # Kubernetes counts some seconds in 32 bits
+_DURATION_SCHEMA = WithJsonSchema({"type": ["string", "number"], "pattern": r"^\s*\d+(\.\d+)?\s*(ms|s|m|h|d)\s*$"})
+Duration = Annotated[float, BeforeValidator(_read_duration), Field(gt=0, le=_MAX_DURATION_S), _DURATION_SCHEMA]
+Pause = Annotated[float, BeforeValidator(_read_duration), Field(ge=0, le=_MAX_DURATION_S), _DURATION_SCHEMA]
 
 
 def _read_text(value: object) -> object:
-    """A number in YAML stands for its digits as written; a bare yes, no, on or off does not say which text it means."""
+    """A number becomes its digits as written; a bare yes, no, on or off is refused, since its text is ambiguous."""
     if isinstance(value, bool):
         raise ValueError(f'{str(value).lower()} is a boolean in YAML: put the text in quotes, such as "1" or "yes"')
     return getattr(value, "written", str(value)) if isinstance(value, int | float) else value
@@ -42,10 +40,10 @@ Text = Annotated[str, BeforeValidator(_read_text), WithJsonSchema({"type": ["str
 
 
 def _read_quantity(value: object) -> object:
-    """`64`, `500m`, `512Gi`: a number of Kubernetes, as its text."""
+    """A Kubernetes quantity as text: `64`, `500m`, `512Gi`."""
     text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
     if not re.fullmatch(r"\d+(\.\d+)?(m|[kMGTPE]i?|Ki)?", text):
-        raise ValueError("an amount is a number with or without a unit of Kubernetes: 64, 500m, 512Gi")
+        raise ValueError("an amount is a number with or without a unit that Kubernetes knows: 64, 500m, 512Gi")
     return text
 
 

@@ -1,28 +1,29 @@
-"""The error tree. Each one says what is missing, where, what is allowed and what to do.
+"""The error tree. Each error says what is missing, where, what is allowed and what to do.
 
 TorchyardError
-    ProfileError       the profile cannot be read or does not hold together
-    PreflightError     something that must be true is not; carries all findings
+    ProfileError       the profile cannot be read or contradicts itself
+    PreflightError     a requirement is not met; holds all findings
     HostError          a command on a host failed
-      UnreachedError     ssh did not bring us there
+      UnreachedError     ssh did not reach the host
     ClusterError       the API server refused a request, or cannot be reached
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     LeftError          this process cannot go on, and leaves the job alone
-    RunInUseError         another process carries this run
+    RunInUseError      another process owns this run
+    BenchmarkError     the runs of a benchmark cannot be compared
 
-They survive pickle: the fields go to `super().__init__`, the text is made in `__str__`.
+They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
 """
 
 from torchyard.model.requirements import Check
 
 
 class TorchyardError(Exception):
-    """A fault with a sentence for a person; shown without a traceback."""
+    """An error whose message is written for the user; shown without a traceback."""
 
 
 class ProfileError(TorchyardError):
-    """Findings about one profile, all at once; each is `where: what`."""
+    """All findings about one profile; each reads `where: what`, as loading/yaml_errors.py words it."""
 
     def __init__(self, profile: str, findings: tuple[str, ...]) -> None:
         super().__init__(profile, findings)
@@ -34,7 +35,7 @@ class ProfileError(TorchyardError):
 
 
 class PreflightError(TorchyardError):
-    """What failed, with the remedy, and how many checks there were."""
+    """All checks of a preflight; the message lists those that failed, each with its remedy."""
 
     def __init__(self, checks: tuple[Check, ...]) -> None:
         super().__init__(checks)
@@ -48,7 +49,7 @@ class PreflightError(TorchyardError):
 
 
 class HostError(TorchyardError):
-    """A command on a host did not do its work."""
+    """A command on a host failed."""
 
     def __init__(self, host: str, what: str, said: str) -> None:
         super().__init__(host, what, said)
@@ -59,11 +60,11 @@ class HostError(TorchyardError):
 
 
 class UnreachedError(HostError):
-    """ssh itself failed: a host that is down, a connection that was cut, a key that is not accepted."""
+    """ssh itself failed: the host is down, the connection was cut, or the key was not accepted."""
 
 
 class ClusterError(TorchyardError):
-    """The API server's refusal, in its own words; `status` 0 where it could not be asked."""
+    """The API server's refusal, in its own words; `status` is 0 if it could not be reached."""
 
     def __init__(self, host: str, what: str, said: str, status: int) -> None:
         super().__init__(host, what, said, status)
@@ -74,12 +75,12 @@ class ClusterError(TorchyardError):
 
     @property
     def is_away(self) -> bool:
-        """Whether the same question may be answered later; who logs in again meanwhile need not begin anew."""
+        """Whether the same request may succeed later; 401 is included, since the user may log in again."""
         return self.status in (0, 401, 429, 500, 502, 503, 504)
 
 
 class RendezvousError(TorchyardError):
-    """The store was asked and did not serve; `retry`: another attempt may have more luck."""
+    """The rendezvous store was probed and did not serve; `retry`: another attempt may succeed."""
 
     def __init__(self, url: str, found: str, remedy: str, retry: bool = False) -> None:
         super().__init__(url, found, remedy, retry)
@@ -90,7 +91,7 @@ class RendezvousError(TorchyardError):
 
 
 class FolderError(TorchyardError):
-    """A run's folder that cannot be made, read or written."""
+    """A run's folder cannot be created, read or written."""
 
     def __init__(self, path: str, why: str, remedy: str = "choose another place with TORCHYARD_RUNS") -> None:
         super().__init__(path, why, remedy)
@@ -101,22 +102,26 @@ class FolderError(TorchyardError):
 
 
 class LeftError(TorchyardError):
-    """This process cannot go on, for a reason that says nothing of the job."""
+    """This process cannot go on, for a reason that says nothing about the job."""
 
     def __init__(self, why: str) -> None:
         super().__init__(why)
         self.why = why
 
     def __str__(self) -> str:
-        return f"{self.why}: this process ends and leaves the job under its lease, for the next one to come back to"
+        return f"{self.why}: this process ends and leaves the job under its lease, for the next process to resume"
 
 
 class RunInUseError(TorchyardError):
-    """Another living process carries the run."""
+    """Another living process owns the run."""
 
     def __init__(self, folder: str, owner: str) -> None:
         super().__init__(folder, owner)
         self.folder, self.owner = folder, owner
 
     def __str__(self) -> str:
-        return f"{self.folder} is carried by {self.owner}; this process ends and leaves the run alone"
+        return f"{self.folder} is owned by {self.owner}; this process ends and leaves the run alone"
+
+
+class BenchmarkError(TorchyardError):
+    """The runs of a benchmark cannot be started or compared."""

@@ -1,4 +1,4 @@
-"""A shape of node, as its file in profiles/hardware says it: labels, GPUs, line rate, ways to use its network."""
+"""A node shape, as a file in profiles/hardware describes it: labels, GPUs, line rate, ways to use its network."""
 
 from typing import Annotated, Literal
 
@@ -9,18 +9,42 @@ from torchyard.model.pod import Mount, Pod
 
 
 class Gpus(FrozenModel):
-    """The GPUs of a shape."""
+    """The GPUs of a node."""
 
-    resource: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="by its full name: nvidia.com/gpu")
-    per_node: int = Field(ge=1)
+    resource: str = Field(pattern=r"^[\w.-]+/[\w.-]+$", description="the full resource name: nvidia.com/gpu")
+    per_node: Annotated[int, Field(ge=1)] | None = Field(
+        description="null, with the reason beside it, if it differs from cluster to cluster"
+    )
+
+
+OnFabric = Literal["report", "fail"]
 
 
 class Expect(FrozenModel):
     """What NCCL's log must show for a fabric to be in use."""
 
-    transport: Literal["roce", "infiniband", "socket"]
-    hcas: int | None = Field(None, ge=1, description="a node")
+    transport: Literal["roce", "infiniband", "rdma", "plugin", "socket"] = Field(
+        description="rdma: RoCE or InfiniBand; plugin: one that does not use NCCL's own verbs"
+    )
+    plugins: tuple[str, ...] = Field(
+        (), description="names of NCCL's network plugins, any of which keeps the promise; NAME also means NAME_v8"
+    )
+    hcas: int | None = Field(None, ge=1, description="per node")
     gdr: bool | None = Field(None, description="GPUDirect RDMA")
+    min_busbw: float | None = Field(
+        None,
+        gt=0,
+        description="GB/s, 10^9 bytes: the source's floor for the bus bandwidth of all_reduce over 2 nodes. Sources "
+        "differ in what they compare with it: OCI's is for nccl-tests' average over 1G to 16G",
+    )
+
+    @model_validator(mode="after")
+    def named(self) -> "Expect":
+        if (self.transport == "plugin") > bool(self.plugins):
+            raise ValueError("plugins: name the plugin as NCCL's log does, after `via NET/`")
+        if self.transport == "socket" and (self.plugins or self.min_busbw):
+            raise ValueError("plugins, min_busbw: are for RDMA, and socket means TCP without a plugin")
+        return self
 
 
 class Fabric(FrozenModel):
@@ -28,32 +52,37 @@ class Fabric(FrozenModel):
 
     about: str
     pod: Pod = Pod()
-    mounts: dict[str, Mount] = Field({}, description="what is mounted in the pods, by path")
+    mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
     env: dict[str, Text] = Field({})
     find_gid: bool = Field(
-        False, description="NCCL_IB_GID_INDEX is found in each pod, for the ports of NCCL_IB_HCA; else NCCL chooses"
+        False, description="find NCCL_IB_GID_INDEX in each pod, for the ports of NCCL_IB_HCA; else NCCL chooses it"
     )
     compute_domain: str | None = Field(
-        None, description="a ComputeDomain of the job's namespace: each pod claims the channel of the same name"
+        None, description="a ComputeDomain in the job's namespace: each pod claims the channel of the same name"
     )
+    claim_templates: tuple[str, ...] = Field(
+        (), description="ResourceClaimTemplates in the job's namespace: each pod claims devices by each of them"
+    )
+    setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before the profile's own `setup`")
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers `pod.resources`")
     expect: Expect
 
     @model_validator(mode="after")
     def one_gid(self) -> "Fabric":
         if self.find_gid and ("NCCL_IB_HCA" not in self.env or "NCCL_IB_GID_INDEX" in self.env):
-            raise ValueError("find_gid: needs env.NCCL_IB_HCA, whose ports are read, and no env.NCCL_IB_GID_INDEX")
+            raise ValueError("find_gid: needs env.NCCL_IB_HCA, to know the ports, and no env.NCCL_IB_GID_INDEX")
         return self
 
 
 class Hardware(FrozenModel):
-    """One shape of node: its labels, its GPUs, its line rate and its fabrics."""
+    """One node shape: its labels, GPUs, line rate and fabrics."""
 
+    name: str = Field("", description="the file's path below profiles/hardware, without .yaml")
     about: str
-    source: str = Field(description="where the values were read")
-    match: dict[str, Text] = Field(description="labels of its nodes; {} where they have none of their own")
+    source: str = Field(description="where the values come from")
+    match: dict[str, Text] = Field(description="labels of its nodes; {} if they have none of their own")
     gpus: Gpus
     line_rate: Annotated[float, Field(gt=0)] | None = Field(
-        description="GB/s a node, 10^9 bytes; null, with the reason beside it, where nobody has published it"
+        description="GB/s per node, 10^9 bytes; null, with the reason beside it, if it is not published"
     )
     fabrics: dict[str, Fabric]

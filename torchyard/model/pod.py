@@ -1,4 +1,4 @@
-"""What only jobs in pods have: the nouns of a profile's `pod`, `env`, `mounts` and `resources`."""
+"""The models of a profile's `pod`, `env`, `mounts` and `resources`."""
 
 import re
 from typing import Annotated, Literal
@@ -11,10 +11,17 @@ _PLAIN_RESOURCES = ("gpus", "cpu", "memory", "ephemeral-storage")
 
 
 def _read_resources(value: object) -> object:
-    """`gpus`, `cpu`, `memory`, `ephemeral-storage`, or a resource by its full name, such as rdma/rdma."""
-    for name in value if isinstance(value, dict) else ():
+    """Allow `gpus`, `cpu`, `memory`, `ephemeral-storage`, or a resource by its full name, such as rdma/rdma.
+
+    Devices are counted: Kubernetes refuses half of one.
+    """
+    for name, amount in value.items() if isinstance(value, dict) else ():
         if name not in _PLAIN_RESOURCES and not re.fullmatch(r"hugepages-\w+|[\w.-]+/[\w.-]+", str(name)):
-            raise ValueError(f"there is no {name}: {', '.join(_PLAIN_RESOURCES)}, or a full name such as rdma/rdma")
+            raise ValueError(
+                f"unknown resource {name}: use {', '.join(_PLAIN_RESOURCES)}, or a full name such as rdma/rdma"
+            )
+        if (name == "gpus" or "/" in str(name)) and not re.fullmatch(r"\d{1,9}", str(amount)):
+            raise ValueError(f"{name}: {amount} is not a number of devices: write a whole number")
     return value
 
 
@@ -35,62 +42,9 @@ class Bundle(FrozenModel):
 
 
 class Source(Bundle):
-    """Where the value of a variable comes from: plans and reports show the reference only."""
+    """Where a variable's value comes from; plans and reports show only the reference."""
 
     key: str
-
-
-class Init(FrozenModel):
-    """A container that runs to its end before the job's begins."""
-
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-    image: str
-    command: tuple[Text, ...] = Field((), description="else the image's own")
-
-
-class Pod(FrozenModel):
-    """What a pod needs of its node and its namespace. A hardware file's fabric and a profile both say it."""
-
-    host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
-    host_ipc: bool = False
-    spread: bool = Field(True, description="one pod a node; false where a node has room for more than one")
-    privileged: bool = False
-    capabilities: tuple[str, ...] = Field((), description="without CAP_: IPC_LOCK")
-    devices: tuple[str, ...] = Field((), description="folders of the node, at the same place in the pod")
-    shm: Quantity | None = Field(None, description="/dev/shm, in memory; without it 64 MiB")
-    resources: Resources = Field({}, description="per pod")
-    limits: Resources = Field({}, description="per pod, of CPU and memory; devices are limited to what is asked for")
-    networks: dict[str, int] = Field({}, description="secondary networks (namespace/name) and how many of each")
-    node_selector: dict[str, Text] = Field({})
-    avoid: dict[str, tuple[Text, ...]] = Field({}, description="labels of nodes, and the values to keep away from")
-    tolerations: tuple[str, ...] = Field((), description="keys of taints")
-    scheduler: str | None = Field(None, description="else the cluster's own, or that of the job's controller")
-    env_from: tuple[Bundle, ...] = Field((), description="{config_map: NAME} or {secret: NAME}: each key a variable")
-    init: tuple[Init, ...] = Field((), description="containers that run to their end before the job's begins")
-    annotations: dict[str, Text] = Field({})
-    labels: dict[str, Text] = Field({})
-    workdir: str | None = Field(None, description="else the image's own")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    pull_secrets: tuple[str, ...] = ()
-    service_account: str | None = None
-    priority_class: str | None = None
-
-    def over(self, base: "Pod") -> "Pod":
-        """This pod's needs and those of `base`: mappings and lists are joined, else what is said here counts."""
-        said = {name: getattr(self, name) for name in self.model_fields_set}
-        for name, value in said.items():
-            if isinstance(value, dict):
-                said[name] = {**getattr(base, name), **value}
-            elif isinstance(value, tuple):
-                said[name] = tuple(dict.fromkeys((*getattr(base, name), *value)))
-        return base.model_copy(update=said)
-
-
-def _read_tag(value: object) -> str:
-    return "source" if isinstance(value, dict | Source) else "text"
-
-
-EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(_read_tag)]
 
 
 class Mount(FrozenModel):
@@ -100,9 +54,9 @@ class Mount(FrozenModel):
     config_map: str | None = None
     secret: str | None = None
     host: str | None = Field(None, description="a folder of the node")
-    scratch: Quantity | None = Field(None, description="an empty folder of this size, gone with the pod")
-    ephemeral: Quantity | None = Field(None, description="a volume of this size, made for the pod and gone with it")
-    storage_class: str | None = Field(None, description="of the ephemeral volume; else the cluster's default")
+    scratch: Quantity | None = Field(None, description="an empty folder of this size, deleted with the pod")
+    ephemeral: Quantity | None = Field(None, description="a volume of this size, created and deleted with the pod")
+    storage_class: str | None = Field(None, description="of the ephemeral volume; default: the cluster's")
     read_only: bool = False
 
     @model_validator(mode="after")
@@ -111,5 +65,69 @@ class Mount(FrozenModel):
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
             raise ValueError(f"exactly one of {', '.join(kinds)}")
         if self.storage_class and not self.ephemeral:
-            raise ValueError("a storage_class is of an ephemeral volume, and none is asked for")
+            raise ValueError("storage_class is only for an ephemeral volume: set ephemeral too, or leave it out")
         return self
+
+
+class Init(FrozenModel):
+    """A container that starts before the job's, and runs to completion or, as a sidecar, beside it."""
+
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
+    image: str
+    command: tuple[Text, ...] = Field((), description="default: the image's own")
+    sidecar: bool = Field(False, description="runs until the job's container ends; needs Kubernetes 1.29")
+    capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: NET_ADMIN")
+    env: dict[str, Text] = Field({})
+    mounts: dict[str, Mount] = Field({}, description="what to mount in this container, by path")
+
+
+class Pod(FrozenModel):
+    """What a pod needs from its node and its namespace. Both a hardware file's fabric and a profile can set it.
+
+    pods/template.py writes it into a pod; pods/runai_flags.py makes flags of it, or refuses what has no flag.
+    """
+
+    host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
+    host_ipc: bool = False
+    spread: bool = Field(True, description="one pod per node; false if a node has room for more than one")
+    privileged: bool = False
+    capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: IPC_LOCK")
+    devices: tuple[str, ...] = Field((), description="folders of the node, at the same path in the pod")
+    shm: Quantity | None = Field(None, description="size of /dev/shm, in memory; default: 64 MiB")
+    resources: Resources = Field({}, description="per pod")
+    limits: Resources = Field({}, description="per pod, for CPU and memory; devices are limited to the request")
+    networks: dict[str, int] = Field({}, description="secondary networks (namespace/name) and how many of each")
+    node_selector: dict[str, Text] = Field({})
+    avoid: dict[str, tuple[Text, ...]] = Field({}, description="node labels, and the values that keep pods off a node")
+    only: dict[str, tuple[Text, ...]] = Field(
+        {}, description="node labels, and the values of which a node must have one"
+    )
+    tolerations: tuple[str, ...] = Field((), description="keys of the taints to tolerate")
+    scheduler: str | None = Field(None, description="default: the cluster's, or that of the job's controller")
+    env_from: tuple[Bundle, ...] = Field((), description="{config_map: NAME} or {secret: NAME}: a variable per key")
+    init: tuple[Init, ...] = Field((), description="containers that start before the job's: to completion, or sidecars")
+    annotations: dict[str, Text] = Field({})
+    labels: dict[str, Text] = Field({})
+    workdir: str | None = Field(None, description="default: the image's own")
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
+    pull_secrets: tuple[str, ...] = ()
+    service_account: str | None = None
+    priority_class: str | None = None
+
+    def over(self, base: "Pod") -> "Pod":
+        """Merge these settings over those of `base`: mappings and lists are joined, any other value here wins."""
+        said = {name: getattr(self, name) for name in self.model_fields_set}
+        for name, value in said.items():
+            if isinstance(value, dict):
+                said[name] = {**getattr(base, name), **value}
+            elif isinstance(value, tuple):
+                joined = (*getattr(base, name), *value)
+                said[name] = tuple(each for at, each in enumerate(joined) if each not in joined[:at])
+        return base.model_copy(update=said)
+
+
+def _read_tag(value: object) -> str:
+    return "source" if isinstance(value, dict | Source) else "text"
+
+
+EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(_read_tag)]

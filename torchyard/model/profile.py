@@ -1,26 +1,31 @@
-"""What the user writes: the nouns of a profile, and how their values are read."""
+"""What the user writes: the models of a profile, and how their values are read."""
 
+import difflib
+import re
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
-from torchyard.model.hardware import Fabric, Hardware
+from torchyard.model.hardware import Fabric, Hardware, OnFabric
 from torchyard.model.pod import EnvValue, Mount, Pod, Resources
+from torchyard.model.trend import Trend
 
 
 def _read_nodes(value: object) -> object:
     """`2` is short for `{min: 2, max: 2}`."""
     if isinstance(value, int) and value < 1:
         raise ValueError("a number of nodes is at least 1")
+    if not isinstance(value, int | dict | NodeRange):
+        raise ValueError("a number of nodes is one number, or {min: 2, max: 8}")
     return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-_MAX_COUNT = 10_000  # nodes: a plan has something for each of them
+_MAX_COUNT = 10_000  # nodes, or processes per node: a plan holds an entry for each node
 
 
 class NodeRange(FrozenModel):
-    """How many nodes: exactly `min` where both are the same, else elastic."""
+    """The number of nodes: fixed if `min` and `max` are equal, else elastic."""
 
     min: int = Field(ge=1)
     max: int = Field(ge=1, le=_MAX_COUNT)
@@ -55,7 +60,7 @@ Nodes = Annotated[
 
 
 class Deadlines(FrozenModel):
-    """When a run is given up. `lease`: how long a job lives on when nobody looks after it."""
+    """When a run is given up. `lease`: how long a job lives on after its launcher is lost."""
 
     start: Duration = Field(600.0, description="until every node has joined")
     run: Duration = Field(86400.0, description="until the job has ended")
@@ -73,8 +78,17 @@ class Cluster(FrozenModel):
 
 Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
 Agent = Literal["torchrun", "launch", "none"]
-_WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would hand out ranks of its own
+_WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
+_ELASTIC_RESTARTS = 100
+# What stands for a value of the job in `args`.
+PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
+_RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
+_VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
+_PATH_PART = "[a-z0-9]+(?:(?:[._]|__|-+)[a-z0-9]+)*"
+_IMAGE = re.compile(
+    rf"(?:[A-Za-z0-9.-]+(?::\d+)?/)?{_PATH_PART}(?:/{_PATH_PART})*(?::\w[\w.-]{{0,127}})?(?:@\w+:[0-9a-fA-F]+)?"
+)
 MetricsFormat = Literal["none", "json-lines", "yolov5", "mnist", "allreduce-bench", "nccl-tests"]
 OnLauncherLost = Literal["keep", "stop"]
 OnStuckPod = Literal["report", "force"]
@@ -82,87 +96,136 @@ OnCompanionData = Literal["keep", "delete"]
 
 
 class Profile(FrozenModel):
-    """One job, as its YAML file says it."""
+    """One job, as its YAML file describes it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,38}[a-z0-9])?$", description="the file's name without .yaml")
     about: str = Field(description="one line for the list of profiles")
     launcher: str = Field(description="where it runs")
     values: tuple[str, ...] = Field(
         (),
-        description="user files of the FMS / mlbatch helm chart, the later over the earlier; the profile over them",
+        description="user files of the FMS / mlbatch helm chart: later ones override earlier ones, the profile all",
     )
     hardware: Annotated[Hardware | None, WithJsonSchema({"type": "string"})] = Field(
-        None, description="the shape of the nodes: a file of profiles/hardware, such as oke/bm-gpu-b4-8"
+        None, description="the shape of the nodes: a file in profiles/hardware, such as oke/bm-gpu-b4-8"
     )
     fabric: str | None = Field(None, description="one of the hardware file's fabrics")
-    image: str | None = Field(None, description="of the pods, with a tag; it has torch and the program in it")
+    image: str | None = Field(None, description="the pods' image, with a tag; it contains torch and the program")
     program: str | None = Field(
-        None, description="the Python file to start; in pods, of the image. With agent none also any other program"
+        None, description="the Python file to start; in pods, a file of the image. With agent none, any program"
     )
     args: tuple[Text, ...] = Field((), description="the program's arguments")
     nodes: Nodes = Field(NodeRange(min=1, max=1), description="2, or {min: 2, max: 8}")
     processes: int = Field(1, ge=1, le=_MAX_COUNT, description="per node")
     rendezvous: Rendezvous = Field("c10d", description="how the nodes find each other")
-    shared_file: str | None = Field(None, description="for rendezvous file: a path that every node has, on one disk")
+    shared_file: str | None = Field(None, description="for rendezvous file: a path on a disk that all nodes share")
     agent: Agent | None = Field(
         None,
-        description="what starts a node's processes: torchrun; launch, which gives them --local-rank; or none, where "
-        "the program starts them itself (else: none for env and file, torchrun for the rest)",
+        description="what starts a node's processes: torchrun; launch, which gives them --local-rank; or none, if "
+        "the program starts them itself (default: none for env and file, torchrun for the others)",
     )
-    env: dict[str, EnvValue] = Field({}, description="environment; {secret: NAME, key: KEY} in pods")
+    env: dict[str, EnvValue] = Field({}, description="environment variables; in pods also {secret: NAME, key: KEY}")
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
-    mounts: dict[str, Mount] = Field({}, description="what is mounted in the pods, by path")
-    pod: Pod = Field(Pod(), description="what else the pods need; the fabric says it first")
+    mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
+    pod: Pod = Field(Pod(), description="what else the pods need, merged over what the fabric says")
     cluster: Cluster = Field(Cluster(), description="which cluster and namespace")
     manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
         (), description="a YAML file with a job of your own, in place of image and program"
     )
     deadlines: Deadlines = Field(Deadlines(), description="when a run is given up")
-    attempts: int = Field(1, ge=1, le=20, description="at most, and only for causes worth another try")
-    avoid_failed: bool = Field(False, description="a new attempt keeps off the node or host that failed in the last")
+    attempts: int = Field(1, ge=1, le=20, description="at most; a new one only for causes worth a retry")
+    restarts: int | None = Field(
+        None,
+        ge=0,
+        le=1000,
+        description="how often torchrun itself starts the processes again, in each attempt (default: 0, or 100 if "
+        "nodes is a range: the nodes that are left go on when one is lost)",
+    )
+    avoid_failed: bool = Field(False, description="a new attempt avoids the node or host that failed in the last one")
     on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job lives on under its lease")
+    on_fabric: OnFabric = Field(
+        "report", description="what a network does that is not the one promised: report, or fail the attempt at once"
+    )
     on_stuck_pod: OnStuckPod = Field(
-        "report", description="a pod whose dead node does not confirm its end; force deletes it nevertheless"
+        "report", description="a pod whose dead node does not confirm its end; force deletes it anyway"
     )
     on_companion_data: OnCompanionData = Field(
         "keep",
-        description="what a manifest's companions hold, such as a PersistentVolumeClaim, at the end of an attempt",
+        description="data of a manifest's companions, such as a PersistentVolumeClaim, at the end of an attempt",
     )
     metrics: MetricsFormat = Field("none", description="how rank 0 prints its metrics")
-    options: dict[str, Any] = Field({}, description="the launcher's own")
+    trend: Trend | None = Field(None, description="the number that is compared with the last runs; all are recorded")
+    options: dict[str, Any] = Field({}, description="options of the launcher")
 
     @model_validator(mode="after")
     def whole(self) -> "Profile":
         if bool(self.program) == bool(self.manifest):
             raise ValueError("a profile names a program (with an image, in pods) or a manifest: one of them")
         if self.starter == "none" and self.rendezvous in WITH_AGENT:
-            raise ValueError(f"agent: none cannot meet by {self.rendezvous}, which agents do: static, env or file can")
+            raise ValueError(f"agent: none does not fit {self.rendezvous}, which needs agents: use static, env or file")
         if self.starter != "none" and self.rendezvous in _WITHOUT_AGENT:
-            raise ValueError(f"agent: {self.starter} cannot meet by {self.rendezvous}: c10d, etcd-v2 or static can")
+            raise ValueError(f"agent: {self.starter} does not fit {self.rendezvous}: use c10d, etcd-v2 or static")
         if self.rendezvous not in WITH_AGENT and self.nodes.min != self.nodes.max:
-            raise ValueError(f"nodes: {self.rendezvous} has a place for each node: one number, not {self.nodes}")
+            raise ValueError(f"nodes: {self.rendezvous} needs a fixed number of nodes: one number, not {self.nodes}")
         if (self.rendezvous == "file") != bool(self.shared_file):
-            raise ValueError("shared_file: is where the nodes of rendezvous file meet: name both, or neither")
+            raise ValueError("shared_file: is where nodes meet with rendezvous file: set both, or neither")
+        if self.restarts and (self.manifest or self.starter == "none"):
+            raise ValueError("restarts: torchrun starts processes again, and this job has no torchrun: leave it out")
+        return self
+
+    @model_validator(mode="after")
+    def fitting(self) -> "Profile":
         if self.hardware and self.fabric not in self.hardware.fabrics:
             known = ", ".join(self.hardware.fabrics)
-            raise ValueError(f"fabric: {self.fabric or 'none'} is not one of this hardware: {known}")
+            raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {known}")
         if self.on_companion_data == "delete" and not self.manifest:
-            raise ValueError("on_companion_data: is about what stands beside the job in a manifest, and there is none")
+            raise ValueError("on_companion_data: is for objects beside the job in a manifest, and there is no manifest")
         if self.avoid_failed and self.manifest:
-            raise ValueError("avoid_failed: a manifest says itself where its pods may go")
+            raise ValueError("avoid_failed: is not for a manifest, which itself says where its pods may run")
         if self.fabric and not self.hardware:
-            raise ValueError("fabric: is one of a hardware file's, and no hardware is named")
+            raise ValueError("fabric: is chosen from a hardware file, and no hardware is named")
+        return self
+
+    @model_validator(mode="after")
+    def spelled(self) -> "Profile":
+        if self.image is not None and not _IMAGE.fullmatch(self.image):
+            raise ValueError(
+                f"image: {self.image!r} names no image: write [registry/]path[:tag], the path in lower case"
+            )
+        if (path := next((path for path in self.mounts if not path.startswith("/")), None)) is not None:
+            raise ValueError(f"mounts: {path!r} is no place in a pod: begin it with /")
+        if (name := next((name for name in self.env if not _VARIABLE.fullmatch(name)), None)) is not None:
+            raise ValueError(f"env: {name!r} is no name of a variable: use letters, digits and _, no digit first")
+        if name := next((name for name in self.env if name in _RANK_VARIABLES), None):
+            raise ValueError(f"env: {name} differs between processes, and the agent sets it: leave it out")
+        for name in {name for word in self.args for name in re.findall(r"\{(\w+)\}", word)} - set(PLACEHOLDERS):
+            if close := difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75):
+                raise ValueError(f"args: {{{name}}} stands for nothing: did you mean {{{close[0]}}}?")
+        return self
+
+    @model_validator(mode="after")
+    def counted(self) -> "Profile":
+        gpus = int(self.resources.get("gpus", 0))
+        if 0 < gpus < self.processes and not self.manifest:
+            raise ValueError(
+                f"processes: {self.processes} for {gpus} GPUs on each node: start at most one for each GPU"
+            )
         return self
 
     @property
     def starter(self) -> Agent:
-        """What starts a node's processes, said or not."""
+        """What starts a node's processes: `agent`, or its default."""
         return self.agent or ("none" if self.rendezvous in _WITHOUT_AGENT else "torchrun")
 
     @property
+    def max_restarts(self) -> int:
+        """`restarts`, or its default: an elastic job loses a node only if it may start its processes again."""
+        elastic = self.nodes.min != self.nodes.max
+        return self.restarts if self.restarts is not None else _ELASTIC_RESTARTS if elastic else 0
+
+    @property
     def world_size(self) -> int:
-        """Processes of the job, where it is not elastic."""
+        """The number of processes in the job, if it is not elastic."""
         return self.nodes.max * self.processes
 
     @property

@@ -1,4 +1,4 @@
-"""What must be true before submitting: launchers and hardware files name it, preflight asks."""
+"""What must be true before submitting: launchers and hardware files name it, preflight checks it."""
 
 from typing import Annotated, Literal
 
@@ -13,7 +13,7 @@ _IRREGULAR_PLURALS = {"NetworkAttachmentDefinition": "network-attachment-definit
 
 
 class WritableFolder(FrozenModel):
-    """A folder that exists or can be made, with room for a log."""
+    """A folder that exists or can be created, with room for a log."""
 
     kind: Literal["folder"] = "folder"
     host: str
@@ -40,13 +40,13 @@ class Package(FrozenModel):
 
 
 class FreePort(FrozenModel):
-    """A TCP port that nobody listens on but the attempt itself, which another machine may have begun."""
+    """A TCP port on which only the attempt itself may listen: another machine may have started it already."""
 
     kind: Literal["port"] = "port"
     host: str
     port: int
-    option: str = Field(description="the key that chooses another")
-    label: str = Field("", description="what the processes carry that may hold it: those of the attempt itself")
+    option: str = Field(description="the key that sets another port")
+    label: str = Field("", description="label of the processes that may hold the port: those of the attempt itself")
 
 
 class Processors(FrozenModel):
@@ -58,7 +58,7 @@ class Processors(FrozenModel):
 
 
 class RunaiCli(FrozenModel):
-    """Run:ai's CLI of one generation, with somebody logged in who has the project."""
+    """Run:ai's CLI of one generation, with a logged-in user who has access to the project."""
 
     kind: Literal["runai"] = "runai"
     host: str
@@ -68,7 +68,7 @@ class RunaiCli(FrozenModel):
 
 
 class Reaches(FrozenModel):
-    """A name or an address of another host, with a way to it."""
+    """A name or an address of another host that this host can reach."""
 
     kind: Literal["reaches"] = "reaches"
     host: str
@@ -92,7 +92,7 @@ HostRequirement = Annotated[
 
 
 def plural_kind(kind: str) -> str:
-    """`jobs` of Job, `networkpolicies` of NetworkPolicy: how the API server's paths spell a kind."""
+    """How the API server's paths spell a kind: `jobs` for Job, `networkpolicies` for NetworkPolicy."""
     name = kind.lower()
     if kind in _IRREGULAR_PLURALS:
         return _IRREGULAR_PLURALS[kind]
@@ -104,7 +104,7 @@ class Permission(FrozenModel):
 
     kind: Literal["right"] = "right"
     verbs: tuple[str, ...]
-    resource: str = Field(description="plural.group, with /subresource behind it: pods/log")
+    resource: str = Field(description="plural.group, followed by /subresource if it has one: pods/log")
 
 
 class CrdServed(FrozenModel):
@@ -113,7 +113,7 @@ class CrdServed(FrozenModel):
     kind: Literal["served"] = "served"
     crd: str = Field(description="its full name: jobs.batch.volcano.sh")
     version: str
-    install: str = Field(description="the command that brings it")
+    install: str = Field(description="the command that installs it")
 
 
 class Controller(FrozenModel):
@@ -121,33 +121,34 @@ class Controller(FrozenModel):
 
     kind: Literal["controller"] = "controller"
     label: str
-    deployment: str | None = Field(None, description="its name, where not every way to install it sets the label")
+    deployment: str | None = Field(None, description="its name, if not every way to install it sets the label")
     gang: str | None = Field(None, description="a flag that it must have been started with")
 
 
 class OpenQueue(FrozenModel):
-    """A queue of Volcano that takes jobs."""
+    """A Volcano queue that accepts jobs."""
 
     kind: Literal["queue"] = "queue"
     name: str
 
 
 class Capacity(FrozenModel):
-    """Enough nodes for the gang: by labels, taints and what a node can allocate at all."""
+    """Enough nodes for the gang, by labels, taints and allocatable resources."""
 
     kind: Literal["room"] = "room"
     pods: int
     labels: dict[str, str]
     tolerations: tuple[str, ...]
-    resources: Resources = Field(description="per pod, by the names of Kubernetes")
+    resources: Resources = Field(description="per pod, by their Kubernetes names")
     avoid: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values that keep pods off a node")
-    alone: bool = Field(description="one pod a node")
-    port: bool = Field(False, description="only because its port is a port of the node, under the host's network")
+    only: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values of which a node must have one")
+    alone: bool = Field(description="one pod per node")
+    port: bool = Field(False, description="`alone` only because the pod's port is the node's, under the host's network")
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
 
 
 class Object(FrozenModel):
-    """Something of the namespace that the pods name."""
+    """An object in the namespace that the pods refer to."""
 
     kind: Literal["object"] = "object"
     what: Literal[
@@ -158,23 +159,24 @@ class Object(FrozenModel):
         "NetworkAttachmentDefinition",
         "LocalQueue",
         "ComputeDomain",
+        "ResourceClaimTemplate",
         "PriorityClass",
         "StorageClass",
     ]
     name: str
-    namespace: str | None = Field(None, description="else the job's")
+    namespace: str | None = Field(None, description="default: the job's")
     holds: tuple[str, ...] = Field((), description="keys that it must have")
 
 
 class Admitted(FrozenModel):
-    """What the API server must take as it is: a dry run with its webhooks, its quotas and its pod security."""
+    """What the API server must accept unchanged, by a dry run with its webhooks, quotas and pod security."""
 
     kind: Literal["admitted"] = "admitted"
     what: Literal["objects", "pod"]
 
 
 class Advice(FrozenModel):
-    """What needs no asking, and is always a warning."""
+    """A warning that is always given and needs no check."""
 
     kind: Literal["advice"] = "advice"
     about: str

@@ -1,4 +1,4 @@
-"""The nouns of a run, in the order a run makes them: start reading here.
+"""The models of a run, in the order in which it creates them: start reading here.
 
 What the user wrote is in profile.py, what would run in plan.py, what must be true before that in requirements.py.
 """
@@ -9,14 +9,16 @@ from typing import Any, Literal, NamedTuple
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
+from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
+from torchyard.model.trend import TrendVerdict
 
 # --- who we are ----------------------------------------------------------------------------------------------------
 
 
 class Run(FrozenModel):
-    """One try of one flow run: every name, label, port and rendezvous id comes from it."""
+    """One attempt of one flow run: every name, label, port and rendezvous id comes from it."""
 
     id: str = Field(description="the flow run's id, stable over its retries")
     attempt: int = Field(ge=1)
@@ -24,14 +26,14 @@ class Run(FrozenModel):
 
     @property
     def short(self) -> str:
-        """The last 8 hex digits: the first ones of a time-ordered UUID are alike for a minute."""
+        """The last 8 hex digits of the id: the first ones of a time-ordered UUID stay the same for a minute."""
         return self.id.replace("-", "")[-8:]
 
     def name(self, profile: Profile) -> str:
         return f"{profile.name}-{self.short}"
 
     def job(self, profile: Profile) -> str:
-        """The name of this attempt's objects in a cluster: the one before may still be going away."""
+        """The name of this attempt's objects in a cluster: those of the previous one may still be terminating."""
         return f"{self.name(profile)}-{self.attempt}"
 
     def log(self, node: str) -> str:
@@ -42,17 +44,17 @@ class Run(FrozenModel):
 
 
 class Handle(FrozenModel):
-    """Enough, alone, to wait, follow, collect and tear down."""
+    """A submitted job: all that is needed to wait, follow, collect and tear down."""
 
     plan: Plan
     deadlines: Deadlines
-    created: bool = Field(description="False: it was there, and was adopted")
+    created: bool = Field(description="False: the job existed, and was adopted")
     submitted_at: float = Field(description="by the clock of the host or of the API server")
-    age: float = Field(0.0, description="seconds since then, where it was adopted")
+    age: float = Field(0.0, description="seconds since then, if the job was adopted")
 
 
 class Observation(NamedTuple):
-    """Raw facts: what each block's status command printed last, or each object (`Kind/name`) as the API gave it last.
+    """Raw facts: the last output of each process's status command, or the last version of each object (`Kind/name`).
 
     `joined`: the nodes whose logs say that they joined; `at`: now, in seconds since the epoch.
     """
@@ -67,7 +69,7 @@ ENDED_STATES: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
 
 
 class Failure(FrozenModel):
-    """Why a job failed, and where it began."""
+    """Why a job failed, and where the failure began."""
 
     cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
     sentence: str
@@ -80,23 +82,33 @@ class Failure(FrozenModel):
 
 
 class Status(FrozenModel):
-    """How a job is, in one word and one sentence."""
+    """The state of a job, in one word and one sentence."""
 
     state: State
     reason: str
-    failure: Failure | None = Field(None, description="where the controllers know a cause that no log can tell")
+    failure: Failure | None = Field(None, description="a cause that the controllers know and no log shows")
+    retries: int = Field(0, description="how often the controllers or the kubelets have started the job again")
+
+
+class Ending(FrozenModel):
+    """A process that failed and was started again by its controller or kubelet, or that ended the attempt."""
+
+    node: str
+    at: float
+    exit_code: int
 
 
 class Outcome(FrozenModel):
-    """How a job ended: `cause` is set where the launcher itself ended it."""
+    """How a job ended; `cause` is set if the launcher itself ended it."""
 
     status: Status
     cause: Literal["start-deadline", "run-deadline", "silence", "stopped"] | None = None
     started_after: float | None = Field(None, description="seconds from submit until every node had joined")
-    exits: dict[str, int | None] = Field(description="exit code by block; negative is a signal; None is unknown")
+    endings: tuple[Ending, ...] = Field((), description="the failures of all tries of the job's controller, in order")
+    exits: dict[str, int | None] = Field(description="exit code by process; negative is a signal; None is unknown")
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
-    lost: dict[str, str] = Field({}, description="what a log lacks for good, by block")
-    machines: dict[str, str] = Field({}, description="where each node ran: a node of the cluster, a host")
+    lost: dict[str, str] = Field({}, description="what is missing from a log for good, by process")
+    machines: dict[str, str] = Field({}, description="where each node ran: a cluster node or a host")
 
 
 # --- what is left: logs, metrics, report ---------------------------------------------------------------------------
@@ -120,16 +132,16 @@ class LogFile(FrozenModel):
 
 
 Row = dict[str, float | int | str | bool | None]
-MAX_ROWS = 1000  # of one attempt: what a plot can show, and a report can hold
+MAX_ROWS = 1000  # per attempt: what a plot can show and a report can hold
 
 
 class Metrics(FrozenModel):
-    """What rank 0 measured: one row per epoch, step or trial, and what held for the whole run."""
+    """What rank 0 measured: one row per epoch, step or trial, and a summary of the whole run."""
 
     rows: tuple[Row, ...] = Field(
-        (), description=f"at most {MAX_ROWS}: of a longer run they are thinned evenly, the first and the last kept"
+        (), description=f"at most {MAX_ROWS}: more are thinned evenly, and the first and the last are kept"
     )
-    count: int = Field(0, description="how many rows there were before they were thinned; 0 where all are kept")
+    count: int = Field(0, description="the number of rows before thinning; 0 if all are kept")
     summary: Row = Field({})
 
 
@@ -139,10 +151,11 @@ class Collected(FrozenModel):
     logs: tuple[LogFile, ...]
     metrics: Metrics
     failure: Failure | None
+    fabric: FabricVerdict | None = Field(None, description="None if nothing was promised, and no log speaks of NCCL")
 
 
 class Attempt(FrozenModel):
-    """One try, ended."""
+    """One attempt that has ended."""
 
     number: int
     outcome: Outcome
@@ -161,7 +174,7 @@ End = Literal["succeeded", "failed", "cancelled", "stopped", "swept", "gave-up"]
 
 
 class Report(FrozenModel):
-    """The end of a run."""
+    """How a run ended: its steps, its attempts, and what was left over."""
 
     profile: str
     run: str
@@ -172,6 +185,8 @@ class Report(FrozenModel):
     attempts: tuple[Attempt, ...]
     left: tuple[str, ...] = Field((), description="what teardown could not remove")
     folder: str
+    trend: TrendVerdict | None = Field(None, description="None if the profile compares no number")
+    history: str = Field("", description="the file with the numbers of this profile's runs")
 
     @property
     def collected(self) -> Collected | None:

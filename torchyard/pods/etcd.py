@@ -1,4 +1,4 @@
-"""The rendezvous store of a run in a cluster: one etcd that serves the v2 API, for one attempt alone."""
+"""The rendezvous store of a run in a cluster: one etcd with the v2 API, used by one attempt only."""
 
 from typing import Any
 
@@ -10,14 +10,14 @@ from torchyard.pods import template
 # The newest line that serves the v2 API, which torchrun's etcd-v2 needs; 3.6 dropped it (docs/etcd.md).
 DEFAULT_IMAGE = "quay.io/coreos/etcd:v3.5.35"
 CLIENT_PORT = 2379
-# What is lost for good with such an object: the files of a claim, or everything in it.
+# Deleting one of these loses data: the files of a claim, or everything in the object.
 DATA_KINDS = frozenset(
     {
         *("PersistentVolumeClaim", "PersistentVolume", "VolumeSnapshot"),
         *("Namespace", "CustomResourceDefinition"),
     }
 )
-DISPOSABLE_ROLE = "disposable"  # the role of a companion whose data the profile lets go
+DISPOSABLE_ROLE = "disposable"  # the role of a companion whose data the profile allows to be deleted
 PERMISSION_VERBS = ("create", "get", "list", "patch", "delete")  # patch: the job becomes its owner
 _POLICY_KIND = "NetworkPolicy"
 
@@ -42,10 +42,11 @@ def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], 
 
 
 def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple[dict[str, Any], ...]:
-    """Only the run's own pods reach the store: who writes to it can run code in every agent, which unpickle its values.
+    """The policy that lets only the run's own pods reach the store.
 
-    None where the pods use their nodes' network: there they are known by no label, and the policy would keep them out.
-    No port is named, because a service mesh may carry the connections through one of its own.
+    Agents unpickle its values, so a process that writes to it can run code in every agent. There is no policy if the
+    pods use their nodes' network: no label identifies them there, and it would block them. It names no port, because a
+    service mesh may route the connections through one of its own.
     """
     if template.merge_pod_settings(profile).host_network:
         return ()
@@ -56,14 +57,14 @@ def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple
 
 
 def is_optional_object(thing: dict[str, Any]) -> bool:
-    """Whether a run does without this object of its store, where its user may not make it."""
+    """Whether a run can do without this object of its store if its user may not create it."""
     return bool(thing["kind"] == _POLICY_KIND and _read_role(thing) == "store")
 
 
 def is_companion_object(thing: dict[str, Any]) -> bool:
-    """Whether an object stands beside the job in a manifest of the user's own, and may be older than the run.
+    """Whether an object accompanies the job in a user's manifest, and may be older than the run.
 
-    One that holds data, and outlives the run, has no label of it.
+    One that holds data and outlives the run does not have the run's label.
     """
     kept = thing["kind"] in DATA_KINDS and template.RUN_LABEL not in (thing["metadata"].get("labels") or {})
     return kept or _read_role(thing) in ("companion", DISPOSABLE_ROLE)
@@ -74,7 +75,7 @@ def _read_role(thing: dict[str, Any]) -> str:
 
 
 def _build_placement(profile: Profile) -> dict[str, Any]:
-    """Where the profile's pods may go, but not on the shape's nodes alone: the store needs no GPU."""
+    """The placement of the profile's pods, but not limited to nodes of the hardware's shape: the store needs no GPU."""
     needs = template.merge_pod_settings(profile)
     tolerated = [{"key": key, "operator": "Exists"} for key in needs.tolerations]
     made = {"nodeSelector": dict(needs.node_selector), "tolerations": tolerated, **template.build_pod_identity(needs)}
@@ -82,7 +83,7 @@ def _build_placement(profile: Profile) -> dict[str, Any]:
 
 
 def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:
-    """etcd, ready when its v2 API answers: /health says true even where that API is off."""
+    """The etcd pod, ready when the v2 API answers: /health returns true even if that API is off."""
     client = f"http://{called}:{CLIENT_PORT}"
     etcd = {
         "name": "etcd",
@@ -105,8 +106,8 @@ def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any
         "metadata": {"name": called, "labels": labels},
         "spec": {
             "containers": [etcd],
-            "restartPolicy": "Never",  # an etcd that comes back empty would only hide that the nodes lost each other
-            "enableServiceLinks": False,  # a Service called etcd would be taken for etcd's own settings
+            "restartPolicy": "Never",  # an etcd restarted empty would only hide that the nodes lost each other
+            "enableServiceLinks": False,  # variables of a Service called etcd would be read as etcd's settings
             "terminationGracePeriodSeconds": 1,
             "volumes": [{"name": "data", "emptyDir": {}}],
         },

@@ -1,11 +1,11 @@
-"""The Lease of a run in a cluster, as a plain object: what is written on it, and what it says.
+"""The Lease of a run in a cluster, as a plain object: how it is written and read.
 
-One a run. It is renewed while somebody looks after the run, is the owner of all that the run makes, and holds what a
-process on another machine must know to go on: the attempt, whether its job was submitted, how that ended, and the end
-that the run is coming to.
+There is one per run. It is renewed while a process watches the run, it owns every object that the run creates, and it
+holds what a process on another machine needs to go on: the attempt, whether its job was submitted, how that job ended,
+and how the run is about to end.
 
-Others can write on it as well, so whatever it says is bounded and validated here, and nothing here raises: what is
-malformed is unknown. How a job or a run ends counts only with the seal of the run's key (torchyard/pods/seal.py).
+Others can write to it as well, so its content is bounded and validated here, and nothing here raises: a malformed value
+counts as unknown. How a job or a run ends counts only with the seal of the run's key (torchyard/pods/seal.py).
 """
 
 import json
@@ -27,22 +27,22 @@ LEASE_API, LEASE_KIND = "coordination.k8s.io/v1", "Lease"
 _FLOW_RUN_ANNOTATION, SUBMITTED_ANNOTATION, OUTCOME_ANNOTATION, ENDING_ANNOTATION = (
     f"torchyard/{key}" for key in ("flow-run", "submitted", "outcome", "ending")
 )
-SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: who wrote it has the key of the flow run that it names
+SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: its writer has the key of the flow run that it names
 MAX_ATTEMPT, _MAX_DURATION_S, MAX_TEXT_CHARS, _MAX_HOLDER_CHARS = 9999, 366 * 86400, 100_000, 1000
-_MAX_AHEAD_S = 600.0  # that a renewal may lie in the future
+_MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie
 LeaseObject = Mapping[str, Any]
 N = TypeVar("N", bound=FrozenModel)
 
 
 class RecordedEnding(FrozenModel):
-    """The end that a run is coming to."""
+    """How a run is about to end, recorded before its teardown."""
 
     end: End
     sentence: str = Field(max_length=MAX_TEXT_CHARS)
 
 
 def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
-    """The Lease before anybody holds it."""
+    """The Lease before any process holds it."""
     name = run.name(profile)
     told = {_FLOW_RUN_ANNOTATION: run.id, ATTEMPT_KEY: str(run.attempt)}
     return {
@@ -54,18 +54,20 @@ def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
 
 
 def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
-    """What the plan of any job has of its run."""
+    """The fields of any job's plan that come from its run."""
     return {
         "job": run.job(profile),
         "labels": attempt_labels(profile, run),
         "lease": _build_lease(profile, run),
         "force": profile.on_stuck_pod == "force",
         "folder": f"{run.folder}/attempt-{run.attempt}",
+        "expect": profile.network.expect if profile.network else None,
+        "on_fabric": profile.on_fabric,
     }
 
 
 def get_lease_key(lease: LeaseObject) -> str:
-    """The key of the run that a Lease is made for."""
+    """The key of the run that a Lease belongs to."""
     run_id = read_flow_run_id(lease)
     return seal.get_run_key(run_id) if run_id else ""
 
@@ -78,7 +80,7 @@ def seal_lease(lease: LeaseObject, namespace: str, secret: str) -> str:
 
 
 def is_sealed_lease(lease: LeaseObject, secret: str) -> bool:
-    """Whether somebody with the run's key wrote the Lease, for the namespace that it is in."""
+    """Whether a process with the run's key wrote the Lease, for the namespace that it is in."""
     namespace = to_text(get_mapping(lease, "metadata").get("namespace"))
     return seal.is_valid_seal(
         secret,
@@ -94,7 +96,7 @@ def is_sealed_lease(lease: LeaseObject, secret: str) -> bool:
 
 
 def owner_reference(lease: LeaseObject) -> dict[str, Any]:
-    """What makes an object go with the Lease, and so with the run."""
+    """The owner reference that deletes an object together with the Lease, and so with the run."""
     return {"apiVersion": LEASE_API, "kind": LEASE_KIND, **{key: lease["metadata"][key] for key in ("name", "uid")}}
 
 
@@ -103,32 +105,32 @@ def read_lease_name(lease: LeaseObject) -> str:
 
 
 def read_holder(lease: LeaseObject) -> str:
-    """`host:folder`, where the run is carried."""
+    """The process that holds the run, as `host:folder#id`; `nobody` if the Lease names none."""
     return to_text(get_mapping(lease, "spec").get("holderIdentity"))[:_MAX_HOLDER_CHARS] or "nobody"
 
 
 def read_renew_time(lease: LeaseObject) -> str:
-    """When it was renewed last, as the API has it; when it was made, where nobody ever did."""
+    """When it was last renewed, in the API's format; when it was created, if it never was."""
     return to_text(
         get_mapping(lease, "spec").get("renewTime") or get_mapping(lease, "metadata").get("creationTimestamp")
     )
 
 
 def build_unchanged_test(lease: LeaseObject) -> dict[str, Any]:
-    """The test of a JSON patch that nobody has renewed it since."""
+    """The JSON patch test that the Lease has not been renewed since it was read."""
     at = get_mapping(lease, "spec").get("renewTime")
     path = "/spec/renewTime" if at else "/metadata/resourceVersion"
     return {"op": "test", "path": path, "value": at or get_mapping(lease, "metadata").get("resourceVersion")}
 
 
 def measure_lease_age(lease: LeaseObject, now: float) -> float | None:
-    """Seconds since it was renewed last, by the API server's clock; None where that is unknown."""
+    """Seconds since it was last renewed, by the API server's clock; None if unknown."""
     at = parse_timestamp(read_renew_time(lease))
     return now - at if at and now - at > -_MAX_AHEAD_S else None
 
 
 def measure_time_left(lease: LeaseObject, now: float) -> float | None:
-    """Seconds until it runs out, negative once it has; None where that is unknown."""
+    """Seconds until it expires, negative once it has; None if unknown."""
     lasts, since = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds")), measure_lease_age(lease, now)
     return lasts - since if since is not None and 0 < lasts <= _MAX_DURATION_S else None
 
@@ -141,7 +143,7 @@ def read_annotation(lease: LeaseObject, key: str) -> str:
 
 
 def read_flow_run_id(lease: LeaseObject) -> str:
-    """The id of the flow run; empty where there is none that fits the run's name."""
+    """The id of the flow run; empty if there is none, or if it does not match the run's name."""
     found = read_annotation(lease, _FLOW_RUN_ANNOTATION)
     try:
         fits = str(UUID(found)) == found and read_lease_name(lease).endswith(
@@ -153,12 +155,12 @@ def read_flow_run_id(lease: LeaseObject) -> str:
 
 
 def read_attempt(lease: LeaseObject) -> int | None:
-    """The latest attempt; None where that is unknown."""
+    """The latest attempt; None if unknown."""
     return _parse_attempt(read_annotation(lease, ATTEMPT_KEY))
 
 
 def is_submitted(lease: LeaseObject) -> bool:
-    """Whether the job of this attempt has been made: where it is not there now, somebody has deleted it."""
+    """Whether the job of this attempt has been created: if it does not exist now, it was deleted."""
     return read_attempt(lease) is not None and _parse_attempt(
         read_annotation(lease, SUBMITTED_ANNOTATION)
     ) == read_attempt(lease)
@@ -170,7 +172,7 @@ def _parse_attempt(found: str) -> int | None:
 
 
 def seal_outcome(run: str, attempt: str, outcome: Outcome, secret: str) -> str:
-    """An outcome with its seal; what is not needed to go on is left out where it would be too long."""
+    """An outcome with its seal; if it would be too long, without the parts that are not needed to go on."""
     text = _build_sealed_text(secret, (run, attempt, "outcome"), outcome.model_dump(mode="json"))
     if len(text) <= MAX_TEXT_CHARS:
         return text
@@ -185,12 +187,12 @@ def seal_ending(run: str, attempt: str, ending: RecordedEnding, secret: str) -> 
 
 
 def read_outcome(lease: LeaseObject, secret: str) -> Outcome | None:
-    """How the job of this attempt ended, where a launcher of the run has seen that."""
+    """How the job of this attempt ended, if a launcher of the run has recorded it."""
     return _read_sealed(lease, OUTCOME_ANNOTATION, Outcome, secret)
 
 
 def read_ending(lease: LeaseObject, secret: str) -> RecordedEnding | None:
-    """The end that the run is coming to, by a launcher's word; None while it goes on."""
+    """How the run is about to end, if a launcher of the run has recorded it; None while it goes on."""
     return _read_sealed(lease, ENDING_ANNOTATION, RecordedEnding, secret)
 
 
@@ -199,7 +201,7 @@ def _build_sealed_text(secret: str, about: tuple[str, str, str], body: Any) -> s
 
 
 def _read_sealed(lease: LeaseObject, key: str, kind: type[N], secret: str) -> N | None:
-    """What a launcher wrote of the attempt that goes on; None for everything else."""
+    """What a launcher wrote about the current attempt; None for anything else."""
     what, now = key.rpartition("/")[2], str(read_attempt(lease))
     found = _read_json(read_annotation(lease, key))
     try:
@@ -210,7 +212,7 @@ def _read_sealed(lease: LeaseObject, key: str, kind: type[N], secret: str) -> N 
 
 
 def _read_json(written: str) -> Mapping[str, Any]:
-    """An annotation's mapping; empty for whatever is none."""
+    """The mapping in an annotation; empty if it holds none."""
     try:
         return get_mapping(json.loads(written)) if len(written) <= 2 * MAX_TEXT_CHARS else {}
     except (ValueError, RecursionError):
@@ -221,7 +223,7 @@ def _read_json(written: str) -> Mapping[str, Any]:
 
 
 def list_lease_faults(lease: LeaseObject, now: float) -> list[str]:
-    """Why nothing can be concluded from a Lease about the run that it is called like."""
+    """Why a Lease proves nothing about the run whose name it has; empty if it can be used."""
     return list(_find_faults(lease, now))
 
 

@@ -1,11 +1,14 @@
-"""What a manifest will do that its author does not expect. Read in Volcano 1.15 and training-operator 1.9."""
+"""What a manifest will do that its author does not expect.
+
+The rules follow the sources of Volcano 1.15 and training-operator 1.9.
+"""
 
 import re
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
-from torchyard.pods import lint_appwrapper, lint_pod, lint_torchrun
+from torchyard.pods import lint_address, lint_appwrapper, lint_pod, lint_torchrun
 from torchyard.pods.workload import (
     LintFinding,
     ReplicaGroup,
@@ -23,22 +26,24 @@ _LintRule = Callable[[Workload], Iterator[LintFinding]]
 _HOSTS_VARIABLE_PATTERN = re.compile(r"\bV[CK]_\w+_(?:HOSTS|NUM)\b")
 _TASK_INDEX_PATTERN = re.compile(r"\bV[CK]_TASK_INDEX\b")
 _PUBLISH_FLAG_PATTERN = re.compile(r"--?publish-not-ready-addresses(?:=(?:[tT]|[tT]rue|TRUE|1))?")
-_SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # plugins that are svc or bring it along
+_SERVICE_PLUGINS = ("svc", "pytorch", "tensorflow", "mpi", "ray")  # svc, and the plugins that include it
 _FAILURE_EVENTS = ("PodFailed", "TaskFailed", "*")
 _DEFAULT_JOB_PORT = 23456  # training-operator's own choice
 _MAX_RESTARTS = 10
 
 
-def lint_manifest(objects: Sequence[Mapping[str, Any]]) -> tuple[str, ...]:
-    """One sentence a trap: the object and the key, what happens, what to write instead. Never raises.
+def lint_manifest(objects: Sequence[Mapping[str, Any]], renamed: bool = True) -> tuple[str, ...]:
+    """One sentence per trap: the object and the key, what happens, what to write instead. Never raises.
 
-    Known are Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; other objects are
-    passed over.
+    Checks Volcano Jobs, PyTorchJobs, JobSets, AppWrappers around them and the Pods beside them; skips other objects.
+    `renamed`: a run gives the job another name.
     """
     jobs = [job for each in objects for job in read_workloads(each)]
     found = [(job.where, each) for trap in _RULES for job in jobs for each in trap(job)]
     found += [
         *lint_torchrun.find_etcd_without_v2(jobs),
+        *lint_torchrun.find_shared_rendezvous_ids(jobs, objects),
+        *lint_address.find_address_traps(jobs, objects, renamed),
         *_find_same_pods(jobs),
         *lint_appwrapper.lint_appwrappers(objects),
     ]
@@ -89,7 +94,7 @@ def _find_volcano_restarts(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups if job.kind == "volcano" else ():
         policy = group.pod.get("restartPolicy") or "Always"
         if policy in ("Always", "OnFailure"):
-            happens = f"{policy} starts a broken container again for ever: no pod ever fails, no policy for it fires, "
+            happens = f"{policy} restarts a broken container for ever: no pod ever fails, no policy for it fires, "
             yield f"{group.pod_at}.restartPolicy", happens + "and the job stays Running", "write Never"
 
 
@@ -118,7 +123,7 @@ def _read_plugins(job: Workload) -> YamlNode:
 
 
 def _find_variable(job: Workload, pattern: re.Pattern[str]) -> str:
-    """The first of these names that a command has."""
+    """The first name in the commands that the pattern matches; empty if there is none."""
     words = " ".join(word for container in job.containers for word in container.argv)
     match = pattern.search(words)
     return match[0] if match else ""
@@ -155,7 +160,7 @@ def _find_operator_restarts(job: Workload) -> Iterator[LintFinding]:
     for group in job.groups if job.kind == "pytorchjob" and not bounded else ():
         policy = group.spec.get("restartPolicy") or "OnFailure"
         if policy in ("Always", "OnFailure"):
-            happens = f"{policy} starts a broken container again for ever, and the job stays Running"
+            happens = f"{policy} restarts a broken container for ever, and the job stays Running"
             yield f"{group.at}.restartPolicy", happens, "write Never, or a runPolicy.backoffLimit"
 
 
@@ -171,7 +176,7 @@ def _find_elastic_start(job: Workload) -> Iterator[LintFinding]:
 
 def _find_early_success(job: Workload) -> Iterator[LintFinding]:
     workers = _find_worker_group(job)
-    # Agents that are neither more nor fewer than asked wait for each other at the end, and nobody takes their pods.
+    # A fixed number of agents wait for each other at the end, and no controller deletes their pods.
     together = yaml_number(yaml_value(job.elastic, "minReplicas")) == yaml_number(
         yaml_value(job.elastic, "maxReplicas")
     )
@@ -184,7 +189,7 @@ def _find_early_success(job: Workload) -> Iterator[LintFinding]:
         and yaml_value(job.spec, "pytorchReplicaSpecs", "Master") is None
     ):
         happens = "the job is Succeeded as soon as one worker is done, whatever the others do"
-        yield "spec.elasticPolicy", happens, "write a Master and no elasticPolicy, or look at every pod"
+        yield "spec.elasticPolicy", happens, "write a Master and no elasticPolicy, or check every pod"
 
 
 def _find_worker_group(job: Workload) -> ReplicaGroup | None:
@@ -194,13 +199,13 @@ def _find_worker_group(job: Workload) -> ReplicaGroup | None:
 def _find_many_restarts(job: Workload) -> Iterator[LintFinding]:
     count = yaml_number(yaml_value(job.elastic, "maxRestarts")) or 0
     if count > _MAX_RESTARTS:
-        happens = f"a fault that stays makes all workers begin again {count} times before anybody is told"
+        happens = f"a lasting fault restarts all workers {count} times before the job reports it"
         yield "spec.elasticPolicy.maxRestarts", happens, "write 0, or a few for faults that pass"
 
 
 def _find_standalone(job: Workload) -> Iterator[LintFinding]:
     if yaml_value(job.elastic, "standalone") is True:
-        happens = "the operator makes an empty PET_STANDALONE of it, of which torchrun crashes (ValueError)"
+        happens = "the operator turns it into an empty PET_STANDALONE, and torchrun crashes on that (ValueError)"
         yield "spec.elasticPolicy.standalone", happens, "leave it out"
 
 

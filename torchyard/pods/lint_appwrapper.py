@@ -1,4 +1,7 @@
-"""What an AppWrapper will do that its author does not expect. Read in appwrapper 1.2 and in MCAD 1.40."""
+"""What an AppWrapper will do that its author does not expect.
+
+The rules follow the sources of appwrapper 1.2 and MCAD 1.40.
+"""
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,14 +19,14 @@ from torchyard.pods.workload import (
 _ANNOTATION_PREFIX = "workload.codeflare.dev.appwrapper/"
 _V1BETA2 = "workload.codeflare.dev/v1beta2"
 _GO_DURATION_PATTERN = re.compile(r"(?:\d+(?:\.\d+)?(?:ns|us|µs|ms|s|m|h))+")
-_SHORT_DEFAULTS = {  # patience of the controller, unless an annotation says more
+_SHORT_DEFAULTS = {  # how long the controller waits, unless an annotation says more
     "admissionGracePeriodDuration": ("1m", "not all pods exist, as while a gang waits for room,"),
     "warmupGracePeriodDuration": ("5m", "not all pods run, as while a large image is pulled,"),
 }
 
 
 def lint_appwrappers(objects: Sequence[Mapping[str, Any]]) -> Iterator[tuple[str, LintFinding]]:
-    """The object, and what its keys bring about."""
+    """Each AppWrapper with one finding about its keys."""
     for each in objects:
         if yaml_text(yaml_value(each, "kind")) == APPWRAPPER_KIND:
             where = f"{APPWRAPPER_KIND} {yaml_text(yaml_value(each, 'metadata', 'name'))}".strip()
@@ -61,7 +64,7 @@ def _lint_v1beta1(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
 
 
 def _find_cleaned_pods(wrapper: Mapping[str, Any]) -> Iterator[LintFinding]:
-    """Pods that are gone are not counted as done."""
+    """Pods that were deleted do not count as done."""
     for each in list_wrapped_objects(wrapper):
         policy = yaml_value(each, "spec", "runPolicy", "cleanPodPolicy")
         if yaml_text(yaml_value(each, "kind")) == "PyTorchJob" and policy in ("Running", "All"):

@@ -28,14 +28,14 @@ def _find_floating_images(job: Workload) -> Iterator[LintFinding]:
         at, name = f"{container.at}.image", container.image
         if _is_broken_etcd(container):
             happens = f"`{name}` is etcd 3.6 or newer, which has no v2 API and no --enable-v2: it exits at once, "
-            yield at, happens + "the pod crash-loops, and torchrun's etcd-v2 finds nobody", f"write {_ETCD_HINT}"
+            yield at, happens + "the pod crash-loops, and torchrun's etcd-v2 finds no store", f"write {_ETCD_HINT}"
         elif name and is_floating_image(name):
             happens = f"`{name}` is another image on another day, and maybe on another node"
             yield at, happens, "write the tag of a version, or a digest"
 
 
 def _is_broken_etcd(container: ManifestContainer) -> bool:
-    """Whether it asks etcd for the v2 API, which 3.6 took away."""
+    """Whether it asks etcd 3.6 or newer for the v2 API, which 3.6 removed."""
     return is_new_etcd(container.image) and any(word.startswith("--enable-v2") for word in container.argv)
 
 
@@ -46,7 +46,7 @@ def _find_broad_tolerations(job: Workload) -> Iterator[LintFinding]:
             if each.get("operator") == "Exists" and not each.get("key") and forever:
                 happens = "it tolerates unready and unreachable nodes too: pods of a lost node are never evicted, and "
                 instead = "name a key, such as {key: nvidia.com/gpu, operator: Exists}"
-                yield at, happens + "whoever waits for them does so for ever", instead
+                yield at, happens + "what waits for them waits for ever", instead
 
 
 def _find_unbounded_memory(job: Workload) -> Iterator[LintFinding]:
@@ -105,7 +105,7 @@ def _find_nccl_file(job: Workload) -> Iterator[LintFinding]:
         if container.env.get("NCCL_DEBUG_FILE"):
             said.append(yaml_text(container.env["NCCL_DEBUG_FILE"].get("value", "a file")))
         if any(name and not name.strip("\"'").startswith("/dev/std") for name in said):
-            happens = "NCCL_DEBUG_FILE takes NCCL's lines out of the log: nothing there tells whether RDMA was used"
+            happens = "NCCL_DEBUG_FILE takes NCCL's lines out of the log: nothing there shows whether RDMA was used"
             yield f"{container.at}.env", happens, "leave NCCL_DEBUG_FILE out"
 
 
@@ -119,7 +119,7 @@ def _find_bash_in_sh(job: Workload) -> Iterator[LintFinding]:
 
 
 def _strip_literals(script: str) -> str:
-    """The script without comments and what it only quotes: that may be of any language."""
+    """The script without comments and text that it only quotes, which may be in any language."""
     bare = _HEREDOC_PATTERN.sub("\n", script)
     return _LITERAL_PATTERN.sub(
         lambda match: match[0] if re.match(r'".*(?:\$[({]|`)', match[0], re.DOTALL) else " ", bare

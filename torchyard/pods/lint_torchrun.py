@@ -1,7 +1,7 @@
 """What torchrun and its rendezvous will do in a job that its author does not expect. Measured with torch 2.13."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from torchyard.pods.workload import (
     ETCD_IMAGE_PATTERN,
@@ -25,7 +25,12 @@ _RESTART_POLICIES = (
     "Always",
     "OnFailure",
 )  # left out, Kubernetes means Always and training-operator OnFailure
-_LASTING_FIELDS = ("group-name", "job-name")  # of a Volcano Job, in the fields of its pods
+# What names a run in its pods: torchyard gives the job of a manifest a new name for every run.
+_NEW_ID = {
+    "pytorchjob": "give the container the variable PET_RDZV_ID from the pod's label training.kubeflow.org/job-name",
+    "volcano": "take it from the pod's annotation scheduling.k8s.io/group-name",
+}
+_LASTING_FIELDS = ("group-name", "job-name")  # in fields of a Volcano Job's pods: values that outlast a restart
 
 
 def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
@@ -33,7 +38,7 @@ def _find_repeated_options(job: Workload) -> Iterator[LintFinding]:
         for call in container.calls:
             names = [name for name, _ in call]
             for name in dict.fromkeys(name for name in names if names.count(name) > 1):
-                happens = f"--{name} stands there {names.count(name)} times, and the last one counts"
+                happens = f"--{name} is given {names.count(name)} times, and the last one counts"
                 yield container.script_at, happens, "write it once"
 
 
@@ -50,7 +55,7 @@ def _find_too_few_pods(job: Workload) -> Iterator[LintFinding]:
 
 
 def _read_least_nodes(job: Workload) -> tuple[int, str]:
-    """With how many nodes a training begins, as far as it is written down, and where."""
+    """The number of nodes with which a training begins, as far as the manifest says, and where it says so."""
     for container in job.containers:
         match = re.fullmatch(r"(\d{1,9})(?::\d{1,9})?", container.option("nnodes") or "")
         if match:
@@ -65,13 +70,6 @@ def _find_missing_python_etcd(job: Workload) -> Iterator[LintFinding]:
             yield f"{container.at}.image", happens, "take an image that has it, or write c10d as the backend"
 
 
-def _find_missing_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
-    if job.meets_in_etcd and job.option("rdzv-id", "rdzvId") is None:
-        at = "spec.elasticPolicy.rdzvId" if job.elastic else job.containers[0].script_at
-        happens = "without an id every job is `none`: two jobs on one etcd meet each other, and a second run within "
-        yield at, happens + "2 hours dies of RendezvousClosedError", "write an id that is new for every run"
-
-
 def _find_kept_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
     again = _find_restart(job)
     if again and job.meets_in_etcd and _is_id_kept(job):
@@ -80,7 +78,7 @@ def _find_kept_rendezvous_id(job: Workload) -> Iterator[LintFinding]:
 
 
 def _find_restart(job: Workload) -> LintFinding | None:
-    """What begins a job or one of its pods again, if something does."""
+    """What restarts the job or one of its pods, if anything does: where, what, and what to write instead."""
     lists = [("spec.policies", job.spec.get("policies"))]
     lists += [(f"{group.at}.policies", group.spec.get("policies")) for group in job.groups]
     for at, policies in lists if job.kind == "volcano" else ():
@@ -111,8 +109,33 @@ def _is_lasting(variable: object) -> bool:
     return any(name in field for name in _LASTING_FIELDS) or (isinstance(value, str) and "$" not in value)
 
 
+def find_shared_rendezvous_ids(
+    jobs: Sequence[Workload], objects: Sequence[object]
+) -> Iterator[tuple[str, LintFinding]]:
+    """Jobs whose rendezvous id is the same in every run, on an etcd that outlives the run, as the manifest has none."""
+    lasting = not any(ETCD_IMAGE_PATTERN.fullmatch(image) for image in _list_images(objects))
+    for job in jobs if lasting else ():
+        value = job.option("rdzv-id", "rdzvId")
+        if not job.meets_in_etcd or (value and ("$" in value or SUBSTITUTED_TEXT in value)):
+            continue
+        at = "spec.elasticPolicy.rdzvId" if job.elastic else job.containers[0].script_at
+        same = f"the id {value} is the same in every run" if value else "without an id every job is `none`"
+        happens = f"{same}: two jobs on one etcd meet each other, and a second run within 2 hours dies of "
+        instead = _NEW_ID.get(job.kind, "write an id that is new for every run")
+        yield job.where, (at, f"{happens}RendezvousClosedError", instead)
+
+
+def _list_images(thing: object) -> Iterator[str]:
+    """Every `image` in some objects."""
+    if isinstance(thing, Mapping):
+        yield yaml_text(thing.get("image"))
+        yield from (image for value in thing.values() for image in _list_images(value))
+    elif isinstance(thing, list | tuple):
+        yield from (image for value in thing for image in _list_images(value))
+
+
 def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFinding]]:
-    """An etcd beside a job that needs its v2 API, and does not serve it."""
+    """An etcd beside a job that needs the v2 API, which this etcd does not serve."""
     for job in jobs if any(job.meets_in_etcd for job in jobs) else ():
         for container in job.containers if job.kind == "pod" else ():
             if ETCD_IMAGE_PATTERN.fullmatch(container.image) and not _is_serving_v2(container):
@@ -121,7 +144,7 @@ def find_etcd_without_v2(jobs: Sequence[Workload]) -> Iterator[tuple[str, LintFi
 
 
 def _is_serving_v2(container: ManifestContainer) -> bool:
-    """Whether it does; one that ends because of --enable-v2 is another trap."""
+    """Whether an etcd serves the v2 API. One that exits because of --enable-v2 counts: another rule reports it."""
     asked = any(word.startswith("--enable-v2") and not word.endswith("=false") for word in container.argv)
     said = yaml_text(yaml_value(container.env.get("ETCD_ENABLE_V2"), "value")).lower() in ("true", "1")
     old = ":v3.3." in container.image or ":3.3." in container.image
@@ -132,6 +155,5 @@ TORCHRUN_RULES = (
     _find_repeated_options,
     _find_too_few_pods,
     _find_missing_python_etcd,
-    _find_missing_rendezvous_id,
     _find_kept_rendezvous_id,
 )

@@ -24,18 +24,18 @@ _RUN_PERMISSIONS = (
 
 
 def list_run_permissions(profile: Profile) -> tuple[Permission, ...]:
-    """What the line does with any job's pods, and with its Lease."""
+    """The permissions that a run needs on any job's pods, and on its Lease."""
     force = profile.on_stuck_pod == "force"
     return (*_RUN_PERMISSIONS, Permission(verbs=("delete",), resource="pods")) if force else _RUN_PERMISSIONS
 
 
 def job_permission(crd: str) -> Permission:
-    """What the line does with the job itself."""
+    """The permission that a run needs on the job itself."""
     return Permission(verbs=("create", "get", "list", "watch", "delete"), resource=crd)
 
 
 def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tuple[ClusterRequirement, ...]:
-    """What a pod of the job needs. `ports`: it names some, and under the host's network they are the node's."""
+    """What the job's pods need. `ports`: they name ports, which are the node's own under the host's network."""
     return (
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
@@ -48,13 +48,14 @@ def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tu
 
 
 def _required_capacity(profile: Profile, ports: bool) -> Capacity:
-    """Enough nodes for the fewest pods."""
+    """Enough nodes for the smallest number of pods."""
     network, needs = profile.network, merge_pod_settings(profile)
     apart, held = profile.nodes.max > 1 and needs.spread, ports and needs.host_network
     return Capacity(
         pods=profile.nodes.min,
         labels={**(profile.hardware.match if profile.hardware else {}), **needs.node_selector},
         avoid=needs.avoid,
+        only=needs.only,
         tolerations=list_tolerations(profile),
         resources=resource_requests(profile),
         alone=apart or held,
@@ -64,7 +65,7 @@ def _required_capacity(profile: Profile, ports: bool) -> Capacity:
 
 
 def _list_references(profile: Profile) -> list[Object]:
-    """Everything that the pods name and that must be there before them."""
+    """Every object that the pods name, which must exist before them."""
     needs = merge_pod_settings(profile)
     found = [
         Object(what="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
@@ -77,11 +78,11 @@ def _list_references(profile: Profile) -> list[Object]:
     for each in needs.env_from:
         what, name = ("Secret", each.secret) if each.secret else ("ConfigMap", each.config_map)
         found.append(Object(what=what, name=str(name)))
-    for mount in merge_mounts(profile).values():
+    for mount in (*merge_mounts(profile).values(), *(one for each in needs.init for one in each.mounts.values())):
         kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
         found += [Object.model_validate({"what": what, "name": name}) for what, name in kinds.items() if name]
     found += [Object(what="Secret", name=name) for name in needs.pull_secrets]
-    found += [Object(what="ComputeDomain", name=each["name"]) for each in list_resource_claims(profile)]
+    found += _list_claimed(profile)
     found += [
         Object(what="StorageClass", name=each.storage_class)
         for each in merge_mounts(profile).values()
@@ -94,8 +95,16 @@ def _list_references(profile: Profile) -> list[Object]:
     return list(dict.fromkeys(found))
 
 
+def _list_claimed(profile: Profile) -> list[Object]:
+    """What fills the fabric's claims; a ComputeDomain brings its own template."""
+    domain = profile.network.compute_domain if profile.network else None
+    names = [each["name"] for each in list_resource_claims(profile)]
+    kinds = {name: "ComputeDomain" if name == domain else "ResourceClaimTemplate" for name in names}
+    return [Object.model_validate({"what": what, "name": name}) for name, what in kinds.items()]
+
+
 def _advise_image_tag(profile: Profile) -> list[Advice]:
-    """What can be told of the profile alone."""
+    """A warning about an image without a fixed tag."""
     tag = (profile.image or "").rpartition("/")[2].partition("@")[0].partition(":")[2]
     if tag in ("", "latest") and "@" not in (profile.image or ""):
         detail = "has no fixed tag: the next run may be another program; name a version or a digest"

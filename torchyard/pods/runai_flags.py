@@ -17,7 +17,7 @@ Generation = Literal["cli-v1", "cli-v2"]
 _COMMAND_VARIABLE = "TORCHYARD_COMMAND"
 _CLI_LABELS = {template.RUN_LABEL: template.CLI_RUN_LABEL}
 _WAY_OUT = "options.through: kubernetes can"
-# A flag of v1, and of v2 where that has another name for it.
+# Flags of v1 that have another name in v2.
 _V2_FLAGS = {
     "--gpu": "--gpu-devices-request",
     "--cpu": "--cpu-core-request",
@@ -26,11 +26,12 @@ _V2_FLAGS = {
     "--memory-limit": "--cpu-memory-limit",
     "--add-capability": "--capability",
 }
-# Keys of `pod` that no flag says.
+# Keys of `pod` that have no flag.
 _UNSUPPORTED_POD_KEYS = (
     "privileged",
     "devices",
     "avoid",
+    "only",
     "env_from",
     "init",
     "pull_secrets",
@@ -38,17 +39,17 @@ _UNSUPPORTED_POD_KEYS = (
     "priority_class",
 )
 _POD_VARIABLE_PATTERN = re.compile(rf"(?<!\$)\$\(({process_env.NODE_VARIABLE}|MASTER_ADDR|MASTER_PORT)\)")
-# The master's Service has no address of its own and MASTER_PORT is told to each pod: nobody else knows the two.
+# The master's Service is headless, and MASTER_PORT is set in each pod: only the pods know these two values.
 _MASTER_ENDPOINT = Endpoint.model_construct(address="$(MASTER_ADDR)", port="$(MASTER_PORT)")  # type: ignore[arg-type]
 
 
 def _build_script(profile: Profile, run: Run) -> str:
-    """What every pod runs, as a variable's value, which is handed to sh by the words `/bin/sh -c $(VARIABLE)`.
+    """The script that every pod runs, as a variable's value; the words `/bin/sh -c $(VARIABLE)` pass it to sh.
 
-    They have no quotes and no spaces, so that they mean the same where a CLI makes one shell line of them: the kubelet
+    These words have no quotes and no spaces, so they mean the same if a CLI joins them into one shell line: the kubelet
     puts the text into that line, `sh -c :` is its first command, and the line's own shell runs the rest.
 
-    WORLD_SIZE is the number of pods to old training operators, and of processes to new ones: nothing here reads it.
+    WORLD_SIZE is the number of pods in old training operators, and of processes in new ones: nothing here reads it.
     """
     place = JobNode(_MASTER_ENDPOINT, process_env.NODE_VARIABLE)
     told = {process_env.NODE_VARIABLE: '"${PET_NODE_RANK:-$RANK}"'}
@@ -58,14 +59,14 @@ def _build_script(profile: Profile, run: Run) -> str:
 
 
 def _quote_word(text: str) -> str:
-    """A word for a shell; what only the pod knows is put in there."""
+    """A word quoted for a shell; variables that only the pod knows are left for its shell to expand."""
     return _POD_VARIABLE_PATTERN.sub(r"""'"$\1"'""", shlex.quote(text))
 
 
 def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Iterator[str]:
-    """Every flag that a profile asks for, and the command behind them.
+    """Every flag that a profile asks for, and then the command.
 
-    The run has a label of its own kind: with RUN any sweep would take the job for one that has lost its Lease.
+    The run's label has another key here: with RUN_LABEL, a sweep would take the job for one that has lost its Lease.
     """
     metadata = template.pod_template(profile, run, {"name": "pytorch"})["metadata"]
     plain = {each["name"]: str(each["value"]) for each in template.build_container_env(profile, run, [])}
@@ -86,7 +87,7 @@ def build_cli_flags(profile: Profile, run: Run, generation: Generation) -> Itera
 
 
 def _list_resource_flags(profile: Profile) -> Iterator[tuple[str, ...]]:
-    """What each pod asks for; no GPU is said as 0."""
+    """The resources that each pod requests; no GPU is written as 0."""
     asked, limits = (
         template.resource_requests(profile),
         template.name_resources(profile, template.merge_pod_settings(profile).limits),
@@ -103,14 +104,14 @@ def _format_cores(amount: str) -> str:
 
 
 def _build_claim_flag(path: str, mount: Mount, generation: Generation) -> tuple[str, ...]:
-    """v1 has had three spellings; the oldest, which the newer ones still take, is the one of the guides."""
+    """The flag that mounts a claim. v1 has had three spellings: the guides use the oldest, which newer ones accept."""
     if generation == "cli-v2":
         return "--existing-pvc", f"claimname={mount.claim},path={path}"
     return "--pvc", f"{mount.claim}:{path}{':ro' if mount.read_only else ''}"
 
 
 def _list_pod_flags(needs: Pod) -> Iterator[tuple[str, ...]]:
-    """What else the pods need, as far as the CLI can say it."""
+    """The pods' other settings, as far as the CLI has flags for them."""
     switches = {"--large-shm": needs.shm, "--host-network": needs.host_network, "--host-ipc": needs.host_ipc}
     yield from ((flag,) for flag, wanted in switches.items() if wanted)
     yield from (("--add-capability", each) for each in needs.capabilities)
@@ -119,23 +120,25 @@ def _list_pod_flags(needs: Pod) -> Iterator[tuple[str, ...]]:
     yield from ((flag, value) for flag, value in texts.items() if value)
 
 
-# --- what no flag says
+# --- what has no flag
 
 
 def find_unsupported_settings(profile: Profile, generation: Generation) -> Iterator[str]:
-    """Findings: what the profile asks for and this CLI cannot say, each with a way out."""
+    """What the profile asks for and this CLI cannot express: one finding each, with a remedy."""
     needs = template.merge_pod_settings(profile)
     yield from (
-        f"pod.{key}: no flag of Run:ai's CLI says it; {_WAY_OUT}"
+        f"pod.{key}: no flag of Run:ai's CLI sets it; {_WAY_OUT}"
         for key in _UNSUPPORTED_POD_KEYS
         if getattr(needs, key)
     )
+    if needs.spread and "spread" in needs.model_fields_set:
+        yield f"pod.spread: no flag keeps the pods on different nodes: ask for whole nodes, or leave it out; {_WAY_OUT}"
     if needs.scheduler not in (None, "runai-scheduler"):
         yield f"pod.scheduler: Run:ai has its own, runai-scheduler, and not {needs.scheduler}: leave the key out"
     if needs.node_selector or (profile.hardware and profile.hardware.match):
         yield f"pod.node_selector, or that of the hardware: the CLI knows options.node_pools only; {_WAY_OUT}"
-    if profile.network and profile.network.compute_domain:
-        yield f"fabric: {profile.fabric} claims a ComputeDomain, which no flag says; {_WAY_OUT}"
+    if claimed := [each["name"] for each in template.list_resource_claims(profile)]:
+        yield f"fabric: {profile.fabric} claims devices ({', '.join(claimed)}), for which there is no flag; {_WAY_OUT}"
     yield from _find_unsupported_environment(profile)
     yield from _find_unsupported_mounts(profile, generation)
     yield from _find_unsupported_amounts(profile)
@@ -156,14 +159,14 @@ def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterat
         if not mount.claim:
             yield f"mounts.{path}: the CLI mounts a claim, and this is none; {_WAY_OUT}"
         elif mount.read_only and generation == "cli-v2":
-            yield f"mounts.{path}: read_only cannot be said to v2, which would mount it for writing; {_WAY_OUT}"
+            yield f"mounts.{path}: read_only has no flag in v2, which would mount it for writing; {_WAY_OUT}"
         if re.search(r"[,:\s]", path):
-            yield f"mounts.{path}: no comma, colon or space in it can be said to the CLI; {_WAY_OUT}"
+            yield f"mounts.{path}: the CLI takes no comma, colon or space in it; {_WAY_OUT}"
 
 
 def _find_unsupported_amounts(profile: Profile) -> Iterator[str]:
     asked, limits = template.resource_requests(profile), template.merge_pod_settings(profile).limits
     if "ephemeral-storage" in asked:
-        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI says it; {_WAY_OUT}"
+        yield f"resources.ephemeral-storage: no flag of Run:ai's CLI sets it; {_WAY_OUT}"
     for name in limits.keys() - {"cpu", "memory"}:
         yield f"pod.limits.{name}: the CLI limits cpu and memory only; {_WAY_OUT}"

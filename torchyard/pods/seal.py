@@ -1,7 +1,7 @@
 """Proof that a launcher of the run wrote something on its Lease: an HMAC with the run's own key.
 
-Whoever may change Leases in the namespace can write anything there. The key is kept where only the users of Prefect can
-read it (tasks/flow_runs.py), and is handed in from there: here nothing is known of Prefect.
+Anyone who may change Leases in the namespace can write anything there. The key is stored where only users of Prefect
+can read it (tasks/flow_run/ownership.py), and is passed in from there: this module does not know Prefect.
 """
 
 import functools
@@ -10,12 +10,12 @@ import hmac
 import json
 from collections.abc import Callable
 
-key_source: Callable[[str], str] = lambda _: ""  # noqa: E731  the key of a flow run's id; empty where there is none
+key_source: Callable[[str], str] = lambda _: ""  # noqa: E731  from a flow run's id to its key; empty if it has none
 
 
 @functools.cache
 def get_run_key(run_id: str) -> str:
-    """The run's key, asked for once a process; empty where there is none or it cannot be had."""
+    """The run's key, looked up once per process; empty if there is none or it cannot be read."""
     return key_source(run_id)
 
 
@@ -26,7 +26,7 @@ def make_seal(secret: str, *facts: object) -> str:
 
 
 def is_valid_seal(secret: str, given: object, *facts: object) -> bool:
-    """Whether a seal is the one of these facts. Without a key none is."""
+    """Whether a seal matches these facts. Without a key none does."""
     if not secret or not isinstance(given, str):
         return False
     return hmac.compare_digest(given.encode(errors="replace"), make_seal(secret, *facts).encode())

@@ -3,26 +3,24 @@
 import math
 from typing import Any, NamedTuple
 
-from torchyard.agents.process_env import NODE_VARIABLE, escape_dollars
+from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
-from torchyard.model.pod import Bundle, Pod, Source
+from torchyard.model.pod import Bundle, Init, Pod, Source
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
-from torchyard.pods.volumes import build_volumes
+from torchyard.pods.volumes import build_init_volumes, build_volumes
 
 Manifest = dict[str, Any]
-KeyPath = tuple[str | int, ...]  # keys, one inside the other
+KeyPath = tuple[str | int, ...]  # keys, from the outermost to the innermost
 RUN_LABEL, ATTEMPT_KEY, ROLE_LABEL = "torchyard/run", "torchyard/attempt", "torchyard/role"
-CLI_RUN_LABEL = "torchyard/cli-run"  # of a job that has no Lease: a sweep knows runs by RUN
+CLI_RUN_LABEL = "torchyard/cli-run"  # of a job that has no Lease: a sweep finds runs by RUN_LABEL
 _NETWORKS_ANNOTATION = "k8s.v1.cni.cncf.io/networks"
 GPU_RESOURCE = "nvidia.com/gpu"
 _MAX_NODES = 1000  # nodes: the longest name of a profile and three digits make a host name of 63 characters
-# Read by whoever judges the log: without NET, NCCL does not say whether GPUDirect is in use.
-_NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
 
 
 class PodSet(NamedTuple):
-    """Pods of one template in a job that somebody else wrote: they are named <job>-<name>-<i>."""
+    """The pods of one template in a user's manifest; they are named <job>-<name>-<i>."""
 
     name: str
     pods: int
@@ -30,12 +28,12 @@ class PodSet(NamedTuple):
 
 
 def attempt_labels(profile: Profile, run: Run) -> dict[str, str]:
-    """What every object of an attempt carries."""
+    """The labels of every object of an attempt."""
     return {RUN_LABEL: run.name(profile), ATTEMPT_KEY: str(run.attempt)}
 
 
 def merge_pod_settings(profile: Profile) -> Pod:
-    """What the fabric and the profile say together."""
+    """The pod settings of the fabric and the profile together; the profile takes precedence."""
     return profile.pod.over(profile.network.pod) if profile.network else profile.pod
 
 
@@ -47,6 +45,7 @@ def pod_template(profile: Profile, run: Run, container: Manifest) -> Manifest:
         said = f"pod.init: a second container cannot be called {twice[0]}; the job's own is {names[0]}"
         raise ProfileError(profile.name, (said,))
     mounted = [volume for volume, _ in build_volumes(profile, needs)]
+    mounted += [volume for index in range(len(needs.init)) for volume, _ in build_init_volumes(needs, index)]
     networks = [name for name, count in needs.networks.items() for _ in range(count)]
     annotations = {**needs.annotations, **({_NETWORKS_ANNOTATION: ",".join(networks)} if networks else {})}
     return {
@@ -88,11 +87,11 @@ def build_container(profile: Profile, name: str, command: tuple[str, ...], env: 
 
 
 def build_container_env(profile: Profile, run: Run, first: list[Manifest]) -> list[Manifest]:
-    """The environment of every process, `first` that of its place in the job; the profile has the last word."""
-    gpus = _NCCL_LOG_ENV if GPU_RESOURCE in resource_requests(profile) or profile.hardware else {}
+    """The environment of every process; `first` describes its place in the job. The profile takes precedence."""
+    gpus = NCCL_LOG_ENV if GPU_RESOURCE in resource_requests(profile) or profile.hardware else {}
     fabric = profile.network.env if profile.network else {}
     plain = {
-        "LOGLEVEL": "INFO",  # torchrun tells the rendezvous' result at this level only
+        "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result at this level only
         "PYTHONUNBUFFERED": "1",
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
@@ -113,30 +112,42 @@ def _build_variable(name: str, value: str | Source) -> Manifest:
 
 
 def _build_env_source(source: Bundle) -> Manifest:
-    """Variables, one for each key; `env` has the last word over them."""
+    """One variable for each key; `env` takes precedence over them."""
     return {"secretRef": {"name": source.secret}} if source.secret else {"configMapRef": {"name": source.config_map}}
 
 
 def _build_init_containers(needs: Pod) -> Manifest:
-    """The containers before the job's."""
+    """The containers that run before the job's."""
     made = [
         {
             "name": each.name,
             "image": each.image,
             **({"command": [escape_dollars(word) for word in each.command]} if each.command else {}),
+            **_build_init_extras(each, [mount for _, mount in build_init_volumes(needs, index)]),
         }
-        for each in needs.init
+        for index, each in enumerate(needs.init)
     ]
     return {"initContainers": made} if made else {}
 
 
+def _build_init_extras(init: Init, mounts: list[Manifest]) -> Manifest:
+    """What most init containers do not need. `Always` makes a sidecar of one: the kubelet ends it after the job's."""
+    made = {
+        "restartPolicy": "Always" if init.sidecar else None,
+        "env": [_build_variable(name, value) for name, value in init.env.items()],
+        "volumeMounts": mounts,
+        "securityContext": {"capabilities": {"add": list(init.capabilities)}} if init.capabilities else None,
+    }
+    return {key: value for key, value in made.items() if value}
+
+
 def resource_requests(profile: Profile) -> dict[str, str]:
-    """What a pod asks for, by the names of Kubernetes."""
+    """What a pod requests, under Kubernetes' names."""
     return name_resources(profile, {**merge_pod_settings(profile).resources, **profile.resources})
 
 
 def name_resources(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:
-    """Amounts by the names of Kubernetes; none is left out."""
+    """Amounts under Kubernetes' names, without those that are 0."""
     return {
         _find_gpu_resource(profile) if name == "gpus" else name: amount
         for name, amount in amounts.items()
@@ -145,12 +156,12 @@ def name_resources(profile: Profile, amounts: dict[str, str]) -> dict[str, str]:
 
 
 def _find_gpu_resource(profile: Profile) -> str:
-    """The GPUs' own name, which is the key of their nodes' taint too."""
+    """The GPUs' resource name, which is also the key of their nodes' taint."""
     return profile.hardware.gpus.resource if profile.hardware else GPU_RESOURCE
 
 
 def build_resources(profile: Profile) -> Manifest:
-    """Requests; limits for what has no meaning without one, and where they are said. One of CPU would only throttle."""
+    """Requests and limits. CPU and memory have a limit only if the profile sets one: one of CPU would only throttle."""
     asked = resource_requests(profile)
     limits = {name: amount for name, amount in asked.items() if name not in ("cpu", "memory")}
     limits |= name_resources(profile, merge_pod_settings(profile).limits)
@@ -159,13 +170,15 @@ def build_resources(profile: Profile) -> Manifest:
 
 
 def list_resource_claims(profile: Profile) -> list[Manifest]:
-    """The channel of the fabric's ComputeDomain; that its template has the domain's name is our convention."""
-    name = profile.network.compute_domain if profile.network else None
-    return [{"name": name, "resourceClaimTemplateName": name}] if name else []
+    """The fabric's claims: on a channel of its ComputeDomain, whose template has the domain's name, and on devices."""
+    if not profile.network:
+        return []
+    names = (profile.network.compute_domain, *profile.network.claim_templates)
+    return [{"name": name, "resourceClaimTemplateName": name} for name in names if name]
 
 
 def _build_host_network(needs: Pod) -> Manifest:
-    """The host's network keeps the cluster's names: without the DNS policy the pods would not find each other."""
+    """The host's network with the cluster's DNS: without that DNS policy the pods would not find each other."""
     host = {"hostNetwork": True, "dnsPolicy": "ClusterFirstWithHostNet"} if needs.host_network else {}
     return {**host, **({"hostIPC": True} if needs.host_ipc else {})}
 
@@ -191,20 +204,25 @@ def _build_placement(profile: Profile, run: Run, needs: Pod) -> Manifest:
 
 
 def _build_node_affinity(needs: Pod) -> Manifest:
-    """Nodes to keep away from: those whose label has one of the values. A node without the label is no such node."""
-    rules = [{"key": key, "operator": "NotIn", "values": list(values)} for key, values in needs.avoid.items() if values]
+    """Which nodes to use and which to avoid, by the values of labels. A node without the label is not avoided."""
+    rules = [
+        {"key": key, "operator": operator, "values": list(values)}
+        for operator, labels in (("In", needs.only), ("NotIn", needs.avoid))
+        for key, values in labels.items()
+        if values
+    ]
     terms = {"nodeSelectorTerms": [{"matchExpressions": rules}]}
     return {"nodeAffinity": {"requiredDuringSchedulingIgnoredDuringExecution": terms}} if rules else {}
 
 
 def list_tolerations(profile: Profile) -> tuple[str, ...]:
-    """Taints by name: tolerating all would keep pods on dead nodes for ever, and put them on control planes."""
+    """The taints to tolerate, by name: tolerating all would keep pods on dead nodes, and put them on control planes."""
     tainted = (_find_gpu_resource(profile),) if _find_gpu_resource(profile) in resource_requests(profile) else ()
     return tuple(dict.fromkeys((*tainted, *merge_pod_settings(profile).tolerations)))
 
 
 def build_pod_identity(needs: Pod) -> Manifest:
-    """As whom the pod runs and pulls."""
+    """The service account, priority class and pull secrets of the pod."""
     made = {
         "serviceAccountName": needs.service_account,
         "priorityClassName": needs.priority_class,
@@ -219,14 +237,14 @@ def _build_security_context(needs: Pod) -> Manifest:
 
 
 def validate_pod_profile(profile: Profile) -> None:
-    """What only the profile as a whole can get wrong, for a job in pods."""
+    """Raise ProfileError for faults of a job in pods that only the whole profile shows."""
     findings = []
     if profile.program and not profile.image:
         findings.append("image: the pods need one, with torch and the program in it")
     if profile.name[0].isdigit():
         findings.append(f"name: {profile.name} must begin with a letter, as names of Services do")
     if NODE_VARIABLE in profile.env:
-        findings.append(f"env.{NODE_VARIABLE}: each pod has another one, which torchyard writes; choose another name")
+        findings.append(f"env.{NODE_VARIABLE}: torchyard sets this in each pod; choose another name")
     if profile.nodes.max > _MAX_NODES:
         findings.append(f"nodes: at most {_MAX_NODES}, with more the last pods' names could be too long")
     if findings:

@@ -1,4 +1,4 @@
-"""A job that the user wrote himself: launched as it is, with a name, labels and a run id of the run's own."""
+"""A job from the user's own manifest: launched as it is, with the run's name, labels and rendezvous id."""
 
 import copy
 from collections.abc import Callable, Iterable, Mapping
@@ -23,7 +23,7 @@ from torchyard.pods import template as _pod
 from torchyard.pods.lint import lint_manifest
 from torchyard.pods.template import KeyPath, PodSet
 
-# What the manifest says itself; a profile that says it too would be believed and not obeyed.
+# Keys that the manifest itself decides; in the profile they would have no effect.
 _MANIFEST_OWNED_KEYS = (
     *("args", "env", "fabric", "hardware", "image", "mounts", "nodes", "options"),
     *("pod", "processes", "rendezvous", "resources", "setup"),
@@ -32,7 +32,7 @@ _MAX_HOST_NAME_CHARS = 63  # characters of a host name
 
 
 class JobKind(NamedTuple):
-    """What the launcher knows about its kind of job."""
+    """What a launcher knows about its kind of job."""
 
     api: str
     kind: str
@@ -42,13 +42,13 @@ class JobKind(NamedTuple):
     parts: Callable[[Mapping[str, Any]], Iterable[PodSet]]  # of the object that makes the pods
     inside: Callable[[Mapping[str, Any]], KeyPath] = (
         lambda _: ()
-    )  # where the main object has that one, if it is another
+    )  # the path to that object in the main one, if it is another
     ports: bool = False  # the controller gives each pod a port
     suffixed: bool = False  # pods' names end in a random word
 
 
 class _Task(NamedTuple):
-    """A part, its template, and the container in it that counts."""
+    """A part of the job, its pod template, and its main container."""
 
     part: PodSet
     template: dict[str, Any]
@@ -56,7 +56,7 @@ class _Task(NamedTuple):
 
 
 def plan_manifest(profile: Profile, run: Run, frame: JobKind) -> ManifestPlan:
-    """The manifest's job, after whatever else the file holds. ProfileError where it holds no such job, or two."""
+    """The plan of the manifest's job and the objects beside it. ProfileError unless it holds exactly one such job."""
     _validate_manifest(profile, run, frame)
     documents = [copy.deepcopy(each) for each in profile.manifest]
     main = next(each for each in documents if _is_main_job(each, frame))
@@ -87,7 +87,7 @@ def plan_manifest(profile: Profile, run: Run, frame: JobKind) -> ManifestPlan:
 
 
 def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, frame: JobKind) -> list[_Task]:
-    """Give the job, what is inside it and its pods the run's name, labels and rendezvous id; the job's parts."""
+    """Give the job, the object in it and its pods the run's name, labels and rendezvous id; return the job's parts."""
     job = get_nested(main, frame.inside(main))
     for each in (main, job):
         _add_labels(each, _pod.attempt_labels(profile, run))
@@ -102,7 +102,7 @@ def _adopt_job(main: dict[str, Any], profile: Profile, run: Run, frame: JobKind)
 
 
 def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -> dict[str, str]:
-    """What makes a companion the run's, so that it goes with it; nothing does so to one that holds data."""
+    """The labels by which a companion is deleted with the run; one that holds data needs the profile's consent."""
     if document.get("kind") not in etcd.DATA_KINDS:
         return {**_pod.attempt_labels(profile, run), _pod.ROLE_LABEL: "companion"}
     return (
@@ -113,7 +113,7 @@ def _companion_labels(document: Mapping[str, Any], profile: Profile, run: Run) -
 
 
 def has_protected_data(thing: Mapping[str, Any]) -> bool:
-    """Whether deleting an object would lose data that no profile lets go."""
+    """Whether deleting an object would lose data that no profile allows to be deleted."""
     return (
         thing.get("kind") in etcd.DATA_KINDS
         and pod_facts.get_mapping(thing, "metadata", "labels").get(_pod.ROLE_LABEL) != etcd.DISPOSABLE_ROLE
@@ -136,7 +136,7 @@ def _list_manifest_requirements(
 
 
 def _validate_manifest(profile: Profile, run: Run, frame: JobKind) -> None:
-    """What the profile must not say beside a manifest, and what the manifest must hold."""
+    """Raise ProfileError if the profile repeats what the manifest says, or the manifest does not hold one sound job."""
     twice = [key for key in _MANIFEST_OWNED_KEYS if key in profile.model_fields_set and getattr(profile, key)]
     found = [f"{key}: the manifest says it; change it there" for key in twice]
     jobs = sum(_is_main_job(each, frame) for each in profile.manifest)
@@ -189,7 +189,7 @@ def _list_namespaces(profile: Profile) -> list[str]:
 
 
 def _read_tasks(job: dict[str, Any], frame: JobKind) -> list[_Task]:
-    """The parts of a job that have a pod template; the container that counts is the operator's own, else the first."""
+    """The parts of a job that have a pod template; the main container is the operator's own, else the first."""
     tasks = []
     for part in frame.parts(job):
         template = get_nested(job, part.template)
@@ -199,7 +199,7 @@ def _read_tasks(job: dict[str, Any], frame: JobKind) -> list[_Task]:
 
 
 def _add_labels(thing: dict[str, Any], labels: dict[str, str]) -> None:
-    """Add labels, where `metadata:` or `labels:` may stand empty."""
+    """Add labels; `metadata:` or `labels:` may be empty."""
     metadata = thing.get("metadata") or {}
     thing["metadata"] = {**{key: value for key, value in metadata.items() if value is not None}}
     if joined := {**(metadata.get("labels") or {}), **labels}:
@@ -218,9 +218,9 @@ def _name_resource(document: dict[str, Any]) -> str:
 
 
 def _required_capacity(job: dict[str, Any], tasks: list[_Task], frame: JobKind) -> Capacity:
-    """What the first part's pods need of the nodes. Under the host's network a port is the node's: one pod has it.
+    """What the first part's pods need from the nodes. Under the host's network a port allows one pod per node.
 
-    As many pods as Volcano is told are waited for, else all.
+    The number of pods is Volcano's minAvailable, or else all.
     """
     spec = tasks[0].template["spec"]
     container = spec["containers"][0]

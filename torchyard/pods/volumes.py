@@ -15,18 +15,28 @@ def build_volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest
     shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if needs.shm else {}
     named = {path: _build_volume_source(mount) for path, mount in merge_mounts(profile).items()}
     read_only = {path for path, mount in merge_mounts(profile).items() if mount.read_only}
-    found = enumerate({**devices, **shm, **named}.items())
+    return _name_volumes("volume", {**devices, **shm, **named}, read_only)
+
+
+def build_init_volumes(needs: Pod, index: int) -> list[tuple[Manifest, Manifest]]:
+    """Each volume of the init container with this index, and its mount; no other container has it."""
+    mounts = needs.init[index].mounts
+    sources = {path: _build_volume_source(mount) for path, mount in mounts.items()}
+    return _name_volumes(f"init-{index}", sources, {path for path, mount in mounts.items() if mount.read_only})
+
+
+def _name_volumes(prefix: str, sources: dict[str, Manifest], read_only: set[str]) -> list[tuple[Manifest, Manifest]]:
     return [
         (
-            {"name": f"volume-{index}", **source},
-            {"name": f"volume-{index}", "mountPath": path, **({"readOnly": True} if path in read_only else {})},
+            {"name": f"{prefix}-{index}", **source},
+            {"name": f"{prefix}-{index}", "mountPath": path, **({"readOnly": True} if path in read_only else {})},
         )
-        for index, (path, source) in found
+        for index, (path, source) in enumerate(sources.items())
     ]
 
 
 def merge_mounts(profile: Profile) -> dict[str, Mount]:
-    """What the fabric and the profile mount; at the same path, the profile's."""
+    """The mounts of the fabric and the profile; at the same path, the profile's counts."""
     return {**(profile.network.mounts if profile.network else {}), **profile.mounts}
 
 
@@ -44,7 +54,7 @@ def _build_volume_source(mount: Mount) -> Manifest:
 
 
 def _build_claim_template(mount: Mount) -> Manifest | None:
-    """What a volume of the pod's own is made from."""
+    """The claim template of an ephemeral volume; None for any other mount."""
     if mount.ephemeral is None:
         return None
     spec = {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": mount.ephemeral}}}

@@ -1,4 +1,4 @@
-"""A manifest that somebody else wrote, as the pods it makes. Nothing is taken for granted about its shape."""
+"""A user's manifest, read as the pods that it creates. Nothing is assumed about its shape."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -16,7 +16,7 @@ _WORKLOAD_KINDS: tuple[tuple[str, str, WorkloadKind], ...] = (
 APPWRAPPER_KIND = "AppWrapper"
 ETCD_IMAGE_PATTERN = re.compile(r"(?:.*/)?etcd(?::v?(?P<major>\d{1,3})\.(?P<minor>\d{1,3}).*|[:@].*)?", re.DOTALL)
 _SHELLS = frozenset({"sh", "dash", "ash", "bash", "ksh", "zsh"})
-SUBSTITUTED_TEXT = "\0"  # stands for what a shell substitutes: nobody knows it before
+SUBSTITUTED_TEXT = "\0"  # stands for what a shell substitutes, which is not known before
 _QUOTED_PATTERN = re.compile(r"""'([^']*)'|"((?:\\.|[^"\\])*)"|(?<!\S)#[^\n]*""", re.DOTALL)
 _SUBSTITUTION_PATTERN = re.compile(r"\$\(\([^()]*\)\)|\$\([^()]*\)|`[^`]*`")
 _VALUELESS_OPTIONS = {
@@ -32,7 +32,7 @@ _TORCHRUN_PATTERN = re.compile(r"(?:.*/)?torchrun|torch\.distributed\.(?:run|lau
 
 
 def yaml_value(node: object, *keys: str) -> Any:
-    """The value under these keys; None where one is missing, or is no mapping."""
+    """The value under these keys; None if one is missing or is not a mapping."""
     for key in keys:
         node = node.get(key) if isinstance(node, Mapping) else None
     return node
@@ -56,7 +56,7 @@ def yaml_entries(at: str, value: object) -> Iterator[tuple[str, YamlNode]]:
 
 
 class ManifestContainer(NamedTuple):
-    """One container, and the path that leads to it."""
+    """One container, and its path in the manifest."""
 
     at: str
     spec: YamlNode
@@ -76,7 +76,7 @@ class ManifestContainer(NamedTuple):
 
     @property
     def shell(self) -> str:
-        """`sh`, `bash` ..., where the command is a script for one; else nothing."""
+        """The shell, such as `sh` or `bash`, if the command is a script for one; else empty."""
         return self._shell[0]
 
     @property
@@ -101,19 +101,22 @@ class ManifestContainer(NamedTuple):
     def calls(self) -> list[list[tuple[str, str]]]:
         """The options of every torchrun that is started, each as name and value."""
         words = _split_script(self.script) if self.shell else self.argv
-        if self.shell and '"$@"' in self.script:  # the words that stand after the script
+        if self.shell and '"$@"' in self.script:  # the words after the script
             words += self.argv[self.argv.index(self.script) + 1 :]
         return [_read_options(words[at + 1 :]) for at, word in enumerate(words) if _TORCHRUN_PATTERN.fullmatch(word)]
 
     def option(self, name: str) -> str | None:
-        """An option of torchrun as the command has it, else as the environment has it."""
+        """An option of torchrun from the command, or else from the environment; `$NAME` if a field is its source."""
         given = [value for call in self.calls for key, value in call if key == name]
-        variable = yaml_value(self.env.get(f"PET_{name.upper().replace('-', '_')}"), "value")
-        return given[-1] if given else variable if isinstance(variable, str) else None
+        variable = f"PET_{name.upper().replace('-', '_')}"
+        value = yaml_value(self.env.get(variable), "value")
+        if yaml_value(self.env.get(variable), "valueFrom"):
+            value = f"${variable}"
+        return given[-1] if given else value if isinstance(value, str) else None
 
 
 def _split_script(script: str) -> list[str]:
-    """The words of a script: a quoted one is whole, a substituted one is HIDDEN, `;` ends every command."""
+    """The words of a script: a quoted one is whole, a substituted one is SUBSTITUTED_TEXT, `;` ends every command."""
     hidden, left = "", script.replace("\\\n", " ")
     while left != hidden:
         hidden, left = left, _SUBSTITUTION_PATTERN.sub(SUBSTITUTED_TEXT, left)
@@ -135,13 +138,13 @@ def _read_options(words: list[str]) -> list[tuple[str, str]]:
 
 
 def is_floating_image(image: str) -> bool:
-    """Whether the image is latest, said or not."""
+    """Whether the image's tag is latest, explicitly or by default."""
     tail = image.rpartition("/")[2]
     return "@" not in image and (":" not in tail or tail.endswith(":latest"))
 
 
 def is_new_etcd(image: str) -> bool:
-    """etcd 3.6 or newer."""
+    """Whether the image is etcd 3.6 or newer."""
     match = ETCD_IMAGE_PATTERN.fullmatch(image)
     version = (int(match["major"]), int(match["minor"])) if match and match["major"] else None
     return bool(match) and (version >= (3, 6) if version else is_floating_image(image))
@@ -209,14 +212,14 @@ class Workload(NamedTuple):
 
     @property
     def pods(self) -> Iterator[str]:
-        """The names of the pods, of a job without end its first ones."""
+        """The names of the pods; of an absurdly large group only the first 1000."""
         for group in self.groups:
             for place in range(min(group.replicas, 1000)):
                 yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{place}"
 
 
 def read_workloads(item: object, where: str = "") -> Iterator[Workload]:
-    """The pods that an object makes, or the objects wrapped in it; none of kinds that nobody reads here."""
+    """The workload that an object is, or those wrapped in it; none for kinds that are not known here."""
     api, said = yaml_text(yaml_value(item, "apiVersion")), yaml_text(yaml_value(item, "kind"))
     name, namespace = (
         yaml_text(yaml_value(item, "metadata", "name")),
@@ -234,7 +237,7 @@ def read_workloads(item: object, where: str = "") -> Iterator[Workload]:
 
 
 def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
-    """What an AppWrapper holds, of either kind; not another AppWrapper, which no controller takes."""
+    """The objects in an AppWrapper of either version, without other AppWrappers, which no controller accepts."""
     items = [
         *yaml_list(yaml_value(wrapper, "spec", "components")),
         *yaml_list(yaml_value(wrapper, "spec", "resources", "GenericItems")),

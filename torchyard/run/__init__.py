@@ -1,1 +1,1 @@
-"""One run from its beginning to its end: the runner, its folder, its report, and coming back."""
+"""One run from its beginning to its end: the runner, its folder, its report, and resuming it."""

@@ -1,6 +1,7 @@
-"""The end of a run: written down, torn down, reported."""
+"""Ends a run: records the end, tears down what is open, and writes the report."""
 
 import time
+from pathlib import Path
 from typing import Protocol
 
 from torchyard.backend import backend_of
@@ -10,13 +11,16 @@ from torchyard.model.errors import FolderError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, End, Outcome, Report, Status, Step
+from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import RunFolder
 from torchyard.run.report import render_text
 from torchyard.run.reporter import Reporter
+from torchyard.trend.night import build_record, compare_run
+from torchyard.trend.records import RunIdentity, history_path
 
 
 class _OpenRun(Protocol):
-    """What the end must know of a run (see Runner)."""
+    """What RunFinisher needs from a run (see Runner)."""
 
     profile: Profile
     folder: RunFolder
@@ -33,17 +37,21 @@ class _OpenRun(Protocol):
 
 
 class RunFinisher:
-    """Brings one run to the end that it has come to. Signals are held off meanwhile."""
+    """Finishes one run with the end that was decided. The caller holds signals off while it works."""
 
     def __init__(self, run: _OpenRun) -> None:
         self._run = run
 
     def finish(self, end: End, sentence: str) -> Report:
-        """Say which end it is, tear down what is still open, write the report, and show it.
+        """Record the end, tear down what is still open, write the report, and show it.
 
-        RunInUseError where another process carries the run by now.
+        A run that succeeded ends as failed if its number became worse and its profile asks for that.
+        RunInUseError if another process owns the run by now.
         """
         run = self._run
+        trend, history = self._compare(end)
+        if trend and trend.verdict == "worse" and run.profile.trend and run.profile.trend.on_regression == "fail":
+            end, sentence = "failed", f"{trend.sentence}; see {history}"
         self._record(end, sentence)
         if run.open:
             self._abandon(*run.open, sentence)
@@ -57,6 +65,8 @@ class RunFinisher:
             attempts=tuple(run.attempts),
             left=tuple(dict.fromkeys(run.left)),
             folder=str(run.folder.path),
+            trend=trend,
+            history=str(history),
         )
         report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
@@ -69,27 +79,38 @@ class RunFinisher:
         run.reporter.show_report(report)
         return report
 
+    def _compare(self, end: End) -> tuple[TrendVerdict | None, Path]:
+        """Keep the run's numbers, and compare them with those of earlier runs; returns also where they are."""
+        run = self._run
+        runs, identity = run.folder.path.parent, RunIdentity(run.folder.name, round(run.began, 3))
+        collected = run.attempts[-1].collected if run.attempts else None
+        record = build_record(run.profile, identity, end, collected)
+        return compare_run(runs, record), history_path(runs, record.key)
+
     def _record(self, end: End, sentence: str) -> None:
-        """Write down what the next process shall make of it, here and where another machine reads it."""
+        """Record the end for the next process, in the journal and where another machine can read it."""
         sentence = secrets.mask_text(sentence)
         self._run.folder.note("ending", end=end, sentence=sentence)
         if self._run.open:
             backend_of(self._run.open[1]).record_ending(end, sentence)
 
     def _abandon(self, number: int, plan: Plan, why: str) -> None:
-        """End an attempt in the middle: stop it first, then read what it left."""
+        """Cut an attempt short: stop it and read its last lines, remove it, and collect what it left."""
         run = self._run
-        stopped = Outcome(status=Status(state="failed", reason=why), cause="stopped", exits={})
+        outcome = run.folder.outcome(number)
+        if not outcome:
+            lost = backend_of(plan).stop_unwatched()
+            outcome = Outcome(status=Status(state="failed", reason=why), cause="stopped", exits={}, lost=lost)
         run.left += run.remove(plan)
         try:
-            run.close(number, plan, run.folder.outcome(number) or stopped)
+            run.close(number, plan, outcome)
         except RunInUseError:
             raise
         except TorchyardError as error:
             run.left.append(str(error))
 
     def _release(self) -> None:
-        """Nobody need look after the run any more; what is left of it is the sweep's."""
+        """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""
         if not self._run.plan:
             return
         backend = backend_of(self._run.plan)

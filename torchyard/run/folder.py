@@ -1,13 +1,13 @@
-"""A run's folder: who carries the run, its lease, its journal and its attempts. It outlives every process.
+"""A run's folder: who owns the run, its lease, its journal and its attempts. It outlives every process.
 
-lock           held (flock) by the process that carries the run
-lease          touched while somebody looks after the run; its content is the time, in seconds, that it lasts
-journal        one JSON line an event: start, step, end
-attempt-N/     plan.json (written before anything is started), outcome.json, one folder a kept process
+lock           held (flock) by the process that owns the run
+lease          touched while a process watches the run; its content is how long it lasts, in seconds
+journal        one JSON line per event: start, step, end
+attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process
 checkpoints/   what the program saves, shared by all attempts
-report.json    the end
+report.json    the report
 
-What a comeback is decided from outlives a power cut: it is on the disk before what it tells is begun.
+Whatever decides how a run is resumed survives a power cut: it is synced to disk before the action that it announces.
 """
 
 import contextlib
@@ -22,7 +22,8 @@ from typing import Any, TypeVar
 
 from pydantic import BaseModel, ValidationError
 
-from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file
+from torchyard.common.private_files import FILE_MODE, make_private_folder, open_private_file, sync_folder
+from torchyard.common.project_root import default_runs_folder
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import FolderError, RunInUseError
 from torchyard.model.plan import Plan
@@ -30,17 +31,16 @@ from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.run import Attempt, Outcome, Report, Run
 from torchyard.run import journal
 
-_ROOT = Path(__file__).resolve().parents[2]
 N = TypeVar("N", bound=BaseModel)
-_LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # what flock says of a lock that another process holds
-_LOCK_TIMEOUT_S = 0.2  # how long somebody may hold the lock who only looks whether a process does
+_LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's errors when another process holds the lock
+_LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
 _LOG = logging.getLogger("torchyard")
-_UNREADABLE_REMEDY = "what was started is not known any more: end it by hand, then remove the folder"
+_UNREADABLE_REMEDY = "what was started is no longer known: end it by hand, then remove the folder"
 
 
 def runs_folder() -> Path:
-    """Where all runs are: TORCHYARD_RUNS, or `runs` in the project."""
-    return Path(os.environ.get("TORCHYARD_RUNS") or _ROOT / "runs").expanduser().absolute()
+    """The folder of all runs: TORCHYARD_RUNS, or `runs` in the checkout or, for a wheel, in the current folder."""
+    return Path(os.environ.get("TORCHYARD_RUNS") or default_runs_folder()).expanduser().absolute()
 
 
 class AttemptPlan(FrozenModel):
@@ -51,7 +51,7 @@ class AttemptPlan(FrozenModel):
 
 
 class RunFolder:
-    """The folder of one run. Nothing in it is needed to read another one."""
+    """The folder of one run. It can be read without any other run's folder."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -64,11 +64,11 @@ class RunFolder:
     def name(self) -> str:
         return self.path.name
 
-    # --- who carries it
+    # --- who owns it
 
     @contextlib.contextmanager
     def owned(self) -> Iterator[None]:
-        """Carry the run: RunInUseError where another process does, FolderError where the folder cannot be used."""
+        """Own the run. RunInUseError if another process owns it, FolderError if the folder cannot be used."""
         with self._usable():
             make_private_folder(self.path)
         lock = self._lock(_LOCK_TIMEOUT_S)
@@ -83,14 +83,14 @@ class RunFolder:
             os.close(lock)
 
     def is_owned(self) -> bool:
-        """Whether a living process on this machine carries the run."""
+        """Whether a living process on this machine owns the run."""
         lock = self._lock(0.0)
         if lock is not None:
             os.close(lock)
         return lock is None
 
     def _lock(self, patience: float) -> int | None:
-        """The lock's file descriptor; None where another process holds it."""
+        """The lock's file descriptor; None if another process holds it."""
         with self._usable():
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
         until = time.monotonic() + patience
@@ -119,7 +119,7 @@ class RunFolder:
     # --- the lease
 
     def renew(self, seconds: float) -> None:
-        """Say that somebody looks after the run. Renewing takes no room: a full disk ends no run."""
+        """Renew the lease. This needs no disk space, so a full disk ends no run."""
         lease = self.path / "lease"
         with self._usable():
             if not lease.exists():
@@ -127,12 +127,12 @@ class RunFolder:
             os.utime(lease)
 
     def extend(self) -> None:
-        """Begin the lease anew, where there is one: the run is on its way back."""
+        """Restart the lease, if there is one: the run is about to be resumed."""
         with self._usable(), contextlib.suppress(FileNotFoundError):
             os.utime(self.path / "lease")
 
     def lease_left(self) -> float:
-        """Seconds until the lease ends; negative once it has, or where nobody has ever renewed it."""
+        """Seconds until the lease ends; negative if it has ended or was never renewed."""
         lease = self.path / "lease"
         with self._usable():
             try:
@@ -141,7 +141,7 @@ class RunFolder:
                 return -1.0
 
     def _lease_s(self) -> float | None:
-        """How long the lease lasts; a file that is torn is no reason to end what the attempt's plan tells as well."""
+        """How long the lease lasts. If its file is torn, the attempt's plan says it as well."""
         try:
             return float((self.path / "lease").read_text(encoding="utf-8"))
         except ValueError:
@@ -153,7 +153,7 @@ class RunFolder:
     def note(self, event: str, **facts: Any) -> None:
         """Append an event.
 
-        FolderError where a start cannot be written. Later a full disk must not keep a run from its teardown.
+        FolderError if a start cannot be written. Later events may be lost: a full disk must not prevent teardown.
         """
         try:
             with self._usable():
@@ -163,12 +163,12 @@ class RunFolder:
                 raise
 
     def events(self) -> list[dict[str, Any]]:
-        """What has happened; a line that is torn is reported and left out."""
+        """All events so far; a torn line is reported and skipped."""
         with self._usable():
             return journal.read_events(self.path / "journal")
 
     def last(self, event: str) -> dict[str, Any]:
-        """The last event of a kind; empty where there is none."""
+        """The last event of a kind; empty if there is none."""
         return next((each for each in reversed(self.events()) if each["event"] == event), {})
 
     # --- the attempts
@@ -211,16 +211,16 @@ class RunFolder:
         return self._read(self.path / "report.json", Report)
 
     def _write(self, path: Path, noun: BaseModel) -> None:
-        """Whole or not at all: readers never see half a file, nor does who comes back after a power cut."""
+        """Write a file atomically: no reader sees half of it, not even after a power cut."""
         with self._usable():
             make_private_folder(path.parent)
             part = path.with_suffix(".part")
             _write_synced_file(part, noun.model_dump_json(indent=1) + "\n")
             part.replace(path)
-            journal.sync_folder(path.parent)
+            sync_folder(path.parent)
 
     def _read(self, path: Path, kind: type[N]) -> N | None:
-        """FolderError where there is something that cannot be read: it is not the same as nothing."""
+        """Parse a file; None if it does not exist. FolderError if it cannot be read, which is not the same."""
         with self._usable():
             try:
                 return kind.model_validate_json(path.read_bytes())
@@ -231,11 +231,11 @@ class RunFolder:
                 raise FolderError(str(self.path), why, _UNREADABLE_REMEDY) from error
 
     def _read_whole(self, path: Path, kind: type[N]) -> N | None:
-        """What can be found out again, where it is whole: how a job ended is asked of its keepers or pods."""
+        """Parse a file whose facts supervisors or pods can report again; None if it is missing or unreadable."""
         try:
             return self._read(path, kind)
         except FolderError as error:
-            _LOG.warning("%s is left out: %s", path.name, error.why)
+            _LOG.warning("%s is ignored: %s", path.name, error.why)
             return None
 
 
@@ -245,7 +245,7 @@ def list_run_folders() -> list[RunFolder]:
 
 
 def _try_lock(lock: int) -> bool:
-    """Whether the lock is ours now; OSError where the filesystem has none."""
+    """Whether the lock is ours now; OSError if the filesystem does not support locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -256,7 +256,7 @@ def _try_lock(lock: int) -> bool:
 
 
 def _write_synced_file(path: Path, text: str) -> None:
-    """Write a file that is on the disk afterwards."""
+    """Write a file and sync it to disk."""
     with open(path, "w", encoding="utf-8", opener=open_private_file) as file:
         file.write(text)
         file.flush()

@@ -1,4 +1,4 @@
-"""Holds the lease of a run's folder: renewed from its start until its teardown is done, whatever step takes long."""
+"""Renews the lease of a run's folder, from the run's start to the end of its teardown, however long a step takes."""
 
 import contextlib
 import contextvars
@@ -14,7 +14,7 @@ _RENEW_INTERVAL_S = 2.0
 
 @contextlib.contextmanager
 def hold_folder_lease(folder: RunFolder, seconds: float) -> Iterator[None]:
-    """Renew the lease on a thread of its own; no step and no call to Prefect holds that up."""
+    """Renew the lease on its own thread, so that no step and no call to Prefect delays it."""
     over = threading.Event()
     run = contextvars.copy_context().run  # the run's log belongs to a context
     threading.Thread(target=run, args=(_renew_folder_lease, folder, seconds, over), daemon=True, name="lease").start()
@@ -25,7 +25,7 @@ def hold_folder_lease(folder: RunFolder, seconds: float) -> Iterator[None]:
 
 
 def _renew_folder_lease(folder: RunFolder, seconds: float, over: threading.Event) -> None:
-    """Renew until it is over; a folder that cannot be written ends no job, and is reported once."""
+    """Renew until `over` is set. A folder that cannot be written is reported once, and ends no job."""
     said = ""
     while True:
         try:
@@ -40,7 +40,7 @@ def _renew_folder_lease(folder: RunFolder, seconds: float, over: threading.Event
 
 
 def read_renewal_time(folder: RunFolder) -> float:
-    """When a process last said that it looked after the run; 0 where none did."""
+    """When the lease was last renewed; 0 if it never was."""
     try:
         return (folder.path / "lease").stat().st_mtime
     except OSError:

@@ -1,4 +1,4 @@
-"""What a run's journal tells of its earlier processes: since when it runs, their steps, and how they were lost."""
+"""What a run's journal says about earlier processes: when the run started, their steps, and how they were lost."""
 
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
@@ -13,24 +13,24 @@ JournalEvent = dict[str, Any]
 
 
 def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
-    """The journal from where the run was begun, or begun anew after its end."""
+    """The events since the run was started, or started again after its end."""
     fresh = [at for at, event in enumerate(events) if event["event"] == "start" and event.get("entry") == "fresh"]
     return list(events[fresh[-1] if fresh else 0 :])
 
 
 def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
-    """When the run was begun, by its first process."""
+    """When the run's first process started it; `now` if the journal is empty."""
     return min([float(event["at"]) for event in _select_present_events(events)[:1]], default=now)
 
 
 def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
-    """The steps of the processes before the last one, and what came between them."""
+    """The steps of all processes but the last one, and the gaps between the processes."""
     lives = split_by_start(_select_present_events(events))
     return [step for life, after in pairwise(lives) for step in _list_process_steps(life, after[0])]
 
 
 def _list_process_steps(life: Sequence[JournalEvent], after: JournalEvent) -> Iterator[Step]:
-    """The steps of one process, and how long nobody looked after the run until the next one."""
+    """The steps of one process, and the gap until the next process took over."""
     for event in life:
         if event["event"] == "did":
             yield Step(name=event["name"], seconds=event["seconds"], detail=event["detail"])
@@ -44,27 +44,29 @@ def _list_process_steps(life: Sequence[JournalEvent], after: JournalEvent) -> It
         took = _elapsed_seconds(life[-1]["at"], seen)
         yield Step(name=life[-1]["name"], seconds=took, detail="cut off: the launcher was lost")
     at = datetime.fromtimestamp(seen, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    detail = f"the launcher ({_describe_process(life[0])}) was lost{where} at {at}; {_describe_process(after)} goes on"
+    detail = (
+        f"the launcher ({_describe_process(life[0])}) was lost{where} at {at}; {_describe_process(after)} took over"
+    )
     yield Step(name="comeback", seconds=_elapsed_seconds(seen, after["at"]), detail=detail)
 
 
 def describe_last_loss(steps: Sequence[Step]) -> str:
-    """The last loss of a launcher, in a sentence; empty where the last process ended by itself."""
+    """The last loss of a launcher in a sentence; empty if the last process was not lost."""
     last = steps[-1] if steps else None
     return f"{last.detail} after {format_duration(last.seconds)}" if last and last.name == "comeback" else ""
 
 
 def _find_last_sign(life: Sequence[JournalEvent], after: JournalEvent) -> float:
-    """The last sign of life of a process."""
+    """When a process last gave a sign of life."""
     return max(float(life[-1]["at"]), float(life[0].get("seen_at") or 0), float(after.get("lost_at") or 0))
 
 
 def _elapsed_seconds(one: float, other: float) -> float:
-    """Seconds, never negative: the two may come from two clocks."""
+    """Seconds from one time to the other; never negative, because they may come from two clocks."""
     return max(other - one, 0.0)
 
 
 def _describe_process(start: JournalEvent) -> str:
-    """A process, as it is told to a person."""
+    """A process as shown to a user."""
     host = f" on {start['host']}" if start.get("host") else ""
     return str(start.get("holder") or f"process {start['pid']}{host}")

@@ -1,7 +1,5 @@
-"""A run's journal: one JSON line an event, which outlives a crash, a full disk and a power cut."""
+"""A run's journal: one JSON line per event. It survives a crash, a full disk and a power cut."""
 
-import contextlib
-import errno
 import functools
 import json
 import logging
@@ -10,28 +8,22 @@ import time
 from pathlib import Path
 from typing import Any
 
-from torchyard.common.private_files import open_private_file
+from torchyard.common.private_files import append_line
 
 _LOG = logging.getLogger("torchyard")
 
 
 def append_event(journal: Path, event: str, facts: dict[str, Any]) -> None:
-    """Write an event down, on the disk; one write, so that two processes cannot tear each other's line. OSError."""
-    line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts}) + "\n"
-    with open(journal, "ab+", buffering=0, opener=open_private_file) as file:
-        # Behind a torn line: what begins on a line of its own can be read.
-        end = file.seek(0, os.SEEK_END)
-        torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
-        data = b"\n" * torn + line.encode()
-        if file.write(data) < len(data):
-            raise OSError(errno.ENOSPC, "no room for all of its journal")
-        os.fsync(file.fileno())
-    for folder in () if end else (journal.parent, journal.parent.parent):
-        sync_folder(folder)
+    """Append an event and sync it to disk. OSError.
+
+    It is one write, so that two processes cannot tear each other's lines.
+    """
+    line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts})
+    append_line(journal, line)
 
 
 def read_events(journal: Path) -> list[dict[str, Any]]:
-    """What has happened. A line that a crash or a full disk has torn is reported and left out. OSError."""
+    """All events so far. A line that a crash or a full disk has torn is reported and skipped. OSError."""
     try:
         lines = journal.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -43,18 +35,8 @@ def read_events(journal: Path) -> list[dict[str, Any]]:
     return [event for event in events if event]
 
 
-def sync_folder(folder: Path) -> None:
-    """Bring what a folder lists to the disk, where its filesystem can do that."""
-    with contextlib.suppress(OSError):
-        fd = os.open(folder, os.O_RDONLY)
-        try:
-            os.fsync(fd)
-        finally:
-            os.close(fd)
-
-
 def _read_event(line: bytes) -> dict[str, Any] | None:
-    """One line of a journal; None where it is torn."""
+    """Parse one line of a journal; None if it is torn."""
     try:
         event = json.loads(line)
     except ValueError:
@@ -65,5 +47,5 @@ def _read_event(line: bytes) -> dict[str, Any] | None:
 
 @functools.cache
 def _report_torn_line(path: str, number: int) -> None:
-    """Once a process: a journal is read many times."""
-    _LOG.warning("run folder %s: line %d of its journal is torn and left out", path, number)
+    """Report a torn line once per process: a journal is read many times."""
+    _LOG.warning("run folder %s: line %d of its journal is torn and skipped", path, number)

@@ -1,4 +1,4 @@
-"""What another attempt does otherwise: it keeps off the nodes that failed, where the profile allows that."""
+"""What the next attempt changes: it avoids the nodes that failed, if the profile says so."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -9,7 +9,7 @@ from torchyard.model.run import Attempt
 from torchyard.pods.template import merge_pod_settings
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
-# What lies with the place and not with the node: nobody is kept off a node for these.
+# Causes that have nothing to do with the node: no node is avoided for these.
 _NODE_INDEPENDENT_CAUSES = frozenset(
     {"preempted", "pod-deleted", "rendezvous-store", "image", "registry", "image-pull", "port-taken"}
 )
@@ -26,7 +26,7 @@ def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
 
 
 def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
-    """The profile of the next attempt."""
+    """The profile of the next attempt, in which failed machines are avoided."""
     failed = _list_failed_machines(attempts) if profile.avoid_failed else ()
     if not failed:
         return profile

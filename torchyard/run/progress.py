@@ -1,4 +1,4 @@
-"""What a person sees while the job runs: rank 0's measurements, as lines and as a share that is done."""
+"""What a user sees while the job runs: rank 0's measurements as log lines, and the percentage that is done."""
 
 import time
 
@@ -14,9 +14,9 @@ _MAX_LINE_CHARS = 500  # characters of a line
 
 
 class Progress:
-    """Called by wait with rank 0's new lines. Its own troubles never reach the job.
+    """Called by `wait` with rank 0's new lines. Its own failures never affect the job.
 
-    A cancel is looked for every other second, and ends the wait.
+    Every two seconds it checks whether the run was cancelled, which ends the wait.
     """
 
     def __init__(self, name: str, metrics: MetricsFormat, reporter: Reporter) -> None:
@@ -33,7 +33,7 @@ class Progress:
             self.close()
 
     def close(self) -> None:
-        """Say what has not been said yet: the last row may come less than two seconds after the one before."""
+        """Report what has not been reported yet: the last row may come less than two seconds after the one before."""
         if self._row:
             get_log().info("%s", escaping.single_line(describe_row(self._row), _MAX_LINE_CHARS))
             if (done := read_progress(self._row)) is not None:

@@ -1,9 +1,10 @@
-"""The end of a run, for the terminal, for Prefect and for report.json: bounded, whatever the run was.
+"""The report of a run, for the terminal, for Prefect and for report.json: bounded, however long the run was.
 
-What programs, hosts and clusters have said is quoted here; common/escaping.py takes from it what would be obeyed.
+It quotes what programs, hosts and clusters printed; common/escaping.py removes what a terminal or browser would obey.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
@@ -15,6 +16,8 @@ from torchyard.common.escaping import (
     shorten_text,
     single_line,
 )
+from torchyard.diagnosis.fabric import tabulate_nodes
+from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
 from torchyard.model.plan import CommandPlan
 from torchyard.model.requirements import Check
@@ -30,18 +33,16 @@ _MAX_PAGE_BYTES = 200_000
 
 
 def render_text(report: Report) -> str:
-    """What the terminal shows."""
+    """The report as the terminal shows it."""
     head = f"{report.profile}  {report.run}  {report.end} in {format_duration(report.seconds)}"
-    steps = _select_ends(report.steps, _MAX_STEPS)
-    lines = [
-        head,
-        *(
-            f"  {each.name:<12} {format_duration(each.seconds):>9}   {single_line(each.detail, _MAX_DETAIL_CHARS)}"
-            for each in steps
-        ),
-    ]
+    lines = [head]
+    for each in _select_ends(report.steps, _MAX_STEPS):
+        detail = single_line(each.detail, _MAX_DETAIL_CHARS)
+        lines.append(f"  {each.name:<12} {format_duration(each.seconds):>9}   {detail}")
     lines += [f"  {name:<12} {told}" for name, told in _format_attempts(report)]
     lines.append(f"  {report.end:<12} {_indent_sentence(report.sentence)}")
+    lines += [f"  {name:<12} {told}" for name, told in _format_findings(report)]
+    lines += _align_columns(_format_nodes(report), str.ljust)
     lines += [f"  {'left':<12} {thing}" for thing in _format_leftovers(report)]
     if report.collected:
         lines += [f"  {'log':<12} {path}  {told}" for path, told in _format_logs(report.collected.logs)]
@@ -51,7 +52,7 @@ def render_text(report: Report) -> str:
 
 
 def render_markdown(report: Report) -> str:
-    """What Prefect's page of the run shows: at most PAGE_BYTES, the plot inside where there is room for it."""
+    """The report as Prefect's page of the run shows it: at most _MAX_PAGE_BYTES, with the plot if it fits."""
     rows = report.collected.metrics.rows if report.collected else ()
     picture = draw_plot(rows, _varying_columns(rows))
     whole = _render_page(report, picture)
@@ -65,6 +66,10 @@ def _render_page(report: Report, picture: str | None) -> str:
         ["step", "took", ""],
         [[each.name, format_duration(each.seconds), shorten_text(each.detail, _MAX_DETAIL_CHARS)] for each in steps],
     )
+    causes = _format_findings(report)
+    parts += ["", *_markdown_table(["cause", ""], causes)] if causes else []
+    if nodes := _format_nodes(report):
+        parts += ["", *_markdown_table(nodes[0], nodes[1:])]
     parts += ["", *_markdown_table(["attempt", ""], _format_attempts(report))] if _format_attempts(report) else []
     parts += (
         ["", *_markdown_table(["left behind"], [[thing] for thing in _format_leftovers(report)])] if report.left else []
@@ -80,13 +85,13 @@ def _render_page(report: Report, picture: str | None) -> str:
 
 
 def _select_ends(things: Sequence[T], most: int) -> Sequence[T]:
-    """The first and the last of many."""
+    """The first and the last things, if there are more than `most`."""
     half = most // 2
     return things if len(things) <= most else [*things[:half], *things[-half:]]
 
 
 def _indent_sentence(sentence: str) -> str:
-    """A sentence of several lines, none of which looks like a row of the report."""
+    """Indent a sentence of several lines, so that none of them looks like a row of the report."""
     return "\n      ".join(single_line(each) for each in shorten_text(sentence, MAX_SENTENCE_CHARS).split("\n"))
 
 
@@ -101,7 +106,7 @@ def _format_leftovers(report: Report) -> list[str]:
 
 
 def _format_logs(files: Sequence[LogFile]) -> list[tuple[str, str]]:
-    """Path and wholeness of each log; of many those that lack something, the first, the last, and the rest as one."""
+    """Path and completeness of each log; of many, the first, the last, incomplete ones, and the rest as one line."""
     every = range(len(files))
     lacking = [at for at in every if files[at].lost][: _MAX_LOGS // 2]
     shown = every if len(files) <= _MAX_LOGS else sorted({*_select_ends(every, _MAX_LOGS // 2), *lacking})
@@ -114,9 +119,56 @@ def _format_logs(files: Sequence[LogFile]) -> list[tuple[str, str]]:
 
 
 def _format_attempts(report: Report) -> list[tuple[str, str]]:
-    """How each attempt ended, and on which machine, where there was more than one."""
+    """How each attempt ended and on which machine; empty if there was only one attempt."""
     several = report.attempts if len(report.attempts) > 1 else ()
     return [(f"attempt {each.number}", single_line(_describe_attempt(each), _MAX_DETAIL_CHARS)) for each in several]
+
+
+def _format_findings(report: Report) -> list[tuple[str, str]]:
+    """Why a run failed, what its network was, and how its number compares with earlier runs."""
+    trend = report.trend
+    told = [("trend", single_line(f"{trend.verdict}: {trend.sentence}", _MAX_DETAIL_CHARS))] if trend else []
+    return [*_format_cause(report), *_format_endings(report), *_format_fabric(report), *told]
+
+
+def _format_fabric(report: Report) -> list[tuple[str, str]]:
+    """The verdict on the network, and the first line that proves it."""
+    found = report.collected.fabric if report.collected else None
+    if found is None:
+        return []
+    told = f"{found.verdict}: {found.sentence}"
+    return [
+        (name, single_line(text, _MAX_DETAIL_CHARS)) for name, text in (("fabric", told), ("", found.proof)) if text
+    ]
+
+
+def _format_nodes(report: Report) -> list[list[str]]:
+    """The network of each node, as a table, if it is not as promised."""
+    found = report.collected.fabric if report.collected else None
+    rows = tabulate_nodes(found) if found else []
+    return [[single_line(cell, 4 * _MAX_CELL_CHARS) for cell in row] for row in rows]
+
+
+def _format_endings(report: Report) -> list[tuple[str, str]]:
+    """The failures of the tries of the job's own controller in the last attempt; empty if it has tried only once."""
+    outcome = report.attempts[-1].outcome if report.attempts else None
+    if outcome is None or not outcome.status.retries:
+        return []
+    told = [
+        f"{each.node} {describe_exit(each.exit_code)} at {datetime.fromtimestamp(each.at, UTC):%H:%M:%S} UTC"
+        for each in outcome.endings
+    ]
+    return [("try", each) for each in _select_ends(told, _MAX_STEPS)]
+
+
+def _format_cause(report: Report) -> list[tuple[str, str]]:
+    """The slug of a failed run's cause, whether another attempt may work, and the line that proves it."""
+    failure = report.collected.failure if report.collected and report.end == "failed" else None
+    if failure is None:
+        return []
+    worth = "worth another attempt" if failure.retry else "another attempt would not help"
+    proof = [("proof", single_line(failure.line, _MAX_DETAIL_CHARS))] if failure.line else []
+    return [("cause", f"{failure.cause}, {worth}"), *proof]
 
 
 def _describe_attempt(attempt: Attempt) -> str:
@@ -150,13 +202,13 @@ def _describe_log(log: LogFile) -> str:
 
 
 def _varying_columns(rows: Sequence[Row]) -> list[str]:
-    """The keys that tell rows apart, in the order in which they appear; totals (`epochs` beside `epoch`) left out."""
+    """The keys whose values differ between rows, in order of appearance, without totals (`epochs` beside `epoch`)."""
     keys = dict.fromkeys(key for row in rows for key in row if key not in _TOTAL_KEYS)
     return [key for key in keys if len(rows) < 2 or len({row.get(key) for row in rows}) > 1]
 
 
 def _summary_values(metrics: Metrics) -> list[tuple[str, str]]:
-    """What held for the whole run: what every row says alike, and what the program summed up."""
+    """Values that hold for the whole run: those that are equal in every row, and the program's own summary."""
     rows = metrics.rows
     apart = {*_varying_columns(rows), *_TOTAL_KEYS}
     alike = {key: value for key, value in rows[0].items() if key not in apart} if rows else {}
@@ -172,7 +224,7 @@ def _summary_values(metrics: Metrics) -> list[tuple[str, str]]:
 
 
 def _table_cells(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
-    """The head of the table of metrics, and its rows; what a program calls a column is cut as well."""
+    """The head of the table of metrics, and its rows; long column names are cut as well."""
     keys = _varying_columns(metrics.rows)[:_MAX_COLUMNS]
     rows = [
         [single_line(format_number(row[key]), _MAX_CELL_CHARS) if key in row else "" for key in keys]
@@ -188,12 +240,15 @@ def _format_table(metrics: Metrics) -> list[str]:
     lines = []
     if metrics.rows:
         keys, rows = _table_cells(metrics)
-        widths = [max(len(cell) for cell in column) for column in zip(keys, *rows, strict=True)]
-        lines = [
-            "    " + "  ".join(f"{cell:>{width}}" for cell, width in zip(row, widths, strict=True))
-            for row in (keys, *rows)
-        ]
+        lines = _align_columns([keys, *rows], str.rjust)
     return lines + [f"  {key:<12} {value}" for key, value in _summary_values(metrics)]
+
+
+def _align_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> list[str]:
+    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
+    return [
+        "    " + "  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
 
 
 def _render_metrics(metrics: Metrics) -> list[str]:
@@ -237,7 +292,7 @@ def describe_submission(handle: Handle) -> str:
 
 
 def describe_outcome(outcome: Outcome, handle: Handle) -> str:
-    """How the job ended; of an adopted one also how long it took in all, which this wait did not see."""
+    """How the job ended; for an adopted job also its total time, which this wait did not see."""
     started = "" if outcome.started_after is None else f", started after {outcome.started_after:.1f} s"
     took = (outcome.ended_at or handle.submitted_at) - handle.submitted_at
     ended = f", ended {format_duration(took)} after its submit" if took > 0 and not handle.created else ""

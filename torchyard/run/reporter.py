@@ -1,4 +1,4 @@
-"""What a run tells the orchestrator that started it, and asks of it: Prefect, or nobody but the terminal."""
+"""The interface between a run and the orchestrator that started it: Prefect, or only a terminal."""
 
 import signal
 import sys
@@ -10,10 +10,13 @@ from torchyard.model.run import Report
 
 
 class Reporter(Protocol):
-    """One run's way to its orchestrator. No call holds the run up for longer than some seconds, and none raises.
+    """Connects one run to its orchestrator: `LocalReporter` here, `PrefectReporter` in tasks/flow_run/reporter.py.
 
-    `stops`: exceptions, beside Ctrl-C, by which the orchestrator ends a run. `count`: how many processes have begun it.
-    `watchdog`: the command that takes over from a process that died; `keep` or `stop` and the run's folder follow.
+    No call delays the run for more than a few seconds, and none raises but `check_cancelled`.
+
+    stops      exceptions, besides Ctrl-C, by which the orchestrator ends a run
+    count      how many processes have started this run, this one included
+    watchdog   the command that takes over from a process that died; `keep` or `stop` and the run's folder are appended
     """
 
     stops: tuple[type[BaseException], ...]
@@ -24,35 +27,35 @@ class Reporter(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def check_cancelled(self) -> None:
-        """CancelRequested where somebody has cancelled the run, and no signal has said so."""
+        """Raise CancelRequested if the run was cancelled and no signal has arrived."""
 
     def is_cancelled(self) -> bool:
-        """Whether somebody has cancelled the run, as far as that can be known soon."""
+        """Whether the run was cancelled, as far as that can be found out within seconds."""
 
     def is_void(self, stop: BaseException) -> bool:
-        """Whether a stop means the orchestrator's own trouble, and not the run."""
+        """Whether a stop comes from the orchestrator's own trouble and is not meant for the run."""
 
     def was_asked_again(self) -> bool:
-        """Whether a person has asked for the run again since it ended."""
+        """Whether a user has asked for the run again since it ended."""
 
     def show_progress(self, name: str, percent: float) -> None:
-        """Show how far the job is."""
+        """Show the job's progress."""
 
     def show_report(self, report: Report) -> None:
-        """Show the end of the run."""
+        """Show the run's report."""
 
     def flush(self) -> None:
-        """Wait a moment for what has been sent."""
+        """Wait a moment for pending calls to the orchestrator."""
 
 
 class Terminated(BaseException):
-    """SIGTERM, to a run that no orchestrator carries."""
+    """SIGTERM to a run without an orchestrator."""
 
 
 class LocalReporter:
-    """A run of the command line: its log and its report are on the terminal, and only signals end it.
+    """For a run on the command line: log and report go to the terminal, and only signals cancel the run.
 
-    `asked_again`: a run that has ended begins anew.
+    `asked_again`: whether a run that has ended starts again.
     """
 
     stops: tuple[type[BaseException], ...] = (Terminated,)
@@ -72,7 +75,7 @@ class LocalReporter:
             signal.signal(signal.SIGTERM, self._before)
 
     def check_cancelled(self) -> None:
-        """Only signals cancel it."""
+        """Do nothing: only signals cancel the run."""
 
     def is_cancelled(self) -> bool:
         return False
@@ -84,13 +87,13 @@ class LocalReporter:
         return self._asked_again
 
     def show_progress(self, name: str, percent: float) -> None:
-        """The log says it."""
+        """Do nothing: the log shows the progress."""
 
     def show_report(self, report: Report) -> None:
-        """The log has it."""
+        """Do nothing: the log shows the report."""
 
     def flush(self) -> None:
-        """Nothing is on its way."""
+        """Do nothing: no call is pending."""
 
 
 def _raise_terminated(number: int, frame: Any) -> None:

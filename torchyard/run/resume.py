@@ -1,6 +1,6 @@
-"""What becomes of a run that has a past, decided from its journal and from what Prefect says of it: values alone.
+"""Decides how a run is resumed, from its journal and its state in Prefect: pure functions.
 
-`entry`: how a process begins that starts for such a run. `judge`: what to do about a run that no process carries.
+`choose_entry`: how a new process of the run starts. `choose_recovery`: what to do about a run that no process owns.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -11,14 +11,14 @@ EntryMode = Literal["fresh", "attach", "finish", "echo", "give-up"]
 RecoveryAction = Literal["leave", "schedule", "finish", "tell"]
 JournalEvent = dict[str, Any]
 MAX_LOSSES = 3
-# A process that lived longer than this has done its part: only deaths in a row, each soon after the start, are a loop.
+# Processes that die in a row are a loop only if each of them died sooner after its start than this.
 _SHORT_LIFE_S = 600.0
-# What we say in Prefect when we schedule a run; nobody else who schedules one says the same.
+# Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
 LOST_MESSAGE, NEVER_BEGAN_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
-CRASHED = "Crashed"  # the name of the state of a lost run; every end that is meant has another name
+CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
 WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
-MAX_LOSS_AGE_S = 86_400.0  # how long ago a run may have been lost of which nothing is known here
-# A flow process that ends so could not import its flow: it would never come to its journal, and come back for ever.
+MAX_LOSS_AGE_S = 86_400.0  # a run that is unknown on this machine is resumed only if it was lost less than this ago
+# A flow process that ends like this could not import its flow: it never reaches its journal, and would loop forever.
 IMPORT_FAILURE_MESSAGES = (
     "Process exited with status code: 1.",
     "Flow run infrastructure exited with non-zero status code 1.",
@@ -27,7 +27,7 @@ _FINAL_STATE_TYPES = frozenset({"COMPLETED", "FAILED", "CANCELLED", "CRASHED"})
 
 
 class ReportedState(NamedTuple):
-    """A state of a run in Prefect: its type, name and message, and for how many seconds it has been so."""
+    """A state of a run in Prefect: its type, name, message and age."""
 
     kind: str
     name: str
@@ -36,12 +36,13 @@ class ReportedState(NamedTuple):
 
 
 def choose_entry(events: Sequence[JournalEvent], asked: Callable[[], bool]) -> EntryMode:
-    """How to begin.
+    """How a new process of the run starts.
 
-    `fresh`: nobody was here, or the run ended and a person asks for it again (`asked`). `attach`: the last process was
-    lost. `finish`: it was lost in the middle of ending the run, on purpose or not: end it now.
-    `echo`: the run has ended, and nobody has asked for it again: tell the end once more.
-    `give-up`: three processes in a row were lost at the same step, each soon after its start.
+    fresh      no process has run it yet, or it ended and a user asks for it again (`asked`)
+    attach     the last process was lost: attach to its job
+    finish     the last process was lost while it was ending the run, whatever the end: end it now
+    echo       the run has ended and no user has asked for it again: report the same end again
+    give-up    three processes in a row were lost at the same step, each soon after its start
     """
     if not events:
         return "fresh"
@@ -57,9 +58,9 @@ def choose_entry(events: Sequence[JournalEvent], asked: Callable[[], bool]) -> E
 
 
 def _choose_entry_after_end(end: JournalEvent, asked: Callable[[], bool]) -> EntryMode:
-    """A run that succeeded is done for good, and any other one unless a person asks for it again.
+    """How to start after an end: a run that succeeded never starts again, any other only if a user asks for it.
 
-    One that was given up may have a job to come back to; one that went on elsewhere is not over.
+    A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
     if end.get("end") == "moved":
         return "attach"
@@ -69,9 +70,9 @@ def _choose_entry_after_end(end: JournalEvent, asked: Callable[[], bool]) -> Ent
 
 
 def is_requested_again(states: Sequence[ReportedState]) -> bool:
-    """Whether a person asked for a run again since it ended, by all its states, the oldest first.
+    """Whether a user asked for a run again since it ended. `states`: all its states, the oldest first.
 
-    Workers, workers' deaths and we schedule it as well: what counts is who did so first after an end.
+    Recovery, workers and workers' deaths schedule runs too: what counts is who did so first after an end.
     """
     ends = [at for at, state in enumerate(states) if state.kind in _FINAL_STATE_TYPES and state.name != CRASHED]
     since = states[ends[-1] :] if ends else states
@@ -86,15 +87,17 @@ def is_requested_again(states: Sequence[ReportedState]) -> bool:
 def choose_recovery(
     now: ReportedState, count: int, events: Sequence[JournalEvent], asked: Callable[[], bool]
 ) -> RecoveryAction:
-    """What to do about a run that no living process on this machine carries; `count`: how many processes began it.
+    """What to do about a run that no living process on this machine owns; `count`: how many processes started it.
 
-    `schedule`: it was lost: another process goes on. `finish`: it was being cancelled: end it. `tell`: it has ended,
-    and Prefect does not know. `leave`: it is well, waits, has ended, or may be carried elsewhere.
+    schedule   it was lost: let another process resume it
+    finish     it was lost while it was being cancelled: end it
+    tell       it has ended, and Prefect does not know
+    leave      it is healthy, waiting or ended, or another machine may own it
     """
     ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
     here = (
         find_last_event(events, "start").get("count") == count
-    )  # the process that Prefect knows was one of this machine
+    )  # the process that Prefect knows of ran on this machine
     lost = here and is_lost(events)
     crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if crashed and ended:
@@ -109,12 +112,12 @@ def choose_recovery(
 
 
 def is_lost(events: Sequence[JournalEvent]) -> bool:
-    """Whether the last process ended without an end, unless it still lives."""
+    """Whether the last process journalled no end: it was lost, unless it is still alive."""
     return bool(events) and events[-1]["event"] != "end"
 
 
 def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
-    """When the job that may still run was submitted; None where that was not done to its end, or the job is over."""
+    """When the job that may still run was submitted; None if the submit did not finish, or the job is over."""
     asked, done = None, None
     for event in events:
         if _is_job_over(event):
@@ -127,7 +130,7 @@ def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
 
 
 def has_possible_job(events: Sequence[JournalEvent]) -> bool:
-    """Whether an earlier process, or one on another machine, may have left a job that runs."""
+    """Whether an earlier process, or one on another machine, may have left a running job."""
     found = asked = False
     for event in events:
         if _is_job_over(event):
@@ -143,13 +146,13 @@ def _is_step(event: JournalEvent, name: str) -> bool:
 
 
 def _is_job_over(event: JournalEvent) -> bool:
-    """Whether nothing of the job is left to come back to, or soon will not be."""
+    """Whether no job is left to attach to, or its teardown has started."""
     ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
     return ended or _is_step(event, "teardown")
 
 
 def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
-    """The journal, cut at every start."""
+    """The journal split at every start: the events of each process."""
     lives: list[list[JournalEvent]] = []
     for event in events:
         if event["event"] == "start" or not lives:
@@ -159,7 +162,7 @@ def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
 
 
 def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
-    """The last event of a kind; empty where there is none."""
+    """The last event of a kind; empty if there is none."""
     return next((event for event in reversed([*events]) if event["event"] == kind), {})
 
 

@@ -1,4 +1,4 @@
-"""One process that carries one run: from wherever the run is, attempt after attempt, to its end."""
+"""Runs one run in one process: from its current state, attempt after attempt, to its end."""
 
 import contextlib
 import socket
@@ -41,10 +41,17 @@ RunEnd = tuple[End, str]  # and the sentence that says why
 
 
 class Runner:
-    """Carries one run. Each attempt goes preflight, rendezvous, submit, wait, collect, teardown.
+    """Takes one run to its end. An attempt is preflight, rendezvous, submit, wait, collect, teardown.
 
-    `run` looks at the journal first: a new run begins, one that lost its process is attached to, one that was ending is
-    ended, and one that has ended says so again. Whatever happens then becomes an end with a sentence.
+    `run` reads the journal first (`choose_entry`):
+        fresh      start a new attempt
+        attach     the last process was lost: go on with its attempt
+        finish     the last process was lost while it was ending the run: end it
+        echo       the run has ended: report the same end again
+        give-up    its processes are lost again and again: stop
+    From there on, whatever happens becomes an end with a sentence.
+
+    Example: `Runner(load_profile("digits-local"), run_id, LocalReporter()).run()`
     """
 
     def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
@@ -56,13 +63,13 @@ class Runner:
         self.left: list[str] = []
         self.open: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
-        self.may_run = False  # a job that nothing but its own end, or a person, may end
+        self.may_run = False  # whether a job may be running: only its own end or a user may end it
         self._do = steps or StepFunctions()
 
     # --- one attempt
 
     def attempt(self, number: int) -> Attempt:
-        """One try, from its plan to its teardown; steps that an earlier process has done are not done again."""
+        """Run one attempt, from its plan to its teardown; steps that an earlier process has done are not repeated."""
         self.reporter.check_cancelled()
         run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
         intent = self.folder.intent(number) or self._prepare(run)
@@ -72,7 +79,7 @@ class Runner:
         return self.close(number, intent.plan, outcome)
 
     def _prepare(self, run: Run) -> AttemptPlan:
-        """The plan of a new attempt, checked and written down before anything is started."""
+        """The plan of a new attempt, checked and saved before anything is started."""
         chosen = avoid_failed_machines(self.profile, self.attempts)
         try:
             plan = self._check(chosen, run)
@@ -80,7 +87,7 @@ class Runner:
             if chosen is self.profile:
                 raise
             get_log().warning(
-                "avoid_failed leaves too little, so the next attempt may meet what failed again: %s", error
+                "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
             )
             plan = self._check(self.profile, run)
         intent = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
@@ -93,7 +100,7 @@ class Runner:
         return plan
 
     def _execute(self, number: int, intent: AttemptPlan) -> Outcome:
-        """Submit, or attach where an earlier process has done that, and wait for the end."""
+        """Submit the job, or attach to the one that an earlier process submitted, and wait for its end."""
         plan, since = intent.plan, find_submission_time(self.folder.events())
         if plan.probe and since is None:
             try:
@@ -105,7 +112,7 @@ class Runner:
         progress = Progress(plan.job, self.profile.metrics, self.reporter)
         outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: describe_outcome(end, handle))
         progress.close()
-        with contextlib.suppress(FolderError):  # the next process asks the keepers again
+        with contextlib.suppress(FolderError):  # the next process asks the supervisors again
             self.folder.save_outcome(number, outcome)
         return outcome
 
@@ -126,7 +133,7 @@ class Runner:
         return attempt
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
-        """What is left of an attempt: where that cannot be told, how the job ended counts all the same."""
+        """Tear an attempt down; returns what is left. A teardown that fails does not change how the job ended."""
         self._check_owner()
         try:
             return self._do.teardown(plan, end_run=False)
@@ -136,9 +143,9 @@ class Runner:
             return (str(error),)
 
     def _step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
-        """Do one step: journalled before it begins and once it is done, timed for the report.
+        """Do one step: journalled when it starts and when it is done, and timed for the report.
 
-        RunInUseError where another process has taken the run over.
+        RunInUseError if another process has taken the run over.
         """
         self._check_owner()
         self.folder.note("step", name=name)
@@ -156,7 +163,7 @@ class Runner:
     # --- the attempts
 
     def _try_all(self, first: int) -> RunEnd:
-        """Attempt after attempt, from the latest one on, while the budget lasts and the cause is worth another."""
+        """Run attempts, from the latest one on, while the budget lasts and the cause is worth another."""
         latest = max([first, *self.folder.attempts()])
         self.may_run = has_possible_job(self.folder.events())
         past = [self.folder.ended(number) for number in range(first, latest)]
@@ -170,15 +177,15 @@ class Runner:
             assert failure is not None
             if not failure.retry or number == last:
                 return "failed", failure.sentence
-            get_log().warning("attempt %d failed, and the cause is worth another: %s", number, failure.sentence)
+            get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", number, failure.sentence)
         raise AssertionError("attempts is at least 1")
 
     # --- the run, from its beginning to its end
 
     def run(self) -> RunEnd:
-        """From wherever the run is to its end.
+        """Take the run from its current state to its end.
 
-        RunInUseError where another process carries it. LeftError where this process cannot go on and the job can.
+        RunInUseError if another process owns it. LeftError if this process cannot go on and the job can.
         """
         with self.folder.owned(), self.reporter:
             if self.reporter.count > 1:
@@ -193,12 +200,12 @@ class Runner:
             return self._give_up() if how == "give-up" else self._echo(self.folder.last("end"))
 
     def _first_attempt(self, how: EntryMode) -> int:
-        """The first attempt of the budget: a new one, or where the budget of the process before began."""
+        """The first attempt of the budget: a new one, or the first one of the process before."""
         begun = self.folder.attempts()
         return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
 
     def _go_on(self, how: EntryMode, first: int) -> RunEnd:
-        """Bring the run to its end; a watchdog does so where this process cannot."""
+        """Take the run to its end; a watchdog takes over if this process dies."""
         then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
         guard = Watchdog(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
@@ -206,28 +213,28 @@ class Runner:
             try:
                 end = self._reopen() if how == "finish" else self.protect(lambda: self._try_all(first), signals)
                 signals.begin()
-                guard.tell("ending")
+                guard.send("ending")
                 report = RunFinisher(self).finish(*end)
             except RunInUseError as error:
                 self.folder.note("end", end="moved", by="flow", sentence=str(error))
-                guard.tell("done")
+                guard.send("done")
                 raise
             except LeftError as error:
                 self.folder.note("left", sentence=str(error))
                 get_log().error("%s; see %s/journal", error, self.folder.path)
                 raise
-            guard.tell("done")
+            guard.send("done")
         return report.end, report.sentence
 
     def _remember(self) -> None:
-        """Take over what the journal tells of the processes before this one, for the report."""
+        """Read from the journal what earlier processes did, for the report."""
         events = self.folder.events()
         self.began, self.steps = history.find_start_time(events, self.began), history.list_past_steps(events)
         if sentence := history.describe_last_loss(self.steps):
             get_log().warning("%s", sentence)
 
     def _reopen(self) -> RunEnd:
-        """The end that an earlier process was bringing about, and the attempt that it may have left open."""
+        """Reopen the attempt that an earlier process may have left open; returns the end that it was coming to."""
         begun, past = self.folder.attempts(), self.folder.last("ending")
         intent = self.folder.intent(begun[-1]) if begun else None
         if intent:
@@ -235,9 +242,9 @@ class Runner:
         return past["end"], past["sentence"]
 
     def protect(self, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
-        """Whatever happens becomes an end with a sentence: what comes after must come.
+        """Turn whatever happens into an end with a sentence, so that teardown and report always follow.
 
-        LeftError where what happened says nothing of the job, and the job may run: it is left alone.
+        LeftError if what happened says nothing about the job, and the job may be running: it is left alone.
         """
         stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.reporter.stops)
         try:
@@ -275,8 +282,8 @@ class Runner:
     def _give_up(self) -> RunEnd:
         lease = max(self.folder.lease_left(), 0)
         sentence = (
-            f"given up: {MAX_LOSSES} processes that carried this run were lost in a row at the same step; the job, "
-            f"if any, lives on for {lease:.0f} s; see {self.folder.path}/journal, mend the cause, then retry this run"
+            f"given up: {MAX_LOSSES} processes of this run were lost in a row at the same step; the job, "
+            f"if any, lives on for {lease:.0f} s; see {self.folder.path}/journal, fix the cause, then retry this run"
         )
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)

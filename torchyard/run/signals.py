@@ -1,4 +1,4 @@
-"""Signals: which ones end a run on purpose, and holding them off while something must come to its end."""
+"""Signals: which ones end a run on purpose, and how they are held off while something must finish."""
 
 import asyncio
 import signal
@@ -7,17 +7,17 @@ from typing import Self
 
 
 class CancelRequested(BaseException):
-    """The run was cancelled, and no signal came: a worker that died delivers none."""
+    """The run was cancelled and no signal arrived: a dead worker sends none."""
 
 
-# How Python tells a run that it shall end: none of them is an Exception, or would be caught as one.
+# How Python ends a run. None of these is an Exception, so `except Exception` does not catch them.
 STOP_EXCEPTIONS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
 
 
 class SignalHold:
-    """SIGTERM and SIGINT do nothing between `begin` and the end of the block.
+    """Ignores SIGTERM and SIGINT between `begin` and the end of the block.
 
-    Blocking them would not help: Prefect has other threads to take them.
+    Blocking them would not help: other threads of Prefect would receive them.
     """
 
     def __enter__(self) -> Self:
@@ -35,7 +35,7 @@ class SignalHold:
 
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:
-    """The stop that an error came from: Prefect's engine fails by itself where one strikes as it begins a task."""
+    """The stop that caused an error, if any: Prefect's engine itself fails if one arrives while it starts a task."""
     at: BaseException | None = error
     while at is not None and not isinstance(at, stops):
         at = at.__cause__ or at.__context__

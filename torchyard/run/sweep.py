@@ -1,4 +1,4 @@
-"""What is done about a run whose launcher is gone: what it has left is taken away, and its end is told."""
+"""Cleans up after a run whose launcher is gone: removes what it left, and reports its end."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -16,17 +16,17 @@ LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launc
 
 
 def is_run_open(folder: RunFolder) -> bool:
-    """Whether a run may still have something running: its journal tells no end, or the end of giving up."""
+    """Whether a run may still have something running: its journal has no end, or the end `gave-up`."""
     if events := folder.events():
         return events[-1]["event"] != "end" or events[-1].get("end") == "gave-up"
-    return bool(folder.attempts())  # a journal of which nothing can be read
+    return bool(folder.attempts())  # no line of the journal can be read
 
 
 def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[str, ...] | None:
-    """Tear down everything of one run, journal its end and tell it; None where a living process carries the run.
+    """Tear down everything of one run, journal its end and report it; None if a living process owns the run.
 
-    A run that was being ended when its launcher died gets the end that it was coming to. What cannot be read or removed
-    is left, and is told as that.
+    A run that was ending when its launcher died gets the end that it was coming to. What cannot be read or removed is
+    returned as left over.
     """
     try:
         with folder.owned():
@@ -34,7 +34,7 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
                 return ()
             events = folder.events()
             left = _remove_attempts(folder.plans())
-            life = split_by_start(events)[-1] if events else ()  # an earlier life's ending is over
+            life = split_by_start(events)[-1] if events else ()  # the ending of an earlier launch no longer counts
             ending = find_last_event(life, "ending")
             end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
             folder.note("end", end=end, by=by, sentence=sentence, left=left)
@@ -47,7 +47,7 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
 
 
 def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Everything of a run's attempts, and their Lease; what is left. RunInUseError where another machine carries it."""
+    """Remove a run's attempts and their Lease; returns what is left. RunInUseError if another machine owns the run."""
     for plan in plans[-1:]:
         backend_of(plan).refuse_carried()
     left = tuple(thing for plan in plans for thing in teardown(plan, end_run=False))
@@ -57,9 +57,9 @@ def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
 
 
 def main(words: Sequence[str]) -> int:
-    """`keep FOLDER` and `stop FOLDER`: what the watchdog of a run does, whose process has died.
+    """`keep FOLDER` and `stop FOLDER`: what a watchdog does about a run whose process has died.
 
-    A run that is kept trains on under its lease, until a person attaches to it.
+    A run that is kept trains on under its lease until a user attaches to it.
     """
     verb, folder = words
     if verb == "stop":

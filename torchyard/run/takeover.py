@@ -1,4 +1,4 @@
-"""A run that comes back on another machine: what is known of it there goes into the folder here."""
+"""Resumes a run that another machine started: saves what that machine recorded into the run's folder here."""
 
 from torchyard.backend import RemoteAttempt, backend_of
 from torchyard.launchers import registry
@@ -9,7 +9,7 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 
 
 def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
-    """Go on where another machine was. RunInUseError where a living process carries the run there."""
+    """Continue where another machine stopped. RunInUseError if a living process there owns the run."""
 
     def plan_of(number: int) -> Plan:
         run = Run(id=run_id, attempt=number, folder=str(folder.path))
@@ -20,7 +20,7 @@ def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
 
 
 def _import_attempt(folder: RunFolder, profile: Profile, run_id: str, found: RemoteAttempt) -> None:
-    """Write down what is known of an attempt, as the processes here would have done."""
+    """Record another machine's attempt as a process here would have recorded it."""
     if found.number not in folder.attempts():
         folder.save_intent(found.number, AttemptPlan(plan=found.plan, deadlines=profile.deadlines))
     if found.outcome and not folder.outcome(found.number):

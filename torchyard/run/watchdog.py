@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Sees the end of the process that carries a run, however it comes: the other end of a pipe closes.
+"""Notices when the process that owns a run ends, for whatever reason: the other end of a pipe closes.
 
-Started as `python -I -S watchdog.py LOST COMMAND...`. LOST is `keep` or `stop`, as the profile has it.
-The launcher tells `ending` when teardown has begun, and `done` when nothing is left to guard. At the end of the pipe
-without `done`, COMMAND takes over: it is given `stop` where teardown had begun or the profile says so, else `keep`.
+Started as `python -I -S watchdog.py LOST COMMAND...`. LOST is `keep` or `stop`, as the profile says.
+The launcher writes `ending` when teardown starts, and `done` when nothing is left to watch. If the pipe closes without
+`done`, COMMAND takes over, with `stop` if teardown had started or the profile says so, else with `keep`.
 """
 
 import os

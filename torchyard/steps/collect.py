@@ -1,56 +1,98 @@
-"""What the logs of an ended job hold: whether they are whole, the metrics, and why it failed."""
+"""Reads the logs of an ended job: whether they are whole, the metrics, and why the job failed."""
 
 from collections.abc import Set
+from contextlib import suppress
 
-from torchyard.common.own_trouble import retry_own_trouble
+from torchyard.common.log import get_log
+from torchyard.common.own_trouble import COLLECT_TIMEOUT_S, retry_step
+from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.log_patterns import CAUSES, ECHO_OWN, UNKNOWN_CAUSE
+from torchyard.diagnosis.nccl_log import NcclLog
 from torchyard.diagnosis.root_cause import TAIL_LINES, read_failure
-from torchyard.machines.job_watch import TORN_LOG
+from torchyard.machines.job_watch import TORN_LOG, UNKEPT_LOG
 from torchyard.metrics.registry import MARKS, READERS
+from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome
-from torchyard.steps.log_reader import read_rank_zero
+from torchyard.steps.log_reader import read_blocks, read_rank_zero
 from torchyard.steps.log_tail import LogTails, count_lines
 
 
-@retry_own_trouble
+@retry_step(COLLECT_TIMEOUT_S)
 def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     """The logs, the metrics and the failure of one attempt."""
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = _blame_disk(failure, logs, {block.name for block in plan.on if block.site})
-    return Collected(logs=logs, metrics=_read_metrics(plan, metrics), failure=failure)
+    retries = outcome.status.retries
+    if failure and retries and describe_retries(retries) not in failure.sentence:
+        failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
+    return Collected(
+        logs=logs, metrics=_read_metrics(plan, metrics), failure=failure, fabric=_read_fabric(plan, outcome)
+    )
 
 
 def _read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    return READERS[format](read_rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
+    found = READERS[format](read_rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
+    said = {**(found.rows[-1] if found.rows else {}), **found.summary}
+    if said.get("world_size", said.get("ranks")) != 1 or len(plan.nodes) < 2:
+        return found
+    alone = f"the program says that it had 1 rank, on {len(plan.nodes)} nodes: each may have run alone"
+    get_log().warning("%s; does it call init_process_group, and read RANK and WORLD_SIZE?", alone)
+    return found.model_copy(update={"summary": {**found.summary, "warning": alone}})
+
+
+def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
+    """The network that NCCL used, in its own words; None if nobody asked and it said nothing.
+
+    Agents that are known to share one machine are one node.
+    """
+    log = NcclLog()
+    for node, path in plan.nodes.items():
+        with suppress(FileNotFoundError):
+            for block in read_blocks(path):
+                log.feed_block(node, block)
+    reading = log.reading()
+    known = [outcome.machines.get(node) for node in plan.nodes]
+    count = len(set(known)) if all(known) else len(known)
+    return judge_fabric(reading, plan.expect, count) if plan.expect or reading.nodes else None
 
 
 def _describe_log(node: str, path: str, lost: str) -> LogFile:
-    """One node's log, counted, and what it lacks."""
+    """One node's log: how many lines it has, and what it lacks."""
     return LogFile(node=node, path=path, lines=count_lines(path), lost=lost)
 
 
 def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
-    """The root cause; where the launcher itself ended the job, what the cluster says of it, or else the deadline."""
+    """The root cause; if the launcher itself ended the job, what the cluster reports, or else the deadline."""
     logs = LogTails(plan.logs)
     known = outcome.status.failure
     if known:
         return known.model_copy(update={"tail": _read_last_words(logs, known.node or "")})
-    if outcome.cause:
-        node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
-        return Failure(
-            cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=_read_last_words(logs, node)
-        )
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
-    found = read_failure(logs, outcome.exits)
-    if found is None or found.cause == UNKNOWN_CAUSE.slug:
-        unknown = found or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
-        return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
-    return found
+    is_tried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
+    if outcome.cause and not is_tried:
+        return _blame_deadline(logs, outcome)
+    found = read_failure(logs, outcome.exits, LogTails(plan.logs, early=True))
+    if found and found.cause != UNKNOWN_CAUSE.slug:
+        return (
+            found.model_copy(update={"sentence": f"{outcome.status.reason}: {found.sentence}"}) if is_tried else found
+        )
+    if is_tried:
+        return _blame_deadline(logs, outcome)
+    unknown = found or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
+    return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
+
+
+def _blame_deadline(logs: LogTails, outcome: Outcome) -> Failure:
+    """The deadline itself, at the node that spoke last."""
+    assert outcome.cause
+    node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
+    return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=_read_last_words(logs, node))
 
 
 def _read_last_words(logs: LogTails, node: str) -> tuple[str, ...]:
@@ -58,13 +100,13 @@ def _read_last_words(logs: LogTails, node: str) -> tuple[str, ...]:
 
 
 def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str] = frozenset()) -> Failure:
-    """A program whose last words found no room on the disk cannot say why it failed, and its peers only lose it.
+    """Blame a full disk if a program's last output did not fit: no log shows the cause, and its peers only lose it.
 
-    What a process clearly says of itself still counts.
+    What a process clearly says about its own failure still counts.
     """
-    cut = next((each for each in logs if each.lost and not each.lost.startswith(TORN_LOG)), None)
+    cut = next((each for each in logs if each.lost and not each.lost.startswith((TORN_LOG, UNKEPT_LOG))), None)
     if cut is None or any(cause.slug == failure.cause and cause.echo == ECHO_OWN for cause in CAUSES):
         return failure
     folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"
-    sentence = f"{cut.node} could not write its output ({cut.lost}): free some room, or move {folder}"
+    sentence = f"{cut.node} could not write its output ({cut.lost}): free some space, or move {folder}"
     return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})

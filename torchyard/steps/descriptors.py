@@ -7,15 +7,15 @@ from torchyard.model.plan import CommandPlan, ManifestPlan, Plan
 from torchyard.model.requirements import Check, failed_check
 
 _FORMER_LIMIT_VARIABLE = (
-    "TORCHYARD_NOFILE"  # the limit that a job's processes get back: select() cannot take more than 1,024
+    "TORCHYARD_NOFILE"  # the limit that a job's processes get back: select() cannot handle more than 1,024
 )
-_SPARE_FILES = 100  # for Prefect, the run's folder and all else
-_FILES_PER_STREAM = 2  # of a command that is followed: its connection, and what it says beside
-_FILES_PER_COMMAND = 4  # of a command that ends by itself, while it is started
+_SPARE_FILES = 100  # for Prefect, the run's folder and everything else
+_FILES_PER_STREAM = 2  # per command that is followed: its output and its stderr
+_FILES_PER_COMMAND = 4  # per command that ends by itself, while it is being started
 
 
 def raise_file_limit() -> None:
-    """Let this process hold open as many files as it may. Nothing fails where it cannot have more."""
+    """Raise this process's limit of open files as far as allowed. Nothing fails if it cannot be raised."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     if soft == hard:
         return
@@ -27,7 +27,7 @@ def raise_file_limit() -> None:
 
 
 def _count_needed_files(plan: Plan) -> int:
-    """About how many a plan takes at its busiest: all of it followed, and stopped at once."""
+    """About how many descriptors a plan needs at its busiest: everything followed, and stopped at once."""
     match plan:
         case CommandPlan():
             streams = sum(1 + bool(block.follow) for block in plan.blocks)
@@ -37,15 +37,17 @@ def _count_needed_files(plan: Plan) -> int:
 
 
 def read_file_limit() -> int:
-    """How many this process may be raised to."""
+    """How many open files this process may be raised to."""
     return resource.getrlimit(resource.RLIMIT_NOFILE)[1]
 
 
 def check_file_limit(plan: Plan, limit: int) -> tuple[Check, ...]:
-    """A failed check where the limit is too low; what is enough is not worth a line."""
+    """A failed check if the limit is too low, nothing if it is high enough."""
     count = _count_needed_files(plan)
     if limit == resource.RLIM_INFINITY or limit >= count:
         return ()
     detail = f"a job of {len(plan.nodes)} nodes needs about {count} descriptors, and the limit is {limit}"
-    remedy = f"raise the hard limit where runs are carried (a worker, too): `ulimit -n {count}` as root, or limits.conf"
+    remedy = (
+        f"raise the hard limit where runs are launched (a worker, too): `ulimit -n {count}` as root, or limits.conf"
+    )
     return (failed_check("open files", detail, remedy),)

@@ -1,4 +1,4 @@
-"""The six steps of an attempt, in their order."""
+"""The six steps of an attempt, in order."""
 
 from collections.abc import Callable
 from typing import NamedTuple
@@ -14,7 +14,15 @@ from torchyard.steps.wait import wait
 
 
 class StepFunctions(NamedTuple):
-    """The six steps of an attempt. Another orchestrator gives its own: Prefect its tasks."""
+    """The six steps of an attempt. Another orchestrator passes its own functions: Prefect passes its tasks.
+
+    preflight     check what the plan needs; all findings, or PreflightError
+    rendezvous    start or probe the rendezvous store; its URL, or None
+    submit        start or adopt the job
+    wait          watch the job until it has ended
+    collect       read its logs: metrics and failure
+    teardown      remove everything; what could not be removed
+    """
 
     preflight: Callable[..., tuple[Check, ...]] = preflight
     rendezvous: Callable[..., str | None] = ensure_rendezvous

@@ -1,4 +1,4 @@
-"""Logs on disk: one file a node, one stamped line each (torchyard/host/supervisor.py writes them)."""
+"""Reads logs on disk: one file per node, one time stamp per line (torchyard/host/supervisor.py writes them)."""
 
 from collections import deque
 from collections.abc import Iterator
@@ -8,16 +8,17 @@ from typing import NamedTuple
 
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import BLOCK_BYTES, read_line, read_line_text, read_new_lines
+from torchyard.diagnosis.nccl_log import NcclLog
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
-_MAX_READ_BYTES = 1 << 20  # that are read of a job's logs in one look: the job is looked at in between
+_MAX_READ_BYTES = 1 << 20  # how much of a job's logs is read at once: the job is polled in between
 
 
 class _RankZeroFilter:
-    """Reads one node's log for what global rank 0 prints: local rank 0 of the node that got group rank 0.
+    """Picks what global rank 0 prints from one node's log: local rank 0 of the node that got group rank 0.
 
-    Where nobody says which rank printed a line, all of that node's lines count.
+    If the lines do not say which rank printed them, all lines of that node count.
     """
 
     def __init__(self, ranks: Ranks, first: bool) -> None:
@@ -25,7 +26,7 @@ class _RankZeroFilter:
         self._rank = (0 if first else 1) if ranks == "placed" else None
         self._teed = ranks == "teed"
 
-    def take(self, line: LogLine) -> str | None:
+    def feed(self, line: LogLine) -> str | None:
         """The text, if rank 0 printed it."""
         if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
             return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
@@ -40,37 +41,52 @@ class _RankZeroFilter:
         return line.text if self._rank == 0 and not self._teed else None
 
     def passes(self, raw: bytes) -> bool:
-        """Whether a line as it is in the file need not be taken: most are other ranks', and are not even decoded."""
+        """Whether a raw line can be skipped without decoding it: most lines are from other ranks."""
         mine = self._rank == 0 and (not self._teed or torchrun.LOCAL_RANK_0_MARK in raw)
         return not mine and torchrun.GROUP_RANK_MARK not in raw
 
 
+def read_blocks(path: str) -> Iterator[bytes]:
+    """A log in blocks of whole lines; what follows the last line end is a block too."""
+    rest = b""
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(_MAX_READ_BYTES):
+            end = block.rfind(b"\n") + 1
+            if end:
+                yield rest + block[:end]
+                rest = b""
+            rest += block[end:]
+    if rest:
+        yield rest
+
+
 def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
-    """A reader for each node."""
+    """A filter for each node."""
     return {name: _RankZeroFilter(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
 
 
 def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
-    """What global rank 0 printed: its lines that hold the mark, for few of a long log are worth decoding."""
+    """What global rank 0 printed: only lines that contain the mark, so that few lines of a long log are decoded."""
     for name, node in _create_filters(plan).items():
         with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
                 if mark not in raw and torchrun.GROUP_RANK_MARK not in raw:
                     continue
                 if not node.passes(raw) and raw.endswith(b"\n"):
-                    text = node.take(LogLine(0.0, name, read_line_text(raw[:-1], name)))
+                    text = node.feed(LogLine(0.0, name, read_line_text(raw[:-1], name)))
                     if text is not None:
                         yield text
 
 
 class JobLogReader:
-    """The logs of a job while they grow: who has joined, how much was said, what rank 0 said.
+    """Reads the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
-    Of a log that is far ahead it reads a bounded piece at a time: `behind` until it is at the end of every log.
+    It reads a bounded piece at a time, and is `behind` until it has reached the end of every log.
     """
 
     def __init__(self, plan: Plan) -> None:
         self.lines, self.behind = 0, True
+        self.nccl, self.has_nccl_news = NcclLog(), False
         self._paths = plan.nodes
         self._placed = plan.ranks == "placed"
         self._nodes = _create_filters(plan)
@@ -80,9 +96,9 @@ class JobLogReader:
 
     @property
     def joined(self) -> set[str]:
-        """The nodes that say that they joined; where no agent says it, those whose processes have begun.
+        """The nodes whose agents logged that they joined; without agents, those whose processes have started.
 
-        A log that is removed, or begins anew, takes nothing back.
+        A node stays joined if its log is removed or starts again.
         """
         found = {name for name, node in self._nodes.items() if node.joined_at}
         if self._placed:
@@ -92,16 +108,16 @@ class JobLogReader:
 
     @property
     def joined_at(self) -> float:
-        """When the last one of them did; 0 where none has."""
+        """When the last node joined; 0 if none has."""
         return max((node.joined_at for node in self._nodes.values()), default=0.0)
 
     def read(self) -> list[str]:
-        """Read on in every log, MOST_BYTES in all: rank 0's new lines."""
+        """Read on in every log, _MAX_READ_BYTES in all; returns rank 0's new lines."""
         found, left = list[str](), _MAX_READ_BYTES
         for name in tuple(self._turn):
             self._turn.rotate(-1)
             before = self._reached[name].offset
-            found += [text for line in self._new(name, left) if (text := self._nodes[name].take(line)) is not None]
+            found += [text for line in self._new(name, left) if (text := self._nodes[name].feed(line)) is not None]
             left -= max(self._reached[name].offset - before, 0)
             if left <= 0:
                 break
@@ -109,7 +125,7 @@ class JobLogReader:
         return found
 
     def _new(self, name: str, most: int) -> Iterator[LogLine]:
-        """The next lines of a log, from its beginning where it is another file than before."""
+        """The next lines of a log, from its beginning if the file was replaced."""
         path, place = Path(self._paths[name]), self._reached[name]
         try:
             about = path.stat()
@@ -123,13 +139,15 @@ class JobLogReader:
         for text, offset in read_new_lines(path, begin):
             self._reached[name] = _LogPosition(about.st_ino, offset)
             self.lines += 1
-            yield read_line(text, name)
+            line = read_line(text, name)
+            self.has_nccl_news |= self.nccl.feed_text(name, line.text)
+            yield line
             if offset - begin >= most:
                 return
 
 
 class _LogPosition(NamedTuple):
-    """How far a log is read: which file it is, and the byte behind the last whole line."""
+    """How far a log has been read: the inode of its file, and the offset after the last whole line."""
 
     file: int
     offset: int

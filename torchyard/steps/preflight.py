@@ -1,4 +1,4 @@
-"""Is everything there that the plan needs? One report of all findings."""
+"""Checks that everything the plan needs is present, and reports all findings at once."""
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
@@ -10,7 +10,7 @@ from torchyard.steps.descriptors import check_file_limit, read_file_limit
 
 
 def preflight(plan: Plan) -> tuple[Check, ...]:
-    """Every check of the plan. PreflightError carries all of them where one failed."""
+    """Run every check of the plan. If one fails, PreflightError holds all of them."""
     backend_of(plan).reach()
     checks = run_checks(plan)
     for found in checks:
@@ -22,5 +22,5 @@ def preflight(plan: Plan) -> tuple[Check, ...]:
 
 
 def run_checks(plan: Plan) -> tuple[Check, ...]:
-    """Every check of the plan, asked of its hosts or of its cluster, and of this process."""
+    """Run every check of the plan: on its hosts or in its cluster, and in this process."""
     return (*check_file_limit(plan, read_file_limit()), *backend_of(plan).check(), *check_exposed_secrets(plan))

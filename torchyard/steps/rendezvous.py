@@ -1,4 +1,4 @@
-"""The rendezvous store, where the run brings its own or names one: started if needed, and proven to serve."""
+"""The rendezvous store, if the run brings its own or names one: started if needed, and proven to serve."""
 
 import time
 
@@ -8,9 +8,9 @@ from torchyard.model.plan import Plan
 
 
 def ensure_rendezvous(plan: Plan) -> str | None:
-    """The URL that serves the v2 API, after it has answered 200; None where the plan needs no store.
+    """The URL that serves the v2 API, after it has answered 200; None if the plan needs no store.
 
-    RendezvousError where it answers something else, dies, or does not answer in time.
+    RendezvousError if it answers something else, dies, or does not answer in time.
     """
     if plan.probe is None:
         return None

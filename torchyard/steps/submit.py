@@ -1,4 +1,4 @@
-"""Start the job, or adopt what is there: names come from the run, so it can be called again at any moment."""
+"""Starts the job, or adopts an existing one: names come from the run, so it can be called again at any time."""
 
 from torchyard.backend import backend_of
 from torchyard.model.plan import Plan
@@ -7,9 +7,9 @@ from torchyard.model.run import Handle
 
 
 def submit(plan: Plan, deadlines: Deadlines, since: float | None = None) -> Handle:
-    """The job, started or adopted. HostError where a host refused, ClusterError where the API server did.
+    """Start or adopt the job. HostError if a host refused, ClusterError if the API server did.
 
-    `since`: when an earlier process did this to its end. The job is only attached to then, however long hosts or the
-    API server are away.
+    `since`: when an earlier process completed the submit. The job is only attached to then, however long hosts or the
+    API server are unreachable.
     """
     return backend_of(plan).submit(deadlines, since)

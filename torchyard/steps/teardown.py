@@ -1,4 +1,4 @@
-"""Stop what the plan started and prove that nothing is left. Tearing down nothing is a success."""
+"""Stops what the plan started and proves that nothing is left. Tearing down nothing is a success."""
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
@@ -8,7 +8,7 @@ from torchyard.model.plan import Plan
 def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
     """What could not be removed, as `host: process 123` or `Pod namespace/name`; empty is the proof.
 
-    With `end_run` nobody need look after the run any more: its Lease goes as well.
+    With `end_run` the run itself is over: its Lease is deleted as well.
     """
     backend = backend_of(plan)
     left = backend.remove()

@@ -1,4 +1,4 @@
-"""Look after a job until every process of it has ended; the first one that ends badly ends the others."""
+"""Watches a job until all of its processes have ended; the first one that fails ends the others."""
 
 import time
 from collections.abc import Callable, Mapping
@@ -8,6 +8,8 @@ from torchyard.backend import JobWatch, backend_of
 from torchyard.common.log import get_log
 from torchyard.common.own_trouble import OwnTrouble, is_own_trouble
 from torchyard.diagnosis.deadlines import DeadlineMonitor, PassedDeadline, ProgressSample
+from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
@@ -15,100 +17,104 @@ from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
 from torchyard.steps.log_reader import JobLogReader
 
-_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would hold up
+_POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
-_LOG_SILENCE_S = 60.0  # without a byte of a log that is not whole, until it is given up
+_LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 RankZeroCallback = Callable[[list[str]], None]
 
 
-def wait(handle: Handle, pulse: RankZeroCallback = lambda _: None) -> Outcome:
-    """How the job ended. `pulse` is called at least every half second with rank 0's new lines.
+def wait(handle: Handle, on_poll: RankZeroCallback = lambda _: None) -> Outcome:
+    """Wait until the job has ended. `on_poll` is called at least every half second with rank 0's new lines.
 
-    A deadline ends the job as well; it is told in the outcome, not raised. This process's own trouble ends nothing.
+    A deadline ends the job as well; the outcome says so, nothing is raised. This process's own trouble ends nothing.
     """
-    attendance = _JobPoller(handle, pulse)
+    attendance = _JobPoller(handle, on_poll)
     with ExitStack() as stack:
         while not attendance.is_open:
             attendance.open(stack)
         while attendance.outcome is None:
-            attendance.look()
+            attendance.poll()
         while (outcome := attendance.conclude()) is None:
             pass
     return outcome
 
 
 class _JobPoller:
-    """One job being waited for: look by look, until it has ended and its logs are read."""
+    """Polls one job until it has ended and its logs are read."""
 
-    def __init__(self, handle: Handle, pulse: RankZeroCallback) -> None:
+    def __init__(self, handle: Handle, on_poll: RankZeroCallback) -> None:
         self.outcome: Outcome | None = None
-        self._handle, self._pulse = handle, pulse
+        self._handle, self._on_poll = handle, on_poll
         self._watch: JobWatch
         self.is_open = False
         self._launcher = registry.load_launcher(handle.plan.launcher)
         self._logs, self._trouble = JobLogReader(handle.plan), OwnTrouble()
         self._waits, self._losses = _WaitReporter(), _LossReporter()
         self._begun = ""
+        self._fabric = _FabricMonitor(handle.plan)
         self._deadline = DeadlineMonitor(handle.deadlines, handle.age, time.monotonic())
 
     def open(self, stack: ExitStack) -> None:
-        """Begin to watch; where this process cannot, the next call tries again."""
+        """Start watching; if this process cannot, the next call tries again."""
         with self._trouble.endured("watch the job"):
             self._watch = stack.enter_context(backend_of(self._handle.plan).watch(self._read))
             self.is_open = True
         self._trouble.pause()
 
-    def look(self) -> None:
-        """One look, and what follows from it."""
-        with self._trouble.endured("look at the job"):
-            self._watch.changes(0.0 if self._logs.behind else _POLL_INTERVAL_S)
-            self._losses.tell(self._watch.losing())
-            heard = self._read() and not self._watch.deaf()
+    def poll(self) -> None:
+        """Poll the job once, and act on what is seen."""
+        with self._trouble.endured("poll the job"):
+            self._watch.poll(0.0 if self._logs.behind else _POLL_INTERVAL_S)
+            self._losses.report(self._watch.losing_logs())
+            heard = self._read() and not self._watch.is_disconnected()
             status, why = self._status(heard)
             if status.state in ENDED_STATES:
-                self.outcome = Outcome(status=status, exits=self._watch.exits())
+                self.outcome = Outcome(status=status, exits=self._watch.exit_codes())
+            elif broken := self._fabric.judge(self._logs):
+                self.outcome = Outcome(status=broken, exits=self._watch.exit_codes())
             elif late := self._deadline.judge(self._facts(status, heard)):
                 self.outcome = _deadline_outcome(late, status, self._watch)
             else:
-                self._tell(status, why)
+                self._report(status, why)
         self._trouble.pause()
 
     def _read(self) -> bool:
-        """Hand on what rank 0 has said; whether all logs are read as far as they go."""
+        """Pass rank 0's new lines on; returns whether all logs are read to their present end."""
         lines, is_read = list[str](), False
         with self._trouble.endured("read the logs"):
             lines = self._logs.read()
             is_read = not self._logs.behind
         with self._trouble.endured("report the progress", whatever=True):
-            self._pulse(lines)
+            self._on_poll(lines)
         return is_read
 
     def _status(self, heard: bool) -> tuple[Status, Diagnosis | None]:
-        """How the job is, and why it makes no progress, where it does not.
+        """The job's status, and why it makes no progress, if it makes none.
 
-        What hinders a job for good ends it; but one whose logs are still to be read may have begun long ago.
+        A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
         """
         observed = Observation(self._watch.seen, frozenset(self._logs.joined), time.time())
         status = self._launcher.read_status(observed)
-        why = None if status.state in ENDED_STATES else self._watch.why()
+        status = status.model_copy(update={"retries": max(status.retries, count_retries(observed))})
+        why = None if status.state in ENDED_STATES else self._watch.diagnose()
         if why and why.ends and heard and status.state == "pending" and not self._begun:
             status = Status(state="failed", reason=why.failure.sentence, failure=why.failure)
         return status, why
 
     def _facts(self, status: Status, heard: bool) -> ProgressSample:
-        """What the deadlines are judged by. A log that lacks lines may lack those that say that the job has begun."""
-        started = status.state == "running" or bool(self._begun) or bool(self._watch.losing())
-        return ProgressSample(time.monotonic(), self._watch.known(), heard, started, self._logs.lines)
+        """What the deadlines are judged by. A log that lacks lines may lack those that say that the job has started."""
+        started = status.state == "running" or bool(self._begun) or bool(self._watch.losing_logs())
+        return ProgressSample(time.monotonic(), self._watch.is_fully_seen(), heard, started, self._logs.lines)
 
-    def _tell(self, status: Status, why: Diagnosis | None) -> None:
-        """Say once that the job has begun, and what it waits for."""
-        self._waits.tell(status, why)
+    def _report(self, status: Status, why: Diagnosis | None) -> None:
+        """Log once that the job has started, and what it waits for."""
+        self._waits.report(status, why)
         if status.state == "running" and not self._begun:
             self._begun, at = status.reason, _find_start_time(self._logs, self._watch)
             get_log().info("%s%s", self._begun, f" after {at - self._handle.submitted_at:.1f} s" if at else "")
 
     def conclude(self) -> Outcome | None:
-        """Stop what still runs, and read every log to its end; None where that must be tried again."""
+        """Stop what still runs, and read every log to its end; None if that must be tried again."""
         found = None
         with self._trouble.endured("end the job"):
             assert self.outcome
@@ -120,71 +126,102 @@ class _JobPoller:
         return found
 
 
+class _FabricMonitor:
+    """Judges the network as soon as a log says something new about it."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._plan, self._said = plan, ""
+
+    def judge(self, logs: JobLogReader) -> Status | None:
+        """Report a broken promise once; the failed status if it is to end the attempt."""
+        if not logs.has_nccl_news or not self._plan.expect:
+            return None
+        logs.has_nccl_news = False
+        found = judge_fabric(logs.nccl.reading(), self._plan.expect, len(self._plan.nodes))
+        if found.verdict in ("not-rdma", "degraded") and found.verdict != self._said:
+            self._said = found.verdict
+            get_log().warning("the network is %s: %s", found.verdict, found.sentence)
+        if not self._said or self._plan.on_fabric != "fail":
+            return None
+        failure = Failure(cause=f"fabric-{found.verdict}", sentence=found.sentence, line=found.proof)
+        return Status(state="failed", reason=f"{found.sentence} (on_fabric: fail)", failure=failure)
+
+
 class _WaitReporter:
-    """Says what a job waits for that does not get on: where it changes, and not more often than is read."""
+    """Logs why a job makes no progress: when the reason changes, and at most every ten seconds."""
 
     def __init__(self) -> None:
         self._said, self._next = "", time.monotonic() + _REPORT_INTERVAL_S
 
-    def tell(self, status: Status, why: Diagnosis | None) -> None:
+    def report(self, status: Status, why: Diagnosis | None) -> None:
         started = status.state == "running"
         reason = why.failure.sentence if why else "" if started else status.reason
         if reason in ("", self._said) or time.monotonic() < self._next:
             return
         self._said, self._next = reason, time.monotonic() + _REPORT_INTERVAL_S
-        get_log().info("%s: %s", "not all is well" if started else "not started so far", reason)
+        get_log().info("%s: %s", "running, but not well" if started else "not started yet", reason)
 
 
 class _LossReporter:
-    """Says when a log cannot be written: at the first line that is lost, not at the end of the run."""
+    """Warns at the first lost line of a log that cannot be written, not only at the end of the run."""
 
     def __init__(self) -> None:
         self._said: set[str] = set()
 
-    def tell(self, lost: Mapping[str, str]) -> None:
+    def report(self, lost: Mapping[str, str]) -> None:
         for name in lost.keys() - self._said:
             self._said.add(name)
             get_log().warning("%s: log lines are being lost: %s", name, lost[name])
 
 
 def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
-    """When every node had joined, as the agents say it; else when every container ran."""
-    return logs.joined_at or watch.running_at()
+    """When every node had joined, as the agents logged it; else when every container was running."""
+    return logs.joined_at or watch.started_at()
 
 
 def _deadline_outcome(late: PassedDeadline, status: Status, watch: JobWatch) -> Outcome:
-    """The outcome that a deadline makes. Where the cluster knows why it passed, that is the cause."""
-    failure = None if late.cause == "run-deadline" else _select_failure(late, watch.why(last=True))
+    """The outcome of a deadline that has passed. If the cluster knows why it passed, that is the cause."""
+    failure = None if late.cause == "run-deadline" else _select_failure(late, watch.diagnose(last=True))
     why = failure.sentence if failure else status.reason if late.cause == "start-deadline" else ""
     reason = f"{late.sentence}: {why}" if why else late.sentence
     known = failure.model_copy(update={"sentence": reason}) if failure else None
-    found = Status(state="failed", reason=reason, failure=known)
-    return Outcome(status=found, cause=late.cause, exits=watch.exits())
+    found = Status(state="failed", reason=reason, failure=known, retries=status.retries)
+    return Outcome(status=found, cause=late.cause, exits=watch.exit_codes())
 
 
 def _select_failure(late: PassedDeadline, why: Diagnosis | None) -> Failure | None:
-    """Of a job that hangs, only a node that is lost is one: an elastic job may wait for more pods as well."""
+    """The failure that explains a deadline. Silence is explained only by a lost node: elastic jobs may await pods."""
     hangs = late.cause == "silence" and why and why.failure.cause not in ("node-lost", "host-silent")
     return None if hangs or not why else why.failure
 
 
 def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read: Callable[[], object]) -> Outcome:
-    """Stop what still runs, so that every log is whole before it is read; say when the job ended, and where it ran."""
-    ended_at = watch.ended_at()
-    watch.note(outcome)
+    """Stop what still runs, so that every log is whole before it is read; add when the job ended, and where it ran."""
+    ended_at, endings = watch.ended_at(), watch.endings()
+    watch.record_outcome(outcome)
+    is_stopped = True
     if outcome.status.state != "succeeded":
         get_log().warning("%s; stopping what still runs", outcome.status.reason)
-        watch.secure(_LOG_SILENCE_S, read)
-        _stop_job(plan)
-    watch.settle(_LOG_SILENCE_S, read)
-    return outcome.model_copy(update={"ended_at": ended_at, "lost": watch.lost(), "machines": watch.machines()})
+        watch.drain_ended_logs(_LOG_SILENCE_S, read)
+        is_stopped = _stop_job(plan)
+    # What could not be stopped may go on printing without end.
+    drain: Callable[[float, Callable[[], object]], object] = watch.drain_logs if is_stopped else watch.drain_ended_logs
+    drain(_LOG_SILENCE_S, read)
+    return outcome.model_copy(
+        update={
+            **{"ended_at": ended_at, "lost": watch.lost_logs()},
+            **{"machines": watch.machines(), "endings": endings},
+        }
+    )
 
 
-def _stop_job(plan: Plan) -> None:
-    """Stop the job. A server that refuses does not change how it ended: teardown tells what is left."""
+def _stop_job(plan: Plan) -> bool:
+    """Stop the job. A server that refuses does not change how it ended: teardown reports what is left."""
     try:
         backend_of(plan).stop()
     except ClusterError as error:
         if is_own_trouble(error):
             raise
         get_log().warning("%s", error)
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Would the API server take it? A dry run meets schema, webhooks, quotas and pod security, and leaves nothing."""
+"""Would the API server accept the job? A dry run tests schema, webhooks, quotas and pod security; it leaves nothing."""
 
 import re
 from typing import Any
@@ -14,7 +14,7 @@ _VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 
 def check_admission(api: Client, need: Admitted, name: str, plan: ManifestPlan) -> Check:
-    """A dry run of the job's objects, or of a pod as the job will make it."""
+    """Dry-run the job's objects, or a pod like those that the job will create."""
     if need.what == "pod":
         return _try_pod(api, name, plan.pod)
     found = [_try_object(api, thing, plan) for thing in plan.parts]
@@ -29,7 +29,7 @@ def _object_title(thing: dict[str, Any]) -> str:
 
 
 def _try_object(api: Client, thing: dict[str, Any], plan: ManifestPlan) -> Check:
-    """Whether it could be created, or is this run's already."""
+    """Check that an object could be created, or already belongs to this run."""
     try:
         api.create(thing, dry_run=True)
     except ClusterError as error:
@@ -38,58 +38,58 @@ def _try_object(api: Client, thing: dict[str, Any], plan: ManifestPlan) -> Check
         if is_optional_object(thing) and error.status == 403:
             return warning_check(
                 _object_title(thing),
-                f"cannot be made: {error.said}",
-                f"{RBAC_COMMAND} has role torchyard-policy for it",
+                f"cannot be created: {error.said}",
+                f"{RBAC_COMMAND} makes role torchyard-policy, which allows it",
             )
         if is_known_refusal(plan, error.said):
-            return warning_check(_object_title(thing), "cannot be tried without the right to create it")
+            return warning_check(_object_title(thing), "cannot be checked without the right to create it")
         return _report_refusal(api, _object_title(thing), error)
     return passed_check(_object_title(thing), "is accepted")
 
 
 def _check_existing(api: Client, thing: dict[str, Any], labels: dict[str, str]) -> Check:
-    """Whose the object is that has the name."""
+    """Check who owns the existing object of that name."""
     meta = thing["metadata"]
-    there = api.read(thing["apiVersion"], thing["kind"], meta["name"], meta.get("namespace", ""))
+    there = api.get(thing["apiVersion"], thing["kind"], meta["name"], meta.get("namespace", ""))
     if there is None:
-        return passed_check(_object_title(thing), "was there and has gone")
+        return passed_check(_object_title(thing), "existed, and is gone now")
     if labels.items() <= there["metadata"].get("labels", {}).items():
-        return passed_check(_object_title(thing), "is there already, and is this run's")
+        return passed_check(_object_title(thing), "already exists, and belongs to this run")
     if is_companion_object(thing):
-        return passed_check(_object_title(thing), "is there already, and is used as it is")
+        return passed_check(_object_title(thing), "already exists, and is used as it is")
     remedy = (
         f"give the profile another name, or see `kubectl -n {api.namespace} get {thing['kind'].lower()} {meta['name']}`"
     )
-    return failed_check(_object_title(thing), f"is there already, and {_describe_owner(there['metadata'])}", remedy)
+    return failed_check(_object_title(thing), f"already exists, and {_describe_owner(there['metadata'])}", remedy)
 
 
 def _describe_owner(meta: dict[str, Any]) -> str:
-    """Who made an object, as far as it tells."""
+    """Who created an object, as far as its metadata says."""
     if run := meta.get("labels", {}).get("torchyard/run"):
         return f"belongs to the run {run}"
     if owners := meta.get("ownerReferences"):
         return f"belongs to {owners[0]['kind']} {owners[0]['name']}"
     managers = [each["manager"] for each in meta.get("managedFields", ()) if "manager" in each]
-    return f"is not this run's: {managers[0]} made it" if managers else "is not this run's"
+    return f"does not belong to this run: {managers[0]} created it" if managers else "does not belong to this run"
 
 
 def _try_pod(api: Client, name: str, pod: dict[str, Any]) -> Check:
-    """Whether a pod of the job could be created; the controller makes it, so that this user need not be allowed to."""
+    """Check that a pod of the job could be created; the controller creates it, so this user need not have the right."""
     try:
         api.create(pod, dry_run=True)
     except ClusterError as error:
         if error.status == 409:
-            return passed_check(name, "a pod of this name is there already")
+            return passed_check(name, "a pod of this name already exists")
         if "cannot create resource" in error.said:
             return warning_check(
-                name, f"cannot be checked: {error.said}", "allow to create pods, which only this check needs"
+                name, f"cannot be checked: {error.said}", "grant the right to create pods, which only this check needs"
             )
         return _report_refusal(api, name, error)
-    return passed_check(name, "a pod as the job makes it is accepted")
+    return passed_check(name, "a pod like the job's is accepted")
 
 
 def _report_refusal(api: Client, name: str, error: ClusterError) -> Check:
-    """The server's own words, and what helps."""
+    """The server's message, and a remedy."""
     said = error.said.strip()
     if "does not support dry run" in said:
         return warning_check(name, f"cannot be checked: {said}")
@@ -97,7 +97,7 @@ def _report_refusal(api: Client, name: str, error: ClusterError) -> Check:
 
 
 def _find_remedy(api: Client, error: ClusterError) -> str:
-    """What helps against a refusal, as far as its words tell."""
+    """The remedy for a refusal; empty if its message suggests none."""
     said = error.said
     if "violates PodSecurity" in said:
         level = "pod-security.kubernetes.io/enforce=privileged"
@@ -109,12 +109,12 @@ def _find_remedy(api: Client, error: ClusterError) -> str:
     if "cannot create resource" in said:
         return f"{RBAC_COMMAND}, and bind its role to this user"
     if error.status == 404:
-        return "install what brings this kind, or see `kubectl api-resources`"
+        return "install what provides this kind, or see `kubectl api-resources`"
     return ""
 
 
 def _webhook_remedy(said: str) -> str:
-    """Where to look for a webhook that does not answer: at its Service, or among all that there are."""
+    """Where to look for a webhook that does not answer: at its Service, or among all webhooks."""
     service = re.search(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc", said)
     if service:
         return f"see `kubectl -n {service[2]} get endpoints {service[1]}` and the controller's pods there"

@@ -1,18 +1,16 @@
-"""Is everything in the cluster that the plan needs? All requirements are asked at once; each makes one finding."""
+"""Does the cluster have all that the plan needs? Requirements are checked in parallel; each makes one finding."""
 
 import contextlib
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, assert_never
 
-from tenacity import stop_after_delay
-
 from torchyard.cluster.checks.admission import check_admission
 from torchyard.cluster.checks.capacity import check_capacity
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, check_permissions
 from torchyard.cluster.checks.references import check_reference
+from torchyard.common.own_trouble import START_TIMEOUT_S, retry_step
 from torchyard.kube import client
 from torchyard.kube.client import Client
-from torchyard.kube.outlasting import START_TIMEOUT_S, retry_while_away
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import (
@@ -36,7 +34,7 @@ CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | Object | Ad
 
 
 def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
-    """One check for all rights, and one a requirement; one in all where nothing can be asked, or by nobody known."""
+    """One check for all rights and one per requirement; a single one if the cluster is away or rejects this user."""
     try:
         api = client.get_cluster_client(plan.cluster)
     except ClusterError as error:
@@ -55,24 +53,26 @@ def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
 
 
 def _is_namespaced(need: CheckedRequirement) -> bool:
-    """Whether a missing namespace is all that there is to say about this."""
+    """Whether a requirement cannot be checked without the namespace."""
     return isinstance(need, Admitted) or (isinstance(need, Object) and need.namespace is None)
 
 
 def _check_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement) -> Check:
-    """The finding of one requirement; what this user may not look at is a warning."""
+    """The finding of one requirement; what this user may not read is a warning."""
     try:
         return _query_requirement(api, plan, need)
     except ClusterError as error:
         if error.status == 403:
             return warning_check(
-                _requirement_title(need), f"cannot be checked: {error.said}", f"{RBAC_COMMAND} gives the right to look"
+                _requirement_title(need),
+                f"cannot be checked: {error.said}",
+                f"{RBAC_COMMAND} makes a role that may read it",
             )
         return failed_check(_requirement_title(need), f"cannot be checked: {error.what}: {error.said}", "")
 
 
 def _query_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement) -> Check:
-    """What the cluster says of one requirement. ClusterError where it does not say it."""
+    """What the cluster says about one requirement. Raises ClusterError if it does not answer."""
     name = _requirement_title(need)
     match need:
         case CrdServed():
@@ -95,7 +95,7 @@ def _query_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement
 
 
 def _requirement_title(need: CheckedRequirement) -> str:
-    """What a report calls a requirement."""
+    """The name of a requirement in reports."""
     match need:
         case CrdServed():
             name = f"kind {need.crd} {need.version}"
@@ -120,32 +120,32 @@ def _requirement_title(need: CheckedRequirement) -> str:
 
 
 def await_api_server(plan: ManifestPlan) -> None:
-    """Wait for an API server that is away, as every other step does; what it is in the end, its check tells."""
+    """Wait for an API server that is away, as every other step does; if it stays away, its check reports it."""
     with contextlib.suppress(ClusterError):
         api = client.get_cluster_client(plan.cluster)
-        retry_while_away(api.knock).retry_with(stop=stop_after_delay(START_TIMEOUT_S))()
+        retry_step(START_TIMEOUT_S)(api.ping)()
 
 
 def _check_connection(api: Client) -> Check | None:
-    """Why nothing can be asked at all, if so."""
+    """The finding that the cluster cannot be queried at all; None if it can."""
     name = f"cluster {api.context or api.host}"
     try:
-        api.knock()
+        api.ping()
     except ClusterError as error:
         flags = f" --context {api.context}" if api.context else ""
         if error.status == 0 or error.status >= 429:  # away, or busy
             return failed_check(name, f"{api.host} does not answer: {error.said}", f"see `kubectl{flags} cluster-info`")
         if error.status == 401 or "system:anonymous" in error.said:
             detail = f"{api.host} refuses the credentials of the kubeconfig: {error.said}"
-            return failed_check(name, detail, f"log in again; `kubectl{flags} auth whoami` tells whether that helped")
+            return failed_check(name, detail, f"log in again; `kubectl{flags} auth whoami` shows whether that helped")
     return None
 
 
 def _check_namespace(api: Client) -> Check | None:
-    """The finding that there is no such namespace; None where it is there, or may not be looked at."""
+    """The finding that the namespace is missing or being deleted; None if it exists, or may not be read."""
     name, create = f"namespace {api.namespace}", f"`kubectl create namespace {api.namespace}`"
     try:
-        found = api.read("v1", "Namespace", api.namespace, namespace=None)
+        found = api.get("v1", "Namespace", api.namespace, namespace=None)
     except ClusterError:
         return None
     if found is None:
@@ -174,12 +174,12 @@ def _check_crd_served(api: Client, need: CrdServed, name: str) -> Check:
 
 
 def _list_resources(api: Client, version: str) -> set[str]:
-    """The plurals that the API server has in a group's version."""
+    """The plural names that the API server serves in a group's version."""
     return {each["name"] for each in _discover_api(api, f"/apis/{version}").get("resources", [])}
 
 
 def _find_namesakes(api: Client, plural: str, group: str) -> list[str]:
-    """The same plural in other groups that Kubernetes does not bring itself."""
+    """Kinds with the same plural name in other groups, except Kubernetes' own."""
     known = _discover_api(api, "/apis").get("groups", [])
     others = [each for each in known if "." in each["name"] and not each["name"].endswith((".k8s.io", group))]
     holding = [each for each in others if plural in _list_resources(api, each["preferredVersion"]["groupVersion"])]
@@ -187,9 +187,9 @@ def _find_namesakes(api: Client, plural: str, group: str) -> list[str]:
 
 
 def _discover_api(api: Client, path: str) -> dict[str, Any]:
-    """What the API server says of its own kinds; this needs no right to read CRDs."""
+    """What the API server reports about its kinds; this needs no right to read CRDs."""
     try:
-        return api.ask("GET", path)
+        return api.request("GET", path)
     except ClusterError as error:
         if error.status == 404:
             return {}
@@ -197,9 +197,9 @@ def _discover_api(api: Client, path: str) -> dict[str, Any]:
 
 
 def _check_controller(api: Client, need: Controller, name: str) -> Check:
-    found = api.items("apps/v1", "Deployment", {"labelSelector": need.label}, everywhere=True)
+    found = api.list("apps/v1", "Deployment", {"labelSelector": need.label}, everywhere=True)
     if not found and need.deployment:
-        found = api.items(
+        found = api.list(
             "apps/v1", "Deployment", {"fieldSelector": f"metadata.name={need.deployment}"}, everywhere=True
         )
     if not found:
@@ -210,7 +210,7 @@ def _check_controller(api: Client, need: Controller, name: str) -> Check:
     if not ready:
         meta = found[0]["metadata"]
         remedy = f"see `kubectl -n {meta['namespace']} describe deployment {meta['name']}`"
-        return failed_check(name, f"{_describe_deployment(found[0])} has no pod that is available", remedy)
+        return failed_check(name, f"{_describe_deployment(found[0])} has no available pod", remedy)
     if need.gang and not any(_has_flag(each, need.gang) for each in ready):
         which = _describe_deployment(ready[0])
         detail = f"{which} runs without {need.gang}: pods may start one by one and wait for each other"
@@ -231,7 +231,7 @@ def _describe_deployment(deployment: dict[str, Any]) -> str:
 
 
 def _has_flag(deployment: dict[str, Any], flag: str) -> bool:
-    """Whether a container has the flag, as one word (--a=b) or as two; `none` is as good as no flag."""
+    """Whether a container has the flag, as one argument (--a=b) or as two; the value `none` counts as no flag."""
     words = [
         word for each in _list_containers(deployment) for word in (*each.get("command", ()), *each.get("args", ()))
     ]
@@ -241,12 +241,12 @@ def _has_flag(deployment: dict[str, Any], flag: str) -> bool:
 
 def check_queue(api: Client, need: OpenQueue, name: str) -> Check:
     version = "scheduling.volcano.sh/v1beta1"
-    found = api.read(version, "Queue", need.name, namespace=None)
+    found = api.get(version, "Queue", need.name, namespace=None)
     state = found.get("status", {}).get("state") if found else None
     if state == "Open":
         return passed_check(name, "is open")
-    queues = api.items(version, "Queue", everywhere=True)
+    queues = api.list(version, "Queue", everywhere=True)
     others = [each["metadata"]["name"] for each in queues if each.get("status", {}).get("state") == "Open"]
     detail = "there is no such queue" if found is None else f"is {state}" if state else "has no state yet"
     remedy = "choose one with options.queue" if others else "see that Volcano's controller and scheduler run"
-    return failed_check(name, f"{detail}; open are: {', '.join(sorted(others)) or 'none'}", remedy)
+    return failed_check(name, f"{detail}; open queues: {', '.join(sorted(others)) or 'none'}", remedy)

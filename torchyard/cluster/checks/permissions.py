@@ -1,4 +1,4 @@
-"""What this user may do in the namespace: every verb that a run needs is asked of the API server, all at once."""
+"""What this user may do in the namespace: the API server is asked about every verb that a run needs, in parallel."""
 
 import re
 from collections.abc import Iterable
@@ -12,12 +12,12 @@ from torchyard.model.requirements import Check, Permission, failed_check, passed
 
 _MAX_PARALLEL_REVIEWS = 16
 RBAC_COMMAND = "`kubectl apply -f docs/rbac.yaml`"
-# The API server's words, and those of the AppWrapper's webhook.
+# The API server's message, and that of the AppWrapper's webhook.
 _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
 
 
 def check_permissions(api: Client, needs: Iterable[Permission]) -> list[Check]:
-    """One finding for all of them, which names every verb that is missing; none where nothing is needed."""
+    """One finding for all rights, which names every missing verb; none if no right is needed."""
     asked = tuple(dict.fromkeys((verb, need.resource) for need in needs for verb in need.verbs))
     if not asked:
         return []
@@ -64,11 +64,11 @@ def _read_user_name(api: Client) -> str:
 
 def _post_review(api: Client, version: str, kind: str, spec: dict[str, Any]) -> dict[str, Any]:
     body = {"apiVersion": version, "kind": kind, **({"spec": spec} if spec else {})}
-    return api.ask("POST", api.path(version, kind, namespace=None), body=body)
+    return api.request("POST", api.path(version, kind, namespace=None), body=body)
 
 
 def is_known_refusal(plan: ManifestPlan, said: str) -> bool:
-    """Whether a refusal to create is one that the check of the plan's rights tells already."""
+    """Whether the check of the plan's rights already reports this refusal to create."""
     found = _FORBIDDEN_CREATE.search(said)
     plural = (found[1] or found[2]) if found else ""
     rights = (need for need in plan.requires if isinstance(need, Permission) and "create" in need.verbs)

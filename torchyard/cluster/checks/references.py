@@ -1,4 +1,4 @@
-"""What the pods name: ConfigMaps, Secrets, claims, accounts and networks, and the keys that they must have."""
+"""Checks what the pods refer to: ConfigMaps, Secrets, claims, accounts and networks, and the keys they must have."""
 
 import difflib
 from typing import Any
@@ -10,6 +10,7 @@ from torchyard.model.requirements import Check, Object, failed_check, passed_che
 _API_VERSIONS = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
     "ComputeDomain": "resource.nvidia.com/v1beta1",
+    "ResourceClaimTemplate": "resource.k8s.io/v1",
     "LocalQueue": "kueue.x-k8s.io/v1beta1",
     "PriorityClass": "scheduling.k8s.io/v1",
     "StorageClass": "storage.k8s.io/v1",
@@ -22,6 +23,7 @@ _CREATE_REMEDIES = {
     "PersistentVolumeClaim": "create the claim, or name another in `mounts`",
     "NetworkAttachmentDefinition": "create it, or name another in `pod.networks`",
     "ComputeDomain": "create it, as docs/hardware.md shows, in namespace {place}",
+    "ResourceClaimTemplate": "create it, as docs/hardware.md shows, in namespace {place}",
     "LocalQueue": "ask who runs Kueue here, or name another in options.queue (null for none)",
     "PriorityClass": "ask who runs the cluster, or name another in `pod.priority_class` (null for none)",
     "StorageClass": "ask who runs the cluster, or name another in `mounts`",
@@ -31,7 +33,7 @@ _CREATE_REMEDIES = {
 def check_reference(api: Client, need: Object, name: str, pods: int) -> Check:
     place = None if need.what in _CLUSTER_WIDE_KINDS else need.namespace or api.namespace
     version = _API_VERSIONS.get(need.what, "v1")
-    found = api.read(version, need.what, need.name, namespace=place)
+    found = api.get(version, need.what, need.name, namespace=place)
     remedy = _CREATE_REMEDIES[need.what].format(name=need.name, place=place)
     if found is None:
         where = f"in namespace {place}" if place else "in this cluster"
@@ -42,17 +44,17 @@ def check_reference(api: Client, need: Object, name: str, pods: int) -> Check:
     if missing := [key for key in need.holds if key not in present]:
         detail = f"has no key {', '.join(missing)}; there are: {', '.join(present) or 'none'}"
         return failed_check(name, detail, f"`kubectl edit {need.what.lower()} {need.name} -n {place}`")
-    return passed_check(name, f"has {', '.join(need.holds)}" if need.holds else "is there")
+    return passed_check(name, f"has {', '.join(need.holds)}" if need.holds else "exists")
 
 
 def _list_similar_names(api: Client, need: Object, version: str, place: str | None) -> str:
-    """The names that are there, the nearest ones first."""
+    """The names that exist, the most similar ones first."""
     try:
-        found = api.ask("GET", api.path(version, need.what, namespace=place))["items"]
+        found = api.request("GET", api.path(version, need.what, namespace=place))["items"]
     except ClusterError as error:
         if error.status == 404:
             return f"this cluster does not know the kind ({version})"
-        return f"what is there cannot be listed: {error.said}"
+        return f"what exists cannot be listed: {error.said}"
     names = sorted(each["metadata"]["name"] for each in found)
     shown = (difflib.get_close_matches(need.name, names, n=5, cutoff=0.5) or names)[:5]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
@@ -60,7 +62,7 @@ def _list_similar_names(api: Client, need: Object, version: str, place: str | No
 
 
 def _check_claim(api: Client, name: str, claim: dict[str, Any], pods: int) -> Check:
-    """A volume that is there, or comes with its first pod; and that as many nodes may mount."""
+    """Check that a claim has a volume, or gets one with its first pod, and that enough nodes may mount it."""
     phase, spec = claim.get("status", {}).get("phase", "Pending"), claim["spec"]
     see = f"see `kubectl -n {claim['metadata']['namespace']} describe pvc {claim['metadata']['name']}`"
     if phase not in ("Bound", "Pending"):
@@ -75,8 +77,8 @@ def _check_claim(api: Client, name: str, claim: dict[str, Any], pods: int) -> Ch
 
 
 def _is_binding_delayed(api: Client, storage_class: str | None) -> bool:
-    """Whether volumes of the class are made for the first pod that mounts them."""
+    """Whether a volume of the class is created only when its first pod mounts it."""
     if not storage_class:
         return False
-    found = api.read("storage.k8s.io/v1", "StorageClass", storage_class, namespace=None) or {}
+    found = api.get("storage.k8s.io/v1", "StorageClass", storage_class, namespace=None) or {}
     return found.get("volumeBindingMode") == "WaitForFirstConsumer"

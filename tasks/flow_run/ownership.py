@@ -1,0 +1,94 @@
+"""What only Prefect knows about a run: the key of its seals, and whether a flow run is the one that a Lease names.
+
+Nothing here raises: an unreachable Prefect gives no key and confirms nothing.
+"""
+
+import contextvars
+import secrets
+import threading
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState
+from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
+from prefect.client.schemas.objects import FlowRun, StateType
+
+from torchyard.common.log import get_log
+from torchyard.model.run import Run
+from torchyard.pods import lease_record
+
+_KEY_LABEL = "torchyard.key"  # the label of a flow run
+_FLOW_NAME, _ENTRYPOINT = "train", "flows/train.py:train"
+_REQUEST_TIMEOUT_S, _KEY_TIMEOUT_S = 5.0, 10.0  # of one request; of all requests for a key
+_LIVING_STATES = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
+_RUNS_PER_PAGE = 200
+
+
+def obtain_key(run_id: str) -> str:
+    """The key of a run, made if it has none yet; empty if Prefect does not answer soon."""
+    found: list[str] = []
+    ask = contextvars.copy_context().run  # Prefect's settings live in the context
+    thread = threading.Thread(target=lambda: found.append(ask(_request_key, run_id)), daemon=True, name="run-key")
+    thread.start()
+    thread.join(_KEY_TIMEOUT_S)
+    return found[0] if found else ""
+
+
+def _request_key(run_id: str) -> str:
+    try:
+        with _open_client() as client:
+            flow_run = client.read_flow_run(UUID(run_id))
+            if not _read_key(flow_run):
+                client.update_flow_run_labels(flow_run.id, {_KEY_LABEL: secrets.token_hex(32)})
+                flow_run = client.read_flow_run(flow_run.id)  # if two processes do this at once, one key counts
+            return _read_key(flow_run)
+    except Exception as error:
+        get_log().debug("flow run %s has no key: %s", run_id, error)
+        return ""
+
+
+def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
+    """The id of the flow run that a Lease names; empty unless Prefect confirms that it is this run's.
+
+    Its key must match the Lease's seal. A run of an earlier version has no key and must belong to our deployments.
+    """
+    run_id = lease_record.read_flow_run_id(lease)
+    try:
+        with _open_client() as client:
+            flow_run = client.read_flow_run(UUID(run_id))
+            if client.read_flow(flow_run.flow_id).name != _FLOW_NAME:
+                return ""
+            if secret := _read_key(flow_run):
+                return run_id if lease_record.is_sealed_lease(lease, secret) else ""
+            deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
+            return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else ""
+    except Exception as error:
+        get_log().debug("flow run %s is not confirmed: %s", run_id, error)
+        return ""
+
+
+def read_liveness_by_name(run: str) -> str:
+    """Why a run that is known only by name may be alive; empty if Prefect knows no living run of that name."""
+    states = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=_LIVING_STATES)))
+    flows, offset = FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])), 0
+    try:
+        with _open_client() as client:
+            while found := client.read_flow_runs(
+                flow_filter=flows, flow_run_filter=states, limit=_RUNS_PER_PAGE, offset=offset
+            ):
+                for each in found:
+                    if run.endswith(f"-{Run(id=str(each.id), attempt=1, folder='').short}"):
+                        return f"Prefect calls it {each.state_name}"
+                offset += len(found)
+    except Exception as error:
+        return f"Prefect cannot be asked: {error}"
+    return ""
+
+
+def _read_key(flow_run: FlowRun) -> str:
+    return str((flow_run.labels or {}).get(_KEY_LABEL) or "")
+
+
+def _open_client() -> Any:
+    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})

@@ -1,0 +1,119 @@
+"""The state of a run in Prefect: how an end is shown, and what is set if no process of the run is alive."""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+from uuid import UUID
+
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.exceptions import ObjectNotFound
+from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
+from prefect.states import Scheduled
+from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
+
+from torchyard.common.log import get_log
+from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_requested_again
+
+CALL_TIMEOUT_S = 5.0  # of one call to Prefect
+_REPORT_TIMEOUT_S = 30.0  # how long the report of an end is retried while Prefect is unreachable
+
+
+def final_state(end: str, sentence: str) -> State[Any]:
+    """The Prefect state of an end.
+
+    An intended end is never *named* Crashed: that is the name of a run that is lost and will be resumed.
+    """
+    kinds = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
+    name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
+    return State(type=kinds.get(end, StateType.CRASHED), name=name, message=sentence)
+
+
+@contextlib.contextmanager
+def open_bounded_client() -> Iterator[SyncPrefectClient]:
+    """A client whose calls end within seconds: Prefect's own repeats each for a minute if its server is busy."""
+    http = {"timeout": CALL_TIMEOUT_S}
+    with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True, httpx_settings=http) as made:
+        yield made
+
+
+def read_liveness(run_id: str) -> str:
+    """A run's state if Prefect says that it may be alive; empty if it has ended, is scheduled or is unknown.
+
+    If Prefect does not answer, the run may be alive.
+    """
+    try:
+        with open_bounded_client() as client:
+            state = client.read_flow_run(UUID(run_id)).state
+    except (ObjectNotFound, ValueError):
+        return ""
+    except Exception as error:
+        return f"Prefect cannot be asked: {error}"
+    return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
+
+
+def read_reported_state(state: State[Any] | None) -> ReportedState:
+    """A state of Prefect as a plain value."""
+    if state is None:
+        return ReportedState("", "")
+    return ReportedState(
+        state.type.value, state.name or "", state.message or "", time.time() - state.timestamp.timestamp()
+    )
+
+
+def has_person_request(run_id: str) -> bool:
+    """Whether a user asked for a run again since it ended; False if Prefect does not answer."""
+    try:
+        with open_bounded_client() as client:
+            return is_requested_again(
+                [read_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))]
+            )
+    except Exception as error:
+        get_log().warning("Prefect does not say whether a user asked for this run again: %s", error)
+        return False
+
+
+def report_state(run_id: str, state: State[Any], count: int | None = None) -> None:
+    """Set the state of a flow run without a living process, which would stay Running or Crashed for ever.
+
+    With `count`, only if no process has started the run again since.
+    """
+    try:
+        _set_flow_run_state(run_id, state, count)
+    except Exception as error:
+        get_log().debug("the state of flow run %s was not set: %s", run_id, error)
+
+
+@retry(
+    stop=stop_after_delay(_REPORT_TIMEOUT_S),
+    wait=wait_fixed(1),
+    retry=retry_if_not_exception_type((ObjectNotFound, ValueError)),
+)
+def _set_flow_run_state(run_id: str, state: State[Any], count: int | None) -> None:
+    with open_bounded_client() as client:
+        flow_run: FlowRun = client.read_flow_run(UUID(run_id))
+        now = flow_run.state
+        over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
+        if not over and count in (None, flow_run.run_count):
+            client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+def reschedule_run(run_id: str) -> bool:
+    """Schedule a deployment's run again if its state is still named Crashed."""
+    try:
+        with open_bounded_client() as client:
+            flow_run: FlowRun = client.read_flow_run(UUID(run_id))
+            if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
+                return False
+            client.set_flow_run_state(flow_run.id, Scheduled(message=LOST_MESSAGE), force=True)
+    except Exception as error:
+        get_log().debug("flow run %s was not scheduled: %s", run_id, error)
+        return False
+    return True
+
+
+def report_end(run_id: str, end: str, sentence: str) -> None:
+    """Report to Prefect how a run ended that no process owns."""
+    report_state(run_id, final_state(end, sentence))

@@ -1,0 +1,47 @@
+"""Benchmarks without runs: reports of bandwidths, and what stands for the runs of several fabrics."""
+
+from collections.abc import Callable
+from typing import Any
+
+from tests.reports import report_of
+from torchyard.benchmark.sequence import run_benchmark
+from torchyard.model.benchmark import Benchmark
+from torchyard.model.profile import Profile
+from torchyard.model.run import Attempt, Collected, Metrics, Outcome, Report, Row, Status
+
+RUNAI = "allreduce-runai"
+Runs = Callable[[Profile, dict[str, Any]], Report]
+
+
+def bandwidth_report(rows: list[Row], machines: tuple[str, ...] = ("a", "b"), **summary: Any) -> Report:
+    """A run that succeeded and measured these rows on these machines."""
+    collected = Collected(logs=(), metrics=Metrics(rows=tuple(rows), summary=summary), failure=None)
+    outcome = Outcome(
+        status=Status(state="succeeded", reason=""),
+        exits={},
+        machines={f"node-{at}": m for at, m in enumerate(machines)},
+    )
+    return report_of(Attempt(number=1, outcome=outcome, collected=collected))
+
+
+def rows(*speeds: float, factor: float = 1.0, start: int = 1 << 20) -> list[Row]:
+    return [{"size": start << at, "algbw": speed / factor, "busbw": speed} for at, speed in enumerate(speeds)]
+
+
+def played(reports: dict[str | None, Report], seen: list[dict[str, Any]] | None = None) -> Runs:
+    """Stands for the runs: each fabric has its report; `seen` gets the overrides."""
+
+    def run_one(profile: Profile, overrides: dict[str, Any]) -> Report:
+        if seen is not None:
+            seen.append(overrides)
+        return reports[profile.fabric]
+
+    return run_one
+
+
+def compared_fabrics() -> Benchmark:
+    """EPFL's 4 nodes of 8 GPUs over RoCE and over TCP, as guide 001 measured them at 4 GB."""
+    machines = ("a", "b", "c", "d")
+    roce = bandwidth_report([{"size": 4 * 10**9, "algbw": 4.914, "busbw": 9.522}], machines, ranks=32)
+    tcp = bandwidth_report([{"size": 4 * 10**9, "algbw": 1.944, "busbw": 3.767}], machines, ranks=32)
+    return run_benchmark(RUNAI, {}, ["roce", "tcp"], played({"roce": roce, "tcp": tcp}))

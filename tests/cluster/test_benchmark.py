@@ -1,0 +1,78 @@
+"""A benchmark on two real nodes: the same all-reduce over two fabrics, one after the other, on the same nodes."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchyard.benchmark.sequence import find_failure, run_benchmark
+from torchyard.benchmark.table import build_tables
+from torchyard.common.project_root import ROOT
+from torchyard.kube.client import Client
+from torchyard.model.errors import BenchmarkError
+from torchyard.model.profile import Profile
+from torchyard.model.run import Report
+from torchyard.run.folder import RunFolder
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.runner import Runner
+
+SMALL = json.loads((ROOT / "docs" / "small.json").read_text())
+SHAPE = """\
+about: the two real nodes of the test cluster
+source: the test
+match: {torchyard/node: real}
+gpus: {resource: nvidia.com/gpu, per_node: 8}
+line_rate: 100
+fabrics:
+  one: {about: one thread, env: {OMP_NUM_THREADS: "1"}, expect: {transport: socket}}
+  two: {about: two threads, env: {OMP_NUM_THREADS: "2"}, expect: {transport: socket}}
+"""
+
+
+@pytest.fixture
+def overrides(plane: Client, user: dict[str, Any], namespace: str, tmp_path: Path) -> dict[str, Any]:
+    """Overrides that run a small all-reduce of a profile on the two real nodes, with two fabrics."""
+    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+    shape = tmp_path / "hardware" / "lab" / "real.yaml"
+    shape.parent.mkdir(parents=True)
+    shape.write_text(SHAPE)
+    os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
+    program = {
+        "program": "/opt/torchyard/programs/allreduce.py",
+        "args": ["--min-size=64K", "--max-size=256K", "--trials=3"],
+    }
+    return {**SMALL, **user, **program, "cluster.namespace": namespace, "hardware": "lab/real", "fabric": "one"}
+
+
+def run_here(profile: Profile, _: dict[str, Any]) -> Report:
+    """Run a profile in this process."""
+    runner = Runner(profile, os.urandom(16).hex(), LocalReporter())
+    runner.run()
+    report = RunFolder(runner.folder.path).report()
+    if report is None:
+        raise BenchmarkError(f"no report in {runner.folder.path}")
+    return report
+
+
+@pytest.mark.parametrize("profile", ["yolov5-volcano", "yolov5-pytorchjob"])
+def test_fabrics_are_compared_on_the_same_nodes(overrides: dict[str, Any], profile: str) -> None:
+    """Both runs measure three sizes between the same two nodes, and nothing of them is left."""
+    reports: list[Report] = []
+
+    def run_one(chosen: Profile, changes: dict[str, Any]) -> Report:
+        reports.append(run_here(chosen, changes))
+        return reports[-1]
+
+    found = run_benchmark(profile, overrides, ["one", "two"], run_one)
+    assert find_failure(found) == ""
+    assert [(curve.nodes, curve.ranks, len(curve.points)) for curve in found.curves] == [(2, 2, 3)] * 2
+    assert found.curves[0].machines == found.curves[1].machines
+    assert [report.left for report in reports] == [(), ()]
+    ((head, *rows),) = build_tables(found).values()
+    assert (head[-3:], [row[0] for row in rows]) == (
+        ["one / two", "of line rate", "least on wire"],
+        ["64 KiB", "128 KiB", "256 KiB"],
+    )

@@ -1,0 +1,127 @@
+"""Real programs that fail under each controller's own retry policy, on real nodes: how often, and in whose words."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from flows.train import train
+from tests.cluster.carried import reported
+from torchyard.common.project_root import ROOT
+from torchyard.kube.client import Client
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+IMAGE = json.loads((ROOT / "docs" / "small.json").read_text())["image"]
+WORDS = "ValueError: the data set is empty"
+SCRIPT = """
+echo this try begins
+case "$(hostname)" in *-0) sleep 300;; esac
+python3 -c 'raise ValueError("the data set is empty")' || exit {code}
+"""
+
+
+class Policy(NamedTuple):
+    """A controller's own way to try again: its launcher, the keys of its job, and the exit code of the program."""
+
+    launcher: str
+    keys: dict[str, Any]
+    code: int = 1
+
+
+POLICIES = {
+    "volcano": Policy("volcano", {"maxRetry": 3, "policies": [{"event": "PodFailed", "action": "RestartJob"}]}),
+    "pytorchjob-on-failure": Policy("pytorchjob", {"restart": "OnFailure", "backoffLimit": 2}),
+    "pytorchjob-exit-code": Policy("pytorchjob", {"restart": "ExitCode", "backoffLimit": 2}, code=138),
+    "appwrapper": Policy("appwrapper", {"retries": 1}),
+    "jobset": Policy("jobset", {"maxRestarts": 2}),
+}
+
+
+ENDLESS = ("pytorchjob-exit-code",)  # its operator counts no such failure
+IN_PLACE = ("pytorchjob-on-failure",)  # by the kubelet, which shows only the last of two failures in quick succession
+
+
+def describe_pod(policy: Policy) -> dict[str, Any]:
+    """A pod template that runs the failing program on a real node."""
+    name = "pytorch" if policy.launcher in ("pytorchjob", "appwrapper") else "worker"
+    command = ["/bin/sh", "-c", SCRIPT.format(code=policy.code)]
+    container = {"name": name, "image": IMAGE, "command": command, "resources": {"requests": {"cpu": "100m"}}}
+    spec = {
+        **({"restartPolicy": "Never"} if policy.launcher in ("volcano", "jobset") else {}),
+        "nodeSelector": {"torchyard/node": "real"},
+        "terminationGracePeriodSeconds": 1,
+        "containers": [container],
+    }
+    return {"metadata": {}, "spec": spec}
+
+
+def describe_job(policy: Policy) -> dict[str, Any]:
+    """The job of two pods with its controller's own retries."""
+    match policy.launcher:
+        case "volcano":
+            task = {"name": "worker", "replicas": 2, "template": describe_pod(policy)}
+            plugins = {"svc": ["--publish-not-ready-addresses=true"]}
+            spec = {"minAvailable": 2, "schedulerName": "volcano", "plugins": plugins, **policy.keys, "tasks": [task]}
+            return {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "metadata": {"name": "own"}, "spec": spec}
+        case "jobset":
+            inner = {"completions": 2, "parallelism": 2, "completionMode": "Indexed", "backoffLimit": 0}
+            part = {"name": "worker", "template": {"spec": {**inner, "template": describe_pod(policy)}}}
+            spec = {"failurePolicy": policy.keys, "replicatedJobs": [part]}
+            return {
+                "apiVersion": "jobset.x-k8s.io/v1alpha2",
+                "kind": "JobSet",
+                "metadata": {"name": "own"},
+                "spec": spec,
+            }
+        case "appwrapper":
+            job = describe_job(Policy("pytorchjob", {"restart": "Never"}))
+            prefix = "workload.codeflare.dev.appwrapper/"
+            told = {f"{prefix}retryLimit": str(policy.keys["retries"]), f"{prefix}retryPausePeriodDuration": "1s"}
+            about = {"name": "own", "annotations": {**told, f"{prefix}failureGracePeriodDuration": "1s"}}
+            spec = {"components": [{"template": job}]}
+            return {
+                "apiVersion": "workload.codeflare.dev/v1beta2",
+                "kind": "AppWrapper",
+                "metadata": about,
+                "spec": spec,
+            }
+        case _:
+            limit = {"backoffLimit": policy.keys["backoffLimit"]} if "backoffLimit" in policy.keys else {}
+            worker = {"replicas": 2, "restartPolicy": policy.keys["restart"], "template": describe_pod(policy)}
+            spec = {"runPolicy": limit, "pytorchReplicaSpecs": {"Worker": worker}}
+            return {"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "metadata": {"name": "own"}, "spec": spec}
+
+
+@pytest.fixture
+def place(plane: Client, user: dict[str, Any], namespace: str) -> dict[str, Any]:
+    """The overrides that run a manifest in the namespace."""
+    if len(plane.list("v1", "Node", {"labelSelector": "torchyard/node=real"}, everywhere=True)) < 2:
+        pytest.skip("this cluster has no two real nodes (label torchyard/node=real)")
+    return {**user, "cluster.namespace": namespace}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_end_has_the_programs_words_and_the_number_of_retries(name: str, place: dict[str, Any], tmp_path: Path) -> None:
+    """A run whose controller retries in vain fails with the error of the program, and says how often it was tried."""
+    policy = POLICIES[name]
+    (tmp_path / "job.yaml").write_text(yaml.safe_dump(describe_job(policy)))
+    profile = tmp_path / f"retry-{name}.yaml"
+    profile.write_text(yaml.safe_dump({"about": "fails", "launcher": policy.launcher, "manifest": "job.yaml"}))
+    deadlines = {"start": "3m", "run": "40s" if name in ENDLESS else "3m"}
+    end = train(str(profile), {**place, "deadlines": deadlines}, return_state=True)
+    report = reported()
+    tries = max(path.read_text().count("this try begins") for path in Path(report.folder).glob("attempt-1/*1/log"))
+    assert end.name == "Failed"
+    assert WORDS in report.sentence
+    assert tries > 1
+    told = re.search(r"after (\d+) retr(y|ies) ", report.sentence)
+    assert told, report.sentence
+    unheard = name in ENDLESS  # the deadline may cut a try off before its first line
+    assert tries - 1 <= int(told[1]) <= tries - 1 + unheard, report.sentence
+    assert report.left == ()
+    endings = report.attempts[0].outcome.endings
+    assert {(each.node[-1], each.exit_code) for each in endings} == {("1", policy.code)}
+    assert len(endings) >= (1 if name in IN_PLACE else min(tries, 2))

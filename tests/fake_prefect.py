@@ -1,0 +1,108 @@
+"""A fake Prefect server: one flow run, whose state a test sets, over HTTP on loopback."""
+
+import contextlib
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from tests.conftest import RUN_ID
+
+STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
+
+
+class FakePrefect:
+    """Knows one flow run and what a test puts into `answers`; it accepts calls and hangs while not `answering`.
+
+    `run` holds other fields of the flow run. `answers` holds bodies by the end of a path; None is a 404.
+    """
+
+    def __init__(self) -> None:
+        self.answering, self.status, self.state = threading.Event(), 200, "RUNNING"
+        self.run: dict[str, Any] = {}
+        self.answers: dict[str, Any] = {}
+        self.patched: list[Any] = []
+        self.set_to: list[str] = []
+        self.artifacts: list[Any] = []
+        self.asked = 0
+        self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
+        self._http.daemon_threads = True
+        threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self._http.server_port}/api"
+
+    @property
+    def flow_run(self) -> dict[str, Any]:
+        state = {**STATE, "type": self.state, "name": self.state.title()}
+        run = {"id": RUN_ID, "flow_id": RUN_ID, "name": "a-run", "state": state, "created": STATE["timestamp"]}
+        return {**run, **self.run}
+
+    def close(self) -> None:
+        self.answering.set()
+        self._http.shutdown()
+        self._http.server_close()
+
+
+class Handler(BaseHTTPRequestHandler):
+    """Answers a request once its server is answering."""
+
+    server_of: FakePrefect
+
+    def do_GET(self) -> None:
+        if "csrf-token" in self.path:
+            return self.send_error(404)
+        self._answer(self._find(self.server_of.flow_run))
+        return None
+
+    def do_POST(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        accepted = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
+        default: Any = [] if self.path.endswith("/filter") else accepted
+        if self.path.endswith("/artifacts/"):
+            return self._answer({**body, "id": RUN_ID}, lambda: self.server_of.artifacts.append(body))
+        set_to = self.server_of.set_to
+        new = [body["state"]["name"]] if self.path.endswith("/set_state") else []
+        self._answer(self._find(default), lambda: set_to.extend(new))
+        return None
+
+    def do_PATCH(self) -> None:
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self._answer({}, lambda: self.server_of.patched.append(body["data"]))
+
+    def _find(self, default: Any) -> Any:
+        """What the test wants this path to answer, or the default."""
+        path = self.path.partition("?")[0]
+        return next((body for end, body in self.server_of.answers.items() if path.endswith(end)), default)
+
+    def _answer(self, body: Any, record: Callable[[], object] = lambda: None) -> None:
+        """Answer with the server's status; `record` what a successful call has set before its caller goes on."""
+        self.server_of.asked += 1
+        self.server_of.answering.wait()
+        said, status = json.dumps(body).encode(), 404 if body is None else self.server_of.status
+        if status == 200:
+            record()
+        self.send_response(status)
+        self.send_header("Content-Length", str(len(said)))
+        self.end_headers()
+        with contextlib.suppress(OSError):  # the caller has given up
+            self.wfile.write(said)
+
+    def log_message(self, *_: Any) -> None:
+        """Log nothing to stderr."""
+
+
+@contextlib.contextmanager
+def serving() -> Iterator[FakePrefect]:
+    """A fake server that answers, and whose address this process uses."""
+    made = FakePrefect()
+    made.answering.set()
+    os.environ["PREFECT_API_URL"] = made.url
+    with temporary_settings({PREFECT_API_URL: made.url}):
+        yield made
+    made.close()

@@ -1,0 +1,28 @@
+"""Fixtures of the tests that play whole runs on this machine."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from flows.sweep import sweep
+from tests.conftest import Write
+from tests.flow_processes import TICK, Carried
+from tests.runai_jobs import cli, runai_planned
+from torchyard.run.folder import list_run_folders
+
+__all__ = ["cli", "runai_planned"]
+
+
+@pytest.fixture
+def carried(write: Write, tmp_path: Path) -> Iterator[Callable[..., Carried]]:
+    """Create a flow run of two ticking agents, whose processes never outlive the test."""
+
+    def make(**keys: Any) -> Carried:
+        (tmp_path / "truth").mkdir()
+        args = [f"--truth={tmp_path}/truth", f"--ticks={keys.pop('ticks', 50)}"]
+        return Carried(write(program=TICK, args=args, nodes=2, metrics="json-lines", **keys))
+
+    yield make
+    sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)

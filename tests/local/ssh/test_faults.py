@@ -1,0 +1,86 @@
+"""What can be wrong with a host behind ssh, and how that is reported."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests import sshd
+from tests.ssh_jobs import Planned, failures
+from tests.sshd import Hosts, until
+from torchyard.machines.job_watch import ProcessWatch
+from torchyard.model.errors import HostError
+from torchyard.model.profile import Deadlines
+from torchyard.steps.submit import submit
+from torchyard.steps.teardown import teardown
+
+WHY = sshd.missing()
+pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+
+
+@pytest.mark.parametrize(("name", "said"), [
+    ("down", "port 22: No route to host; `ssh down true` must work without a question"),
+    ("wrong-key", "Permission denied (publickey"),
+    ("stranger", "Host key verification failed.; `ssh stranger true` must work without a question"),
+    ("no.such.host", "Could not resolve hostname no.such.host"),
+])  # fmt: skip
+def test_host_that_cannot_be_reached_is_one_sentence(thought: Planned, name: str, said: str) -> None:
+    """An unreachable host is reported with ssh's message and the command that must work, before any start."""
+    (told,) = failures(thought(nodes=1, options={"hosts": [name]})).splitlines()
+    assert told.startswith(f"{name}: reach it by ssh: ")
+    assert said in told
+
+
+@pytest.mark.parametrize(("options", "said"), [
+    ({"keeper_python": "python9"}, "found choose another interpreter with options.python, or options.keeper_python"),
+    ({"python": "/no/python"}, "/no/python: No such file or directory choose another"),
+    ({"folder": "/proc/none"}, "run folder /proc/none/sample-a1b2c3d4-1 on host-a: No such file or directory"),
+    ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),
+], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
+def test_host_that_lacks_something_is_told(thought: Planned, options: dict[str, Any], said: str) -> None:
+    """What a host lacks is reported with a remedy before anything is started."""
+    plan = thought(options=options)
+    assert said in failures(plan)
+
+
+def test_full_disk_there_is_told(thought: Planned, hosts: Hosts) -> None:
+    """If a host has no room for the program and its supervisor, the error says so, and nothing stays behind."""
+    small = hosts.folder / "small"
+    small.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small], check=True)
+    try:
+        plan = thought(options={"folder": str(small)})
+        with pytest.raises(HostError, match=r"host-[ab]: place sample-a1b2c3d4-1: No space left on device"):
+            submit(plan, Deadlines())
+        assert (teardown(plan), list(small.iterdir())) == ((), [])
+    finally:
+        subprocess.run(["umount", small], check=True)
+
+
+def test_program_that_is_too_large_is_not_copied(thought: Planned, tmp_path: Path) -> None:
+    """A folder with large data in it is refused, with the alternatives, before anything is sent."""
+    (tmp_path / "data").touch()
+    os.truncate(tmp_path / "data", 300 * 2**20)
+    with pytest.raises(HostError, match="it holds 300 MiB, and 200 MiB can be copied: see options"):
+        submit(thought(options={"source": "."}), Deadlines())
+
+
+def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
+    """If the run's folder on a host is removed, its processes are found by their label and ended."""
+    plan = planned(args=["60"])
+    submit(plan, Deadlines())
+    shutil.rmtree(hosts.folder / "host-a" / ".torchyard")
+    with ProcessWatch(plan.on) as watch:
+        until(lambda: watch.poll(0.1) and all(watch.seen.values()))
+        assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
+    assert teardown(plan) == ()
+    assert hosts.left() == []
+
+
+def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -> None:
+    """Teardown reports a host that cannot be reached as left over."""
+    (said,) = teardown(thought(options={"hosts": ["wrong-key", "host-b"]}))
+    assert said.startswith("wrong-key: reach it by ssh: ")

@@ -1,0 +1,174 @@
+"""The all-reduce benchmark, really started: by torchrun, without an agent, and on slow or broken ranks."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from programs import allreduce
+from tests.started_programs import TELL_THREADS, launch, read_rows, run, surround
+from torchyard.common.project_root import ROOT
+from torchyard.metrics.registry import read_json_lines, read_progress
+
+PROGRAM = "programs/allreduce.py"
+SHORT = ("--min-size=32K", "--max-size=200K", "--trials=3", "--warmups=1")
+SIZES = [32768, 65536, 131072]
+
+
+@pytest.fixture(scope="module", params=[2, 3])
+def printed(request: pytest.FixtureRequest) -> tuple[int, str]:
+    """The number of processes, and the output of a successful run."""
+    ended = run(launch(request.param, PROGRAM, *SHORT))
+    assert ended.returncode == 0, ended.stderr
+    return request.param, ended.stdout
+
+
+def test_figures_belong_together(printed: tuple[int, str]) -> None:
+    """Each row's algbw is its size over its seconds in 10^9 bytes, and its busbw that times 2 (n - 1) / n."""
+    processes, output = printed
+    for row in read_rows(output)[:-1]:
+        assert row["algbw"] == pytest.approx(row["size"] / row["seconds"] / 1e9)
+        assert row["busbw"] == pytest.approx(row["algbw"] * 2 * (processes - 1) / processes)
+
+
+def test_sums_are_right(printed: tuple[int, str]) -> None:
+    """The sums by gloo are right, whether or not the number of ranks divides the sizes."""
+    assert [row["wrong"] for row in read_rows(printed[1])] == [0, 0, 0, 0]
+
+
+def test_summary_is_of_the_largest_size(printed: tuple[int, str]) -> None:
+    """The last line has the last row's bandwidths, the mean of all, and the conditions of the measurement."""
+    processes, output = printed
+    *rows, whole = read_rows(output)
+    assert (whole["algbw"], whole["busbw"]) == (rows[-1]["algbw"], rows[-1]["busbw"])
+    assert whole["mean_busbw"] == pytest.approx(sum(row["busbw"] for row in rows) / len(rows))
+    assert (whole["world_size"], whole["backend"], whole["dtype"]) == (processes, "gloo", "float32")
+
+
+def test_rows_tell_how_far_it_is(printed: tuple[int, str]) -> None:
+    """There is a row for each size up to the largest, each shows the progress, and the summary is not a row."""
+    metrics = read_json_lines(printed[1].splitlines())
+    assert [row["size"] for row in metrics.rows] == SIZES
+    assert [read_progress(row) for row in metrics.rows] == pytest.approx([1 / 3, 2 / 3, 1])
+    assert metrics.summary["world_size"] == printed[0]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_one_process_has_no_bus(dtype: str) -> None:
+    """With a single process, in any dtype, nothing is wrong and busbw is 0."""
+    rows = read_rows(run(launch(1, PROGRAM, *SHORT, f"--dtype={dtype}")).stdout)
+    assert [(row["busbw"], row["wrong"]) for row in rows] == [(0, 0)] * 4
+    assert rows[-1]["dtype"] == dtype
+
+
+def test_no_torchrun_is_needed() -> None:
+    """The benchmark also runs on two processes that get ranks and master, but no local rank, from the environment."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+    settings = [surround(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
+    assert "LOCAL_RANK" not in settings[0]
+    command = launch(1, PROGRAM, *SHORT)
+    ranks = [subprocess.Popen(command, cwd=ROOT, env=each, stdout=subprocess.PIPE, text=True) for each in settings]
+    first, second = (rank.communicate(timeout=60)[0] for rank in ranks)
+    assert ([row["wrong"] for row in read_rows(first)], second) == ([0, 0, 0, 0], "")
+
+
+def test_gpu_follows_the_rank_where_no_local_rank_is_known(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process without LOCAL_RANK chooses an existing GPU by its rank."""
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 4)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: None)
+    monkeypatch.setenv("RANK", "5")
+    monkeypatch.delenv("LOCAL_RANK", raising=False)
+    assert allreduce.choose_device() == (torch.device("cuda", 1), "nccl")
+
+
+def break_rank(folder: Path, code: str) -> list[str]:
+    """The command for two ranks, the second of which runs the code before it measures."""
+    program = folder / "broken.py"
+    lines = ["import os, sys, time, torch", f"sys.path.insert(0, {str(ROOT)!r})", "from programs import allreduce"]
+    lines += ["if os.environ['RANK'] == '1':", f"    {code}", "allreduce.main()"]
+    program.write_text("\n".join(lines))
+    return launch(2, str(program), "--max-size=32K", "--trials=3", "--warmups=0")
+
+
+def test_slowest_rank_counts(tmp_path: Path) -> None:
+    """Rank 0 prints the median over the trials of the slowest rank's time, by that rank's own clock."""
+    ended = run(break_rank(tmp_path, "allreduce.time.perf_counter = iter([0, 90, 0, 50, 0, 3000]).__next__"))
+    assert read_rows(ended.stdout)[0]["seconds"] == 90
+
+
+def test_ranks_begin_together(tmp_path: Path) -> None:
+    """A rank that arrives late at every trial does not make the trials longer."""
+    late = "copy = torch.Tensor.copy_; torch.Tensor.copy_ = lambda *given: (time.sleep(0.5), copy(*given))[1]"
+    assert read_rows(run(break_rank(tmp_path, late)).stdout)[0]["seconds"] < 0.5
+
+
+def test_wrong_sums_are_counted_and_fail(tmp_path: Path) -> None:
+    """Two wrong elements of one rank in each of three trials count as six, and the exit code is 1."""
+    spoil = "(reduce(given, *more), given.dtype.is_floating_point and len(given) > 3 and given[-2:].add_(1))"
+    code = f"reduce = torch.distributed.all_reduce; torch.distributed.all_reduce = lambda given, *more: {spoil}"
+    ended = run(break_rank(tmp_path, code))
+    assert [row["wrong"] for row in read_rows(ended.stdout)] == [6, 6]
+    assert (ended.returncode, "6 elements are not the sum" in ended.stderr) == (1, True)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
+def test_shares_add_up_exactly(world_size: int) -> None:
+    """The shares of all ranks add up to the sums exactly, even in the narrowest dtype."""
+    total = sum(allreduce.shares(rank, world_size)[0].bfloat16() for rank in range(world_size))
+    assert torch.equal(torch.as_tensor(total), allreduce.shares(0, world_size)[1].bfloat16())
+
+
+@pytest.mark.parametrize("world_size", [2, 3, 8])
+def test_shares_tell_what_went_wrong(world_size: int) -> None:
+    """A missing rank, a rank counted twice, shifted parts and a maximum all differ from the sums."""
+    mine = torch.stack([allreduce.shares(rank, world_size)[0] for rank in range(world_size)])
+    sums = allreduce.shares(0, world_size)[1]
+    for wrong in (mine[1:].sum(0), mine.sum(0) + mine[0], mine.sum(0).roll(world_size), mine.amax(0)):
+        assert not torch.equal(wrong, sums)
+
+
+def test_no_gloo_thread_outlives_the_group() -> None:
+    """At the end gloo's threads are gone: a remaining one would sometimes abort the exit."""
+    threads = run(launch(1, "-c", f"from programs import allreduce; allreduce.main(); {TELL_THREADS}", *SHORT)).stdout
+    assert "python" in threads.splitlines()[-1]
+    assert "gloo_" not in threads
+
+
+@pytest.mark.parametrize(("text", "size"), [("1", 1), ("32K", 2**15), ("16M", 2**24), ("8G", 2**33)])
+def test_sizes_are_binary(text: str, size: int) -> None:
+    """A size is in bytes, or in multiples of 1024."""
+    assert allreduce.read_size(text) == size
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--min-size=32X"], "'32X' is no size; write bytes, or 32K, 1M, 2G"),
+        (["--max-size=0"], "'0' is no size"),
+        (["--max-size="], "'' is no size"),
+        (["--max-size=K"], "'K' is no size"),
+        (["--min-size=6"], "--min-size 6 must be"),
+        (["--min-size=64K", "--max-size=32K"], "at most --max-size 32768"),
+        (["--trials=0"], "one trial or more"),
+        (["--warmups=-1"], "no fewer than 0 warmups"),
+        (["--dtype=int8"], "invalid choice: 'int8'"),
+        ([], "RANK, WORLD_SIZE must be set; start it with torchrun"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """Wrong arguments end the program with exit code 2 and one line, without a traceback."""
+    for name, value in {"MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", [PROGRAM, *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        allreduce.read_options()
+    line = capsys.readouterr().err
+    assert (line.count("\n"), said in line) == (1, True), line

@@ -1,0 +1,117 @@
+"""A benchmark in Prefect: a run of `train` for each fabric, in a process of its own, and one page."""
+
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+)
+from prefect.flow_engine import run_flow
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Scheduled
+
+from flows.benchmark import benchmark
+from flows.train import train
+from tests.conftest import Write
+from tests.flow_processes import CARRY
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import runs_folder
+
+pytestmark = pytest.mark.usefixtures("api")
+SHAPE = """\
+about: a machine with two speeds
+source: the test
+match: {}
+gpus: {resource: nvidia.com/gpu, per_node: 1}
+line_rate: 8
+fabrics:
+  fast: {about: the fast one, env: {SPEED: "3"}, expect: {transport: socket}}
+  slow: {about: the slow one, env: {SPEED: "1"}, expect: {transport: socket}}
+"""
+
+
+@pytest.fixture
+def profile(write: Write, tmp_path: Path) -> Path:
+    """A profile whose program prints the speed of its fabric, and its deployment."""
+    shape = tmp_path / "hardware" / "lab" / "two.yaml"
+    shape.parent.mkdir(parents=True)
+    shape.write_text(SHAPE)
+    os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
+    program = str(ROOT / "tests" / "programs" / "bandwidth.py")
+    keys = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "hardware": "lab/two", "fabric": "fast"}
+    path = write(program=program, env={"BROKEN": str(tmp_path / "broken")}, **keys)
+    with get_client(sync_client=True) as client:
+        client.create_deployment(client.create_flow(train), name=path.stem, entrypoint="flows/train.py:train")
+    return path
+
+
+@pytest.fixture
+def worker(profile: Path) -> Iterator[list[str]]:
+    """Starts a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
+    started, over = list[str](), threading.Event()
+    mine = DeploymentFilter(name=DeploymentFilterName(any_=[profile.stem]))
+    states = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled"])))
+
+    def serve() -> None:
+        environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+        while not over.is_set():
+            with get_client(sync_client=True) as client:
+                runs = client.read_flow_runs(deployment_filter=mine, flow_run_filter=states)
+            for run in runs:
+                if str(run.id) not in started:
+                    started.append(str(run.id))
+                    subprocess.run([sys.executable, "-c", CARRY, str(run.id)], env=environment, cwd=ROOT, check=False)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    yield started
+    over.set()
+    thread.join()
+
+
+def test_fabrics_are_measured_one_after_the_other(profile: Path, worker: list[str]) -> None:
+    """Each fabric is a run of its own, the state names both bandwidths, and the page has table and plot."""
+    end = benchmark(str(profile), ["fast", "slow"], return_state=True)
+    assert (end.name, end.message) == ("Completed", "fast: 6 GB/s, slow: 2 GB/s")
+    assert len(worker) == 2
+    (folder,) = (runs_folder() / "benchmarks").iterdir()
+    table = (folder / "table.txt").read_text()
+    assert table.count("3.00") == 2  # the ratio at both sizes
+    assert "fast: not-applicable: one node" in table
+    assert (folder / "plot.svg").read_text().count("line rate of a node") > 0
+    with get_client(sync_client=True) as client:
+        (page,) = [each for each in client.read_artifacts() if (each.key or "").startswith("benchmark-")]
+    assert "data:image/svg+xml;base64," in str(page.data)
+
+
+def test_benchmark_that_is_started_again_repeats_only_what_failed(
+    profile: Path, worker: list[str], tmp_path: Path
+) -> None:
+    """Started again, a benchmark takes the runs that have succeeded as they are, and starts a failed one anew."""
+    (tmp_path / "broken").touch()
+    with get_client(sync_client=True) as client:
+        run = client.create_flow_run(benchmark, parameters={"profile": str(profile), "fabrics": ["fast", "slow"]})
+        ends = list[str]()
+        for count in (1, 3, 3):
+            if client.read_flow_run(run.id).run_count:
+                client.set_flow_run_state(run.id, Scheduled(), force=True)
+            state: Any = run_flow(
+                benchmark, flow_run=client.read_flow_run(run.id), parameters=run.parameters, return_type="state"
+            )
+            ends.append(state.name)
+            assert len(worker) == count, state.message
+            (tmp_path / "broken").unlink(missing_ok=True)
+    assert ends == ["Failed", "Completed", "Completed"]

@@ -1,0 +1,135 @@
+"""prefect.yaml and the automations, on a real Prefect server behind a password."""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import yaml
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolUpdate
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
+from prefect.client.schemas.objects import StateType
+from prefect.client.schemas.responses import DeploymentResponse
+from prefect.client.schemas.schedules import CronSchedule
+
+from scripts.api import YardError
+from scripts.deployments import _DIRECTORY_STEP, POOL_NAME, deploy_flows
+from scripts.server import choose_server
+from tests.yard import prefect_server, speaking_to
+from torchyard.common.project_root import ROOT
+
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment, speaking_to(environment):
+        deploy_flows()
+        yield environment
+
+
+@pytest.fixture
+def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    """A client of a server that `make up` has deployed to."""
+    with speaking_to(server), get_client(sync_client=True) as made:
+        yield made
+
+
+def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
+    """`make up` registers what prefect.yaml names, with its schedules and limits."""
+    found = {each.name: each for each in client.read_deployments()}
+    assert sorted(found) == sorted(each["name"] for each in DEPLOYMENTS)
+    lost = found["lost"]
+    assert isinstance(lost.schedules[0].schedule, CronSchedule)
+    assert lost.global_concurrency_limit
+    assert lost.global_concurrency_limit.limit == 1
+    assert found["digits-local"].parameters == {"profile": "digits-local"}
+
+
+def test_nightly_runs_start_only_when_asked_for(client: SyncPrefectClient) -> None:
+    """`make up` leaves nightly schedules as they are, at first paused; NIGHTLY=1 starts those of this machine."""
+
+    def active(name: str) -> list[bool]:
+        return [each.active for each in read(client, name).schedules]
+
+    local, cluster = "train/nightly-digits-local", "train/nightly-yolov5-volcano"
+    assert (active(local), active(cluster)) == ([False], [False])
+    for nightly in (True, False):
+        deploy_flows(nightly=nightly)
+        assert (active(local), active(cluster)) == ([True], [False])
+    (schedule,) = read(client, local).schedules
+    assert isinstance(schedule.schedule, CronSchedule)
+    assert schedule.schedule.timezone == "Europe/Zurich"
+    assert read(client, cluster).work_queue_name == "oke"
+
+
+def test_schedules_fire(client: SyncPrefectClient) -> None:
+    """The sweep's cron schedules runs: with a newer SQLAlchemy it creates none, and everything else looks fine."""
+    scheduled = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.SCHEDULED])))
+    deadline = time.monotonic() + 60
+    while not (runs := client.read_flow_runs(flow_run_filter=scheduled)) and time.monotonic() < deadline:
+        time.sleep(0.5)
+    assert runs
+
+
+def test_automations_are_made_once(client: SyncPrefectClient, server: dict[str, str]) -> None:
+    """Creating the automations again keeps the first ones: new ones would not know the runs already lost."""
+    seen = []
+    for _ in range(2):
+        words = [sys.executable, "-m", "scripts.automations"]
+        subprocess.run(words, env={**os.environ, **server}, cwd=ROOT, check=True)
+        found = client.request("POST", "/automations/filter", json={}).json()
+        seen.append({each["name"]: each["id"] for each in found})
+    assert seen[0] == seen[1]
+    assert len(seen[0]) == 3
+
+
+def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
+    """A user's limits, pauses and schedules survive `make up`, which resets only what the code decides."""
+    lost, digits = read(client, "sweep/lost"), read(client, "train/digits-local")
+    client.update_work_pool(POOL_NAME, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
+    hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
+    client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
+    client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
+    kept = [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit]
+    deploy_flows()
+    assert [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit] == kept
+    pool, again = client.read_work_pool(POOL_NAME), read(client, "train/digits-local")
+    assert (pool.concurrency_limit, pool.is_paused, again.paused) == (3, True, True)
+    assert again.tags == digits.tags
+
+
+def test_deploying_again_writes_nothing(client: SyncPrefectClient) -> None:
+    """A correct deployment is left alone: every write makes Prefect drop its scheduled runs."""
+    deploy_flows()
+    before = {each.name: each.updated for each in client.read_deployments()}
+    deploy_flows()
+    assert {each.name: each.updated for each in client.read_deployments()} == before
+
+
+def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
+    """A second clone changes no deployment of the first one unless it is told to take them over."""
+    steps = [{_DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
+    digits = read(client, "train/digits-local")
+    client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
+    with pytest.raises(YardError, match=r"train/digits-local.* belong to /home/ada/torchyard: .* make up TAKE_OVER=1"):
+        deploy_flows()
+    assert read(client, "train/digits-local").pull_steps == steps
+    deploy_flows(take_over=True)
+    assert read(client, "train/digits-local").pull_steps == [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
+
+
+def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
+    """If the server at PREFECT_API_URL has another password, the error says what to set, without a traceback."""
+    told = r"refuses us \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
+    with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=told):
+        choose_server()
+
+
+def read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+    return client.read_deployment_by_name(name)

@@ -1,0 +1,76 @@
+"""`make down` ends the runs of this folder's worker, and nothing else."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from uuid import UUID
+
+import pytest
+from prefect import flow, get_client
+
+from scripts import processes
+from scripts.runs import tear_down_open_runs
+from tests.yard import prefect_server, speaking_to
+from torchyard.host import processes as host
+from torchyard.run.folder import RunFolder
+
+
+@pytest.fixture(scope="module")
+def prefect_api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
+        yield environment
+
+
+@flow(name="train")
+def empty() -> None:
+    """A flow that does nothing, for runs that a worker has taken."""
+
+
+def open_run(name: str, worker: str) -> RunFolder:
+    """An unfinished run that a worker of this name has taken; with an empty name, Prefect does not know it."""
+    run_id = UUID("0190c7f0-0000-7000-8000-0000a1b2c3d4")
+    if worker:
+        with get_client(sync_client=True) as client:
+            run_id = client.create_flow_run(empty).id
+            client.update_flow_run_labels(run_id, {"prefect.worker.name": worker})
+    folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / name)
+    with folder.owned():
+        folder.note("start", run=str(run_id))
+    return folder
+
+
+def test_down_ends_only_what_its_worker_took(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+    """Runs of another worker, runs started by hand, and runs that a living process owns are left alone."""
+    with speaking_to(prefect_api):
+        ours, carried = open_run("ours", processes.worker_name()), open_run("carried", processes.FORMER_WORKER_NAME)
+        others, by_hand = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
+        with carried.owned():
+            tear_down_open_runs()
+    ends = [folder.last("end").get("by") for folder in (ours, carried, others, by_hand)]
+    assert ends == ["down", None, None, None]
+    assert "ours: nothing left" in capsys.readouterr().out
+
+
+def test_down_ends_processes_whose_folder_is_gone(prefect_api: dict[str, str]) -> None:
+    """If the folders of two runs were removed, only the processes of the run that our worker took are ended."""
+    with speaking_to(prefect_api):
+        folders = [open_run("ours", processes.worker_name()), open_run("others", "torchyard of another folder")]
+        started = [strayed(str(folder.last("start")["run"])) for folder in folders]
+        try:
+            tear_down_open_runs()
+            assert started[0].wait(30) == -signal.SIGTERM
+            assert started[1].poll() is None
+        finally:
+            for process in started:
+                process.kill()
+                process.wait()
+
+
+def strayed(flow_run: str) -> subprocess.Popen[bytes]:
+    """Start a process that belongs to a run without a folder."""
+    name = f"sample-{UUID(flow_run).hex[-8:]}"
+    block = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
+    label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(block)}
+    return subprocess.Popen(["sleep", "300"], env={**os.environ, **label})

@@ -1,0 +1,28 @@
+"""Tests on a cluster fail, and are not skipped, without one."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.caller import CLUSTER
+from tests.pytest_runs import run_pytest
+from torchyard.common.project_root import ROOT
+
+DEAD = """
+apiVersion: v1
+kind: Config
+current-context: dead
+clusters: [{name: dead, cluster: {server: "http://127.0.0.1:9"}}]
+users: [{name: dead, user: {}}]
+contexts: [{name: dead, context: {cluster: dead, user: dead}}]
+"""
+
+
+@pytest.mark.parametrize("named", [True, False], ids=["dead", "none"])
+def test_tests_on_a_cluster_fail_without_one(tmp_path: Path, named: bool) -> None:
+    """Tests on a cluster fail if it does not answer or is not named."""
+    (tmp_path / "kubeconfig").write_text(DEAD)
+    environment = {CLUSTER: str(tmp_path / "kubeconfig")} if named else {}
+    done = run_pytest(str(ROOT / "tests" / "cluster" / "test_watch.py"), "-x", **environment)
+    assert done.returncode == 1
+    assert ("no cluster answers at" if named else f"{CLUSTER} names no cluster") in done.stdout

@@ -1,0 +1,47 @@
+"""Nights on this machine: whole runs of a program that prints a number, until one prints a worse one."""
+
+import json
+import os
+from pathlib import Path
+
+from tests.conftest import RUN_ID, Write, load
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.runner import Runner
+
+PRINTS = """
+import json, os
+print(json.dumps({"step": 1, "busbw": float(os.environ["BUSBW"])}))
+"""
+
+
+def test_regression_fails_its_night(write: Write) -> None:
+    """After six usual nights a worse one ends as failed with a sentence, is torn down, and is not tried again."""
+    path = write(
+        code=PRINTS,
+        agent="none",
+        rendezvous="env",
+        metrics="json-lines",
+        attempts=3,
+        trend={"value": "busbw", "on_regression": "fail"},
+    )
+
+    def play_night(number: int, busbw: float) -> Runner:
+        run_id = f"{RUN_ID[:-8]}{number:08}"
+        runner = Runner(load(path, env={"BUSBW": str(busbw)}), run_id, LocalReporter())
+        ends.append(runner.run())
+        return runner
+
+    ends: list[tuple[str, str]] = []
+    for number in range(6):
+        play_night(number, 200 + number % 2)
+    assert [end for end, _ in ends] == ["succeeded"] * 6
+    last = play_night(6, 150)
+    end, sentence = ends[-1]
+    report = last.folder.report()
+    assert report
+    assert (end, report.end, report.left, len(report.attempts)) == ("failed", "failed", (), 1)
+    assert sentence.startswith("busbw is 150, 25.2 % below 200.5, the median of the last 6 runs; ")
+    assert sentence.endswith(f"; see {os.environ['TORCHYARD_RUNS']}/history/{Path(report.history).name}")
+    kept = [json.loads(line) for line in Path(report.history).read_text().splitlines()]
+    assert [each["numbers"]["busbw"] for each in kept] == [200, 201, 200, 201, 200, 201, 150]
+    assert [step.name for step in report.steps] == ["preflight", "submit", "wait", "collect", "teardown"]

@@ -1,0 +1,175 @@
+"""The search for slow nodes: over synthetic tables of speeds, and on real processes with links of their own."""
+
+import itertools
+import json
+import random
+import sys
+from collections.abc import Callable, Iterator
+from functools import partial
+
+import pytest
+
+from programs import pairwise
+from tests.shaped_nodes import ShapedNodes
+from tests.skips import can_shape
+from tests.started_programs import launch, read_rows, run
+
+PROGRAM = "programs/pairwise.py"
+SHORT = ("--size=512K", "--trials=3")
+THRESHOLD = 0.8
+shaped = pytest.mark.skipif(not can_shape(), reason="links cannot be shaped here: this takes root, namespaces and tc")
+
+
+def search(speeds: list[float], blur: Callable[[], float] = lambda: 1.0) -> tuple[pairwise.Grades, int]:
+    """Search among nodes of these speeds; a pair is as fast as its slower node, times a factor of chance."""
+    rounds: list[pairwise.Speeds] = []
+    while pairs := pairwise.pair_nodes(len(speeds), rounds, THRESHOLD):
+        nodes = [node for pair in pairs for node in pair]
+        assert len({*nodes}) == len(nodes), "the pairs of a round are disjoint"
+        rounds.append({(one, other): min(speeds[one], speeds[other]) * blur() for one, other in pairs})
+    return pairwise.grade_nodes(len(speeds), rounds, THRESHOLD), len(rounds)
+
+
+def draw_speeds(draw: random.Random, count: int, slow: set[int]) -> list[float]:
+    return [draw.uniform(1, 7) if node in slow else 10.0 for node in range(count)]
+
+
+@pytest.mark.parametrize("count", [*range(3, 17), 31, 32, 33, 64])
+def test_one_slow_node_is_found_wherever_it_is(count: int) -> None:
+    """Each of 3 to 64 nodes is found if it is the slow one, within ceil(log2 N) + 1 rounds, and no other is named."""
+    for slow in range(count):
+        grades, rounds = search(draw_speeds(random.Random(slow), count, {slow}))
+        assert ({*grades.slow}, {*grades.unknown}) == ({slow}, set())
+        assert rounds <= pairwise.count_rounds(count)
+
+
+@pytest.mark.parametrize("count", [9, 10, 31, 32])
+def test_two_or_three_rounds_are_enough_for_one_slow_node(count: int) -> None:
+    """More than 8 nodes take two rounds if one is slow, a third if that had no partner in the first or if none is."""
+    for slow in range(count):
+        assert search(draw_speeds(random.Random(slow), count, {slow}))[1] == 2 + (slow == count - 1) * (count % 2)
+    assert search([10.0] * count)[1] == 3
+
+
+@pytest.mark.parametrize("count", [6, 7, 8, 13, 16, 31, 64])
+def test_several_slow_nodes_are_found(count: int) -> None:
+    """Up to a third of the nodes may be slow, each in its own way, with 4 % of chance in every measurement."""
+    for seed in range(30):
+        draw = random.Random(seed)
+        slow = {*draw.sample(range(count), draw.randint(0, count // 3))}
+        grades, rounds = search(draw_speeds(draw, count, slow), partial(draw.gauss, 1, 0.04))
+        assert ({*grades.slow}, {*grades.unknown}) == (slow, set()), seed
+        assert rounds <= pairwise.count_rounds(count)
+
+
+@pytest.mark.parametrize("count", range(3, 12))
+def test_every_set_of_fewer_than_half_is_found_or_left_open(count: int) -> None:
+    """With fewer slow nodes than half, no fast one is ever named; nearly always all slow ones are."""
+    sets = [{*each} for size in range((count + 1) // 2) for each in itertools.combinations(range(count), size)]
+    found = 0
+    for slow in sets:
+        grades, _ = search([5.0 if node in slow else 10.0 for node in range(count)])
+        assert grades.slow <= slow
+        found += grades.slow == slow
+    assert found >= 0.97 * len(sets)
+
+
+def test_slow_link_between_two_fast_nodes_names_nobody() -> None:
+    """If two nodes are slow only with each other, each is fast with another partner."""
+    rounds: list[pairwise.Speeds] = []
+    while pairs := pairwise.pair_nodes(8, rounds, THRESHOLD):
+        rounds.append({pair: 2.0 if {*pair} == {2, 3} else 10.0 for pair in pairs})
+    grades = pairwise.grade_nodes(8, rounds, THRESHOLD)
+    assert (rounds[0][2, 3], grades.slow, grades.unknown) == (2.0, frozenset(), frozenset())
+
+
+@pytest.mark.parametrize(("expect", "slow"), [(None, set()), (10.0, {2, 3, 4, 5, 6, 7})])
+def test_most_nodes_are_slow_only_against_what_is_expected(expect: float | None, slow: set[int]) -> None:
+    """Six of eight nodes that are slower than two are named if that was expected of them, and else left open."""
+    rounds: list[pairwise.Speeds] = []
+    while pairs := pairwise.pair_nodes(8, rounds, THRESHOLD, expect):
+        rounds.append({pair: 10.0 if {*pair} == {0, 1} else 3.0 for pair in pairs})
+    grades = pairwise.grade_nodes(8, rounds, THRESHOLD, expect)
+    assert ({*grades.slow}, {*grades.slow | grades.unknown}) == (slow, {2, 3, 4, 5, 6, 7})
+
+
+@pytest.mark.parametrize("expect", [None, 10.0])
+def test_two_nodes_cannot_be_told_apart(expect: float | None) -> None:
+    """Which node of a single slow pair is slow stays unknown; without an expected speed nothing shows that it is."""
+    rounds: list[pairwise.Speeds] = [{(0, 1): 3.0}, {(0, 1): 3.0}]
+    grades = pairwise.grade_nodes(2, rounds, THRESHOLD, expect)
+    assert (grades.slow, grades.unknown) == (frozenset(), frozenset() if expect is None else {0, 1})
+
+
+def test_one_slow_result_is_not_enough() -> None:
+    """A node that has met only one partner is not slow yet, and a little slow one needs two fast partners."""
+    first: pairwise.Speeds = {(0, 1): 10.0, (2, 3): 7.0}
+    grades = pairwise.grade_nodes(5, [first, {(0, 4): 2.0, (1, 2): 7.0}], THRESHOLD)
+    assert ({*grades.slow}, {*grades.unknown}) == (set(), {2, 3, 4})
+    third: pairwise.Speeds = {(0, 2): 7.0, (1, 4): 2.0}
+    assert pairwise.grade_nodes(5, [first, {(0, 4): 2.0, (1, 2): 7.0}, third], THRESHOLD).slow == {2, 4}
+
+
+@pytest.fixture(scope="module")
+def nodes() -> Iterator[ShapedNodes]:
+    """Eight nodes with 100 Mbit/s each."""
+    made = ShapedNodes(8, 100)
+    yield made
+    made.stop()
+
+
+@shaped
+@pytest.mark.parametrize(("count", "slow"), [(8, 3), (5, 4)])
+def test_slow_link_names_its_node(nodes: ShapedNodes, count: int, slow: int) -> None:
+    """One job of 8 and one of 5 find the node with the slower link in at most four rounds, and how slow it is."""
+    nodes.shape(slow, 40)
+    ended = nodes.run(count, PROGRAM, *SHORT, "--fail-if-slow")
+    nodes.shape(slow, 100)
+    *rows, whole = read_rows(ended.stdout)
+    assert whole["verdict"].startswith(f"1 of {count} nodes is slow: node-{slow} (0."), ended.stdout
+    assert (rows[-1]["node"], rows[-1]["ratio"]) == (f"node-{slow}", pytest.approx(0.4, rel=0.35))
+    assert whole["rounds"] <= 4
+    assert (ended.returncode, "1 of" in ended.stderr) == (1, True)
+
+
+@shaped
+def test_equal_links_name_nobody(nodes: ShapedNodes) -> None:
+    """With six equal links no node is slow; each pair has a row, and a node is in one pair of a round."""
+    ended = nodes.run(6, PROGRAM, *SHORT, "--fail-if-slow", "--threshold=0.5")
+    *rows, whole = read_rows(ended.stdout)
+    assert (ended.returncode, whole["verdict"], whole["rounds"]) == (0, "no slow node", 3), ended.stdout
+    assert [row["round"] for row in rows] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
+    for start in (0, 3, 6):
+        assert len({row[end] for row in rows[start : start + 3] for end in ("node", "peer")}) == 6
+
+
+def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
+    """Two processes of an agent make no pair; with --each-process they do, and have names of their own."""
+    refused = run(launch(2, PROGRAM, "--size=4K"))
+    assert "it needs two nodes or more, each with the same number of processes" in refused.stderr
+    rows = read_rows(run(launch(2, PROGRAM, "--size=4K", "--each-process")).stdout)
+    assert [row["node"].rpartition(":")[2] + row["peer"].rpartition(":")[2] for row in rows[:-1]] == ["01", "01"]
+    assert json.dumps(rows[-1]["verdict"]) == '"no slow node"'
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--size=0"], "'0' is no size"),
+        (["--trials=0"], "one trial or more"),
+        (["--threshold=1.5"], "--threshold must be between 0 and 1"),
+        (["--expect=0"], "--expect above 0"),
+        ([], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set; start it with torchrun"),
+    ],
+)
+def test_wrong_arguments_are_told(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+) -> None:
+    """Wrong arguments end the program with exit code 2 and one line, without a traceback."""
+    for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(sys, "argv", [PROGRAM, *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        pairwise.read_options()
+    line = capsys.readouterr().err
+    assert (line.count("\n"), said in line) == (1, True), line

@@ -1,0 +1,79 @@
+"""A power cut kills server, worker, flow, watchdog, supervisors and agents; then server and worker restart."""
+
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.chaos.world import World, holders, kill_all, until
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import RunFolder
+
+TICK = ROOT / "tests" / "programs" / "tick.py"
+PATIENCE_S = 240.0  # on a busy machine
+
+
+@pytest.fixture
+def world(tmp_path: Path) -> Iterator[World]:
+    made = World(tmp_path / "world")
+    with made:
+        yield made
+    kill_all(f"TORCHYARD_RUNS={made.runs['worker']}")
+
+
+def cut_power(world: World) -> None:
+    """Kill everything, supervisors before agents, whose end they could record; nothing is left to restart it."""
+    world.closing.set()
+    marks = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs['worker']}")
+    while holders(*marks):
+        kill_all(*marks)
+
+
+def start_again(world: World) -> str:
+    """Start server and worker again as `make up` does; return what it says about lost runs."""
+    world.start("server")
+    until("server", world.healthy, PATIENCE_S)
+    environment = world.env | {"TORCHYARD_RUNS": str(world.runs["worker"])}
+    command = [sys.executable, "-m", "tasks.recovery", "back"]
+    said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    world.start("worker")
+    return said
+
+
+def told(truth: Path, attempt: int) -> list[str]:
+    return [line for path in truth.glob(f"{attempt}-*") for line in path.read_text().splitlines()]
+
+
+def test_power_cut_costs_an_attempt_and_not_the_run(world: World, tmp_path: Path) -> None:
+    """The run is resumed by itself, continues from its checkpoint in a second attempt, and ends Completed."""
+    truth = tmp_path / "truth"
+    truth.mkdir()
+    profile = tmp_path / "tick.yaml"
+    document: dict[str, Any] = {"about": "ticks", "launcher": "baremetal", "program": str(TICK), "nodes": 2}
+    document |= {"args": [f"--truth={truth}", "--ticks=150"], "attempts": 2, "metrics": "json-lines"}
+    profile.write_text(yaml.safe_dump(document))
+    run_id = world.begin(profile)
+    until("training", lambda: len(told(truth, 1)) > 40, PATIENCE_S)
+    cut_power(world)
+    began = time.monotonic()
+    assert start_again(world).startswith("resumed 1")
+    until("training again", lambda: told(truth, 2), PATIENCE_S)
+    print(f"\ntraining again {time.monotonic() - began:.0f} s after the start of the server")
+    state = until(
+        "the end",
+        lambda: (found := world.get(f"/flow_runs/{run_id}")["state"])["name"] == "Completed" and found,
+        PATIENCE_S,
+    )
+    (folder,) = [RunFolder(path.parent) for path in world.runs["worker"].glob("*/journal")]
+    report = folder.report()
+    assert report
+    assert (state["type"], [each.number for each in report.attempts], report.left) == ("COMPLETED", [1, 2], ())
+    failure = report.attempts[0].collected.failure
+    assert failure
+    assert (failure.cause, failure.retry) == ("keeper-killed", True)
+    assert '"step": 1,' not in "".join(told(truth, 2))  # it went on from its checkpoint

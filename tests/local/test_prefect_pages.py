@@ -1,0 +1,74 @@
+"""What Prefect's pages and the report say about a run that was lost or suspended."""
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
+from prefect.states import Suspended
+
+from flows.train import train
+from tests.flow_processes import Carried, ticking, until
+from torchyard.run.report import render_text
+
+pytestmark = pytest.mark.usefixtures("api")
+
+
+def task_states(run: Carried) -> dict[str, list[str]]:
+    """The states of a run's task runs in Prefect, by name of the step."""
+    which = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    found: dict[str, list[str]] = {}
+    with get_client(sync_client=True) as client:
+        for each in sorted(client.read_task_runs(flow_run_filter=which), key=lambda each: str(each.start_time)):
+            found.setdefault(each.name.rpartition("-")[0], []).append(each.state_name or "")
+    return found
+
+
+def test_comeback_is_told_as_it_was(carried: Callable[..., Carried], tmp_path: Path) -> None:
+    """A lost wait becomes Crashed in Prefect, and the report has every step, the gap and the whole time."""
+    run = carried(ticks=120)
+    began = time.time()
+    run.lose(lambda: ticking(tmp_path) and "Running" in task_states(run).get("wait", ()))
+    lost = time.time()
+    second = run.process()
+    until(lambda: task_states(run).get("wait", [""])[0] == "Crashed")
+    second.communicate()
+    report = run.folder.report()
+    assert report
+    names = ["preflight", "submit", "wait", "comeback", "submit", "wait", "collect", "teardown"]
+    assert [step.name for step in report.steps] == names
+    assert lost - began - 15 < report.seconds - sum(step.seconds for step in report.steps[3:]) < lost - began
+    assert "was lost in wait at" in render_text(report)
+    assert "after its submit" in report.steps[5].detail
+    states = until(lambda: "Running" not in (found := str(task_states(run))) and found)
+    assert "'wait': ['Crashed', 'Completed']" in states
+
+
+class Deployed(Carried):
+    """A flow run of a deployment: only such a run can be suspended."""
+
+    def __init__(self, run: Carried) -> None:
+        with get_client(sync_client=True) as client:
+            given = client.read_flow_run(run.id).parameters
+            deployment = client.create_deployment(client.create_flow(train), name="to-suspend")
+            self.id = client.create_flow_run_from_deployment(deployment, parameters=given).id
+
+
+def test_suspended_run_goes_on_and_says_so(carried: Callable[..., Carried], tmp_path: Path) -> None:
+    """A suspended run is soon Running again, with a sentence that says why, and completes."""
+    run = Deployed(carried(ticks=100))
+    process = run.process()
+    until(lambda: ticking(tmp_path))
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run.id, Suspended(timeout_seconds=3600))
+    assert run.state().name == "Suspended"
+    until(lambda: run.state().name == "Running", 15)
+    assert "a run cannot be suspended" in str(run.state().message)
+    _, said = process.communicate()
+    assert "a run cannot be suspended" in said
+    assert (run.state().name, run.living()) == ("Completed", [])
+    report: Any = run.folder.report()
+    assert [step.name for step in report.steps] == ["preflight", "submit", "wait", "collect", "teardown"]

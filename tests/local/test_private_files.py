@@ -1,0 +1,69 @@
+"""Only the user can read what a run writes; what its program writes has the mode that the user chose."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect.client.orchestration import get_client
+from prefect.client.schemas.filters import ArtifactFilter, LogFilter
+
+from flows.train import train
+from tests.conftest import Write
+from tests.private_modes import open_to_others
+from tests.waiting import until
+from torchyard.common import secrets
+from torchyard.model.run import Report
+from torchyard.run.folder import list_run_folders, runs_folder
+
+SECRET = "0123456789abcdef0123456789abcdef01234567"
+# It leaves a file, prints its environment in an escape and in Markdown, and fails.
+PROGRAM = """
+import os, pathlib
+pathlib.Path(os.environ["TORCHYARD_CHECKPOINTS"]).mkdir(parents=True, exist_ok=True)
+pathlib.Path(os.environ["TORCHYARD_CHECKPOINTS"], "model.pt").write_text("x")
+raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
+"""
+
+
+@pytest.fixture(autouse=True)
+def usual_umask() -> Iterator[None]:
+    """The umask of most machines, with which all users may read new files."""
+    before = os.umask(0o022)
+    secrets._known_secrets.clear()
+    yield
+    os.umask(before)
+
+
+@pytest.fixture
+def failed_run(write: Write, api: None) -> tuple[Report, str]:
+    """The report of a run that fails with a secret in its last lines, and the run's id."""
+    keys = {"env": {"WANDB_API_KEY": SECRET}, "agent": "none", "rendezvous": "env"}
+    state = train(str(write(code=PROGRAM, **keys)), {"env.HF_TOKEN": SECRET[::-1]}, return_state=True)
+    (folder,) = list_run_folders()
+    report = folder.report()
+    assert report
+    assert (state.is_failed(), SECRET in str(state.message)) == (True, False)
+    return report, str(folder.last("start")["run"])
+
+
+def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, str]) -> None:
+    """A run's files are private, except for the program's; only plan, spec and log contain its secret."""
+    report, run = failed_run
+    folder = Path(report.folder)
+    assert open_to_others(runs_folder()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
+    knowing = [path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text()]
+    assert sorted(knowing) == ["log", "plan.json", "spec.json"]
+    shown = until(lambda: in_prefect(run))
+    assert "secret WANDB_API_KEY" in shown
+    assert "overrides: HF_TOKEN: looks like a secret" in shown
+    assert [each for each in (SECRET, "\x1b") if each in shown] == []
+
+
+def in_prefect(run: str) -> str:
+    """The log and the artifacts of a flow run; empty until its last line is there, which Prefect sends late."""
+    with get_client(sync_client=True) as client:
+        logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run]}}), limit=200)
+        pages = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": [run]}}))
+    text = "\n".join([*(each.message for each in logs), *(f"{each.description}\n{each.data}" for each in pages)])
+    return text if "Finished in state Failed" in text else ""

@@ -1,0 +1,175 @@
+"""The programs of a job, really started: by torchrun on loopback, or alone if one process is enough."""
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from programs import digits
+from scripts.server import _find_free_port
+from tests.started_programs import TELL_THREADS, Finished, Rows, launch, read_rows, run, surround
+from torchyard.common.project_root import ROOT
+
+HELD_OUT = 359
+
+
+@pytest.fixture(scope="module")
+def whole() -> str:
+    """The output of an uninterrupted training on two ranks."""
+    return run(launch(2, "programs/digits.py")).stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of the checkpoint that the stopped training writes and the resumed one reads."""
+    return tmp_path_factory.mktemp("run") / "checkpoints"
+
+
+@pytest.fixture(scope="module")
+def stopped(folder: Path) -> Rows:
+    """The rows of a training on one rank that gets SIGTERM in the pause after its first epoch."""
+    command = launch(1, "programs/digits.py", "--pause=2", f"--checkpoint-dir={folder}")
+    rows = []
+    with subprocess.Popen(command, cwd=ROOT, env=surround(), stdout=subprocess.PIPE, text=True) as training:
+        for line in training.stdout or ():
+            rows += read_rows(line)
+            if rows:
+                training.terminate()
+    return rows
+
+
+@pytest.fixture(scope="module")
+def resumed(folder: Path, stopped: Rows) -> str:
+    """The output of the stopped training when it is restarted on two ranks, for four epochs in all."""
+    assert stopped
+    return run(launch(2, "programs/digits.py", "--epochs=4", f"--checkpoint-dir={folder}")).stdout
+
+
+@pytest.fixture(scope="module")
+def again(folder: Path, resumed: str) -> Finished:
+    """A third start, with nothing left to do, which prints the names of its threads after the training."""
+    assert resumed
+    program = f"from programs import digits; digits.main(); {TELL_THREADS}"
+    return run(launch(1, "-c", program, "--epochs=4"), TORCHYARD_CHECKPOINTS=str(folder))
+
+
+def test_two_ranks_train_together(whole: str) -> None:
+    """Both ranks say where they run, and their network recognizes at least 95 % of the held-out digits."""
+    host = socket.gethostname()
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on {host} (local rank {rank}), backend gloo" in whole.splitlines()
+    rows = read_rows(whole)
+    assert [row["epoch"] for row in rows] == list(range(1, 11))
+    assert rows[-1]["accuracy"] >= 0.95
+    assert rows[-1]["world_size"] == 2
+
+
+def test_accuracy_counts_each_held_out_sample_once(whole: str) -> None:
+    """Two ranks share an odd number of samples, and each accuracy is a fraction of exactly that number."""
+    for row in read_rows(whole):
+        correct = row["accuracy"] * HELD_OUT
+        assert correct == pytest.approx(round(correct), abs=0.001)
+
+
+def test_shards_cover_all_samples_once() -> None:
+    """The shards of three ranks are disjoint and together contain all samples."""
+    parts = [digits.shard(HELD_OUT, rank, 3) for rank in range(3)]
+    assert sorted(sample for part in parts for sample in part) == list(range(HELD_OUT))
+
+
+def test_resume_continues_after_the_last_epoch(stopped: Rows, resumed: str) -> None:
+    """A stopped training continues after the last epoch that it reported."""
+    last = stopped[-1]["epoch"]
+    assert f"resumed after epoch {last}" in resumed.splitlines()
+    assert [row["epoch"] for row in read_rows(resumed)] == list(range(last + 1, 5))
+
+
+def test_resume_changes_nothing_in_the_result(whole: str, resumed: str) -> None:
+    """A training that is stopped on one rank and resumed on two learns the same as an uninterrupted one."""
+    expected, found = read_rows(whole)[3], read_rows(resumed)[-1]
+    assert found["accuracy"] == pytest.approx(expected["accuracy"], abs=0.006)
+    assert found["loss"] == pytest.approx(expected["loss"], rel=0.01)
+
+
+def test_a_finished_training_tells_its_last_row_again(again: Finished, resumed: str) -> None:
+    """A training that is restarted after all epochs prints the last epoch's row unchanged and succeeds."""
+    assert again.returncode == 0
+    assert read_rows(again.stdout) == read_rows(resumed)[-1:]
+
+
+def test_no_gloo_thread_outlives_the_group(again: Finished) -> None:
+    """After the training gloo's threads are gone: a remaining one would sometimes abort the exit."""
+    threads = again.stdout.splitlines()[-1]
+    assert "python" in threads
+    assert "gloo_" not in threads
+
+
+@pytest.mark.parametrize("part", [0, 0.01, 0.5, 0.99])
+def test_a_damaged_checkpoint_is_told_and_ignored(
+    part: float, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A truncated checkpoint is reported in one line and ignored."""
+    path = tmp_path / "digits.pt"
+    torch.save({"row": {}, "model": digits.build_network().state_dict(), "optimizer": {}}, path)
+    assert set(digits.read_checkpoint(tmp_path)) == {"row", "model", "optimizer"}
+    path.write_bytes(path.read_bytes()[: int(path.stat().st_size * part)])
+    assert digits.read_checkpoint(tmp_path) == {}
+    assert capsys.readouterr().out.startswith(f"ignored the checkpoint {path}: it is damaged")
+
+
+def test_a_batch_that_cannot_be_shared_is_refused() -> None:
+    """A batch that three processes cannot share equally gives exit code 2 and one sentence, no traceback."""
+    refused = run(launch(1, "programs/digits.py", "--batch-size=50"), WORLD_SIZE="3")
+    assert refused.returncode == 2
+    assert refused.stderr == "digits.py: --batch-size 50 cannot be shared equally by 3 processes; 48 can.\n"
+
+
+def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even unbuffered, a line and its newline are one write, so that no other process can write in between."""
+    ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)  # keeps writes apart, unlike a pipe
+    with ours, theirs, open(ours.fileno(), "wb", buffering=0, closefd=False) as raw:
+        monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))
+        digits.say("rank 0 of 1")
+        assert theirs.recv(100) == b"rank 0 of 1\n"
+
+
+@pytest.mark.parametrize("processes", [1, 3])
+def test_pi_is_right(processes: int) -> None:
+    """Any number of processes computes pi to nine digits in each trial, even if it does not divide the intervals."""
+    rows = read_rows(run(launch(processes, "programs/pi.py", "--trials=2")).stdout)
+    assert [row.get("trial") for row in rows] == [1, 2, None]
+    assert all(row["error"] <= 1e-9 for row in rows)
+    assert rows[-1]["world_size"] == processes
+
+
+# --- digits in place of the programs of the guides
+
+
+def start_digits(*words: str, **env: str) -> subprocess.Popen[str]:
+    settings = os.environ | {"CUDA_VISIBLE_DEVICES": "", "GLOO_SOCKET_IFNAME": "lo"} | env
+    command = [sys.executable, *words]
+    return subprocess.Popen(
+        command, cwd=ROOT, env=settings, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_digits_stands_in_under_torch_distributed_launch() -> None:
+    """The program takes the --local-rank that this agent gives it."""
+    agent = ("-m", "torch.distributed.launch", "--nproc-per-node=2", f"--master-port={_find_free_port()}")
+    process = start_digits(*agent, "programs/digits.py", "--epochs=1")
+    said = process.communicate(timeout=60)[0]
+    assert (process.returncode, '"world_size": 2' in said) == (0, True), said
+
+
+def test_digits_stands_in_for_a_program_that_meets_in_a_file(tmp_path: Path) -> None:
+    """Two processes without an agent find each other in a file."""
+    words = ("programs/digits.py", "--epochs=1", f"--init-method=file://{tmp_path}/meeting")
+    both = [start_digits(*words, RANK=str(rank), WORLD_SIZE="2") for rank in range(2)]
+    said = [process.communicate(timeout=60)[0] for process in both]
+    assert [process.returncode for process in both] == [0, 0], said
+    assert '"world_size": 2' in said[0]

@@ -1,0 +1,80 @@
+"""`torchyard run` and `attach`: a whole run of the command line, without any server."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write
+from tests.waiting import until
+from torchyard.cli.main import main
+from torchyard.common.project_root import ROOT
+from torchyard.host.processes import find_labelled
+from torchyard.run.folder import RunFolder, list_run_folders
+
+COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
+ALONE = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
+COUNTS = """
+import json, time
+for step in range(1, 31):
+    print(json.dumps({"step": step, "steps": 30}), flush=True)
+    time.sleep(0.1)
+"""
+
+
+def start(*words: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def only_run() -> RunFolder:
+    (folder,) = list_run_folders()
+    return folder
+
+
+@pytest.mark.parametrize(
+    ("code", "exit_code", "end"), [("print(1)", 0, "succeeded"), ("raise ValueError", 1, "failed")]
+)
+def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) -> None:
+    """The report is printed and kept, the exit code shows how the run ended, and Prefect is never imported."""
+    path = str(write(code=code, **ALONE))
+    check = f"import sys; from torchyard.cli.main import main; code = main(['run', {path!r}]); "
+    check += "print('prefect' in sys.modules); sys.exit(code)"
+    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    report = only_run().report()
+    assert (done.returncode, report and report.end, report and report.left) == (exit_code, end, ()), done.stderr
+    assert done.stdout.splitlines()[-1] == "False"
+    assert "nothing left" in done.stdout
+
+
+def test_killed_run_is_attached_to(write: Write) -> None:
+    """The job goes on training, `attach` follows it to its end, and each of its lines is in the log once."""
+    first = start("run", str(write(code=COUNTS, **ALONE)))
+    log = until(lambda: next(iter(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")), None))
+    until(lambda: '"step": 3' in log.read_text())
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    folder = only_run()
+    assert find_labelled(f"{folder.name}/1/")
+    second = start("attach", folder.name)
+    said, errors = second.communicate(timeout=60)
+    assert second.returncode == 0, errors
+    steps = [json.loads(line.partition(" | ")[2])["step"] for line in log.read_text().splitlines() if "{" in line]
+    assert steps == list(range(1, 31))
+    assert "the launcher" in said
+    assert main(["attach", folder.name]) == 0
+    assert len(folder.attempts()) == 1
+
+
+def test_termination_ends_the_run(write: Write) -> None:
+    """SIGTERM tears the job down, and the report says who stopped it."""
+    process = start("run", str(write(code=COUNTS, **ALONE)))
+    until(lambda: [each for each in list_run_folders() if each.last("step").get("name") == "wait"])
+    process.terminate()
+    said, _ = process.communicate(timeout=60)
+    report = only_run().report()
+    assert (process.returncode, report and report.sentence) == (1, "stopped by SIGTERM"), said
+    assert not find_labelled(f"{only_run().name}/1/")

@@ -1,0 +1,175 @@
+"""Run:ai through its CLI: a fake of both generations (tests/programs/runai.py), with pods that are real processes."""
+
+import json
+import subprocess
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from prefect.client.schemas.objects import State
+
+from flows.sweep import sweep
+from flows.train import train
+from tests.conftest import Write
+from tests.flow_processes import Carried
+from tests.runai_jobs import Cli, Planned, begun, profile
+from torchyard.common.project_root import ROOT
+from torchyard.launchers import runai
+from torchyard.machines.backend import MachinesBackend, _remove_job
+from torchyard.model.plan import CommandPlan
+from torchyard.model.run import ENDED_STATES, Observation, Report, Status
+from torchyard.run.folder import list_run_folders
+
+# --- whole runs
+
+
+def ran(path: Path, **keys: Any) -> tuple[State[Any], Report]:
+    path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
+    end = train(str(path), return_state=True)
+    (folder,) = list_run_folders()
+    report = folder.report()
+    assert report
+    return end, report
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize("made", [("v1", "joined", "pods"), ("v2", "exec", "processes")])
+def test_pi_is_computed(cli: Cli, write: Write, made: tuple[str, str, str]) -> None:
+    """The first app of guide 001 runs on two pods of two processes, however the CLI passes its command on."""
+    keys = {"processes": 2, "args": ["--trials=2", "--intervals=9999"], "metrics": "json-lines"}
+    end, report = ran(write("pi", **profile(cli(*made), **keys)), program=str(ROOT / "programs" / "pi.py"))
+    assert (str(end.name), report.left) == ("Completed", ())
+    assert report.collected
+    assert report.collected.metrics.summary["world_size"] == 4
+    assert [log.lost for log in report.collected.logs] == ["", ""]
+
+
+FAILS = """
+import os, time
+if os.environ["RANK"] == "1":
+    raise ValueError("bad learning rate")
+time.sleep(60)
+"""
+
+
+@pytest.mark.usefixtures("api")
+def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: Path) -> None:
+    """A pod that fails ends the run at once, with the exception that its own log shows."""
+    path = write("fails", code=FAILS, **profile(cli(), agent="none", rendezvous="env"))
+    end, report = ran(path, program=str(tmp_path / "fails.py"))
+    assert end.is_failed()
+    assert "bad learning rate" in report.sentence
+    assert not list((tmp_path / "cloud").iterdir())
+
+
+@pytest.mark.usefixtures("api")
+def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_path: Path) -> None:
+    """A job whose launcher was killed runs on in Run:ai until a sweep here deletes it; its log is fetched first."""
+    keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", "echo up; sleep 60"]}
+    run = Carried(write(**profile(cli(), **keys)))
+    run.lose(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
+    assert list((tmp_path / "cloud").iterdir())
+    sweep(runs=[run.folder.name], return_state=True)
+    assert (run.state().name, list((tmp_path / "cloud").iterdir())) == ("Swept", [])
+    assert (run.folder.attempt(1) / "node-1" / "log").read_text().endswith("| up\n")
+
+
+# --- the verbs
+
+
+def until(plan: CommandPlan, holds: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
+    """Watch the job until a condition on its state holds; return its status then."""
+    with MachinesBackend(plan).watch(list) as watch:
+        end, status = time.monotonic() + seconds, Status(state="pending", reason="")
+        while not holds(watch.seen, status):
+            assert time.monotonic() < end, status
+            watch.poll(0.2)
+            status = runai.read_status(Observation(watch.seen, frozenset(), time.time()))
+        if status.state in ENDED_STATES:
+            watch.drain_logs(5.0)
+        return status
+
+
+def ended(_: Mapping[str, Any], status: Status) -> bool:
+    return status.state in ENDED_STATES
+
+
+def log(plan: CommandPlan, node: int) -> list[str]:
+    return [line.partition(" | ")[2] for line in Path(plan.on[node].log).read_text().splitlines()]
+
+
+@pytest.mark.parametrize("generation", ["v1", "v2"])
+def test_job_ends_and_its_logs_are_here(runai_planned: Planned, generation: str) -> None:
+    """All lines of each pod, including the last one, are in its own log."""
+    plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
+    begun(plan)
+    assert until(plan, ended).state == "succeeded"
+    _remove_job(plan)
+    assert (log(plan, 0), log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
+
+
+def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_path: Path) -> None:
+    """A running job is deleted with its pods, its output is kept here, and cancelling again succeeds."""
+    plan = runai_planned("echo up; sleep 60")
+    begun(plan)
+    until(plan, lambda seen, status: status.state == "running")
+    with MachinesBackend(plan).watch(list) as watch:
+        assert _remove_job(plan) == []
+        watch.drain_logs(5.0)
+        assert watch.lost_logs() == {}
+    assert (log(plan, 0), log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
+    assert not list((tmp_path / "cloud").iterdir())
+
+
+def test_deleted_job_is_gone(runai_planned: Planned, tmp_path: Path) -> None:
+    """A job that another user deletes is reported as gone."""
+    plan = runai_planned("sleep 60")
+    begun(plan)
+    until(plan, lambda seen, status: status.state == "running")
+    words = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
+    subprocess.run([tmp_path / "runai", *words], check=True)
+    assert until(plan, ended).reason == "the job was deleted from Run:ai by somebody else"
+
+
+def test_silent_cli_ends_nothing(runai_planned: Planned, tmp_path: Path) -> None:
+    """While the login is expired the job keeps its last known state, and the reason says why."""
+    plan, broken = runai_planned("sleep 60"), tmp_path / "cloud" / "broken"
+    begun(plan)
+    until(plan, lambda seen, status: status.state == "running")
+    broken.write_text("your token is expired, please log in")
+    status = until(plan, lambda seen, status: "runai does not answer" in status.reason)
+    assert (status.state, "your token is expired" in status.reason) == ("running", True)
+    assert "your token is expired" in _remove_job(plan)[0]
+    broken.unlink()
+    until(plan, lambda seen, status: status.reason == "2 of 2 pods run")
+    assert _remove_job(plan) == []
+
+
+def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: Path) -> None:
+    """A job that Run:ai preempts has failed with a cause that is worth another attempt."""
+    plan = runai_planned("sleep 60")
+    begun(plan)
+    (tmp_path / "cloud" / plan.job / "words").write_text(json.dumps({"": "Preempted"}))
+    failure = until(plan, ended).failure
+    assert failure
+    assert (failure.cause, failure.retry) == ("preempted", True)
+    _remove_job(plan)
+
+
+def test_log_is_served_from_a_byte(runai_planned: Planned) -> None:
+    """The log can be read from any byte on, however often, and no line is in it twice."""
+    plan = runai_planned("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done")
+    begun(plan)
+    until(plan, lambda seen, status: any(log(plan, 0) if Path(plan.on[0].log).exists() else ()))
+    assert until(plan, ended).state == "succeeded"
+    whole, asked = Path(plan.on[0].log).read_bytes(), plan.on[0].follow
+    assert asked
+    assert log(plan, 0) == [f"line {number}" for number in range(1, 9)]
+    assert subprocess.run([*asked.argv, "40"], capture_output=True, check=True).stdout == whole[40:]
+    _remove_job(plan)
+
+
+# --- preflight

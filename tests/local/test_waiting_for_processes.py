@@ -1,0 +1,31 @@
+"""Waiting for a job of local processes whose log comes late, or whose progress cannot be reported."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write
+from tests.scripted_jobs import Make, scripted_job, waited
+from torchyard.model.errors import FolderError
+
+
+@pytest.fixture
+def job(write: Write, tmp_path: Path) -> Make:
+    """A job of one node that runs for some tenths of a second; its log is local, or copied by a script."""
+    return scripted_job(write, tmp_path)
+
+
+def test_log_that_comes_late_has_not_failed_to_start(job: Make) -> None:
+    """Over a slow connection neither start nor silence is judged before the log has arrived."""
+    plan = job(tenths=25, follow="sleep 2; tail -c +$(($1 + 1)) there; sleep 9", size=', "log_size": 66')
+    assert waited(plan, age=5000).status.state == "succeeded"
+
+
+@pytest.mark.parametrize("error", [FolderError("x", "gone"), OSError(28, "No space left on device"), ValueError("x")])
+def test_pulse_that_fails_ends_nothing(job: Make, error: Exception) -> None:
+    """If the wait's callback fails, the job goes on and its end is seen."""
+
+    def on_poll(_: list[str]) -> None:
+        raise error
+
+    assert waited(job(tenths=3), on_poll=on_poll).status.state == "succeeded"

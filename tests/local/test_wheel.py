@@ -1,0 +1,80 @@
+"""The built wheel, used by a project that has `tasks` and `flows` of its own."""
+
+import json
+import os
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from torchyard.common.project_root import ROOT
+
+MAIN = "from torchyard.cli.console import main; main()"
+LOOK = """
+import json, tasks, flows, tasks.load, torchyard
+from torchyard.tasks.collect import collect
+from torchyard.tasks.flow_run.reporter import PrefectReporter
+print(json.dumps([tasks.__file__, flows.__file__, torchyard.__file__, collect.name, PrefectReporter.watchdog[-1]]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    build = [sys.executable, "-m", "pip", "wheel", "-q", "--disable-pip-version-check", "--no-deps", "-w", str(folder)]
+    subprocess.run([*build, str(ROOT)], check=True)
+    return next(folder.glob("*.whl"))
+
+
+@pytest.fixture(scope="module")
+def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A project with packages of its own names, beside the unpacked wheel in `site`."""
+    folder = tmp_path_factory.mktemp("project")
+    zipfile.ZipFile(wheel).extractall(folder / "site")
+    for name in ("tasks", "flows"):
+        (folder / name).mkdir()
+        (folder / name / "__init__.py").touch()
+    (folder / "tasks" / "load.py").touch()
+    return folder
+
+
+def python(project: Path, code: str, *words: str) -> "subprocess.CompletedProcess[str]":
+    """Run code in the project; the wheel precedes this checkout."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
+    environment["PYTHONPATH"] = os.pathsep.join([str(project), str(project / "site")])
+    command = [sys.executable, "-c", code, *words]
+    return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+
+def test_wheel_brings_one_name(wheel: Path) -> None:
+    """Nothing but `torchyard` appears at the top of site-packages."""
+    names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
+    assert {name for name in names if not name.endswith(".dist-info")} == {"torchyard"}
+
+
+def test_projects_own_tasks_and_flows_are_found(project: Path) -> None:
+    """`tasks` and `flows` are the project's, the steps are `torchyard.tasks`, and so is the watchdog's module."""
+    done = python(project, LOOK)
+    assert done.returncode == 0, done.stderr
+    mine = [str(project / name / "__init__.py") for name in ("tasks", "flows")]
+    mine.append(str(project / "site" / "torchyard" / "__init__.py"))
+    assert json.loads(done.stdout) == [*mine, "collect", "torchyard.tasks.recovery"]
+
+
+def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> None:
+    """A run of the command line finds shipped profiles and leaves its folder under ./runs, not in site-packages."""
+    profile: dict[str, Any] = {"about": "says one", "launcher": "baremetal", "program": "one.py", "nodes": 1}
+    profile |= {"agent": "none", "rendezvous": "env", "metrics": "none"}
+    (project / "one.yaml").write_text(yaml.safe_dump(profile))
+    (project / "one.py").write_text("print('one')")
+    done = python(project, MAIN, "run", "one.yaml")
+    assert done.returncode == 0, done.stderr
+    assert [path.name for path in (project / "runs").glob("*/report.json")] == ["report.json"]
+    assert not (project / "site" / "torchyard" / "runs").exists()
+    shipped = python(project, MAIN, "plan", "digits-local")
+    assert shipped.returncode == 0, shipped.stderr
+    assert str(project / "site" / "torchyard" / "programs") in shipped.stdout

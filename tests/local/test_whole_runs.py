@@ -1,0 +1,271 @@
+"""Whole runs: all steps in a flow on a real Prefect API, with real torchrun agents."""
+
+import json
+import logging
+import os
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+import tasks.train
+from flows.sweep import sweep
+from flows.train import train
+from tests.conftest import Write
+from tests.waiting import until
+from torchyard.host.processes import _has_variable
+from torchyard.model.run import Report
+from torchyard.run import folder_lease
+from torchyard.run.folder import RunFolder, list_run_folders
+from torchyard.steps.collect import collect
+
+pytestmark = pytest.mark.usefixtures("api")
+
+
+def ran(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
+    """Run the flow to its end; return its state and its report."""
+    end = train(str(path), overrides, return_state=True)
+    (folder,) = list_run_folders()
+    report = folder.report()
+    assert report
+    return end, report
+
+
+def left(report: Report) -> list[str]:
+    return labelled_with(report.run)
+
+
+def labelled_with(run: str) -> list[str]:
+    """The living processes that have a label of the run."""
+    mark = f"TORCHYARD_JOB={run}/".encode()
+    living = [pid for pid in os.listdir("/proc") if pid.isdigit()]
+    return [pid for pid in living if b"".join(environ(pid).partition(mark)[1:2])]
+
+
+def environ(pid: str) -> bytes:
+    try:
+        return Path(f"/proc/{pid}/environ").read_bytes() if _has_variable(pid, b"") else b""
+    except OSError:
+        return b""
+
+
+def printed(report: Report, node: int = 0, attempt: int = 1) -> str:
+    return Path(report.folder, f"attempt-{attempt}", f"node-{node}", "log").read_text()
+
+
+ROWS = """
+import json, os
+if os.environ["RANK"] == "0":
+    for epoch in (1, 2):
+        print(json.dumps({"epoch": epoch, "epochs": 2, "accuracy": epoch / 2}), flush=True)
+"""
+
+
+def test_two_agents_run_and_are_reported(write: Write) -> None:
+    """A run of two agents ends Completed, with complete logs and metrics, and leaves nothing behind."""
+    end, report = ran(write(code=ROWS, nodes=2, metrics="json-lines"))
+    assert end.is_completed()
+    assert report.collected
+    assert [row["accuracy"] for row in report.collected.metrics.rows] == [0.5, 1.0]
+    assert [log.lost for log in report.collected.logs] == ["", ""]
+    assert (left(report), report.left) == ([], ())
+
+
+FIRST = """
+import os, sys, time
+if os.environ["RANK"] == "1":
+    time.sleep(0.5); print("out of ideas", flush=True); sys.exit(7)
+time.sleep(60)
+"""
+
+
+def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
+    """If rank 1 exits with 7 while rank 0 sleeps, the run fails at once and names the rank and the exit code."""
+    end, report = ran(write(code=FIRST, nodes=2))
+    assert report.collected
+    failure = report.collected.failure
+    assert failure
+    assert (end.is_failed(), failure.rank, failure.exit_code) == (True, 1, 7)
+    assert "out of ideas" in "".join(failure.tail)
+    assert report.attempts[0].outcome.ended_at
+    assert report.seconds < 30
+    assert left(report) == []
+
+
+@pytest.mark.parametrize(
+    ("code", "deadlines", "cause"),
+    [
+        ("import time; time.sleep(60)", {"silence": "1s"}, "silence"),
+        ("import time\nwhile True: print('x', flush=True); time.sleep(0.2)", {"run": "6s"}, "run-deadline"),
+        ("", {"start": "300ms"}, "start-deadline"),
+    ],
+)
+def test_deadlines_end_a_run(write: Write, code: str, deadlines: dict[str, str], cause: str) -> None:
+    """A job that hangs, takes too long or does not start is stopped, and the report says why."""
+    end, report = ran(write(code=code, deadlines=deadlines, attempts=3))
+    assert report.collected
+    assert report.collected.failure
+    assert (end.is_failed(), report.collected.failure.cause) == (True, cause)
+    assert len(report.attempts) == 1
+    assert left(report) == []
+
+
+AGAIN = """
+import os, signal, time
+if os.environ["TORCHYARD_ATTEMPT"] == "1":
+    os.kill(os.getppid(), signal.SIGKILL)
+    time.sleep(60)
+print("second attempt", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
+"""
+
+
+def test_killed_agent_makes_a_new_attempt(write: Write) -> None:
+    """A killed agent leads to another attempt, with another rendezvous id."""
+    end, report = ran(write(code=AGAIN, attempts=2))
+    assert end.is_completed()
+    assert [each.outcome.status.state for each in report.attempts] == ["failed", "succeeded"]
+    assert f"second attempt {report.run}-2" in printed(report, attempt=2)
+
+
+def test_program_error_is_not_tried_again(write: Write) -> None:
+    """An exception of the program is not retried, and the report quotes its last line."""
+    end, report = ran(write(code="raise ValueError('bad learning rate')", attempts=3))
+    assert (end.is_failed(), len(report.attempts)) == (True, 1)
+    assert "bad learning rate" in report.sentence
+
+
+def test_bad_profile_fails_with_a_sentence_and_nothing_else(
+    write: Write, caplog: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    """A mistake in a profile gives a Failed run with a message, but no traceback and no folder."""
+    end = train(str(write(nodez=2)), return_state=True)
+    assert "unknown key nodez: did you mean nodes?" in str(end.message)
+    assert "Traceback" not in caplog.text
+    assert not (tmp_path / "runs").exists()
+
+
+def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+    """A run whose preflight fails has no attempt, and shows no traceback."""
+    with caplog.at_level(logging.ERROR):
+        end, report = ran(write(), program="none.py")
+    assert "there is no such file" in str(end.message)
+    assert report.attempts == ()
+    assert not any(record.exc_info for record in caplog.records)
+
+
+@pytest.fixture
+def terminal() -> Iterator[None]:
+    """Ctrl-C arrives even if a shell has started the tests in the background, which would ignore it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("terminal")
+def test_ctrl_c_tears_down(write: Write) -> None:
+    """Ctrl-C in the middle ends every process of the job, and the run is reported as stopped."""
+    path = write(code="import time; print('up', flush=True); time.sleep(60)")
+    threading.Thread(target=interrupt_once_running, daemon=True).start()
+    end, report = ran(path)
+    assert (end.name, report.end, report.sentence) == ("Stopped", "stopped", "stopped by Ctrl-C")
+    assert left(report) == []
+
+
+def interrupt_once_running() -> None:
+    """Press Ctrl-C once the program has printed something."""
+    while not any(
+        "[default0]:up" in path.read_text()
+        for folder in list_run_folders()
+        for path in folder.path.glob("*/node-0/log")
+    ):
+        time.sleep(0.05)
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+def test_unwritable_run_folder_is_one_sentence(write: Write, tmp_path: Path) -> None:
+    """If the runs folder cannot be written, the error names the variable that chooses another one."""
+    (tmp_path / "file").write_text("")
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "file")
+    end = train(str(write()), return_state=True)
+    assert end.is_failed()
+    assert "Not a directory; choose another place with TORCHYARD_RUNS" in str(end.message)
+
+
+def test_journal_tells_the_steps(write: Write) -> None:
+    """The journal has each step in order, and then the end."""
+    _, report = ran(write(code=""))
+    events = RunFolder(Path(report.folder)).events()
+    assert [event["name"] for event in events if event["event"] == "step"] == [
+        "preflight",
+        "submit",
+        "wait",
+        "collect",
+        "teardown",
+    ]
+    assert json.loads(json.dumps(events[-1]))["end"] == "succeeded"
+
+
+def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path: Path) -> None:
+    """A run fails if there is no room for its output; it says so, and leaves no process running."""
+    disk = tmp_path / "runs"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=128k", "tmpfs", disk], check=False).returncode:
+        pytest.skip("a disk of 128 KiB cannot be mounted here: only root may")
+    try:
+        path = write(code="import time\nfor _ in range(99): print('x' * 9999, flush=True)\ntime.sleep(60)", nodes=2)
+        end = train(str(path), return_state=True)
+        name = list_run_folders()[0].name
+    finally:
+        subprocess.run(["umount", "--lazy", disk], check=True)
+    assert end.is_failed()
+    assert "No space left on device): free some space, or move TORCHYARD_RUNS" in str(end.message)
+    assert labelled_with(name) == []
+
+
+def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The run's state is named Crashed, so that it is resumed; its agents run on, and its journal says why."""
+
+    def fault(*_: object) -> Any:
+        raise ValueError("a fault of ours")
+
+    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(wait=fault))
+    state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
+    (folder,) = list_run_folders()
+    try:
+        assert (state.name, folder.report(), folder.last("end")) == ("Crashed", None, {})
+        assert "a fault of ours" in folder.last("left")["sentence"]
+        assert labelled_with(folder.name)
+    finally:
+        os.utime(folder.path / "lease", (0, 0))
+        sweep(runs=[folder.name], return_state=True)
+
+
+def mtime(folder: RunFolder) -> int:
+    return (folder.path / "lease").stat().st_mtime_ns
+
+
+def age(folder: RunFolder) -> int:
+    """Make the lease look old; return its new time."""
+    os.utime(folder.path / "lease", (1, 1))
+    return mtime(folder)
+
+
+def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The lease is renewed while the logs are read, however long that takes, and no more once the run has ended."""
+    monkeypatch.setattr(folder_lease, "_RENEW_INTERVAL_S", 0.05)
+
+    def slow(*of: Any) -> Any:
+        (folder,) = list_run_folders()
+        old = age(folder)
+        until(lambda: mtime(folder) > old)
+        return collect(*of)
+
+    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(collect=slow))
+    assert train(str(write(code="")), return_state=True).is_completed()
+    until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])

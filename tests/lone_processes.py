@@ -1,0 +1,26 @@
+"""Jobs of real processes, each under labels of its own.
+
+Labels count on the whole machine: tests that run side by side would find and end each other's processes under one name.
+"""
+
+from pathlib import Path
+from uuid import uuid4
+
+from tests.conftest import Write, load
+from torchyard.launchers import registry
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+
+
+def lone_profile(write: Write, code: str = "import time; time.sleep(60)") -> Profile:
+    """A profile with a new name, of one process without an agent, which sleeps for a minute."""
+    return load(write(f"lone-{uuid4().hex[:8]}", code=code, agent="none", rendezvous="env"))
+
+
+def lone_plan(profile: Profile, folder: Path) -> CommandPlan:
+    """The plan of a new run, whose ports are its own as well."""
+    run = Run(id=str(uuid4()), attempt=1, folder=str(folder))
+    plan = registry.load_launcher(profile.launcher).plan(profile, run)
+    assert isinstance(plan, CommandPlan)
+    return plan

@@ -1,0 +1,37 @@
+"""Runs whose machine was lost: what their Lease records, and their folder once this machine has taken over."""
+
+from tests.conftest import RUN_ID
+from tests.fake_api import FakeApi
+from tests.leases import RUN, lease
+from torchyard.model.profile import Profile
+from torchyard.model.run import Outcome, Status
+from torchyard.pods import lease_record
+from torchyard.run.folder import RunFolder
+from torchyard.run.takeover import adopt_run
+
+KEY = "a" * 64
+
+
+DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={"worker-0": 0})
+
+
+def put(fake_api: FakeApi, ago: float = 140.0, **told: str) -> None:
+    """Create the Lease of a lost machine, with these annotations."""
+    annotations = {f"torchyard/{key.replace('_', '-')}": value for key, value in told.items()}
+    fake_api.put(lease(ago=ago, annotations=annotations))
+
+
+def adopted(profile: Profile) -> RunFolder:
+    folder = RunFolder.of(profile, RUN_ID)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    adopt_run(folder, profile, RUN_ID)
+    return folder
+
+
+def outcome(secret: str, attempt: str = "2") -> str:
+    return lease_record.seal_outcome(RUN, attempt, DONE, secret)
+
+
+def ending(secret: str, attempt: str = "2") -> str:
+    made = lease_record.RecordedEnding(end="succeeded", sentence="it went well")
+    return lease_record.seal_ending(RUN, attempt, made, secret)

@@ -1,0 +1,8 @@
+"""Markdown as a page shows it."""
+
+
+def rendered(text: str) -> str:
+    """The HTML of CommonMark with tables and tags: what Prefect's pages render."""
+    from markdown_it import MarkdownIt
+
+    return str(MarkdownIt("commonmark", {"html": True}).enable("table").render(text))

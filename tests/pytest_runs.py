@@ -1,0 +1,15 @@
+"""Runs pytest in a process of its own."""
+
+import os
+import subprocess
+import sys
+
+from tests.caller import CLUSTER
+from tests.skips import MAY_SKIP
+from torchyard.common.project_root import ROOT
+
+
+def run_pytest(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *words]
+    plain = {name: value for name, value in os.environ.items() if name not in (CLUSTER, MAY_SKIP)}
+    return subprocess.run(command, env={**plain, **environment}, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -1,0 +1,65 @@
+"""Recorded statuses of real jobs, moment by moment, as they were and damaged in any way."""
+
+import copy
+import json
+from typing import Any
+
+from hypothesis import strategies as st
+
+from tests.recording import OBSERVED, recorded
+from torchyard.model.run import Observation
+
+FILES = {file.stem: recorded(file.stem, json.loads(file.read_text())) for file in sorted(OBSERVED.glob("*.json"))}
+MOMENTS = [moment for moments in FILES.values() for moment in moments]
+# JSON that does not belong in a status: of a wrong type, or of the right type but out of range.
+JUNK: list[Any] = [None, "", "x", "1", "Failed", "Running", "2023-13-45T99:00:00Z", "0001-01-01T00:00:00+14:00", 0, -1]
+JUNK += [
+    10**30,
+    1.5,
+    True,
+    [],
+    [None],
+    ["x", 7],
+    [[]],
+    {},
+    {"x": None},
+    {"status": "x"},
+    [{"status": []}, {"name": {}}],
+]
+# What the launchers on machines read from their supervisors and from Run:ai's CLI.
+SPOKEN: dict[str, dict[str, Any]] = {
+    "baremetal": {"node-0": {"phase": "exited", "exit": 0}, "etcd": {"phase": "running"}},
+    "runai": {
+        "node-0": {"phase": "exited", "exit": 1, "word": "Failed", "ended": 5.0},
+        "node-1": {"phase": "starting", "word": "ErrImagePull", "since": 3.0, "detail": "no route"},
+    },
+}
+
+
+@st.composite
+def damaged(draw: st.DrawFn, spoken: bool = True) -> tuple[str, Observation]:
+    """What was seen, with some values removed or replaced by any JSON, even whole objects."""
+    moment = draw(st.sampled_from(MOMENTS))
+    case, seen = moment.case, copy.deepcopy(dict(moment.observed.seen))
+    if spoken and draw(st.integers(0, 9)) == 0:
+        case = draw(st.sampled_from(sorted(SPOKEN)))
+        seen = copy.deepcopy(SPOKEN[case])
+    for _ in range(draw(st.integers(0, 6)) if seen else 0):
+        thing, key = draw(places(seen))
+        if draw(st.booleans()):
+            del thing[key]
+        else:
+            thing[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+        if not seen:
+            break
+    return case, Observation(seen, frozenset(), moment.observed.at)
+
+
+@st.composite
+def places(draw: st.DrawFn, thing: Any) -> tuple[Any, Any]:
+    """A container inside a thing and one of its keys, near the surface as often as deep inside."""
+    while True:
+        key = draw(st.sampled_from(range(len(thing)) if isinstance(thing, list) else sorted(thing)))
+        if not isinstance(thing[key], dict | list) or not thing[key] or draw(st.integers(0, 3)) == 0:
+            return thing, key
+        thing = thing[key]

@@ -1,0 +1,42 @@
+"""Real supervised processes whose run folder is removed while they run."""
+
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from tests.supervised import keep
+from torchyard.host import processes
+
+RUN = f"removed-{os.getpid():08x}"  # labels count on the whole machine: tests run side by side
+LABEL = f"{RUN}/1/node-0"
+LASTS = "trap 'exit 5' TERM; while [ ! -e go ]; do sleep 0.05; done; echo last; exit 3"
+Start = Callable[..., Any]
+
+
+def node_folder(tmp_path: Path) -> Path:
+    """The folder of a process, inside the runs folder."""
+    return tmp_path / "runs" / RUN / "attempt-1" / "node-0"
+
+
+@contextmanager
+def starting(tmp_path: Path) -> Iterator[Start]:
+    """Start a process that runs until it may end, and remove its run's folder; nothing outlives the test."""
+    node = node_folder(tmp_path)
+
+    def begin(remove: bool = True, **more: Any) -> Any:
+        argv = more.pop("argv", ["bash", "-c", LASTS])
+        spec = {"name": "node-0", "argv": argv, "env": {}, "cwd": str(tmp_path), "label": LABEL, "ports": []}
+        state = keep("submit", node, spec={**spec, **more})
+        if remove:
+            shutil.rmtree(node.parents[1])
+        return state
+
+    yield begin
+    assert processes.end_processes(LABEL, 0) == []
+
+
+def lives(pid: int) -> bool:
+    return bool(processes._read_proc_file(pid, "cmdline"))

@@ -1,0 +1,83 @@
+"""Nodes of a job on this machine: network namespaces, each with a link of its own that is as slow as wanted."""
+
+import ctypes
+import os
+import runpy
+import subprocess
+import sys
+
+from tests.sshd import ip
+from tests.started_programs import Finished, surround
+from tests.waiting import until
+from torchyard.common.project_root import ROOT
+
+LINK = "eth7"
+PATIENCE_S = 300.0  # with eight processes on a busy machine
+SPACES = ("net", "uts")  # of a node: its network and its name
+RUN_RANKS = "from tests import shaped_nodes; shaped_nodes.run_ranks()"
+
+
+class ShapedNodes:
+    """node-0 and so on, joined by a bridge."""
+
+    def __init__(self, count: int, mbits: float) -> None:
+        self.network, self.bridge = f"10.{os.getpid() % 200 + 20}.88", f"ts{os.getpid()}"
+        self.holders: list[subprocess.Popen[bytes]] = []
+        ip(f"link add {self.bridge} type bridge", f"link set {self.bridge} up")
+        for node in range(count):
+            self._add(node)
+            self.shape(node, mbits)
+
+    def _add(self, node: int) -> None:
+        name = f"hostname node-{node}; exec sleep infinity"
+        holder = subprocess.Popen(["unshare", "--net", "--uts", "sh", "-c", name])
+        self.holders.append(holder)
+        until(lambda: os.readlink(f"/proc/{holder.pid}/exe").endswith("sleep"))
+        port, inside = f"{self.bridge}n{node}", str(holder.pid)
+        ip(f"link add {port} type veth peer name {LINK} netns {inside}", f"link set {port} master {self.bridge} up")
+        own = f"address add {self.network}.{node + 1}/24 dev {LINK}"
+        ip("link set lo up", own, f"link set {LINK} up", inside=inside)
+
+    def shape(self, node: int, mbits: float) -> None:
+        """Give a node's link a bandwidth, the same in both directions."""
+        inside = ["nsenter", "--target", str(self.holders[node].pid), "--net"]
+        for prefix, link in ((inside, LINK), ([], f"{self.bridge}n{node}")):
+            shaped = f"tc qdisc replace dev {link} root tbf rate {mbits}mbit burst 64kb latency 200ms"
+            subprocess.run([*prefix, *shaped.split()], check=True)
+
+    def run(self, count: int, *program: str) -> Finished:
+        """Run a program and its arguments on the first nodes, a process each."""
+        holders = ",".join(str(holder.pid) for holder in self.holders[:count])
+        place = {"MASTER_ADDR": f"{self.network}.1", "MASTER_PORT": "29400", "GLOO_SOCKET_IFNAME": LINK}
+        command = [sys.executable, "-c", RUN_RANKS, holders, *program]
+        settings = surround(**place, WORLD_SIZE=str(count))
+        return subprocess.run(
+            command, cwd=ROOT, env=settings, capture_output=True, text=True, timeout=PATIENCE_S, check=False
+        )
+
+    def stop(self) -> None:
+        """Remove the nodes, and with them their links."""
+        for node, holder in enumerate(self.holders):
+            subprocess.run(["ip", "link", "delete", f"{self.bridge}n{node}"], check=False, capture_output=True)
+            holder.kill()
+            holder.wait()
+        subprocess.run(["ip", "link", "delete", self.bridge], check=False, capture_output=True)
+
+
+def run_ranks() -> None:
+    """Run a program as one rank in each of the nodes, and exit like the first one."""
+    import torch  # noqa: F401 - once, before the ranks are forked: it takes seconds
+
+    holders, sys.argv = sys.argv[1].split(","), sys.argv[2:]
+    ranks = [os.fork() or _run_rank(rank, holder) for rank, holder in enumerate(holders)]
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in ranks]
+    sys.exit(codes[0])
+
+
+def _run_rank(rank: int, holder: str) -> int:
+    for space in SPACES:
+        with open(f"/proc/{holder}/ns/{space}") as there:
+            assert ctypes.CDLL(None).setns(there.fileno(), 0) == 0
+    os.environ["RANK"] = str(rank)
+    runpy.run_path(sys.argv[0], run_name="__main__")
+    sys.exit(0)

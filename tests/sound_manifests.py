@@ -1,0 +1,112 @@
+"""Manifests without a trap, which tests spoil in one place."""
+
+from typing import Any
+
+import yaml
+
+from torchyard.pods.lint import lint_manifest
+
+POD = "spec.tasks[0].template.spec"
+REPLICAS = "spec.pytorchReplicaSpecs.Worker"
+TRAIN = f"{REPLICAS}.template.spec"
+VOLCANO = """
+apiVersion: batch.volcano.sh/v1alpha1
+kind: Job
+metadata: {name: train}
+spec:
+  minAvailable: 2
+  plugins: {env: [], svc: ["--publish-not-ready-addresses=true"]}
+  policies: [{events: [PodFailed, PodEvicted], action: RestartJob}]
+  tasks:
+  - name: worker
+    replicas: 2
+    template:
+      spec:
+        hostNetwork: true
+        restartPolicy: Never
+        tolerations: [{key: nvidia.com/gpu, operator: Exists}]
+        volumes: [{name: shm, emptyDir: {medium: Memory, sizeLimit: 32Gi}}]
+        containers:
+        - name: worker
+          image: registry.example:5000/train:v1
+          securityContext: {privileged: true, capabilities: {add: [IPC_LOCK, SYS_ADMIN]}}
+          env:
+          - {name: NCCL_DEBUG_FILE, value: /dev/stdout}
+          - {name: JOB_ID, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['scheduling.k8s.io/group-name']"}}}
+          - {name: TRY, valueFrom: {fieldRef: {fieldPath: "metadata.annotations['volcano.sh/job-retry-count']"}}}
+          command:
+          - /bin/sh
+          - -c
+          - |
+            # not bash: ${hosts[0]} <<< "$VC_WORKER_HOSTS"
+            first="${VC_WORKER_HOSTS%%,*}"; echo "don't [[ worry ]]"
+            python3 -c 'a = (1,); print(a[[0]][0])'
+            torchrun --nnodes=$VC_WORKER_NUM --rdzv-backend=etcd-v2 --rdzv-endpoint="$first:2379" \\
+              --rdzv_id="$JOB_ID-$TRY" --node-rank=$VC_TASK_INDEX train.py --nnodes=2 --nnodes=2
+"""
+PYTORCHJOB = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: train}
+spec:
+  elasticPolicy: {rdzvBackend: etcd-v2, rdzvHost: etcd, rdzvPort: 2379, rdzvId: train-1, minReplicas: 1}
+  pytorchReplicaSpecs:
+    Worker:
+      replicas: 1
+      restartPolicy: Never
+      template:
+        spec:
+          hostNetwork: true
+          dnsPolicy: ClusterFirstWithHostNet
+          containers:
+          - name: pytorch
+            image: train@sha256:0a1b
+            ports: [{name: pytorchjob-port, containerPort: 29417}]
+            command: [torchrun, --nproc-per-node, "2", train.py]
+---
+apiVersion: v1
+kind: Service
+metadata: {name: etcd}
+spec: {clusterIP: None, selector: {app: etcd}}
+---
+apiVersion: v1
+kind: Pod
+metadata: {name: etcd, labels: {app: etcd}}
+spec:
+  containers:
+  - {name: etcd, image: quay.io/coreos/etcd:v3.5.30, command: [etcd, --enable-v2], ports: [{containerPort: 2379}]}
+"""
+MASTER = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: train}
+spec:
+  runPolicy: {backoffLimit: 3}
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      template: {spec: {containers: [{name: pytorch, image: "train:v1", command: [torchrun, train.py]}]}}
+    Worker: {<<: *replica, replicas: 3, restartPolicy: ExitCode}
+"""
+
+
+# The manifest, the text to replace, its replacement, where the trap is, and part of its sentence.
+Trap = tuple[str, str, str, str, str]
+
+
+def parse(text: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all(text))
+
+
+def at(objects: list[dict[str, Any]]) -> list[str]:
+    """The object and the key of every trap."""
+    return [sentence.split(": ")[0] for sentence in lint_manifest(objects)]
+
+
+def find_trap(trap: Trap) -> list[str]:
+    """The warnings about a manifest with one change that say what they should, at the place where they should."""
+    manifest, old, new, where, says = trap
+    assert old in manifest
+    found = [sentence for sentence in lint_manifest(parse(manifest.replace(old, new, 1))) if says in sentence]
+    assert all(f"{where}: " in sentence for sentence in found)
+    return found

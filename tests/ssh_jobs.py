@@ -1,0 +1,54 @@
+"""Jobs on hosts behind ssh: a program without torch, and what such a job left here."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Collected, Outcome
+from torchyard.steps.collect import collect
+from torchyard.steps.preflight import run_checks
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.submit import submit
+from torchyard.steps.wait import wait
+
+# A program without torch or an agent, which prints lines and saves files.
+TALK = """
+import os, sys, time
+from pathlib import Path
+rank, seconds = os.environ["RANK"], float(sys.argv[1])
+saved = Path(os.environ["TORCHYARD_CHECKPOINTS"])
+print("found", *sorted(path.name for path in saved.iterdir()))
+(saved / f"rank-{rank}").write_text(os.getcwd())
+for number in range(int(seconds * 100)):
+    print("line", number)
+    time.sleep(0.01)
+"""
+Planned = Callable[..., CommandPlan]
+
+
+def carry(plan: CommandPlan) -> tuple[Outcome, Collected]:
+    """Run the steps from the rendezvous to collect."""
+    ensure_rendezvous(plan)
+    outcome = wait(submit(plan, Deadlines()))
+    return outcome, collect(plan, outcome, "none")
+
+
+def texts(plan: CommandPlan, node: int) -> list[str]:
+    return [line.partition(" | ")[2] for line in Path(plan.on[node].log).read_text().splitlines()]
+
+
+def files(plan: CommandPlan, node: int) -> dict[str, str]:
+    """The files fetched from a node, and their content."""
+    folder = Path(plan.on[node].log).parent / "files"
+    return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
+
+
+def failures(plan: CommandPlan) -> str:
+    return "\n".join(
+        f"{each.need}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
+    )
+
+
+def told(plan: CommandPlan) -> str:
+    return "\n".join(each.detail for each in run_checks(plan))

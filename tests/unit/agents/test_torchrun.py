@@ -1,0 +1,184 @@
+"""torchrun's options: how the nodes find each other, and that the torchrun of any image knows them."""
+
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import assume, given
+
+from tests.cluster.images import old_torchrun
+from tests.conftest import Planned, Write, command_plan_of, load, plan_of
+from tests.drawn import RUNS, plan
+from tests.drawn_plans import ANY, argvs, pods, words
+from tests.plan_parts import own_address, said
+from tests.record_torchrun import FOLDER, UnknownWordsError, parser
+from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import Capacity, FreePort
+from torchyard.model.run import Run
+
+# --- how the nodes meet
+
+
+BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+ELASTIC = {"nodes": {"min": 2, "max": 8}}
+
+
+@BOTH
+def test_each_attempt_meets_apart(planned: Planned, launcher: str) -> None:
+    """A second attempt shares no name, rendezvous id or endpoint with the first."""
+    first, second = (planned(launcher=launcher, attempt=attempt) for attempt in (1, 2))
+    for option in ("rdzv_id", "rdzv_endpoint"):
+        assert said(first, option) != said(second, option)
+    assert own_address(first) != own_address(second)
+    assert first.job != second.job
+
+
+@BOTH
+def test_nodes_meet_at_the_first_pod(planned: Planned, launcher: str) -> None:
+    """With c10d the endpoint is the address of pod 0, on the run's own port."""
+    plan = planned(launcher=launcher, nodes=2)
+    address, _, port = said(plan, "rdzv_endpoint").partition(":")
+    assert own_address(plan).replace("$(TORCHYARD_NODE)", "0") == address
+    assert 20000 <= int(port) < 30000
+
+
+@pytest.mark.parametrize(
+    ("launcher", "rank", "first"),
+    [("volcano", "$(TORCHYARD_NODE)", "worker-0.sample-a1b2c3d4-1"), ("pytorchjob", "$(RANK)", "master-0")],
+)
+def test_static_ranks_by_the_index_of_the_pod(planned: Planned, launcher: str, rank: str, first: str) -> None:
+    """With static the node rank is the pod's own, and the master is the first pod."""
+    plan = planned(launcher=launcher, nodes=2, rendezvous="static")
+    assert said(plan, "node_rank") == rank
+    assert said(plan, "master_addr") == f"sample-a1b2c3d4-1-{first}"
+    assert (said(plan, "rdzv_id"), plan.probe) == ("", None)
+
+
+@BOTH
+def test_agents_are_told_the_range(planned: Planned, launcher: str) -> None:
+    """The agents of an elastic job get the range, and preflight checks the capacity for the fewest nodes."""
+    plan = planned(launcher=launcher, **ELASTIC)
+    assert said(plan, "nnodes") == "2:8"
+    assert [need.pods for need in plan.requires if isinstance(need, Capacity)] == [2]
+
+
+@BOTH
+@pytest.mark.parametrize(
+    ("keys", "restarts"), [({}, "0"), (ELASTIC, "100"), ({"restarts": 3}, "3"), ({**ELASTIC, "restarts": 0}, "0")]
+)
+def test_elastic_job_may_start_its_processes_again(
+    planned: Planned, launcher: str, keys: dict[str, Any], restarts: str
+) -> None:
+    """When a node is lost the processes on the others fail, so an elastic job restarts them, unless it says not to."""
+    assert said(planned(launcher=launcher, **keys), "max_restarts") == restarts
+
+
+def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
+    """With c10d exactly the first node serves the store."""
+    plan = command_plan_of(load(write(nodes=3)), tmp_path)
+    assert [str(block.submit).count("is_host=1") for block in plan.on] == [1, 0, 0]
+
+
+def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
+    """With static the node rank is fixed, and there is no rendezvous id."""
+    plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
+    assert ["--node_rank=1" in str(block.submit) for block in plan.on] == [False, True]
+    assert "rdzv-id" not in str(plan)
+
+
+def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path) -> None:
+    """Ports of runs are below the ephemeral range, so no client socket can occupy one by chance."""
+    plan = plan_of(load(write(rendezvous="etcd-v2")), tmp_path)
+    ports = [need.port for need in plan.requires if isinstance(need, FreePort)]
+    assert len(set(ports)) == 2
+    assert all(20000 <= port < 32768 for port in ports)
+
+
+@given(ANY, RUNS)
+def test_agents_are_told_the_same_job(profile: Profile, run: Run) -> None:
+    """Every agent gets the number of nodes and of processes."""
+    assume(profile.starter != "none")
+    made = plan(profile, run)
+    told = [words(made, each) for each in pods(made)[:3]] if isinstance(made, ManifestPlan) else argvs(made)
+    for each in told:
+        assert [word for word in each if word.startswith(("--nnodes=", "--nproc_per_node="))][:2] == [
+            f"--nnodes={profile.nodes}",
+            f"--nproc_per_node={profile.processes}",
+        ]
+
+
+# --- the torchrun of any image
+
+
+VERSIONS = sorted(path.stem for path in FOLDER.glob("*.json"))
+STARTS = ("torchrun", "torch.distributed.launch")
+
+
+def spoken(name: str, folder: Path) -> list[str]:
+    """The arguments of torchrun or torch.distributed.launch in a profile's pods; none if neither is started."""
+    plan = plan_of(load_profile(name), folder)
+    if isinstance(plan, ManifestPlan):
+        words = [str(word) for word in plan.pod["spec"]["containers"][0]["command"]]
+    else:
+        command = plan.on[0].submit or plan.on[0].status
+        script = next((word for word in (command.input or {})["argv"] if word.startswith("TORCHYARD_COMMAND=")), "")
+        words = shlex.split(script)
+    begin = next((place for place, word in enumerate(words) if word in STARTS), len(words))
+    return [word.replace("$(RANK)", "1").replace("$TORCHYARD_NODE", "1") for word in words[begin + 1 :]]
+
+
+def in_pods() -> Iterator[str]:
+    """Yield every shipped profile whose pods start torchrun, or the older launch, which has the same parser."""
+    for name in list_profiles():
+        plan = plan_of(load_profile(name), Path("/runs"))
+        if not (isinstance(plan, CommandPlan) and plan.launcher == "baremetal") and spoken(name, Path("/runs")):
+            yield name
+
+
+def test_versions_are_recorded() -> None:
+    """The oldest version with this parser, that of guide 000, the first with dashes and the newest are recorded."""
+    assert {"1.9.0", "1.13.1", "2.0.0"} < set(VERSIONS)
+    assert max(tuple(map(int, version.split("."))) for version in VERSIONS) >= (2, 15)
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+@pytest.mark.parametrize("name", sorted(in_pods()))
+def test_pods_say_what_any_torchrun_knows(name: str, version: str, tmp_path: Path) -> None:
+    """A pod's options are known to this torchrun, and program and arguments are parsed as the profile says."""
+    read = parser(version).parse_args(spoken(name, tmp_path))
+    profile = load_profile(name)
+    assert read.training_script == str(profile.program)
+    assert len(read.training_script_args) == len(profile.args)
+
+
+def test_old_parser_refuses_what_is_newer() -> None:
+    """The recorded parser of 1.13 refuses --local_addr, as the real one does; that of 2.0 accepts it."""
+    words = ["--nnodes=2", "--local_addr=here", "--", "train.py"]
+    with pytest.raises(UnknownWordsError, match="unrecognized arguments: --local_addr=here"):
+        parser("1.13.1").parse_args(words)
+    assert parser("2.0.0").parse_args(words).local_addr == "here"
+
+
+def test_installed_torchrun_is_told_its_address_by_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A torchrun that knows --local_addr reads it from the variable that pods have."""
+    from torch.distributed.run import get_args_parser
+
+    monkeypatch.setenv("PET_LOCAL_ADDR", "here")
+    assert get_args_parser().parse_args(["train.py"]).local_addr == "here"
+
+
+def test_real_pods_have_an_old_torchrun_in_front() -> None:
+    """The torchrun stub on the test cluster's real nodes refuses what 1.13 refuses, before torch starts."""
+    code = compile(old_torchrun(), "torchrun", "exec")
+    before, sys.argv = sys.argv, ["torchrun", "--local_addr=here", "train.py"]
+    try:
+        with pytest.raises(SystemExit) as ended:
+            exec(code, {})
+    finally:
+        sys.argv = before
+    assert ended.value.code == 2

@@ -1,0 +1,75 @@
+"""A profile over several fabrics, one after the other and on the same nodes."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, played, rows
+from tests.conftest import Write
+from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
+from torchyard.benchmark.table import list_notes
+from torchyard.model.errors import ProfileError
+from torchyard.model.run import Report
+
+
+def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
+    """The pods of every run after the first must go to the first one's nodes."""
+    path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, metrics="nccl-tests")
+    path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: vf\n")
+    seen: list[dict[str, Any]] = []
+    reports: dict[str | None, Report] = {name: bandwidth_report(rows(1.0)) for name in ("vf", "no-rdma")}
+    run_benchmark(str(path), {"nodes": 2}, [], played(reports, seen))
+    assert seen == [
+        {"nodes": 2, "fabric": "vf"},
+        {"nodes": 2, "fabric": "no-rdma", "pod.only": {"kubernetes.io/hostname": ["a", "b"]}},
+    ]
+
+
+def test_launcher_that_chooses_nodes_itself_is_not_told() -> None:
+    """Run:ai's CLI cannot pin pods to nodes: the second run goes where it goes, and a note says if that differs."""
+    seen: list[dict[str, Any]] = []
+    reports: dict[str | None, Report] = {
+        "roce": bandwidth_report(rows(2.0)),
+        "tcp": bandwidth_report(rows(1.0), ("c", "d")),
+    }
+    found = run_benchmark(RUNAI, {}, [], played(reports, seen))
+    assert [each["fabric"] for each in seen] == ["roce", "tcp"]
+    assert not any("pod.only" in each for each in seen)
+    assert any("not on the same nodes" in note for note in list_notes(found))
+
+
+@pytest.mark.parametrize(
+    ("name", "fabrics", "said"),
+    [
+        (RUNAI, ["rose"], "fabric: rose is not a fabric of this hardware: use roce, tcp"),
+        ("allreduce-local", ["roce"], "fabric: roce need a hardware file, and none is named"),
+        ("yolov5-volcano", [], "metrics: yolov5 has no bandwidth to compare"),
+    ],
+)
+def test_mistake_is_told_before_anything_runs(name: str, fabrics: list[str], said: str) -> None:
+    """A fabric that does not exist, or a profile without bandwidths, is one error, and no run is started."""
+    with pytest.raises(ProfileError, match=said):
+        run_benchmark(name, {}, fabrics, played({}))
+
+
+def test_failed_run_ends_the_benchmark() -> None:
+    """After a run that failed no other one is started, and the sentence names fabric and cause."""
+    failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
+    found = run_benchmark(RUNAI, {}, [], played({"roce": failed}))
+    assert (len(found.curves), find_failure(found)) == (1, "roce: the run failed: no room")
+
+
+def test_run_without_bandwidth_is_told() -> None:
+    """A run that succeeded and printed no bandwidth fails the benchmark, and the sentence says where to look."""
+    found = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report([])}))
+    assert find_failure(found) == "tcp: the run printed no bandwidth: see `metrics` in the profile and /r"
+
+
+def test_runs_folder_is_private(tmp_path: Path) -> None:
+    """What a benchmark writes is readable by its user alone."""
+    compared = compared_fabrics()
+    folder = save_benchmark(compared, "x-1")
+    assert folder.is_relative_to(Path(os.environ["TORCHYARD_RUNS"]))
+    assert {each.stat().st_mode & 0o077 for each in (folder, *folder.iterdir())} == {0}

@@ -1,0 +1,183 @@
+"""The verbs of the command `torchyard`."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.conftest import Write, load, plan_of
+from tests.nccl_lines import socket_node
+from tests.reports import short_report
+from torchyard.cli.main import main
+from torchyard.common import secrets
+from torchyard.common.project_root import ROOT
+from torchyard.common.secrets import (
+    _MASK,
+)
+from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.nccl_log import read_nccl_log
+from torchyard.launchers import registry
+from torchyard.loading.profile import list_profiles
+from torchyard.model.hardware import Expect
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
+
+
+def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
+    """What is printed is the plan itself, and nothing is made on disk."""
+    assert main(["plan", "digits-local"]) == 0
+    plan = CommandPlan.model_validate(yaml.safe_load(capsys.readouterr().out))
+    assert [block.name for block in plan.on] == ["node-0", "node-1"]
+
+
+def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
+    """Planning imports no heavy package."""
+    code = "import sys; from torchyard.cli.main import main; main(['plan', 'pi-local']); print(*sys.modules, file=sys.stderr)"  # noqa: E501
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT)
+    assert {"prefect", "kubernetes", "torch", "matplotlib"}.isdisjoint(done.stderr.split())
+
+
+def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
+    """--set changes keys for this call, values read as YAML."""
+    assert main(["plan", "digits-local", "--set", "nodes=3", "--set", "env.A=b"]) == 0
+    plan = yaml.safe_load(capsys.readouterr().out)
+    assert (len(plan["on"]), plan["on"][2]["submit"]["input"]["env"]["A"]) == (3, "b")
+
+
+@pytest.mark.parametrize(("pair", "said"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
+def test_bad_set_is_told(capsys: pytest.CaptureFixture[str], pair: str, said: str) -> None:
+    """A --set that cannot be read gives one sentence and exit code 1."""
+    assert main(["plan", "digits-local", "--set", pair]) == 1
+    assert said in capsys.readouterr().err
+
+
+def test_unknown_profile_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped profile gets the nearest name on stderr, and exit code 1."""
+    assert main(["plan", "digits-loca"]) == 1
+    said = capsys.readouterr()
+    assert (said.out, "did you mean digits-local?" in said.err) == ("", True)
+
+
+def test_check_fails_with_its_remedy(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """A failed check gives exit code 1, and every check is shown."""
+    assert main(["check", str(write()), "--set", "program=none.py"]) == 1
+    said = capsys.readouterr().out
+    assert "FAILED  program" in said
+    assert "4 of 5 checks passed" in said
+
+
+def test_check_passes_without_a_trace(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A good profile passes, and the checks leave nothing on the disk."""
+    assert main(["check", str(write())]) == 0
+    assert "5 of 5 checks passed" in capsys.readouterr().out
+    assert not (tmp_path / "runs").exists()
+
+
+def test_profiles_lists_all(capsys: pytest.CaptureFixture[str]) -> None:
+    """Every profile is listed on a line of its own."""
+    assert main(["profiles"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == list(list_profiles())
+
+
+def test_logs_of_an_unknown_run_are_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Asking for the logs of an unknown run is an error."""
+    assert main(["logs", "none-12345678"]) == 1
+    assert "there is no such run" in capsys.readouterr().err
+
+
+def test_logs_name_the_network(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """The verdict on the network is one line, apart from what the program printed."""
+    folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
+    folder.path.mkdir(parents=True)
+    folder.save_intent(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
+    (only,) = short_report().attempts
+    verdict = judge_fabric(read_nccl_log(socket_node("a")), Expect(transport="roce"), 2)
+    folder.save_ended(only.model_copy(update={"collected": only.collected.model_copy(update={"fabric": verdict})}))
+    assert main(["logs", folder.name]) == 0
+    shown = capsys.readouterr()
+    assert (shown.out, shown.err.startswith("fabric: not-rdma: TCP over eth0 on a"), shown.err.count("\n")) == (
+        "",
+        True,
+        1,
+    )
+
+
+# --- secrets
+
+
+WANDB = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture
+def nothing_known() -> None:
+    secrets._known_secrets.clear()
+
+
+@pytest.mark.usefixtures("nothing_known")
+def test_a_plan_on_the_terminal_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
+    """A printed plan has no secret, because it may end up in a ticket; a warning names the variable."""
+    assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
+    shown = capsys.readouterr()
+    assert (WANDB in shown.out, f"WANDB_API_KEY: '{_MASK}'" in shown.out) == (False, True)
+    assert "secret WANDB_API_KEY" in shown.err
+
+
+# --- the schema
+
+
+@pytest.fixture
+def schema(capsys: pytest.CaptureFixture[str]) -> Any:
+    """A validator for the schema that `torchyard schema` prints."""
+    assert main(["schema"]) == 0
+    return pytest.importorskip("jsonschema").Draft202012Validator(json.loads(capsys.readouterr().out))
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_schema_takes_shipped_profiles(schema: Any, name: str) -> None:
+    """The shipped profiles, in which hardware is a name, match the schema that editors use."""
+    assert [error.message for error in schema.iter_errors(yaml.safe_load(list_profiles()[name].read_text()))] == []
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"hardware": {}},
+        {"manifest": []},
+        {"ndoes": 2},
+        {"nodes": 0},
+        {"launcher": "slurm"},
+        {"options": {"etcd_image": "e:1"}},
+        {"env": {"A": {"secret": "s"}}},
+        {"deadlines": {"run": "5 parsecs"}},
+    ],
+)
+def test_schema_refuses_mistakes(schema: Any, keys: dict[str, Any]) -> None:
+    """The schema refuses mistakes, so that an editor shows them before anything is run."""
+    good = {"about": "a test", "launcher": "baremetal", "program": "x.py"}
+    assert list(schema.iter_errors(good)) == []
+    assert list(schema.iter_errors({**good, **keys}))
+
+
+def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
+    """The schema has every key of the shipped profiles and the options of each launcher."""
+    main(["schema"])
+    schema = json.loads(capsys.readouterr().out)
+    for path in list_profiles().values():
+        assert yaml.safe_load(path.read_text()).keys() <= schema["properties"].keys()
+    options = {each["if"]["properties"]["launcher"]["const"]: each["then"]["properties"] for each in schema["allOf"]}
+    for name, each in options.items():
+        assert each["options"]["properties"].keys() == registry.load_launcher(name).Options.model_fields.keys()
+
+
+def test_schema_knows_values(capsys: pytest.CaptureFixture[str]) -> None:
+    """In the schema a profile needs a launcher only if it has no values."""
+    main(["schema"])
+    schema = json.loads(capsys.readouterr().out)
+    assert (schema["properties"]["values"]["type"], "launcher" in schema["required"]) == ("array", False)
+    assert {"required": ["launcher"]} in schema["anyOf"]

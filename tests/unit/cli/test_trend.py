@@ -1,0 +1,63 @@
+"""`torchyard trend`: all histories, one of them, and its plot."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.histories import KEY, noisy_nights, recorded
+from torchyard.cli.main import main
+from torchyard.run.folder import runs_folder
+from torchyard.trend.records import history_path, keep_record
+
+
+@pytest.fixture
+def kept() -> Path:
+    """A history of twenty nights."""
+    path = history_path(runs_folder(), KEY)
+    for each in recorded([*noisy_nights(1, 0.01, 19), 150.0]):
+        keep_record(path, each)
+    return path
+
+
+def test_histories_are_listed(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each history has a line with its name, its runs, and what these have in common."""
+    assert main(["trend"]) == 0
+    assert capsys.readouterr().out.split("  ") == [kept.stem, "20 runs", "nodes x processes: 2x1\n"]
+
+
+def test_no_history_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    """Before the first run there is no history, which is no error."""
+    assert main(["trend"]) == 0
+    assert capsys.readouterr().out.startswith(f"there is no history in {runs_folder()}/history")
+
+
+@pytest.mark.parametrize("name", [KEY.profile, KEY.stem])
+def test_history_is_shown_by_profile_or_name(kept: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+    """The table ends with the newest run, and then says where the file is."""
+    assert main(["trend", name]) == 0
+    *_, last, where = capsys.readouterr().out.splitlines()
+    assert (last.split()[-1], where) == ("worse", str(kept))
+
+
+def test_another_number_can_be_asked_for(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--value shows a number that no run has compared."""
+    assert main(["trend", kept.stem, "--value", "step", "--lower"]) == 0
+    assert "step" in capsys.readouterr().out.splitlines()[0]
+
+
+def test_plot_is_written(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """--plot writes an SVG file; a place that cannot be written is one sentence."""
+    assert main(["trend", kept.stem, "--plot", str(tmp_path / "x.svg")]) == 0
+    assert (tmp_path / "x.svg").read_text().startswith("<?xml")
+    assert main(["trend", kept.stem, "--plot", str(tmp_path / "none" / "x.svg")]) == 1
+    assert "cannot be written: No such file or directory" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("kept")
+def test_unknown_history_is_told_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
+    """A name without a history is an error that lists the histories; so is a profile with two of them."""
+    keep_record(history_path(runs_folder(), other := KEY.model_copy(update={"nodes": "4x1"})), recorded([1.0])[0])
+    assert main(["trend", "nope"]) == 1
+    assert f"there is no such history; there are: {KEY.stem}, {other.stem}" in capsys.readouterr().err
+    assert main(["trend", KEY.profile]) == 1
+    assert "2 histories are of this profile: name one of" in capsys.readouterr().err

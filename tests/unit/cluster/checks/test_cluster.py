@@ -1,0 +1,151 @@
+"""Does the cluster have what the plan needs? The cluster itself, its kinds, controllers and queues."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from torchyard.cluster.checks.cluster import (
+    _check_controller,
+    _check_crd_served,
+    _has_flag,
+    check_cluster,
+    check_queue,
+)
+from torchyard.kube import client
+from torchyard.kube.client import Client
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Cluster
+from torchyard.model.requirements import Check, Controller, CrdServed, OpenQueue
+
+NEEDED = Controller(label="app=training-operator", deployment="training-operator", gang="--gang")
+
+
+@pytest.fixture
+def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
+    """A plan for a cluster that has its namespace."""
+    fake_api.put({"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "default"}})
+    return planned()
+
+
+def named(checks: tuple[Check, ...], need: str) -> Check:
+    return next(each for each in checks if each.need.startswith(need))
+
+
+# --- the cluster itself
+
+
+def test_every_requirement_has_one_finding(plan: ManifestPlan) -> None:
+    """All rights together are one finding, and every other requirement of the cluster is one of its own."""
+    others = [need for need in plan.requires if need.kind not in ("right", "folder")]
+    checks = check_cluster(plan)
+    assert len(checks) == 1 + len(others)
+    assert (named(checks, "rights").verdict, named(checks, "kind jobs.batch.volcano.sh").verdict) == ("ok", "ok")
+
+
+def test_refused_credentials_are_the_only_finding(
+    fake_api: FakeApi, plan: ManifestPlan, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If the server does not know the user, nothing else is checked, and the remedy is to log in."""
+    monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.05)
+    for status, said in ((401, "refuses the credentials"), (503, "does not answer")):
+        fake_api.heal()
+        fake_api.fail("GET", "^/api$", status)
+        (found,) = check_cluster(plan)
+        assert (found.verdict, said in found.detail) == ("failed", True)
+
+
+def test_missing_namespace_hides_nothing_else(fake_api: FakeApi, planned: Planned) -> None:
+    """A missing namespace is one finding; what would be in it is not checked, and the rest of the cluster is."""
+    checks = check_cluster(planned())
+    assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
+    assert not [each for each in checks if each.need.startswith("admission")]
+    assert named(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
+    assert fake_api.requests("POST", "/jobs") == []
+
+
+def test_namespace_that_is_being_deleted_is_no_place_for_a_job(fake_api: FakeApi, plan: ManifestPlan) -> None:
+    """A namespace that is terminating accepts nothing new."""
+    place = ("v1/namespaces", "", "default")
+    fake_api.objects.patch(place, {"status": {"phase": "Terminating"}})
+    assert check_cluster(plan)[0].detail == "is being deleted"
+
+
+def test_what_may_not_be_read_is_a_warning(fake_api: FakeApi, plan: ManifestPlan) -> None:
+    """A requirement that this user may not check does not stop the run; one that fails to be checked does."""
+    fake_api.fail("GET", "/nodes", 403)
+    assert named(check_cluster(plan), "room for").verdict == "warning"
+    fake_api.heal()
+    fake_api.fail("GET", "/nodes", 400)
+    assert named(check_cluster(plan), "room for").verdict == "failed"
+
+
+# --- kinds, controllers and queues
+
+
+def test_kind_of_the_same_name_is_another_one(fake_server: Client) -> None:
+    """A kind that is not installed is not confused with one of the same name in another group."""
+    need = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
+    found = _check_crd_served(fake_server, need, "x")
+    assert (found.verdict, found.remedy) == ("failed", "helm install example")
+    assert found.detail == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
+
+
+@pytest.mark.parametrize(
+    ("name", "state", "found"),
+    [
+        ("default", "Open", ("ok", "is open")),
+        ("default", "Closed", ("failed", "is Closed; open queues: spare")),
+        ("default", None, ("failed", "has no state yet; open queues: spare")),
+        ("other", "Closed", ("failed", "there is no such queue; open queues: spare")),
+    ],
+)
+def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, found: tuple[str, str]) -> None:
+    """A queue that is missing or not open fails the check, and the open ones are listed."""
+    for each, is_open in ((name, state), ("spare", "Open")):
+        queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": each}}
+        fake_api.put({**queue, "status": {"state": is_open} if is_open else {}})
+    check = check_queue(client.get_cluster_client(Cluster()), OpenQueue(name="default"), "x")
+    assert (check.verdict, check.detail) == found
+
+
+def deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:
+    """The training operator's Deployment."""
+    pod = {"containers": [{"image": "registry:5000/operator:v1.8.1@sha256:0a", "args": list(args)}]}
+    return {
+        **{"apiVersion": "apps/v1", "kind": "Deployment"},
+        "metadata": {"name": "training-operator", "labels": labels},
+        **{"spec": {"template": {"spec": pod}}, "status": {"availableReplicas": available}},
+    }
+
+
+def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Client) -> None:
+    """A controller is found by label or name; without an available pod it fails, without its flag it is a warning."""
+    stages: tuple[tuple[dict[str, Any] | None, str, str], ...] = (
+        (None, "failed", "no namespace has a Deployment with this label"),
+        (deployment(0), "failed", "kubeflow/training-operator v1.8.1 has no available pod"),
+        (deployment(1), "warning", "kubeflow/training-operator v1.8.1 runs without --gang: "),
+        (deployment(1, "--gang=volcano", app="training-operator"), "ok", "kubeflow/training-operator v1.8.1"),
+    )
+    for thing, verdict, detail in stages:
+        if thing:
+            fake_api.put(thing, "kubeflow")
+        found = _check_controller(fake_server, NEEDED, "x")
+        assert (found.verdict, found.detail[: len(detail)]) == (verdict, detail)
+
+
+@pytest.mark.parametrize(
+    ("args", "found"),
+    [
+        (["--gang=volcano"], True),
+        (["--gang", "volcano"], True),
+        (["--gang=none"], False),
+        (["--gangs=volcano"], False),
+        ([], False),
+    ],
+)
+def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], found: bool) -> None:
+    """A flag may be one argument or two; `none` counts as no flag."""
+    deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
+    assert _has_flag(deployment, "--gang") is found

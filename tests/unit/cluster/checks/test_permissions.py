@@ -1,0 +1,73 @@
+"""What this user may do: one finding that names every missing verb."""
+
+import pytest
+
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from torchyard.cluster.checks.permissions import check_permissions, is_allowed, is_known_refusal
+from torchyard.kube.client import Client
+from torchyard.model.requirements import Permission
+
+NEEDS = (
+    Permission(verbs=("create", "get", "watch"), resource="jobs.batch.volcano.sh"),
+    Permission(verbs=("get", "watch"), resource="pods"),
+    Permission(verbs=("get",), resource="pods/log"),
+    Permission(verbs=("get", "delete"), resource="pods"),
+)
+
+
+def test_every_right_is_asked_for_once(fake_api: FakeApi, fake_server: Client) -> None:
+    """The finding counts the different rights, and no right is asked for twice."""
+    (found,) = check_permissions(fake_server, NEEDS)
+    assert (found.verdict, found.detail) == ("ok", "all 7 are granted")
+    assert len(fake_api.requests("POST", "/selfsubjectaccessreviews")) == 7
+    assert check_permissions(fake_server, ()) == []
+
+
+def test_all_missing_rights_are_named_at_once(fake_api: FakeApi, fake_server: Client) -> None:
+    """The finding has the user's name, every missing verb by resource, and the command that makes the role."""
+    fake_api.denied = {("create", "jobs.batch.volcano.sh"), ("get", "pods/log"), ("get", "pods"), ("watch", "pods")}
+    (found,) = check_permissions(fake_server, NEEDS)
+    missing = "create jobs.batch.volcano.sh, nor get, watch pods, nor get pods/log"
+    assert (found.verdict, found.detail) == ("failed", f"fake-user may not {missing} in namespace default")
+    assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
+    assert found.remedy.endswith("bind it to fake-user")
+
+
+def test_old_server_does_not_know_the_user_by_name(fake_api: FakeApi, fake_server: Client) -> None:
+    """A server that cannot say who the user is still says what is missing."""
+    fake_api.denied = {("get", "pods/log")}
+    fake_api.fail("POST", "/selfsubjectreviews", 404)
+    (found,) = check_permissions(fake_server, NEEDS)
+    assert found.detail == "this user may not get pods/log in namespace default"
+
+
+def test_rights_that_cannot_be_checked_are_not_granted(fake_api: FakeApi, fake_server: Client) -> None:
+    """If the question itself is refused, the check fails."""
+    fake_api.fail("POST", "/selfsubjectaccessreviews", 403)
+    (found,) = check_permissions(fake_server, NEEDS)
+    assert (found.verdict, found.detail.partition(":")[0]) == ("failed", "cannot be checked")
+
+
+def test_subresource_and_group_are_asked_for_separately(fake_api: FakeApi, fake_server: Client) -> None:
+    """`pods/log` is a subresource and `jobs.batch.volcano.sh` has a group: a right to one is none to the other."""
+    fake_api.denied = {("get", "pods/log"), ("get", "jobs.batch.volcano.sh")}
+    asked = ("pods", "pods/log", "jobs.batch", "jobs.batch.volcano.sh")
+    assert [is_allowed(fake_server, "get", each) for each in asked] == [True, False, True, False]
+
+
+@pytest.mark.parametrize(
+    ("said", "known"),
+    [
+        (
+            'jobs is forbidden: User "a" cannot create resource "jobs" in API group "batch.volcano.sh"',
+            True,
+        ),
+        ("user a is not authorized to create jobs in namespace b", True),
+        ('pods "x" is forbidden: User "a" cannot create resource "pods" in API group ""', False),
+        ('jobs.batch.volcano.sh "x" is forbidden: exceeded quota: q', False),
+    ],
+)
+def test_refusal_to_create_is_reported_once(planned: Planned, said: str, known: bool) -> None:
+    """A dry run that is refused for a right which the check of rights has named is no second failure."""
+    assert is_known_refusal(planned(), said) is known

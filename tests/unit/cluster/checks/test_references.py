@@ -1,0 +1,94 @@
+"""What the pods refer to: whether it exists, has its keys, and can be mounted."""
+
+from typing import Any
+
+import pytest
+
+from tests.fake_api import FakeApi
+from torchyard.cluster.checks.references import check_reference
+from torchyard.kube.client import Client
+from torchyard.model.requirements import Object
+
+CONFIG = Object(what="ConfigMap", name="train-conf", holds=("a.yaml", "b.bin"))
+CLAIM = Object(what="PersistentVolumeClaim", name="data")
+
+
+def put(fake_api: FakeApi, kind: str, name: str, **more: Any) -> None:
+    fake_api.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **more})
+
+
+def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_server: Client) -> None:
+    """A missing object is reported with those of a similar name, and with the command that creates it."""
+    for name in ("other", "train-config"):
+        put(fake_api, "ConfigMap", name)
+    found = check_reference(fake_server, CONFIG, "x", 2)
+    assert (found.verdict, found.detail) == (
+        "failed",
+        "is not in namespace default; there are: train-config and 1 more",
+    )
+    assert found.remedy == "`kubectl create configmap train-conf -n default --from-file=FILE`"
+
+
+def test_names_are_bounded(fake_api: FakeApi, fake_server: Client) -> None:
+    """If no name is similar, the first five are listed, and how many more there are."""
+    for at in range(7):
+        put(fake_api, "ConfigMap", f"zz-{at}")
+    assert check_reference(fake_server, CONFIG, "x", 2).detail.endswith("zz-0, zz-1, zz-2, zz-3, zz-4 and 2 more")
+
+
+def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Client) -> None:
+    """Where the cluster does not know the kind, or may not show it, the finding says so."""
+    need = Object(what="NetworkAttachmentDefinition", name="sriov")
+    assert check_reference(fake_server, need, "x", 2).detail.endswith(
+        "this cluster does not know the kind (k8s.cni.cncf.io/v1)"
+    )
+    fake_api.fail("GET", "/configmaps$", 403)
+    assert "what exists cannot be listed" in check_reference(fake_server, CONFIG, "x", 2).detail
+
+
+@pytest.mark.parametrize(
+    ("more", "detail"),
+    [
+        ({"data": {"a.yaml": "1"}, "binaryData": {"b.bin": "MQ=="}}, "has a.yaml, b.bin"),
+        ({"data": {"a.yaml": "1", "c": "2"}}, "has no key b.bin; there are: a.yaml, c"),
+        ({}, "has no key a.yaml, b.bin; there are: none"),
+    ],
+)
+def test_keys_are_looked_for(fake_api: FakeApi, fake_server: Client, more: dict[str, Any], detail: str) -> None:
+    """A ConfigMap must have the keys that the pods read, as text or as binary data."""
+    put(fake_api, "ConfigMap", "train-conf", **more)
+    found = check_reference(fake_server, CONFIG, "x", 2)
+    assert (found.verdict, found.detail) == ("ok" if "binaryData" in more else "failed", detail)
+
+
+def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
+    put(fake_api, "PersistentVolumeClaim", "data", spec={"accessModes": [mode], **spec}, status={"phase": phase})
+
+
+@pytest.mark.parametrize(
+    ("claim", "found"),
+    [
+        (("Bound", "ReadWriteMany", 2), ("ok", "is Bound")),
+        (("Bound", "ReadOnlyMany", 2), ("ok", "is Bound")),
+        (("Bound", "ReadWriteOnce", 1), ("ok", "is Bound")),
+        (("Bound", "ReadWriteOnce", 2), ("warning", "is Bound and ReadWriteOnce: its 2 pods must share one node")),
+        (("Lost", "ReadWriteMany", 2), ("failed", "is Lost: its volume is gone")),
+        (("Pending", "ReadWriteMany", 2), ("warning", "is Pending: its pods wait until it has a volume")),
+    ],
+)
+def test_claim_must_have_a_volume_that_the_pods_can_share(
+    fake_api: FakeApi, fake_server: Client, claim: tuple[str, str, int], found: tuple[str, str]
+) -> None:
+    """A claim needs a volume, and a mode in which all pods can mount it from their nodes."""
+    put_claim(fake_api, claim[0], claim[1])
+    seen = check_reference(fake_server, CLAIM, "x", claim[2])
+    assert (seen.verdict, seen.detail) == found
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("WaitForFirstConsumer", "ok"), ("Immediate", "warning")])
+def test_claim_may_wait_for_its_first_pod(fake_api: FakeApi, fake_server: Client, mode: str, verdict: str) -> None:
+    """A claim without a volume is all right if its class makes the volume for the first pod."""
+    about = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
+    fake_api.put({**about, "volumeBindingMode": mode})
+    put_claim(fake_api, "Pending", "ReadWriteMany", storageClassName="fast")
+    assert check_reference(fake_server, CLAIM, "x", 2).verdict == verdict

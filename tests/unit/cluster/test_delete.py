@@ -1,0 +1,177 @@
+"""Deleting the objects of a job: what is deleted, what stays, and the proof that nothing is left."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from tests.leases import is_there
+from tests.user_manifests import JOB, Launched
+from torchyard.cluster import create, delete, lease
+from torchyard.kube import client
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+from torchyard.model.plan import ManifestPlan
+
+CLAIM: dict[str, Any] = {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": {"name": "checkpoints"}}
+CONFIG: dict[str, Any] = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings"}}
+
+
+@pytest.fixture
+def plan(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> ManifestPlan:
+    """The plan of a running job; what is going has no more time to go than the request takes."""
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)  # beside the grace period of a second
+    made = planned(deadlines={"grace": 1})
+    create.create_job(made)
+    return made
+
+
+# --- the proof
+
+
+def test_nothing_is_left_once_it_is_seen(plan: ManifestPlan) -> None:
+    """Nothing is left once all kinds in the namespace were listed and none has an object of the run."""
+    assert delete.delete_all_objects(plan) == []
+
+
+@pytest.mark.parametrize("kind", ["pods", "jobs", "podgroups"])
+def test_kind_that_may_not_be_seen_may_be_left(plan: ManifestPlan, fake_api: FakeApi, kind: str) -> None:
+    """A kind that the run has created or watched but may not list is reported as possibly left over."""
+    fake_api.fail("GET", rf"volcano.*/{kind}\?" if kind != "pods" else r"/pods\?", 403)
+    (left,) = delete.delete_all_objects(plan)
+    assert "cannot be seen, so may be left: a fault of the test: 403" in left
+
+
+def test_failed_list_is_a_fault(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """Only a missing right or a missing verb hides a kind; any other refusal of a list is raised."""
+    fake_api.fail("GET", r"/secrets\?", 400)
+    with pytest.raises(ClusterError, match="400"):
+        delete.delete_all_objects(plan)
+
+
+def test_kind_that_no_run_makes_may_be_hidden(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A kind that no run creates, such as Secret, need not be listed."""
+    fake_api.fail("GET", r"/secrets\?", 403)
+    assert delete.delete_all_objects(plan) == []
+
+
+def test_job_is_looked_for_where_discovery_fails(plan: ManifestPlan, fake_api: FakeApi) -> None:
+    """A job that still exists is found even if discovery of its API group fails."""
+    fake_api.fail("GET", "^/apis/batch.volcano.sh/v1alpha1$", 403)
+    fake_api.put({**plan.main, "metadata": {**plan.main["metadata"], "finalizers": ["torchyard.test/held"]}})
+    assert any("torchyard.test/held holds it" in each for each in delete.delete_all_objects(plan))
+
+
+def test_half_a_discovery_is_not_kept(fake_api: FakeApi, fake_server: Client) -> None:
+    """An incomplete discovery is repeated; a complete one is cached."""
+    fake_api.fail("GET", "^/apis/kubeflow.org/v1$", 403)
+    assert ("kubeflow.org/v1", "PyTorchJob") not in delete.list_kinds(fake_server)
+    fake_api.heal()
+    assert ("kubeflow.org/v1", "PyTorchJob") in delete.list_kinds(fake_server)
+    asked = len(fake_api.asked)
+    delete.list_kinds(fake_server)
+    assert len(fake_api.asked) == asked
+
+
+# --- pods that cannot confirm their end
+
+
+def stuck_pod(name: str, node: str | None) -> dict[str, Any]:
+    spec = {"nodeName": node} if node else {}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": {"name": name}, "spec": spec}
+
+
+def test_only_pods_of_dead_nodes_are_deleted_by_force(fake_api: FakeApi, fake_server: Client) -> None:
+    """A pod on a node that is Ready may still run, so it stays; one whose node is lost or gone is deleted by force."""
+    for name, ready in (("alive", "True"), ("lost", "Unknown")):
+        status = {"conditions": [{"type": "Ready", "status": ready}]}
+        fake_api.put({"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status})
+    pods = [fake_api.put(stuck_pod(f"on-{name}", name)) for name in ("alive", "lost", "gone")]
+    things = [*pods, fake_api.put(CONFIG), fake_api.put(stuck_pod("placed-nowhere", None))]
+    delete._force_delete_pods(fake_server, things)
+    left = [thing["metadata"]["name"] for thing in things if is_there(fake_api, thing)]
+    assert left == ["on-alive", "settings"]
+    assert {each.body["gracePeriodSeconds"] for each in fake_api.requests("DELETE", "/pods/")} == {0}
+
+
+def test_node_that_may_not_be_read_is_not_known_to_live(fake_api: FakeApi, fake_server: Client) -> None:
+    """Without the right to read nodes a stuck pod is deleted by force; a server that does not answer proves nothing."""
+    pod = fake_api.put(stuck_pod("on-alive", "alive"))
+    fake_api.fail("GET", "/nodes/alive", 400)
+    with pytest.raises(ClusterError):
+        delete._force_delete_pods(fake_server, [pod])
+    assert is_there(fake_api, pod)
+    fake_api.heal()
+    fake_api.fail("GET", "/nodes/alive", 403)
+    delete._force_delete_pods(fake_server, [pod])
+    assert not is_there(fake_api, pod)
+
+
+# --- companions of a manifest's job
+
+
+def ran(made: ManifestPlan) -> list[str]:
+    """Create the companions and the job, and delete everything; return what is left."""
+    held = lease.acquire_lease(made)
+    for each in made.store:
+        create._adopt_or_create(client.get_cluster_client(made.cluster), made, create._add_owner(each, held))
+    create.create_job(made)
+    return delete.delete_all_objects(made)
+
+
+def test_companion_that_holds_data_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
+    """A checkpoint claim outlives its run: it has no owner and no labels, and does not count as left over."""
+    made = launched(CLAIM, CONFIG, JOB)
+    assert ran(made) == []
+    claim = fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
+    assert not claim["metadata"].get("ownerReferences")
+    assert not claim["metadata"].get("labels")
+    lease.release_lease(made)
+    assert {each["kind"] for each in (CLAIM, CONFIG) if is_there(fake_api, at_home(each))} == {"PersistentVolumeClaim"}
+
+
+def at_home(thing: dict[str, Any]) -> dict[str, Any]:
+    return {**thing, "metadata": {**thing["metadata"], "namespace": "default"}}
+
+
+def test_profile_may_let_data_go(launched: Launched, fake_api: FakeApi) -> None:
+    """With `on_companion_data: delete` a claim is deleted like any other companion."""
+    assert ran(launched(CLAIM, JOB, on_companion_data="delete")) == []
+    assert not is_there(fake_api, at_home(CLAIM))
+
+
+def test_companion_that_was_there_stays(launched: Launched, fake_api: FakeApi) -> None:
+    """A companion that existed before the run is used and kept, whatever the profile says."""
+    for each in (CLAIM, CONFIG):
+        fake_api.put(each)
+    assert ran(launched(CLAIM, CONFIG, JOB, on_companion_data="delete")) == []
+    assert [is_there(fake_api, at_home(each)) for each in (CLAIM, CONFIG)] == [True, True]
+
+
+def test_claim_of_somebody_else_keeps_its_owner(launched: Launched, fake_api: FakeApi) -> None:
+    """Labels and owners are removed only from this run's claims; another run's claim keeps them."""
+    owner = {"apiVersion": "v1", "kind": "ConfigMap", "name": "theirs", "uid": "1"}
+    about = {"name": "checkpoints", "labels": {"torchyard/run": "other-00000001"}, "ownerReferences": [owner]}
+    fake_api.put({**CLAIM, "metadata": about})
+    assert ran(launched(CLAIM, JOB)) == []
+    found = fake_api.find("v1", "PersistentVolumeClaim", "checkpoints") or {"metadata": {}}
+    assert {key: found["metadata"][key] for key in about} == about
+
+
+@pytest.mark.parametrize("data", ["keep", "delete"])
+def test_claim_that_was_kept_is_used_again(launched: Launched, fake_api: FakeApi, data: str) -> None:
+    """The next run of the profile uses the claim that the previous one has kept."""
+    assert ran(launched(CLAIM, JOB)) == []
+    assert ran(launched(CLAIM, JOB, attempt=2, on_companion_data=data)) == []
+    assert is_there(fake_api, at_home(CLAIM))
+
+
+def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi, fake_server: Client) -> None:
+    """A run of the previous version, which owned its claims, ends without losing them to the garbage collector."""
+    made = launched(JOB)
+    old = {**CLAIM, "metadata": {**CLAIM["metadata"], "labels": {**made.labels, "torchyard/role": "companion"}}}
+    assert ran(made.model_copy(update={"store": (old,)})) == []
+    lease.release_lease(made)
+    assert is_there(fake_api, at_home(CLAIM))
+    assert not (fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {})["metadata"].get("labels")

@@ -1,0 +1,170 @@
+"""Watching a job of pods, on a fake API server: what is seen and heard, slow logs, outages, and what is recorded."""
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from tests.pod_jobs import Job, after, lines, slowly
+from tests.waiting import until
+from torchyard.cluster import log_follower
+from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.diagnosis.job_status import count_retries
+from torchyard.kube.client import Client
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Observation
+from torchyard.pods import lease_record, seal
+
+# --- slow logs at the end
+
+
+def test_failed_job_is_not_deleted_before_its_logs_are_read(job: Job) -> None:
+    """A failed job is deleted only after its logs are read, because their end says why it failed."""
+
+    def is_there() -> bool:
+        return not job.server.requests("DELETE", job.plan.job)
+
+    job.server.logs[job.name("worker-1")] = slowly(20, 0.05, stays=is_there)
+    job.end(code=1)
+    outcome = job.wait()
+    assert (outcome.status.state, outcome.lost, len(job.log("worker-1"))) == ("failed", {}, 20)
+    assert not is_there()
+
+
+def test_outage_is_no_silence(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The quiet seconds, after which a log counts as incomplete, begin only when the API server is back."""
+    monkeypatch.setattr(log_follower, "_FIRST_RETRY_DELAY_S", 0.05)
+    monkeypatch.setattr(log_follower, "_MAX_RETRY_DELAY_S", 0.05)
+    job.server.logs[job.name("worker-0")] = b"".join(lines(5))
+    with ClusterWatch(job.plan) as watch:
+        job.server.fail("GET", ".", 0)
+        job.server.cut()
+        job.end()
+        until(lambda: watch.poll(0.01) is not None and not watch.is_fully_seen())
+        after(1.3, job.server.heal)
+        assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.log())) == (True, {}, 5)
+
+
+def test_person_may_end_the_reading(job: Job) -> None:
+    """A cancel takes effect even while a slow log is read."""
+    job.server.logs[job.name("worker-0")] = slowly(10_000, 0.1)
+    job.end()
+    began = time.monotonic()
+
+    def on_poll(_: list[str]) -> None:
+        if time.monotonic() - began > 1:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        job.wait(on_poll=on_poll)
+
+
+def test_job_that_may_not_be_stopped_is_not_read_forever(job: Job, caplog: pytest.LogCaptureFixture) -> None:
+    """After a deadline, the wait ends although the job may not be deleted and prints on: teardown reports it."""
+    job.server.fail("DELETE", job.plan.job, 403)
+    job.server.logs[job.name("worker-0")] = slowly(1000, 0.1)
+    outcome = job.wait(run=1.0)
+    assert (outcome.cause, outcome.lost.get("worker-0")) == ("run-deadline", "perhaps its end: it was still being read")
+    assert "a fault of the test: 403" in caplog.text
+
+
+# --- what is recorded
+
+
+def test_outcome_is_in_the_lease_before_anything_is_deleted(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The outcome is recorded on the Lease, so that a run resumed during its end does not start again."""
+    monkeypatch.setattr(seal, "get_run_key", lambda _: "the run's own")
+    job.end(code=1)
+    job.wait()
+    held = job.server.find(lease_record.LEASE_API, lease_record.LEASE_KIND, job.plan.run)
+    assert held
+    outcome = lease_record.read_outcome(held, "the run's own")
+    assert outcome
+    assert outcome.status.state == "failed"
+
+
+def test_objects_are_kept_one_a_line(fake_api: FakeApi, fake_server: Client, planned: Planned) -> None:
+    """The file is JSON with one line per object, so that writing it needs no second copy of all of them."""
+    plan = planned(nodes=2).model_copy(update={"cluster": fake_server.cluster})
+    for node in plan.nodes:
+        about = {"name": f"{plan.job}-{node}", "labels": plan.labels}
+        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Pending"}})
+    watch = ClusterWatch(plan)
+    with watch:
+        watch.drain_logs(0.0)
+    text = Path(plan.folder, "objects.json").read_text()
+    assert json.loads(text) == watch.seen
+    assert len(text.splitlines()) == len(plan.nodes) + 2
+
+
+# --- pods that take a place
+
+
+@pytest.fixture
+def suffixed(planned: Planned, fake_server: Client) -> Iterator[tuple[ManifestPlan, ClusterWatch]]:
+    """A watched job whose controller appends a random suffix to the names of its pods."""
+    plan = planned(nodes=2, launcher="jobset").model_copy(update={"cluster": fake_server.cluster})
+    with ClusterWatch(plan) as watch:
+        yield plan, watch
+
+
+def put_pod(server: FakeApi, plan: ManifestPlan, name: str, phase: str = "Running") -> None:
+    """Create a pod of the job's."""
+    about = {"name": f"{plan.job}-{name}", "labels": plan.labels}
+    server.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": phase}})
+
+
+def names(watch: ClusterWatch) -> dict[str, str]:
+    """The last part of each object's name, by its place."""
+    watch.poll(0.05)
+    return {key: thing["metadata"]["name"].rpartition("-")[2] for key, thing in watch.seen.items()}
+
+
+def test_deletion_of_a_pod_is_not_that_of_its_successor(
+    fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]
+) -> None:
+    """A recreated pod takes its node's place; the late deletion of the one before changes nothing."""
+    plan, watch = suffixed
+    first, other = plan.nodes
+    put_pod(fake_api, plan, f"{first}-old11")
+    until(lambda: names(watch) == {f"Pod/{first}": "old11"})
+    put_pod(fake_api, plan, f"{first}-new22")
+    until(lambda: names(watch) == {f"Pod/{first}": "new22"})
+    fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{first}-old11"), {})
+    put_pod(fake_api, plan, f"{other}-new33")
+    until(lambda: f"Pod/{other}" in names(watch))
+    assert names(watch) == {f"Pod/{first}": "new22", f"Pod/{other}": "new33"}
+
+
+def test_first_pod_that_went_is_remembered(fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]) -> None:
+    """A deleted pod is seen as removed, as it was at last: it may be why the others fail."""
+    plan, watch = suffixed
+    node = next(iter(plan.nodes))
+    for name in ("old11", "new22"):
+        put_pod(fake_api, plan, f"{node}-{name}", "Failed")
+        until(lambda: f"Pod/{node}" in names(watch))
+        fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-{node}-{name}"), {})
+        until(lambda: f"Pod/{node}" not in names(watch))
+    assert names(watch) == {f"Removed/{node}": "old11"}
+    assert watch.seen[f"Removed/{node}"]["status"]["phase"] == "Failed"
+
+
+def test_failure_of_every_try_is_kept(fake_api: FakeApi, suffixed: tuple[ManifestPlan, ClusterWatch]) -> None:
+    """A controller that tries again removes the pod that failed: each one's exit code and end are kept, in order."""
+    plan, watch = suffixed
+    node = next(iter(plan.nodes))
+    for second, code in ((10, 7), (20, 1)):
+        over = {"exitCode": code, "finishedAt": f"2026-01-01T00:00:{second}Z"}
+        status = {"phase": "Failed", "containerStatuses": [{"name": plan.container, "state": {"terminated": over}}]}
+        name = f"{plan.job}-{node}-try{second}"
+        about = {"name": name, "labels": plan.labels, "uid": f"uid-{second}"}
+        fake_api.put({"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": status})
+        until(lambda: f"Pod/{node}" in names(watch))
+        fake_api.objects.delete(("v1/pods", "default", name), {})
+        until(lambda: f"Pod/{node}" not in names(watch))
+    assert [(each.node, each.exit_code) for each in watch.endings()] == [(node, 7), (node, 1)]
+    assert count_retries(Observation(watch.seen, frozenset())) == 1

@@ -1,0 +1,84 @@
+"""Renewing the Leases of the runs that this process owns: until their end, and through trouble of any kind."""
+
+import threading
+import time
+
+import pytest
+
+from tests.conftest import Planned
+from tests.fake_api import FakeApi
+from tests.leases import RUN
+from tests.waiting import until
+from torchyard.backend import backend_of
+from torchyard.cluster import lease as holding
+from torchyard.cluster import lease_renewal
+from torchyard.cluster.lease_renewal import LeaseRenewer
+from torchyard.model.errors import RunInUseError
+from torchyard.model.plan import ManifestPlan
+from torchyard.pods import lease_record
+
+WHERE = ("coordination.k8s.io/v1/leases", "default", RUN)
+
+
+@pytest.fixture
+def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
+    return planned(deadlines={"lease": "30m"})
+
+
+def test_renewer_outlives_its_own_trouble(
+    plan: ManifestPlan, planned: Planned, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """If one renewal fails for lack of a descriptor, the renewer goes on with the next."""
+    renewals: list[str] = []
+
+    class EndError(BaseException):
+        """Ends the test."""
+
+    def fail(each: ManifestPlan) -> None:
+        renewals.append(each.run)
+        if len(renewals) == 3:
+            raise EndError
+        raise OSError(24, "Too many open files")
+
+    monkeypatch.setattr("torchyard.cluster.lease_renewal.RENEW_INTERVAL_S", 0.0)
+    monkeypatch.setattr(holding, "renew_lease", fail)
+    renewer = LeaseRenewer()
+    renewer.add(plan)
+    with pytest.raises(EndError):
+        renewer.run()
+    assert renewals == [RUN] * 3
+
+
+def renewed(fake_api: FakeApi, run: str) -> str:
+    return lease_record.read_renew_time(fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, run) or {})
+
+
+def test_lease_in_a_cluster_is_renewed_from_its_taking(
+    planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The Lease is renewed even before a watch is open, until the run releases it, and then it is deleted."""
+    monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
+    plan = planned(cluster={"namespace": "default"})
+    first = lease_record.read_renew_time(lease_renewal.hold_lease(plan))
+    until(lambda: renewed(fake_api, plan.run) > first)
+    backend_of(plan).release()
+    assert fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run) is None
+
+
+def test_lost_run_stays_lost(plan: ManifestPlan, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another process has taken over is renewed no more, and every later check of its owner says so."""
+    monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.02)
+    holding.acquire_lease(plan)
+    renewer = LeaseRenewer()
+    threading.Thread(target=renewer.run, daemon=True, name="leases of a test").start()
+    renewer.add(plan)
+    until(lambda: fake_api.requests("PATCH", f"/leases/{RUN}"))
+    renewer.check(plan)
+    fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": "elsewhere:/runs"}})
+    until(lambda: not renewer._due)
+    for _ in range(2):
+        with pytest.raises(RunInUseError, match="taken it over"):
+            renewer.check(plan)
+    tries = len(fake_api.requests("PATCH", f"/leases/{RUN}"))
+    time.sleep(0.2)
+    assert len(fake_api.requests("PATCH", f"/leases/{RUN}")) == tries

@@ -1,0 +1,194 @@
+"""What a sweep removes from a cluster, and what it leaves: on a fake API server."""
+
+import time
+from email.utils import formatdate
+
+import pytest
+
+from tests.fake_api import FakeApi, Handler
+from tests.leases import DEAD, ID, RUN, Make, due, kept, stamp, sweep
+from torchyard.cluster import orphans
+from torchyard.cluster.orphans import SweepScope
+from torchyard.kube import client
+from torchyard.kube.client import Client
+from torchyard.model.errors import ClusterError
+
+pytestmark = pytest.mark.usefixtures("unwatched")
+
+
+# --- expired Leases
+
+
+def test_expired_run_goes_with_all_it_owns(cast: Make) -> None:
+    """A run whose Lease has expired is removed with its job, its pods and at last the Lease."""
+    run = cast()
+    assert sweep() == []
+    assert run.left == []
+
+
+def test_run_is_found_in_any_namespace(cast: Make) -> None:
+    """A run in another namespace is removed there, and one with the same name here is left alone."""
+    there, here = cast("other"), cast(ago=10)
+    assert [str(each) for each in due()] == [f"other/{RUN}"]
+    sweep()
+    assert (there.left, here.left) == ([], ["Lease", "Job", "Pod"])
+
+
+@pytest.mark.parametrize(("ago", "goes"), [(1770, False), (1830, True), (-300, False)])
+def test_lease_counts_to_its_end(cast: Make, ago: float, goes: bool) -> None:
+    """A Lease of half an hour protects its run for half an hour, however dead its holder is."""
+    cast(ago=ago)
+    assert [each.run for each in due()] == [RUN] * goes
+
+
+def test_run_that_prefect_calls_alive_stays(cast: Make) -> None:
+    """A run that Prefect calls alive stays: its launcher may only be cut off."""
+    cast()
+    assert due(SweepScope(alive={ID: "Running"}.__getitem__)) == []
+
+
+@pytest.mark.parametrize("hours", [-1, 1])
+def test_clock_of_this_machine_does_not_count(cast: Make, monkeypatch: pytest.MonkeyPatch, hours: int) -> None:
+    """If the API server's clock differs from ours by an hour, a run is judged by the server's."""
+    monkeypatch.setattr(Handler, "date_time_string", lambda *_: formatdate(time.time() - 3600 * hours, usegmt=True))
+    cast(ago=3600 * hours + 10)
+    cast("other", ago=3600 * hours + 1900)
+    assert [str(each) for each in due()] == [f"other/{RUN}"]
+
+
+def test_renewal_in_the_middle_saves_the_run(cast: Make, fake_api: FakeApi) -> None:
+    """If a Lease is renewed between the check and the removal, nothing is deleted: the run has an owner."""
+    run = cast()
+    (found,) = due()
+    fake_api.objects.patch((f"{run.lease['apiVersion']}/leases", "default", RUN), {"spec": {"renewTime": stamp(0)}})
+    assert orphans.remove_orphan(found) is None
+    assert run.left == ["Lease", "Job", "Pod"]
+
+
+def test_lease_is_watched_before_it_is_believed(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Lease is watched long enough before the removal for a holder whose clock is behind to renew it."""
+    slept: list[float] = []
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 60.0)
+    monkeypatch.setattr(time, "sleep", slept.append)
+    cast()
+    sweep()
+    assert 30.0 < max(slept) <= 60.0  # other threads sleep too
+
+
+def test_lease_is_held_while_its_run_is_removed(cast: Make, fake_api: FakeApi) -> None:
+    """During a sweep the Lease is held against a resuming run, for no longer than a holder counts as alive."""
+    cast()
+    fake_api.fail("DELETE", "/jobs/", 403)
+    with pytest.raises(ClusterError):
+        sweep()
+    found = fake_api.find("coordination.k8s.io/v1", "Lease", RUN)
+    assert found
+    assert found["spec"]["holderIdentity"].startswith("sweep:")
+    assert found["spec"]["leaseDurationSeconds"] == 130
+    assert due() == []
+
+
+def test_lease_stays_while_something_of_its_run_is_left(cast: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The Lease is deleted last: an object that does not go keeps its owner, and the next sweep finds both."""
+    monkeypatch.setattr(orphans, "REMOVAL_TIMEOUT_S", 0.1)
+    run = cast()
+    run.fake.put({**run.job, "metadata": {**run.job["metadata"], "finalizers": ["example.org/hold"]}})
+    assert any("example.org/hold" in each for each in sweep() or ())
+    assert "Lease" in run.left
+
+
+# --- what may not be seen
+
+
+def test_refused_list_of_leases_is_a_fault(cast: Make, fake_api: FakeApi) -> None:
+    """Without the right to list Leases no run is known to be dead: nothing is removed, and the right is named."""
+    run = cast(ago=3)
+    fake_api.fail("GET", r"/leases\?", 403)
+    with pytest.raises(ClusterError, match=r"list leases.*docs/rbac\.yaml.*torchyard-sweep"):
+        due(DEAD._replace(without_lease=True))
+    assert run.left == ["Lease", "Job", "Pod"]
+
+
+def test_own_namespace_is_enough(cast: Make, fake_api: FakeApi) -> None:
+    """With the right to list the Leases of one namespace only, that namespace is swept."""
+    cast("other")
+    cast()
+    fake_api.fail("GET", r"/v1/leases\?", 403)
+    assert [str(each) for each in due()] == [f"default/{RUN}"]
+
+
+def test_failed_list_of_leases_is_a_fault(fake_api: FakeApi) -> None:
+    """A failed list is an error, not an empty list."""
+    fake_api.fail("GET", r"/leases\?", 405)
+    with pytest.raises(ClusterError):
+        due()
+
+
+def test_run_whose_pods_may_not_be_seen_stays(cast: Make, fake_api: FakeApi) -> None:
+    """A run whose pods may not be listed is not deleted, as its removal could not be proven."""
+    run = cast()
+    fake_api.fail("GET", r"/pods\?", 403)
+    with pytest.raises(ClusterError, match="what cannot be seen is not removed"):
+        sweep()
+    assert run.left == ["Lease", "Job", "Pod"]
+
+
+def test_run_whose_lease_may_not_be_claimed_stays(cast: Make, fake_api: FakeApi) -> None:
+    """A refused claim is a fault and not another process's renewal; without the claim nothing is deleted."""
+    run = cast()
+    fake_api.fail("PATCH", "/leases/", 403)
+    with pytest.raises(ClusterError):
+        sweep()
+    assert run.left == ["Lease", "Job", "Pod"]
+
+
+def test_lease_beyond_the_first_page_is_seen(cast: Make, fake_server: Client, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A list that comes in pages is read to its end."""
+    for index in range(3):
+        cast(f"space-{index}")
+    asked = fake_server.list("coordination.k8s.io/v1", "Lease", {"limit": "1"}, everywhere=True)
+    assert [each["metadata"]["namespace"] for each in asked] == ["space-0", "space-1", "space-2"]
+
+
+# --- by name
+
+
+@pytest.mark.parametrize(
+    ("ago", "alive", "said"),
+    [(200, "", None), (20, "", "renewed its Lease 2"), (200, "Running", "Running: cancel it in Prefect first")],
+)
+def test_named_run_goes_once_nobody_renews_it(cast: Make, ago: float, alive: str, said: str | None) -> None:
+    """A run that a person names is removed even before its Lease ends, but not while it has an owner."""
+    cast(ago=ago)
+    terms = SweepScope(alive=lambda _: alive, runs=frozenset({RUN}))
+    assert [each.run for each in due(terms)] == [RUN] * (said is None)
+    assert said is None or said in kept(terms)[RUN]
+
+
+def test_sweep_by_name_takes_nothing_else(cast: Make) -> None:
+    """A run that is not named stays, even if its Lease has expired."""
+    cast()
+    assert due(DEAD._replace(runs=frozenset({"another-a1b2c3d4"}))) == []
+    assert due(DEAD._replace(runs=frozenset())) == []
+
+
+# --- lost runs
+
+
+def test_lost_runs_are_those_that_nobody_renews(cast: Make) -> None:
+    """A Lease that has not expired but is not renewed shows a lost launcher; a malformed one shows nothing."""
+    cast("a", ago=60)
+    cast("b", ago=600)
+    cast("c", ago=2000)
+    cast("d", ago=600, annotations={"torchyard/flow-run": "x"})
+    assert [each["metadata"]["namespace"] for each in orphans.find_unrenewed_leases(None)] == ["b"]
+
+
+def test_context_must_be_there(fake_api: FakeApi) -> None:
+    """A named context that does not exist is an error; without any kubeconfig there is no cluster."""
+    assert orphans.has_cluster(None)
+    with pytest.raises(ClusterError):
+        orphans.has_cluster("nowhere")
+    fake_api.kubeconfig.unlink()
+    client.get_cluster_client.cache_clear()
+    assert not orphans.has_cluster(None)

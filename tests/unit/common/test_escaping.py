@@ -1,0 +1,67 @@
+"""Text that others wrote, made harmless on a terminal and in Markdown."""
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.markdown import rendered
+from torchyard.common.escaping import (
+    escape_markdown,
+    escape_paragraph,
+    format_code,
+    format_code_block,
+    shorten_text,
+    strip_control_codes,
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("# head", "- item", "1. one", "+ x", "> said", "===", "<b>x</b>", "&lt;b&gt;", "[a](b)", "![a](b)"),
+        *("*a*", "_a_", "**a**", "`a`", "a|b", "<https://x.org>", "\\*a\\*", "    code", "~~a~~", "a_b_c"),
+    ],
+)
+def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
+    """Escaped text is rendered by Markdown exactly as it was written."""
+    import html
+
+    assert html.unescape(rendered(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
+
+
+@given(st.text(max_size=60))
+@settings(max_examples=200)
+def test_a_fence_shows_any_text(text: str) -> None:
+    """A code block's fence is longer than any run of backticks inside."""
+    assert rendered("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
+
+
+def test_code_holds_backticks_and_bars() -> None:
+    """Inline code may contain any character, as a path may."""
+    assert rendered(format_code("a`b")) == "<p><code>a`b</code></p>\n"
+    assert format_code("a|b") == "`a\\|b`"
+
+
+def test_addresses_and_mentions_are_no_links() -> None:
+    """URLs and addresses are escaped, because GitHub's Markdown turns them into links."""
+    assert escape_markdown("see https://x.org, www.x.org, a@x.org") == "see https\\://x.org, www\\.x.org, a\\@x.org"
+
+
+def test_several_lines_stay_several_lines() -> None:
+    """A text of several lines, such as preflight's findings, keeps its line breaks."""
+    assert rendered(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
+
+
+def test_a_terminal_gets_text_with_tabs_and_newlines_alone() -> None:
+    """Escape sequences for colours, titles and links are removed, even torn ones; text in any alphabet stays."""
+    said = "a\tb\nc \x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x1bc \x1b] \x9d0;t\x9c \u6f22 e\u0301"
+    assert strip_control_codes(said) == "a\tb\nc red link    \u6f22 e\u0301"
+
+
+def test_what_is_cut_keeps_both_ends() -> None:
+    """A text that is too long loses its middle."""
+    assert [shorten_text("abcdefghijkl", 11), shorten_text("abc", 11), shorten_text("abc", 0)] == [
+        "abc ... jkl",
+        "abc",
+        "abc",
+    ]

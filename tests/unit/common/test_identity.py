@@ -1,0 +1,54 @@
+"""Which place owns a run: the identity of a machine and folder, and when two of them are the same."""
+
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchyard.common.identity import _former_identity, holder_identity, is_holder
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import RunFolder, runs_folder
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    path = tmp_path / "runs" / "sample-a1b2c3d4"
+    path.mkdir(parents=True)
+    return RunFolder(path)
+
+
+def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
+    """Every process, also after a restart, gives a run's folder the same identity."""
+    code = "import sys; from torchyard.common.identity import holder_identity; print(holder_identity(sys.argv[1]))"
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(folder.path)], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == holder_identity(str(folder.path))
+    assert done.stdout.startswith(f"{socket.gethostname()}:{folder.path}#")
+
+
+def test_containers_with_one_name_are_two_places(folder: RunFolder) -> None:
+    """Two containers with the same name and path but separate disks have different identities."""
+    mine = holder_identity(str(folder.path))
+    (folder.path.parent / ".id").unlink()
+    holder_identity.cache_clear()  # as in a process of the other container
+    assert not is_holder(mine, str(folder.path))
+
+
+def test_run_of_the_version_before_is_ours(folder: RunFolder) -> None:
+    """The holder `host:folder`, as the previous version wrote it, is recognized as this machine."""
+    assert is_holder(f"{socket.gethostname()}:{folder.path}", str(folder.path))
+    assert not is_holder(f"elsewhere:{folder.path}", str(folder.path))
+
+
+def test_place_without_a_disk_is_host_and_folder() -> None:
+    """If no id can be stored, the identity is just host and folder."""
+    assert holder_identity("/proc/no-such-folder/run") == _former_identity("/proc/no-such-folder/run")
+
+
+def test_torn_id_is_made_anew(folder: RunFolder) -> None:
+    """An id that a power cut has emptied is replaced by a new one, so that folders stay distinct."""
+    (runs_folder() / ".id").write_bytes(b"\0" * 13)
+    assert len(holder_identity(str(folder.path)).rpartition("#")[2]) == 12

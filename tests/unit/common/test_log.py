@@ -1,0 +1,36 @@
+"""The log of a run: where its lines go, and that the source can be replaced while loggers are in use."""
+
+import logging
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from torchyard.common import log
+from torchyard.common.log import LOGGER_NAME, get_log, set_log_source
+from torchyard.common.project_root import ROOT
+
+
+@pytest.fixture(autouse=True)
+def same_source() -> Iterator[None]:
+    """Other tests keep the source that they had."""
+    before = log._source
+    yield
+    set_log_source(before)
+
+
+def test_lines_go_where_the_program_says(caplog: pytest.LogCaptureFixture) -> None:
+    """After `set_log_source` every line goes to the logger that the source returns at that moment."""
+    names = iter(["first", "second"])
+    set_log_source(lambda: logging.getLogger(next(names)))
+    for _ in range(2):
+        get_log().warning("a line")
+    assert [each.name for each in caplog.records] == ["first", "second"]
+
+
+def test_engine_alone_writes_to_its_own_logger() -> None:
+    """Without a program that sets a source, the logger is `torchyard`, in a process that imports the engine alone."""
+    code = "from torchyard.common.log import get_log; print(get_log().name)"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == LOGGER_NAME == "torchyard"

@@ -1,0 +1,70 @@
+"""This process's own trouble: what counts as such, how long it is waited out, and how often it is reported."""
+
+import pytest
+
+from torchyard.common import own_trouble
+from torchyard.common.own_trouble import OwnTrouble, is_own_trouble, retry_step
+from torchyard.model.errors import ClusterError, RunInUseError
+
+
+@pytest.mark.parametrize(
+    ("error", "own"),
+    [(OSError(24, "x"), True), (RuntimeError("can't start new thread"), True), (RuntimeError("x"), False)],
+)
+def test_own_trouble_is_told_from_faults(error: Exception, own: bool) -> None:
+    """A lack of descriptors or threads is transient trouble; any other error is a fault."""
+    assert is_own_trouble(error) is own
+
+
+@pytest.mark.parametrize(("status", "own"), [(0, True), (401, True), (503, True), (403, False), (404, False)])
+def test_server_that_may_answer_later_is_own_trouble(status: int, own: bool) -> None:
+    """An API server that is away, or does not know the user any more, is waited out; a refusal is not."""
+    assert is_own_trouble(ClusterError("https://x", "get Pod", "no", status)) is own
+
+
+def test_step_is_repeated_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A step that a full disk prevents is repeated, and fails with the disk's own error once its time is up."""
+    monkeypatch.setattr(own_trouble, "_RETRY_PAUSE_S", 0.001)
+    tries = list[int]()
+
+    def work(errors: int) -> str:
+        tries.append(errors)
+        if len(tries) <= errors:
+            raise OSError(28, "No space left on device")
+        return "done"
+
+    assert (retry_step(30.0)(work)(2), len(tries)) == ("done", 3)
+    tries.clear()
+    with pytest.raises(OSError, match="No space left"):
+        retry_step(0.0)(work)(99)
+    assert len(tries) == 1
+
+
+def test_fault_of_the_program_is_not_repeated() -> None:
+    """A step that fails for another reason fails at once."""
+    tries = list[int]()
+
+    def work() -> None:
+        tries.append(1)
+        raise ValueError("a bug")
+
+    with pytest.raises(ValueError, match="a bug"):
+        retry_step(30.0)(work)()
+    assert len(tries) == 1
+
+
+def test_trouble_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+    """A trouble that stays is logged once, and its end is logged too; a run that another process owns ends the wait."""
+    caplog.set_level("INFO")
+    own = OwnTrouble()
+    for error in (OSError(28, "No space left on device"), OSError(28, "No space left on device"), None):
+        with own.endured("write a log"):
+            if error:
+                raise error
+    said = [each.getMessage() for each in caplog.records]
+    assert [each.partition(":")[0] for each in said] == [
+        "this process cannot write a log",
+        "this process can write a log again",
+    ]
+    with pytest.raises(RunInUseError), own.endured("write a log", whatever=True):
+        raise RunInUseError("sample-a1b2c3d4", "elsewhere:/runs")

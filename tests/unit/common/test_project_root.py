@@ -1,0 +1,31 @@
+"""Where the project's own files lie, in a checkout and in an unpacked wheel."""
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchyard.common.project_root import ROOT
+
+SAY = "from torchyard.common.project_root import ROOT, default_runs_folder as runs; print(ROOT, runs(), sep='\\n')"
+
+
+def said(site: Path, folder: Path) -> list[str]:
+    """The root and the runs folder, as a process in `folder` finds them that imports torchyard from `site`."""
+    code = f"import sys; sys.path.insert(0, {str(site)!r}); {SAY}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+@pytest.mark.parametrize("is_wheel", [False, True])
+def test_files_lie_beside_the_package_or_inside(tmp_path: Path, is_wheel: bool) -> None:
+    """A checkout has its files beside the package and its runs there; a wheel inside, and its runs go elsewhere."""
+    site, here = tmp_path / "site", tmp_path / "here"
+    shutil.copytree(ROOT / "torchyard" / "common", site / "torchyard" / "common")
+    (site / "torchyard" / "__init__.py").touch()
+    here.mkdir()
+    (site / "torchyard" / "profiles" if is_wheel else site / "profiles").mkdir()
+    root = site / "torchyard" if is_wheel else site
+    assert said(site, here) == [str(root), str((here if is_wheel else site) / "runs")]

@@ -1,0 +1,124 @@
+"""Secrets that a profile spells out are recognized by name and shape, and masked wherever they are shown."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Planned, Write, command_plan_of, load
+from torchyard.common import secrets
+from torchyard.common.project_root import ROOT
+from torchyard.common.secrets import (
+    _MASK,
+    _find_secrets,
+    _is_secret,
+    check_exposed_secrets,
+    describe_exposed_overrides,
+    mask_document,
+    mask_text,
+)
+from torchyard.model.plan import CommandPlan, ManifestPlan
+
+GOLDEN = sorted((ROOT / "tests" / "golden").glob("*.json"))
+WANDB = "0123456789abcdef0123456789abcdef01234567"
+
+
+@pytest.fixture(autouse=True)
+def nothing_known() -> None:
+    secrets._known_secrets.clear()
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "WANDB_API_KEY", "AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "DB_PASSWD"),
+        *("--api-key", "--apiToken", "CLIENT_SECRET", "TOKEN_2", "--password", "MLFLOW_TRACKING_PASSWORD"),
+    ],
+)
+def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
+    """A secret is recognized by the words in its name, in any spelling."""
+    assert _is_secret(name, "s3cr3t-value")
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        *(("TOKENIZERS_PARALLELISM", "false"), ("MAX_TOKENS", "4096"), ("WANDB_MODE", "offline")),
+        *(("PAD_TOKEN", "<pad>"), ("EOS_TOKEN_ID", "2"), ("--num-tokens", "12"), ("HF_TOKEN_PATH", "/run/token")),
+        *(("GOOGLE_APPLICATION_CREDENTIALS", "/etc/gcp.json"), ("HF_TOKEN", "$HF_TOKEN"), ("SECRET_NAME", "hf")),
+        *(("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1"), ("--tokenizer", "gpt2"), ("OMP_NUM_THREADS", "1"), ("HF_TOKEN", "")),
+    ],
+)
+def test_a_name_that_only_sounds_like_one_is_left_alone(name: str, value: str) -> None:
+    """A name that only sounds like a secret raises no false alarm."""
+    assert not _is_secret(name, value)
+
+
+@pytest.mark.parametrize(
+    ("text", "shown"),
+    [
+        ("python t.py --token=abc123 --lr 1", f"python t.py --token={_MASK} --lr 1"),
+        ("t.py --password hunter2 -v", f"t.py --password {_MASK} -v"),
+        ("export HF_TOKEN='x y'; run", f"export HF_TOKEN={_MASK}; run"),
+        ("docker run -e HF_TOKEN=abc img", f"docker run -e HF_TOKEN={_MASK} img"),
+        ("git clone https://me:pw@host/x", f"git clone https://me:{_MASK}@host/x"),
+        ("401 for hf_abcdefghijklmnopqrstuvwx", f"401 for {_MASK}"),
+        ("--verbose --token x", f"--verbose --token {_MASK}"),
+        ("the token is missing: a secret of yours", "the token is missing: a secret of yours"),
+        ("max_tokens=512 tokenizer=gpt2", "max_tokens=512 tokenizer=gpt2"),
+    ],
+)
+def test_a_text_keeps_its_words_and_loses_its_secrets(text: str, shown: str) -> None:
+    """Only the secrets are masked in a command line, a shell line, a URL or a log line."""
+    assert mask_text(text) == shown
+
+
+def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
+    """Secrets are masked in environment, arguments and setup; references to secrets stay readable."""
+    env = {"WANDB_API_KEY": WANDB, "LR": "0.1", "HF_TOKEN": {"secret": "hf", "key": "token"}}
+    plan = planned(env=env, args=["--db-password", "hunter2"], setup=["export NGC_API_KEY=nv-123456"])
+    shown = json.dumps(mask_document(plan.model_dump()))
+    assert not [each for each in (WANDB, "hunter2", "nv-123456") if each in shown]
+    assert '"secretKeyRef": {"name": "hf", "key": "token"}' in shown
+
+
+def test_a_secret_among_a_manifests_companions_is_hidden_whole() -> None:
+    """Every value of a Secret is masked, whatever its key."""
+    thing = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
+    assert mask_document(thing) == {**thing, "stringData": {"anything": _MASK, "n": _MASK}}
+
+
+@pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
+def test_no_profile_of_ours_seems_to_spell_out_a_secret(path: Path) -> None:
+    """Masking changes nothing in the plans of the shipped profiles."""
+    plan = json.loads(path.read_text())
+    assert (list(_find_secrets(plan)), mask_document(plan)) == ([], plan)
+
+
+def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: Write, tmp_path: Path) -> None:
+    """The warning names a secret without its value; the remedy is a reference in pods, the hosts' environment else."""
+    pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
+    here: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
+    (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(here)
+    assert (one.verdict, one.need, other.need) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
+    assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in one.remedy
+    assert "environment of the hosts" in other.remedy
+    assert WANDB not in f"{one}{other}"
+
+
+def test_what_a_plan_spells_out_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
+    """A secret in a plan is masked in all later text: a failing program may print its environment."""
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{_MASK}'}}"
+    secrets.remember_secrets(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
+    assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{_MASK}'}}"
+
+
+def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
+    """A secret in the overrides gives a warning, because Prefect shows them to everyone who may read the run."""
+    said = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
+    assert said.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
+    assert "abcdef" not in said
+    assert (
+        describe_exposed_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}})
+        == ""
+    )

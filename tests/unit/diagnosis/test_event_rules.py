@@ -1,0 +1,106 @@
+"""What the events of a job's objects mean: a cause, and whether waiting longer is pointless."""
+
+from typing import Any
+
+import pytest
+
+from tests.stuck_pods import NOT_FOUND, NOW, event, of_job, pod, stamp, told, why
+from torchyard.diagnosis.event_rules import find_event_rules, read_first_seen, read_last_seen
+from torchyard.diagnosis.no_progress import ClusterContext
+from torchyard.model.plan import ManifestPlan
+
+GO = 'err: &errors.StatusError{ListMeta:{Self:""}, Message:"pods \\"a\\" is forbidden: exceeded quota: q, '
+USED = 'requested: cpu=2, used: cpu=7, limited: cpu=8", Code:403}'
+WHOLE = 'requested: cpu=9, used: cpu=0, limited: cpu=8", Code:403}'
+EVENTS = {
+    "volume that is not there": ("FailedMount", NOT_FOUND, "volume-mount", False),
+    "volume that is late": ("FailedMount", "timed out waiting for the condition", "volume-mount", True),
+    "disk": ("FailedAttachVolume", "Multi-Attach error for volume", "volume-mount", True),
+    "network": ("FailedCreatePodSandBox", 'network-attachment-definitions "a" not found', "pod-network", False),
+    "network that refuses": ("FailedCreatePodSandBox", "network-attachment a: Unauthorized", "pod-network", True),
+    "sandbox": ("FailedCreatePodSandBox", "failed to assign an IP address", "pod-network", True),
+}
+
+
+@pytest.mark.parametrize("case", EVENTS)
+def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
+    """An event gives a cause with the pod's name, and whether another attempt may succeed."""
+    reason, message, cause, retry = EVENTS[case]
+    found = told(why(plan, ClusterContext([event(plan, reason, message)]), worker_0=pod()))
+    assert (found[0], found[2]) == (cause, retry)
+    assert found[1].startswith("worker-0: ")
+    assert found[1].endswith(f"({reason}: {message})")
+
+
+def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
+    """A missing Secret may still be created; after a while it fails the job, whatever its deadlines."""
+    ends = [
+        why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)
+    ]
+    assert [each.ends for each in ends if each] == [False, True]
+
+
+@pytest.mark.parametrize(("end", "ends"), [(USED, False), (WHOLE, True)])
+def test_quota_of_others_is_waited_for(plan: ManifestPlan, end: str, ends: bool) -> None:
+    """A quota that others use up may become free; a request above the whole quota never succeeds."""
+    found = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + end)]))
+    assert told(found)[0] == "quota"
+    assert found
+    assert found.ends is ends
+
+
+@pytest.mark.parametrize(
+    ("message", "part"),
+    [
+        (
+            'admission webhook "policy" denied the request: no latest tag',
+            "the cluster's admission rules refuse its pods",
+        ),
+        ('pods "a" is forbidden: violates PodSecurity "restricted:latest"', "the cluster's admission rules refuse"),
+        ('pods "a" is forbidden: error looking up service account', "its pods cannot be created"),
+    ],
+)
+def test_refused_pods_say_who_refuses_them(plan: ManifestPlan, message: str, part: str) -> None:
+    """A webhook, a policy and Pod Security are told apart from an object that the pods need and that is missing."""
+    found = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", message)])))
+    assert (found[0], part in found[1], message in found[1]) == ("pod-refused", True, True)
+
+
+def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) -> None:
+    """Only the API server's message is quoted from an error that Volcano prints as a Go struct."""
+    sentence = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + USED)])))[1]
+    said = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
+    assert sentence.endswith(f"(FailedCreate: {said})")
+
+
+@pytest.mark.parametrize(
+    ("reason", "slug"),
+    [
+        ("FailedMount", "volume-mount"),
+        ("FailedAttachVolume", "volume-mount"),
+        ("NetworkNotReady", "pod-network"),
+        ("FailedCreatePodSandBox", "pod-network"),
+        ("FailedCreatePodGroup", "quota"),
+        ("FailedMountOnHost", ""),
+        ("Unschedulable", ""),
+        ("BackOff", ""),
+    ],
+)
+def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
+    """Only events that no healthy job has are a cause; a pod's sandbox is no object that cannot be created."""
+    found = find_event_rules(reason)
+    assert (found[0].reason.slug if found else "") == slug
+
+
+@pytest.mark.parametrize(
+    ("times", "first", "last"),
+    [
+        ({"firstTimestamp": stamp(90), "lastTimestamp": stamp(10)}, NOW - 90, NOW - 10),
+        ({"eventTime": stamp(90), "series": {"lastObservedTime": stamp(5)}}, NOW - 90, NOW - 5),
+        ({"firstTimestamp": None, "metadata": {"creationTimestamp": stamp(70)}}, NOW - 70, NOW - 70),
+        ({"firstTimestamp": 7, "series": "x"}, 0.0, 0.0),
+    ],
+)
+def test_times_of_an_event_are_read_in_either_form(times: dict[str, Any], first: float, last: float) -> None:
+    """Events of both APIs say when they were first and last seen; one that does not is infinitely old."""
+    assert (read_first_seen(times), read_last_seen(times)) == (first, last)

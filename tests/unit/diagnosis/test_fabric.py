@@ -1,0 +1,276 @@
+"""The verdict on the network that a job has used."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.nccl_lines import say, socket_node, verbs_node
+from torchyard.diagnosis.fabric import judge_fabric, tabulate_nodes
+from torchyard.diagnosis.nccl_log import NcclLog, read_nccl_log
+from torchyard.model.fabric import FabricVerdict
+from torchyard.model.hardware import Expect
+
+ROCE = Expect(transport="roce", hcas=2, gdr=True)
+TCP = Expect(transport="socket")
+
+
+def judge(lines: list[str], promise: Expect | None = ROCE, count: int = 2) -> FabricVerdict:
+    return judge_fabric(read_nccl_log(lines), promise, count)
+
+
+def test_promise_is_kept() -> None:
+    """Channels of both nodes over all promised devices, with GPUDirect."""
+    found = judge([*verbs_node("a"), *verbs_node("b", 8)])
+    assert (found.verdict, found.sentence) == (
+        "as-promised",
+        "NET/IB over mlx5_0, mlx5_1, with GPUDirect on 2 nodes",
+    )
+
+
+def test_tcp_is_not_rdma() -> None:
+    """A fall-back to TCP names its interface, its node and the likely reason."""
+    found = judge([*socket_node("a"), *socket_node("b", 8)])
+    assert found.verdict == "not-rdma"
+    assert found.sentence.startswith("TCP over eth0 on a, b, not roce: NET/IB found no device: see /dev/infiniband")
+
+
+REASONS = {
+    "NCCL_IB_DISABLE is set": [say("a", 0, "NCCL_IB_DISABLE set by environment to 1.")],
+    "could not load libibverbs": [say("a", 0, "Failed to open libibverbs.so[.1]")],
+    "NCCL_NET is Socket": [say("a", 0, "NCCL_NET set by environment to Socket")],
+    "NCCL has found mlx5_0 and did not use it": [
+        say("a", 0, "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:1.2.3.4<0>")
+    ],
+    "NCCL has found no RDMA device": [],
+}
+
+
+@pytest.mark.parametrize("says", REASONS)
+def test_reason_for_tcp_is_told(says: str) -> None:
+    """What NCCL said of its own choice is the reason, with what to do."""
+    found = judge([*REASONS[says], say("a", 0, "Channel 00/0 : 8[0] -> 0[0] [send] via NET/Socket/0")])
+    assert (found.verdict, says in found.sentence) == ("not-rdma", True), found.sentence
+
+
+@pytest.mark.parametrize(
+    ("chosen", "says"),
+    [
+        ("", "not roce: no port is ACTIVE: mlx5_0/1 is 1: DOWN"),
+        ("NCCL_IB_DISABLE set by environment to 1.", "remove it"),
+    ],
+)
+def test_what_the_pod_lacks_is_the_reason(chosen: str, says: str) -> None:
+    """What the pod itself has found before its program started is the reason, unless a person chose TCP."""
+    log = NcclLog()
+    for name, first in (("a", 0), ("b", 8)):
+        facts = '{"torchyard_rdma": {"lacks": ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"], "ports": []}}'
+        lines = [facts, *socket_node(name, first), *([say(name, first, chosen)] if chosen else [])]
+        log.feed_block(name, "".join(f"{line}\n" for line in lines).encode())
+    found = judge_fabric(log.reading(), ROCE, 2)
+    assert (found.verdict, found.sentence.endswith(says)) == ("not-rdma", True), found.sentence
+
+
+def test_nodes_with_different_networks_are_named() -> None:
+    """Nodes that use TCP in different ways are told apart, and the rest is counted."""
+    found = judge([*socket_node("a"), *socket_node("b", 8, nics=("ens3",)), *verbs_node("c", 16)], count=3)
+    assert "TCP over eth0 on a, not roce: " in found.sentence
+    assert "; TCP over ens3 on b, not roce: " in found.sentence
+    assert found.sentence.endswith("; 1 node uses NET/IB")
+
+
+@pytest.mark.parametrize("at", range(16))
+def test_one_line_over_tcp_is_found(at: int) -> None:
+    """A single channel over TCP, on a node that uses RDMA besides, breaks the promise."""
+    lines = [line for each in range(16) for line in verbs_node(f"n-{each:02d}", each)]
+    found = judge([*lines, say(f"n-{at:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")], count=16)
+    assert (found.verdict, found.sentence.partition(",")[0]) == ("not-rdma", f"TCP on n-{at:02d}")
+    assert "via NET/Socket/0" in found.proof
+    assert judge(lines, count=16).verdict == "as-promised"
+
+
+@pytest.mark.parametrize("plugin", ["AWS Libfabric", "Libfabric", "OFI"])
+def test_libfabric_over_tcp_is_tcp(plugin: str) -> None:
+    """libfabric's plugin keeps its name where it found no RDMA device and took its provider tcp."""
+    lines = [
+        say("a", 0, "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/8 (found 1 nics)"),
+        say("a", 0, f"Channel 00/0 : 8[0] -> 0[0] [send] via NET/{plugin}/0"),
+    ]
+    found = judge(lines)
+    assert (found.verdict, found.sentence.partition(" on a")[0]) == ("not-rdma", "TCP by libfabric's provider tcp")
+    assert plugin in found.proof
+    assert judge([line.replace("is tcp", "is efa") for line in lines]).verdict != "not-rdma"
+
+
+@pytest.mark.parametrize("liar", range(16))
+def test_one_node_of_many_on_tcp_is_found(liar: int) -> None:
+    """One node of sixteen that uses TCP breaks the promise, whichever it is."""
+    nodes = [socket_node if at == liar else verbs_node for at in range(16)]
+    found = judge([line for at, node in enumerate(nodes) for line in node(f"n-{at:02d}", at)], count=16)
+    assert (found.verdict, f"TCP over eth0 on n-{liar:02d}," in found.sentence) == ("not-rdma", True)
+
+
+UNDIRECTED = [line.replace("/GDRDMA", "") for line in verbs_node("b", 8)]
+DEGRADED = {
+    "a has 1 of 2 HCAs (mlx5_0): look at NCCL_IB_HCA": [*verbs_node("a", hcas=1), *verbs_node("b", 8)],
+    "no GPUDirect on b: load nvidia-peermem": [
+        *verbs_node("a"),
+        *(line.replace("/GDRDMA", "") for line in verbs_node("b", 8)),
+    ],
+    "the devices of a, b are IB, no roce": [*verbs_node("a", link="IB"), *verbs_node("b", 8, link="IB")],
+}
+
+
+@pytest.mark.parametrize("says", DEGRADED)
+def test_less_than_promised_is_degraded(says: str) -> None:
+    """RDMA with fewer devices, without GPUDirect or over another link layer is less than the promise."""
+    found = judge(DEGRADED[says])
+    assert (found.verdict, says in found.sentence) == ("degraded", True), found.sentence
+
+
+def test_sockets_may_be_the_promise() -> None:
+    """TCP over several interfaces is right where the hardware file promises sockets, and RDMA is not."""
+    nics = ("net1-0", "net1-1")
+    found = judge([*socket_node("a", nics=nics), *socket_node("b", 8, nics=nics)], TCP)
+    assert (found.verdict, found.sentence) == ("as-promised", "NET/Socket over net1-0, net1-1 on 2 nodes")
+    assert judge([*verbs_node("a"), *verbs_node("b", 8)], TCP).verdict == "degraded"
+
+
+def plugin_node(host: str, net: str, first: int = 0, how: str = "") -> list[str]:
+    """What one rank of a node logs whose channels go through a plugin, which lists no devices."""
+    return [say(host, first, f"Channel 00/0 : {first}[0] -> {first + 8}[0] [send] via NET/{net}/0{how}")]
+
+
+EFA = Expect(transport="plugin", plugins=("Libfabric", "AWS Libfabric"), gdr=True)
+TCPX = Expect(transport="plugin", plugins=("GPUDirectTCPX",))
+SHARP = Expect(transport="infiniband", plugins=("SHARP",))
+VERBS = Expect(transport="rdma")
+
+
+@pytest.mark.parametrize(
+    ("promise", "net", "how", "verdict"),
+    [
+        (EFA, "Libfabric", "/GDRDMA", "as-promised"),
+        (EFA, "AWS Libfabric", "/GDRDMA/Shared", "as-promised"),
+        (EFA, "Libfabric", "", "degraded"),
+        (EFA, "IB", "/GDRDMA", "degraded"),
+        (EFA, "Socket", "", "not-rdma"),
+        (TCPX, "GPUDirectTCPX_v7", "", "as-promised"),
+        (TCPX, "GPUDirectTCPX", "", "as-promised"),
+        (TCPX, "FasTrak", "", "degraded"),
+        (TCPX, "FastSocket", "", "not-rdma"),
+        (SHARP, "IBext_v8", "/GDRDMA", "as-promised"),
+        (SHARP, "SHARP", "", "as-promised"),
+        (SHARP, "Libfabric", "", "degraded"),
+        (VERBS, "IB", "", "as-promised"),
+        (VERBS, "IBext", "", "as-promised"),
+        (VERBS, "SHARP", "", "as-promised"),
+        (VERBS, "Socket", "", "not-rdma"),
+        (ROCE, "Libfabric", "/GDRDMA", "degraded"),
+        (TCP, "GPUDirectTCPX", "", "degraded"),
+    ],
+)
+def test_plugin_is_the_promised_one(promise: Expect, net: str, how: str, verdict: str) -> None:
+    """A promised plugin has one of its names, with any version; NVIDIA's plugin for the same devices keeps RDMA's."""
+    found = judge([*plugin_node("a", net, how=how), *plugin_node("b", net, 8, how)], promise)
+    assert found.verdict == verdict, found.sentence
+
+
+def test_either_link_layer_is_rdma() -> None:
+    """Where RDMA is promised and no more, RoCE and InfiniBand are both right."""
+    for link in ("IB", "RoCE"):
+        assert judge([*verbs_node("a", link=link), *verbs_node("b", 8, link=link)], VERBS).verdict == "as-promised"
+
+
+def test_missing_plugin_is_told() -> None:
+    """TCP in place of a plugin names the plugin, and where NCCL looks for it."""
+    found = judge([*socket_node("a"), *socket_node("b", 8)], EFA)
+    assert (
+        "on a, b, not Libfabric or AWS Libfabric: NCCL does not use the plugin: see LD_LIBRARY_PATH" in found.sentence
+    )
+    assert (
+        "NET/Libfabric is not roce" in judge([*plugin_node("a", "Libfabric"), *plugin_node("b", "Libfabric")]).sentence
+    )
+
+
+UNKNOWN = {
+    "no line of NCCL in any log": [],
+    "NCCL_DEBUG=INFO makes it name its network": ["NCCL version 2.19.3+cuda12.3"],
+    "go over NVLink (MNNVL)": [say("a", 0, "Channel 00/0 : 4[0] -> 3[3] via P2P/MNNVL")],
+    "all of NCCL's channels are inside one node": [say("a", 0, "Channel 00 : 0[0] -> 1[1] via P2P/IPC")],
+    "NCCL chose ib, but may have used any network": [say("a", 0, "Using network IB")],
+    "the logs of 1 node have no line about a channel": verbs_node("a"),
+}
+
+
+@pytest.mark.parametrize("says", UNKNOWN)
+def test_what_was_not_logged_is_unknown(says: str) -> None:
+    """Logs that prove nothing give no verdict, never a no."""
+    found = judge(UNKNOWN[says])
+    assert (found.verdict, says in found.sentence) == ("unknown", True), found.sentence
+
+
+def test_one_node_needs_no_network() -> None:
+    """A job of one node is no case for a verdict."""
+    assert judge(verbs_node("a"), count=1).verdict == "not-applicable"
+
+
+WARNINGS = (
+    *(
+        "Got completion from peer 10.0.0.5<4> with status=12 opcode=129",
+        "No IP interface found.",
+        "Using network Socket?",
+    ),
+    *("Call to ibv_modify_qp failed with error Invalid argument", "NET/IB : mlx5_0:1 Got async event : port error"),
+    *("NET/OFI Request 0x7f completed with error. RC: 103", "Connect to 10.0.0.5<4> failed : Connection refused"),
+)
+
+
+@given(st.lists(st.sampled_from(WARNINGS), min_size=1), st.sampled_from(("", " (ncclTest)")))
+def test_warnings_alone_are_no_verdict(texts: list[str], function: str) -> None:
+    """NCCL_DEBUG=WARN shows that something failed, and nothing about which network was used."""
+    lines = [f"a:1:2 [0] transport/net_ib.cc:100{function} NCCL WARN {text}" for text in texts]
+    assert judge(lines).verdict == "unknown"
+
+
+def test_part_of_a_list_is_no_lack() -> None:
+    """While a job starts, its log has named some of its devices only: that none more were found is not known yet."""
+    lines = [say("a", 0, "NET/gIB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'"), *verbs_node("a")[-3:]]
+    assert "HCAs" not in judge(lines).sentence
+
+
+def test_table_has_the_worst_nodes_first() -> None:
+    """TCP comes first, then the nodes that say nothing, with few devices, and without GPUDirect."""
+    lines = [
+        *verbs_node("good", 0),
+        *(line.replace("/GDRDMA", "") for line in verbs_node("slow", 8)),
+        *verbs_node("half", 16, hcas=1),
+        say("mute", 24, "Using network IB"),
+        *socket_node("tcp", 32),
+    ]
+    rows = tabulate_nodes(judge(lines, count=5))
+    assert rows == [
+        ("node", "transport", "GPUDirect", "devices"),
+        ("tcp", "NET/Socket", "no", "eth0"),
+        ("mute", "no channel seen", "", ""),
+        ("half", "NET/IB", "yes", "mlx5_0 (1 found of 2)"),
+        ("slow", "NET/IB", "no", "mlx5_0, mlx5_1 (2 found of 2)"),
+        ("good", "NET/IB", "yes", "mlx5_0, mlx5_1 (2 found of 2)"),
+    ]
+
+
+def test_table_is_bounded() -> None:
+    """Of many nodes the table has twenty; of a promise that was kept it has none."""
+    lines = [line for at in range(50) for line in socket_node(f"n-{at}", at)]
+    rows = tabulate_nodes(judge(lines, count=50))
+    assert (len(rows), rows[-1][0]) == (22, "30 more")
+    assert tabulate_nodes(judge([*verbs_node("a"), *verbs_node("b", 8)])) == []
+    assert tabulate_nodes(judge([])) == []
+
+
+@given(st.data())
+def test_nothing_is_as_promised_without_a_channel(data: st.DataObject) -> None:
+    """Whichever lines are missing, the promise is kept only if each node has a line about a channel to another one."""
+    lines = [*verbs_node("a"), *verbs_node("b", 8)]
+    kept = data.draw(st.lists(st.sampled_from(lines), unique=True))
+    proven = all(any(line.startswith(f"{host}:") and "via NET/IB" in line for line in kept) for host in "ab")
+    assert (judge(kept).verdict == "as-promised") <= proven

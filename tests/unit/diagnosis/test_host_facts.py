@@ -1,0 +1,144 @@
+"""What a fact that a host reported means: met, failed with a remedy, or a warning."""
+
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from torchyard.diagnosis.host_facts import check_fact
+from torchyard.machines.checks import check_hosts
+from torchyard.model.requirements import (
+    Check,
+    Clock,
+    FreePort,
+    HostRequirement,
+    Package,
+    Processors,
+    ProgramFile,
+    Reaches,
+    RunaiCli,
+    WritableFolder,
+)
+
+TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
+
+
+def only(need: HostRequirement) -> Check:
+    (found,) = check_hosts([need])
+    return found
+
+
+def test_missing_program_is_told(tmp_path: Path) -> None:
+    """A missing program is named with its path."""
+    found = only(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
+    assert (found.verdict, found.need) == ("failed", f"program {tmp_path}/none.py")
+
+
+def test_missing_package_is_told_with_its_install_line() -> None:
+    """A missing package is reported with what it is for and how to install it."""
+    found = only(TORCH.model_copy(update={"name": "no-such-thing"}))
+    assert "is not installed (torchrun starts the job)" in found.detail
+    assert "-m pip install 'no-such-thing>=2.0'" in found.remedy
+
+
+def test_old_package_is_told_with_both_versions() -> None:
+    """A package that is too old is reported with its version and the one that is needed."""
+    found = only(TORCH.model_copy(update={"at_least": "99.0"}))
+    assert (found.verdict, "99.0 is needed" in found.detail) == ("failed", True)
+
+
+def test_too_many_processes_are_a_warning() -> None:
+    """More processes than processors are reported as a warning, but allowed."""
+    assert only(Processors(host="localhost", count=10_000)).verdict == "warning"
+    assert only(Processors(host="localhost", count=1)).verdict == "ok"
+
+
+# --- facts of any host
+
+
+@pytest.mark.parametrize(
+    ("installed", "needed", "verdict"),
+    [
+        ("2.13.0+cu128", "2.6", "ok"),
+        ("2.6", "2.6", "ok"),
+        ("2.5.1", "2.6", "failed"),
+        ("2.10", "2.9.1", "ok"),
+        ("2.6+cu128", "2.6.1", "failed"),
+    ],
+)
+def test_versions_are_compared_by_their_numbers(installed: str, needed: str, verdict: str) -> None:
+    """2.10 is newer than 2.9, and what follows a plus, as the CUDA version does, is no part of a release."""
+    found = check_fact(TORCH.model_copy(update={"at_least": needed}), {"version": installed})
+    assert found.verdict == verdict
+
+
+@pytest.mark.parametrize(
+    ("fact", "verdict", "detail"),
+    [
+        ({"free": True}, "ok", "is free"),
+        ({"free": False, "holder": "pid 7 (etcd)"}, "failed", "is held by pid 7 (etcd)"),
+        ({"free": False}, "failed", "is held by a process of another user"),
+        ({"free": False, "ours": True, "holder": "pid 7 (etcd)"}, "ok", "is held by this run"),
+    ],
+)
+def test_port_may_be_held_by_the_run_itself(fact: dict[str, Any], verdict: str, detail: str) -> None:
+    """A resumed run finds its own store on its port; anything else there is a failure, named as far as it is known."""
+    found = check_fact(FreePort(host="gpu1", port=23456, option="options.port"), fact)
+    assert (found.need, found.verdict, found.detail) == ("port 23456 on gpu1", verdict, detail)
+    assert ("options.port" in found.remedy) is (verdict == "failed")
+
+
+@pytest.mark.parametrize(("host", "way"), [("localhost", "TORCHYARD_RUNS"), ("gpu1", "options.folder")])
+def test_folder_without_room_is_a_warning(host: str, way: str) -> None:
+    """A full disk costs log lines and no run; the remedy is the setting of that host."""
+    need = WritableFolder(host=host, path="/runs/a")
+    facts: list[dict[str, Any]] = [{"free": 2**20}, {"free": 2**30}, {"error": "Read-only"}]
+    little, enough, none = (check_fact(need, fact) for fact in facts)
+    assert [each.verdict for each in (little, enough, none)] == ["warning", "ok", "failed"]
+    assert (little.detail, enough.detail) == ("only 0.0 GiB free: a full disk costs log lines", "1.0 GiB free")
+    assert (way in little.remedy, way in none.remedy, enough.remedy) == (True, True, "")
+
+
+@pytest.mark.parametrize(
+    ("late", "verdict", "detail"),
+    [
+        (0.5, "ok", "is right to a few seconds"),
+        (61.0, "warning", " s behind: times and deadlines will be wrong"),
+        (-61.0, "warning", " s ahead: times and deadlines will be wrong"),
+    ],
+)
+def test_clock_that_is_wrong_is_a_warning(late: float, verdict: str, detail: str) -> None:
+    """A host whose clock is a minute off can train, but its times mislead."""
+    found = check_fact(Clock(host="gpu1"), {"now": time.time() - late})
+    assert (found.verdict, found.detail.endswith(detail)) == (verdict, True)
+
+
+def test_route_names_both_addresses() -> None:
+    """A name that resolves is shown with the address that it has there; one that does not is a failure."""
+    need = Reaches(host="gpu2", address="gpu1")
+    found = check_fact(need, {"to": "10.0.0.1", "through": "10.0.0.2"})
+    assert (found.verdict, found.detail) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
+    lost = check_fact(need, {"error": "Name or service not known"})
+    assert (lost.verdict, lost.detail, "options.hosts" in lost.remedy) == ("failed", "Name or service not known", True)
+
+
+@pytest.mark.parametrize(
+    ("change", "verdict", "part"),
+    [
+        ({}, "ok", "cli-v2, logged in, project vision"),
+        ({"runs": False, "why": "No such file"}, "failed", "No such file"),
+        ({"generations": ["cli-v1"]}, "failed", "is not cli-v2; it is: cli-v1"),
+        ({"generations": []}, "failed", "it is: unknown"),
+        ({"user": "", "why": "token expired"}, "failed", "nobody is logged in: token expired"),
+        ({"project": False}, "failed", "there is no project vision"),
+        ({"project": None}, "ok", "project vision"),
+    ],
+)
+def test_runai_needs_its_generation_a_user_and_a_project(change: dict[str, Any], verdict: str, part: str) -> None:
+    """The nearest reason is reported; a project that could not be asked for is no failure."""
+    need = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
+    fact = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
+    found = check_fact(need, {**fact, **change})
+    assert (found.verdict, part in found.detail) == (verdict, True), found.detail

@@ -1,0 +1,175 @@
+"""The state of a job, from the pods that were seen: which pod failed first, and which ends prove nothing."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.ended_pods import ended_pod
+from tests.recording import EPOCH
+from tests.stuck_pods import KINDS, NOW, PODS, READS, pod, stamp, standing
+from torchyard.diagnosis import job_status
+from torchyard.launchers import registry
+from torchyard.model.run import Observation
+
+
+def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
+    """If two pods ended in the same second, the one that was not deleted is the cause."""
+    killed = ended_pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
+    seen = {"Pod/worker-0": killed, "Pod/worker-1": ended_pod("Failed", 7, 20)}
+    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    assert status.reason == "worker-1 ended with exit code 7"
+
+
+def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
+    """If a pod is deleted and its peers then fail, the deletion is the cause, and a retry is worthwhile."""
+    gone = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
+    seen = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": gone}
+    failure = job_status.failed_status(Observation(seen, frozenset()), "").failure
+    assert failure
+    assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
+
+
+def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
+    """A pod that was deleted after the failure is not its cause."""
+    gone = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
+    seen = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": gone}
+    assert job_status.failed_status(Observation(seen, frozenset()), "").reason == "worker-1 ended with exit code 1"
+
+
+@pytest.mark.parametrize(("least", "failed"), [(1, False), (2, True)])
+def test_elastic_job_does_without_a_node_that_has_no_image(least: int, failed: bool) -> None:
+    """A pod that cannot start ends only a job that needs it."""
+    waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
+    pods: dict[str, dict[str, Any]]
+    pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"containerStatuses": [waiting]}}}
+    status = job_status.unfinished_status(Observation({}, frozenset(), EPOCH), pods, job_status.Gang(2, least))
+    assert (status.state == "failed") is failed
+
+
+@pytest.mark.parametrize(("deleted", "says"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")])
+def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted: str, says: str) -> None:
+    """The order of events within one second is unknown, so then the program's own exit code is reported."""
+    day, grace = "2026-11-22T", 0
+    ended = {"terminated": {"exitCode": 7, "finishedAt": f"{day}10:00:00Z", "reason": "Error"}}
+    failed = {
+        "metadata": {"name": "a"},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended}]},
+    }
+    going = {"name": "b", "deletionTimestamp": f"{day}{deleted}Z", "deletionGracePeriodSeconds": grace}
+    removed = {"metadata": going, "status": {"phase": "Running"}}
+    seen = {"Pod/worker-0": failed, "Removed/worker-1": removed}
+    assert says in job_status.failed_status(Observation(seen, frozenset(), 0.0), "it failed").reason
+
+
+@pytest.mark.parametrize(
+    ("condition", "cause"),
+    [
+        ({"type": "DisruptionTarget", "status": "True", "reason": "PreemptionByScheduler"}, "preempted"),
+        ({"type": "DisruptionTarget", "status": "True", "reason": "DeletionByTaintManager"}, "node-lost"),
+        ({"type": "Ready", "status": "False", "reason": "Evict", "message": "because of preempt"}, "preempted"),
+    ],
+)
+def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> None:
+    """The last conditions of a removed pod show what removed it."""
+    gone = pod("Running", **condition)
+    gone["metadata"]["deletionTimestamp"] = stamp(20)
+    failure = job_status.failed_status(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
+    assert failure
+    assert (failure.cause, failure.retry) == (cause, True)
+
+
+@pytest.mark.parametrize("launcher", KINDS)
+def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) -> None:
+    """Reading a job's status reads each of its pods a bounded number of times."""
+    plan = planned(nodes=PODS, launcher=launcher)
+    observed, _, pods = standing(plan, 1)
+    job: Any = {f"{KINDS[launcher]}/{plan.job}": plan.main}
+    registry.load_launcher(launcher).read_status(observed._replace(seen={**job, **observed.seen}))
+    assert max(pod.reads for pod in pods) <= READS
+
+
+# --- pods that a controller has removed
+
+
+def restarted(code: int, second: int) -> dict[str, Any]:
+    """A pod that runs, after its container ended with a code and the kubelet restarted it twice."""
+    over = {"terminated": {"exitCode": code, "finishedAt": f"2023-11-14T22:13:{second}Z"}}
+    status = {"name": "worker", "restartCount": 2, "lastState": over, "state": {"running": {}}}
+    return {"metadata": {}, "status": {"phase": "Running", "containerStatuses": [status]}}
+
+
+def test_pod_that_failed_before_its_removal_was_not_deleted_by_somebody_else() -> None:
+    """A controller that restarts a job removes the pod that failed: its exit code is the cause."""
+    removed = ended_pod("Failed", 7, 20, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
+    peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
+    seen = {
+        "Job/x": {"status": {"retryCount": 1}},
+        "Removed/worker-1": peer,
+        "Removed/worker-0": removed,
+        "Pod/worker-0": ended_pod("Failed", 7, 40),
+    }
+    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    assert (status.reason, status.failure) == ("worker-0 ended with exit code 7, after 1 retry", None)
+
+
+def test_container_that_was_restarted_has_failed_before_its_pod_was_removed() -> None:
+    """A job whose backoff limit is reached loses its pods: the last end of the restarted container is the cause."""
+    peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:28Z", deletionGracePeriodSeconds=0)
+    seen = {"Removed/worker-0": peer, "Pod/worker-1": restarted(7, 27)}
+    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    assert (status.reason, status.failure) == ("worker-1 ended with exit code 7, after 2 retries", None)
+
+
+# --- what is counted
+
+
+def counted(job: dict[str, Any], *pods: dict[str, Any], planned: int = 8, removed: int = 0) -> str:
+    """The reason of a success with these pods, of which the first are gone by now."""
+    names = [f"{'Removed' if at < removed else 'Pod'}/worker-{at}" for at in range(len(pods))]
+    observed = Observation(dict(zip(names, pods, strict=True)), frozenset())
+    return job_status.succeeded_status(observed, {"status": job}, planned).reason
+
+
+DONE = ended_pod("Succeeded", 0, 20)
+
+
+@pytest.mark.parametrize(
+    ("job", "count", "removed", "says"),
+    [
+        ({}, 8, 0, "8 of 8 pods succeeded"),
+        ({}, 8, 7, "8 of 8 pods succeeded"),
+        ({"succeeded": 8}, 1, 0, "8 of 8 pods succeeded"),
+        ({"replicaStatuses": {"Master": {"succeeded": 1}, "Worker": {"succeeded": 7}}}, 0, 0, "8 of 8 pods succeeded"),
+        ({}, 1, 0, "its controller reports success; 1 of 8 pods were seen to succeed, the others are gone"),
+        ({}, 0, 0, "its controller reports success; 0 of 8 pods were seen to succeed, the others are gone"),
+    ],
+)
+def test_success_counts_the_planned_pods(job: dict[str, Any], count: int, removed: int, says: str) -> None:
+    """A success says how many of the planned pods succeeded: seen, gone since, or counted by the controller."""
+    assert counted(job, *[DONE] * count, removed=removed) == says
+
+
+def test_pod_that_has_failed_does_not_run() -> None:
+    """Pods that have ended, or whose container is down, are not counted among those that run."""
+    down = restarted(1, 20)
+    down["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
+    pods = {"a": ended_pod("Failed", 1, 20), "b": DONE, "c": down, "d": restarted(1, 20)}
+    status = job_status.unfinished_status(Observation({}, frozenset()), pods, job_status.Gang(4, 1))
+    assert (status.state, status.reason) == ("running", "1 of 4 pods run, 1 has succeeded, 1 has failed, 1 is down")
+
+
+@pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
+def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
+    """A finished job that is being deleted, as it is after its TTL, has ended as its conditions say."""
+    words = job_status.JobWords(kind, "Done", "")
+    about = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
+    done = {"metadata": about, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
+    seen = {f"{kind}/x": done, "Pod/worker-0": DONE}
+    found = job_status.read_job_conditions(Observation(seen, frozenset()), words, job_status.Gang(1, 1))
+    assert found
+    assert found.state == "succeeded"
+    seen = {f"{kind}/x": {"metadata": about, "status": {}}, "Pod/worker-0": DONE}
+    found = job_status.read_job_conditions(Observation(seen, frozenset()), words, job_status.Gang(1, 1))
+    assert found
+    assert found.state == "gone"

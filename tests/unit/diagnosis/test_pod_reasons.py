@@ -1,0 +1,37 @@
+"""Reasons that only the controllers know: which of them are a cause, and which are worth another attempt."""
+
+import pytest
+
+from tests.ended_pods import ended_pod
+from tests.recording import EPOCH
+from tests.stuck_pods import NOW
+from torchyard.diagnosis import pod_reasons
+
+
+@pytest.mark.parametrize(("policy", "causes"), [("OnFailure", []), ("Never", ["oom-pod"])])
+def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str]) -> None:
+    """An OOMKilled container that its kubelet restarts does not end the job."""
+    killed = ended_pod("Running", 137, 20)
+    killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+    killed["spec"]["restartPolicy"] = policy
+    found = pod_reasons.find_pod_failure({"worker-0": killed}, EPOCH)
+    assert [each.cause for each in (found,) if each] == causes
+
+
+PULLS = {
+    'dial tcp: lookup registry.invalid on 10.0.0.1:53: no such host")': ("registry", True),
+    "unexpected status from HEAD request to https://r/v2/a/manifests/1: 503 Service Unavailable": ("registry", True),
+    "pull access denied, repository does not exist or may require authorization": ("image", False),
+    "r/a:1: not found": ("image", False),
+    "something new": ("image", False),
+}
+
+
+@pytest.mark.parametrize("message", PULLS)
+def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
+    """A registry that does not answer is worth another attempt; a name that it does not know is not."""
+    state = {"waiting": {"reason": "ErrImagePull", "message": message}}
+    seen = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
+    found = pod_reasons.find_pod_failure({"worker-0": seen}, NOW)
+    assert found
+    assert (found.cause, found.retry) == PULLS[message]

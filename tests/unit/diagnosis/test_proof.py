@@ -1,0 +1,60 @@
+"""What a sentence quotes from the line that proves a cause."""
+
+import pytest
+
+from tests.failure_logs import read
+from torchyard.diagnosis.proof import quote_around, read_details
+
+
+def test_short_line_is_quoted_whole() -> None:
+    """A line of up to 160 characters is quoted as it is, without the spaces around it."""
+    assert quote_around("  RuntimeError: boom  ", (2, 5)) == "RuntimeError: boom"
+
+
+@pytest.mark.parametrize("at", [0, 20, 300, 600, 1150])
+def test_quote_holds_the_match(at: int) -> None:
+    """Of a long line, the words around the match are quoted, wherever it is."""
+    words = "lorem ipsum " * 100
+    text = words[:at] + "HERE" + words[at:]
+    quoted = quote_around(text, (at, at + 4))
+    assert "HERE" in quoted
+    assert len(quoted) <= 160 + len("... ...")
+    assert quoted.startswith("...") == (at > 60)
+
+
+def test_proof_in_the_middle_of_a_line_is_shown() -> None:
+    """A sentence quotes the words that prove its cause, and not the beginning of their line."""
+    line = f"{{{'a: 1, ' * 60}}} RuntimeError: CUDA error: an illegal memory access was encountered"
+    assert "CUDA error: an illegal memory access" in read({"node_0": 1}, node_0=[line]).sentence
+
+
+COMPLETION = "NET/IB: Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0 vendor err 129 (Send) "
+MODIFY_QP = (
+    "Call to ibv_modify_qp failed with 110 Connection timed out, on dev mlx5_0:1, curr state INIT, next state RTR"
+)
+GIDS = "local GID ::ffff:10.0.0.1, remote GID ::ffff:10.0.0.2"
+OOM = (
+    "CUDA out of memory. Tried to allocate 2.50 GiB. GPU 0 has a total capacity of 79.15 GiB of which 1.12 GiB is free"
+)
+OLD_OOM = (
+    "CUDA out of memory. Tried to allocate 20.00 MiB (GPU 3; 15.78 GiB total capacity; 14.2 GiB already allocated; "
+)
+
+
+@pytest.mark.parametrize(
+    ("line", "details"),
+    [
+        (
+            f"{COMPLETION}localGid fe80::1 remoteGids fe80::2 hca mlx5_3",
+            "peer 10.0.0.5<44>, HCA mlx5_3, local GID fe80::1, remote GID fe80::2",
+        ),
+        (f"{MODIFY_QP}, local GID index 3, {GIDS}", f"HCA mlx5_0:1, GID index 3, {GIDS}"),
+        ("NET/IB : mlx5_0:1 async fatal event on CQ (0x7f): CQ error", "HCA mlx5_0:1"),
+        (OOM, "wanted 2.50 GiB, GPU memory 79.15 GiB, free 1.12 GiB"),
+        (f"{OLD_OOM}8.75 MiB free; 14.5 GiB reserved)", "wanted 20.00 MiB, GPU memory 15.78 GiB, free 8.75 MiB"),
+        ("RuntimeError: boom", ""),
+    ],
+)
+def test_facts_of_the_line_are_named(line: str, details: str) -> None:
+    """The peer, the adapter, the GIDs and the sizes are named as far as the line has them."""
+    assert read_details(line) == details

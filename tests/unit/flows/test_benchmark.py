@@ -1,0 +1,30 @@
+"""The flow `benchmark`, as its deployments start it."""
+
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows import benchmark as flow
+from flows.benchmark import benchmark
+
+
+def test_flow_takes_what_its_deployments_give() -> None:
+    """The flow is found by its name, and only the profile is required."""
+    assert (benchmark.name, list(benchmark.parameters.properties)) == ("benchmark", ["profile", "fabrics", "overrides"])
+    assert benchmark.parameters.required == ["profile"]
+
+
+@pytest.mark.usefixtures("api")
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"profile": "allreduce-runai", "fabrics": ["rose"]}, "rose is not a fabric of this hardware: use roce, tcp"),
+        ({"profile": "no-such"}, "no-such"),
+        ({"profile": "allreduce-local"}, "there is no deployment train/allreduce-local: `make up`"),
+    ],
+)
+def test_mistake_is_the_state_of_the_run(keys: dict[str, Any], said: str) -> None:
+    """A wrong profile, a wrong fabric, or a profile without a deployment fails the flow run with one sentence."""
+    end: State[Any] = flow.benchmark(**keys, return_state=True)
+    assert (end.name, said in str(end.message)) == ("Failed", True), end.message

@@ -1,0 +1,195 @@
+"""The sweep as a person starts it: what its arguments mean, and what its final state says."""
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from prefect.client.schemas.objects import State
+
+from flows import sweep as flow
+from flows.sweep import (
+    AbandonedRun,
+    _clear_orphan,
+    _explain_refusals,
+    _find_cluster_runs,
+    _find_local_runs,
+    _find_stray_runs,
+    _format_summary,
+    _remove_run,
+    _sweep_state,
+    main,
+)
+from tasks.flow_run import ownership
+from tests import removed_folders
+from tests.fake_api import FakeApi
+from tests.leases import RUN, Cast, lease
+from tests.removed_folders import LABEL, Start, lives
+from tests.waiting import until
+from torchyard.cluster import orphans
+from torchyard.host.processes import find_labelled
+from torchyard.run.folder import RunFolder, runs_folder
+
+Folder = Callable[..., RunFolder]
+
+
+@pytest.fixture
+def folder() -> Folder:
+    """Create the folder of an abandoned run, with a lease of so many seconds."""
+
+    def make(name: str, seconds: float) -> RunFolder:
+        made = RunFolder(Path(runs_folder(), name))
+        made.path.mkdir(parents=True)
+        made.note("start", run="1", entry="fresh")
+        made.renew(seconds)
+        return made
+
+    return make
+
+
+@pytest.fixture(autouse=True)
+def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect knows no run, and the sweep does not wait."""
+    monkeypatch.setattr(flow, "read_liveness", lambda _: "")
+    monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
+    monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
+    monkeypatch.setattr(ownership, "_open_client", lambda: None)
+
+
+# --- which runs
+
+
+def names(named: frozenset[str] | None) -> list[str]:
+    return [each.run for each in _find_local_runs(named, [])]
+
+
+def test_folder_goes_after_its_lease(folder: Folder) -> None:
+    """A run on this machine is swept once its lease has ended."""
+    folder("old-00000001", -1)
+    folder("new-00000002", 60)
+    assert names(None) == ["old-00000001"]
+
+
+def test_named_folder_goes_before_its_lease_has_ended(folder: Folder) -> None:
+    """A named run is swept before its lease ends, and no other one with it; an empty list sweeps none."""
+    folder("old-00000001", -1)
+    folder("new-00000002", 60)
+    assert names(frozenset({"new-00000002"})) == ["new-00000002"]
+    assert names(frozenset()) == []
+
+
+def test_named_run_of_a_living_process_stays(folder: Folder) -> None:
+    """A named run that a living process owns is not swept, and the final state says so."""
+    mine = folder("mine-00000003", 60)
+    with mine.owned():
+        (due,) = _find_local_runs(frozenset({mine.name}), [])
+        left = _remove_run(due, dry_run=False)
+    assert left is None
+    assert "a living process owns it" in _explain_refusals(frozenset({mine.name}), [due], [left])[0]
+
+
+def test_run_that_went_in_one_place_is_not_refused() -> None:
+    """A run that was refused in one place but swept in another, as after a move, is not reported as refused."""
+    both = [AbandonedRun("moved-00000005", where, "", list) for where in ("here", "namespace ml")]
+    assert _explain_refusals(frozenset({"moved-00000005"}), both, [None, []]) == []
+    assert len(_explain_refusals(frozenset({"moved-00000005"}), both, [None, None])) == 2
+
+
+def test_name_of_nothing_is_told(folder: Folder) -> None:
+    """Naming a run that does not exist is an error; naming one that has ended here is not."""
+    folder("over-00000006", 60).note("end", end="succeeded", by="flow", sentence="it went well")
+    assert (names(frozenset({"over-00000006"})), _explain_refusals(frozenset({"over-00000006"}), [], [])) == ([], [])
+    assert _explain_refusals(frozenset({"gone-00000004"}), [], []) == [
+        "there is no run gone-00000004 that this user may see"
+    ]
+
+
+# --- processes here whose run folder was removed
+
+
+@pytest.mark.parametrize("killed", [False, True])
+def test_sweep_ends_what_nobody_else_ends(start: Start, caplog: pytest.LogCaptureFixture, killed: bool) -> None:
+    """A sweep leaves strays to their supervisor, and ends only those whose supervisor is gone."""
+    state = start()
+    if killed:
+        os.kill(state["keeper"], signal.SIGKILL)
+        until(lambda: not lives(state["keeper"]))
+    due = list(_find_stray_runs(None))
+    assert [each.run for each in due] == ([removed_folders.RUN] if killed else [])
+    assert ("its supervisor ends it with its lease" in caplog.text) is not killed
+    assert [each.remove() for each in due] == ([()] if killed else [])
+    assert bool(find_labelled(LABEL)) is not killed
+
+
+# --- in a cluster
+
+
+def found(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
+    return list(_find_cluster_runs(None, None, without_lease, faults))
+
+
+def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
+    """A sweep that may not list Leases removes nothing, ends Failed, and names the right and the role."""
+    faults: list[str] = []
+    run = Cast(fake_api, lease(ago=3))
+    fake_api.fail("GET", r"/leases\?", 403)
+    assert found(faults, without_lease=True) == []
+    end = _sweep_state(_format_summary([], False, 0), faults)
+    assert end.is_failed()
+    assert "list leases" in str(end.message)
+    assert "docs/rbac.yaml" in str(end.message)
+    assert run.left == ["Lease", "Job", "Pod"]
+
+
+def test_fault_of_one_look_leaves_the_others_work(fake_api: FakeApi) -> None:
+    """If objects without a Lease cannot be judged, runs with an expired Lease are still found."""
+    faults: list[str] = []
+    Cast(fake_api, lease(), "other")
+    bare = Cast(fake_api, lease())
+    fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
+    assert [each.where for each in found(faults)] == ["namespace other"]
+    assert len(faults) == 1
+    assert bare.left == ["Job", "Pod"]
+
+
+def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
+    """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
+    run = Cast(fake_api, lease())
+    fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
+    due = found([])
+    assert [_remove_run(each, dry_run=False) for each in due] == [()]
+    assert _format_summary(due, False, 0) == "swept 0 runs; 1 listed and kept"
+    assert run.left == ["Job", "Pod"]
+
+
+def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect is told about a sweep only if the flow run is confirmed: a Lease may name another user's flow run."""
+    told: list[str] = []
+
+    def tell(run_id: str, state: State[None]) -> None:
+        told.append(f"{run_id}: {state.name}")
+
+    monkeypatch.setattr(flow, "report_state", tell)
+    for confirmed in ("", "0190c7f0"):
+        monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
+        run = Cast(fake_api, lease())
+        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(alive=lambda _: ""))
+        assert (_clear_orphan(orphan), run.left) == ([], [])
+    assert told == ["0190c7f0: Swept"]
+
+
+def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--run`, `--without-lease` and `--context` reach the flow; `--now`, which swept living runs, is gone."""
+    asked: list[object] = []
+
+    def sweep(*words: object, return_state: bool) -> State[None]:
+        asked.extend(words)
+        return _sweep_state("swept 0 runs", [])
+
+    monkeypatch.setattr(flow, "sweep", sweep)
+    assert main(["--run", "a", "--run", "b", "--without-lease", "--context", "c"]) == 0
+    assert asked == [False, ["a", "b"], True, ["c"]]
+    with pytest.raises(SystemExit):
+        main(["--now"])

@@ -1,0 +1,41 @@
+"""The flow `train` as a command: what it is called with, and its exit code."""
+
+from typing import Any
+
+import pytest
+from prefect.client.schemas.objects import State
+from prefect.states import Completed, Failed
+
+from flows import train as flow
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+    """What the flow was called with; it fails for a profile named `bad`."""
+    words: list[object] = []
+
+    def train(profile: str, overrides: object, return_state: bool) -> State[Any]:
+        words.extend([profile, overrides])
+        return Failed(message="it broke") if profile == "bad" else Completed(message="all well")
+
+    monkeypatch.setattr(flow, "train", train)
+    return words
+
+
+def test_words_of_the_command_line_reach_the_flow(asked: list[object]) -> None:
+    """Profile and overrides are what a deployment would give."""
+    assert flow.main(["digits-local", "--set", "nodes=4", "--set", "deadlines.run=5m"]) == 0
+    assert asked == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}]
+
+
+@pytest.mark.usefixtures("asked")
+def test_run_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
+    """A failed run exits with 1, and its state and sentence are the only line on stderr."""
+    assert flow.main(["bad"]) == 1
+    assert capsys.readouterr().err == "Failed: it broke\n"
+
+
+def test_flow_takes_what_its_deployments_give() -> None:
+    """The flow is found by its name, and only the profile is required."""
+    assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", ["profile", "overrides"])
+    assert flow.train.parameters.required == ["profile"]

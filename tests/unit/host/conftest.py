@@ -1,0 +1,18 @@
+"""A folder for the supervised process of a test, and jobs of Run:ai."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.runai_jobs import cli, runai_planned
+from tests.supervised import keep
+
+__all__ = ["cli", "runai_planned"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A folder whose process does not outlive the test."""
+    yield tmp_path / "kept"
+    keep("cancel", tmp_path / "kept", "0")

@@ -1,0 +1,106 @@
+"""The lease of a supervised process: it ends if no launcher renews the lease."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.supervised import ended, keep, start, texts
+from torchyard.host.processes import find_labelled
+from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+
+
+class Onlooker:
+    """A status command to which a launcher renews its lease, and the last state that it printed."""
+
+    def __init__(self, folder: Path) -> None:
+        argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)]
+        self.process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0)
+        assert self.process.stdout
+        os.set_blocking(self.process.stdout.fileno(), False)
+        self.state: Any = {}
+
+    def look(self, who: str) -> Any:
+        assert self.process.stdin
+        assert self.process.stdout
+        self.process.stdin.write(f"{who}\n".encode())
+        time.sleep(0.2)
+        if said := self.process.stdout.read():
+            self.state = json.loads(said.splitlines()[-1])
+        return self.state
+
+    def until(self, who: str, holds: Callable[[Any], bool]) -> bool:
+        return any(holds(self.look(who)) for _ in range(50))
+
+    def close(self) -> None:
+        assert self.process.stdin
+        self.process.stdin.close()
+        self.process.wait()
+
+
+@pytest.fixture
+def watched(folder: Path) -> Iterator[Callable[..., Onlooker]]:
+    """Start a process that sleeps, with a lease, and a status command that can renew it."""
+    made: list[Onlooker] = []
+
+    def make(lease: float) -> Onlooker:
+        start(folder, "sleep 60", lease=lease)
+        made.append(Onlooker(folder))
+        return made[-1]
+
+    yield make
+    made[-1].close()
+
+
+def test_process_ends_with_its_lease(folder: Path) -> None:
+    """A process whose lease is not renewed gets SIGTERM, then SIGKILL after the grace; log and state say why."""
+    start(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=0.3, grace=0.3)
+    state = ended(folder)
+    assert (state["exit"], state["abandoned"]) == (-9, 0.3)
+    assert texts(folder) == ["ended by its supervisor: its lease was not renewed for 0.3 s (deadlines.lease)", "bye"]
+    assert find_labelled(str(folder)) == []
+
+
+def test_process_that_is_looked_after_lives(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """Renewals through its status command keep a process alive; reading its status alone does not."""
+    onlooker = watched(lease=1)
+    for _ in range(12):
+        onlooker.look("here:/runs/a")
+    assert keep("status", folder)["phase"] == "running"
+    assert ended(folder)["abandoned"] == 1
+
+
+@pytest.mark.parametrize("jump", [-1e7, 1e7])
+def test_clock_that_jumps_ends_nothing(folder: Path, jump: float) -> None:
+    """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process said."""
+    start(folder, "sleep 60", lease=1.0)
+    time.sleep(0.6)
+    os.utime(folder.parent / "looked", (time.time() + jump, time.time() + jump))
+    time.sleep(0.6)
+    assert keep("status", folder)["phase"] == "running"
+    assert ended(folder)["abandoned"] == 1.0
+
+
+def test_looking_needs_no_room(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """Renewing a lease works on a full disk, so that the process stays alive."""
+    (folder.parent / "looked").symlink_to("/dev/full")
+    onlooker = watched(lease=1)
+    for _ in range(12):
+        onlooker.look("here:/runs/a")
+    assert keep("status", folder)["phase"] == "running"
+
+
+def test_second_carrier_is_told_of_the_first(folder: Path, watched: Callable[..., Onlooker]) -> None:
+    """A second launcher is told the name of the one that renews a process's lease, until that one is gone."""
+    onlooker, looked = watched(lease=60), folder.parent / "looked"
+    assert onlooker.until("here:/runs/a", lambda _: "here:/runs/a" in looked.read_text())
+    assert onlooker.until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
+    os.utime(looked, (time.time() - 61,) * 2)
+    assert onlooker.until("there:/runs/a", lambda state: "carrier" not in state)
+    assert looked.read_text().strip() == "there:/runs/a"

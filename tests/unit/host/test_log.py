@@ -1,0 +1,105 @@
+"""The log of a supervised process: every line, also after a full disk or a killed supervisor."""
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.supervised import ended, start, texts
+from tests.waiting import until
+from torchyard.host.state import view_state
+from torchyard.launchers.baremetal import _SUPERVISOR_PATH
+
+
+def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
+    """Each line says when it came and from which node."""
+    start(folder, "echo one")
+    ended(folder)
+    stamp, node, *_ = (folder / "log").read_text().split()
+    assert (stamp[:2], stamp[-1], node) == ("20", "Z", "node-0")
+
+
+def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
+    """Without room for its log a process still runs to its end, and the lost lines are counted."""
+    folder.mkdir()
+    (folder / "log").symlink_to("/dev/full")
+    start(folder, "seq 100; exit 4")
+    state = ended(folder)
+    assert (state["exit"], state["lost"], state["error"]) == (4, 100, "No space left on device")
+
+
+def test_endless_line_is_cut(folder: Path) -> None:
+    """A line of three megabytes is kept in pieces, every byte of it."""
+    start(folder, "head -c 3000000 /dev/zero | tr '\\0' x")
+    ended(folder)
+    assert len(texts(folder)) == 3
+    assert sum(map(len, texts(folder))) == 3_000_000
+
+
+@pytest.mark.parametrize(("offset", "expected"), [(0, b"one\ntwo\n"), (2, b"e\ntwo\n"), (8, b""), (99, b"")])
+def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expected: bytes) -> None:
+    """Follow prints the log from a byte on, and exits with 0 once nothing more can come."""
+    start(folder, "exit 3")
+    ended(folder)
+    (folder / "log").write_text("one\ntwo\n")
+    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "follow", str(folder), str(offset)]
+    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
+    assert (done.returncode, done.stdout) == (0, expected)
+
+
+# --- lines that torchrun had written, and the log had not
+
+
+def owe(folder: Path, *lines: str) -> None:
+    """Write torchrun's own copy of what its rank 1 printed."""
+    ranks = folder / "ranks" / "id" / "attempt_0" / "1"
+    ranks.mkdir(parents=True)
+    (ranks / "stdout.log").write_text("".join(f"{line}\n" for line in lines))
+
+
+def test_lines_that_a_killed_torchrun_owed_are_recovered(folder: Path) -> None:
+    """Lines that torchrun had on disk but had not printed when it was killed are appended, each once."""
+    owe(folder, "seen", "owed")
+    start(folder, "echo '[default1]:seen'; kill -9 $$")
+    ended(folder)
+    assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
+    assert not (folder / "ranks").exists()
+
+
+def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None:
+    """If a rank's line ends in the middle of torchrun's own traceback, it is in the log and is not appended again."""
+    owe(folder, "seen", "owed")
+    start(folder, "echo '  File \"api.py\", line 86[default1]:seen'; kill -9 $$")
+    ended(folder)
+    assert texts(folder) == ['  File "api.py", line 86[default1]:seen', "[default1]:owed"]
+
+
+def ask(verb: str, folder: Path) -> None:
+    argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), "0"]
+    subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)
+
+
+@pytest.mark.parametrize("verb", ["status", "follow", "cancel"])
+def test_lines_that_a_killed_keeper_owed_are_recovered(folder: Path, verb: str) -> None:
+    """Any verb on a process without its supervisor completes the log from torchrun's own copy, each line once."""
+    owe(folder, "seen", "owed")
+    start(folder, "echo '[default1]:seen'; printf torn; sleep 60")
+    until(lambda: (folder / "log").exists() and texts(folder))
+    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
+    for _ in range(2):
+        ask(verb, folder)
+    assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
+    assert view_state(str(folder))["recovered"]
+
+
+def test_half_a_line_of_a_killed_keeper_is_closed(folder: Path) -> None:
+    """A line that a power cut has torn is kept as a line of its own, and the complete one follows."""
+    owe(folder, "whole")
+    start(folder, "sleep 60")
+    (folder / "log").write_text("2026-11-22T00:00:00.000Z node-0 | [default1]:wh")
+    os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
+    ask("status", folder)
+    assert texts(folder) == ["[default1]:wh", "[default1]:whole"]

@@ -1,0 +1,75 @@
+"""The addresses of a host on which a run's etcd listens: only those where its agents reach it."""
+
+import socket
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from tests.conftest import Write, load
+from tests.lone_processes import lone_plan
+from tests.supervised import ended, start, texts
+from torchyard.host.network import (
+    LISTEN_URLS_PLACEHOLDER,
+    _find_source_address,
+    _is_own_address,
+    _resolve_name,
+    find_listen_urls,
+)
+from torchyard.steps.rendezvous import ensure_rendezvous
+from torchyard.steps.teardown import teardown
+
+NOBODYS = "192.0.2.1"  # reserved for documentation: no host has it
+UNKNOWN = "no-such-host.invalid"
+
+
+def test_a_name_is_listened_on_as_this_host_understands_it() -> None:
+    """The store listens on the address of its host's name, and on the one from which the host reaches the others."""
+    assert find_listen_urls({"name": "127.0.0.5", "port": 9, "toward": ["127.0.0.7"]}) == (
+        "http://127.0.0.5:9,http://127.0.0.1:9"
+    )
+
+
+def test_an_address_of_another_machine_is_not_listened_on() -> None:
+    """An address that the host does not have is left out: behind NAT, others use an address of the router."""
+    assert find_listen_urls({"name": NOBODYS, "port": 9, "toward": ["127.0.0.7"]}) == "http://127.0.0.1:9"
+
+
+def test_where_no_way_is_known_the_store_listens_everywhere() -> None:
+    """If no route is known, as for a launcher's ssh alias, the store listens everywhere so that the run can meet."""
+    assert find_listen_urls({"name": "localhost", "port": 9, "toward": [UNKNOWN]}) == "http://0.0.0.0:9"
+    assert find_listen_urls({"name": UNKNOWN, "port": 9, "toward": [UNKNOWN]}) == "http://0.0.0.0:9"
+
+
+def test_own_addresses_are_told_from_others() -> None:
+    """An address is the host's own if it can be bound to."""
+    assert [_is_own_address(each) for each in ("127.0.0.1", NOBODYS, "", "0.0.0.0")] == [True, False, False, False]
+    assert (_resolve_name("127.0.0.3"), _resolve_name(UNKNOWN), _find_source_address(UNKNOWN)) == (
+        ["127.0.0.3"],
+        [],
+        "",
+    )
+
+
+def test_the_keeper_fills_in_where_a_store_listens(folder: Path) -> None:
+    """The supervisor fills in the addresses on the host, before it starts the store."""
+    serves = {"name": "127.0.0.5", "port": 9, "toward": ["127.0.0.7"]}
+    start(folder, "", argv=["echo", f"--listen={LISTEN_URLS_PLACEHOLDER}"], serves=serves)
+    ended(folder)
+    assert texts(folder) == ["--listen=http://127.0.0.5:9,http://127.0.0.1:9"]
+
+
+def answers(host: str, port: int) -> bool:
+    with socket.socket() as end:
+        return end.connect_ex((host, port)) == 0
+
+
+def test_a_real_etcd_is_reached_there_alone(write: Write, tmp_path: Path) -> None:
+    """A real etcd answers on the first host's addresses and on no other address of this machine."""
+    hosts = [{"host": "localhost", "address": "127.0.0.5"}, {"host": "127.0.0.1", "address": "127.0.0.7"}]
+    keys = {"nodes": 2, "rendezvous": "etcd-v2", "options": {"hosts": hosts}}
+    plan = lone_plan(load(write(**keys)), tmp_path / "run")
+    try:
+        assert ensure_rendezvous(plan) == plan.probe
+        port = urlsplit(str(plan.probe)).port or 0
+        assert [answers(host, port) for host in ("127.0.0.5", "127.0.0.1", "127.0.0.9")] == [True, True, False]
+    finally:
+        assert teardown(plan) == ()

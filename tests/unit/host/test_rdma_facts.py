@@ -1,0 +1,97 @@
+"""What a pod prints about its RDMA devices, from made-up trees of sysfs."""
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.gid_ports import GidPod
+from torchyard.host import rdma_facts
+
+
+class Pod:
+    """A made-up root folder, and what the program prints there."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(self, place: str, table: str = "- v4:2@eth1", state: str = "4: ACTIVE") -> None:
+        GidPod(self.root / "sys", []).port(place, table, state)
+        (self.root / "dev/infiniband").mkdir(parents=True, exist_ok=True)
+        (self.root / "dev/infiniband" / f"uverbs{place[5]}").touch()
+
+    def run(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+        """The exit code, the facts, and what is said on stderr."""
+        code = rdma_facts.main(words, f"{self.root}/")
+        said = capsys.readouterr()
+        (line,) = said.out.splitlines()
+        facts: dict[str, Any] = json.loads(line)["torchyard_rdma"]
+        return code, facts, said.err
+
+
+@pytest.fixture
+def pod(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Pod:
+    """A pod without RDMA whose image has libibverbs."""
+    monkeypatch.setattr(rdma_facts, "has_libibverbs", lambda: True)
+    return Pod(tmp_path)
+
+
+def test_facts_are_those_of_the_kernel(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each port has its state and its GIDs with type and interface; empty slots are left out."""
+    pod.add("mlx5_0/1")
+    os.environ["NCCL_IB_GID_INDEX"] = "1"
+    code, facts, _ = pod.run(capsys, "required")
+    (port,) = facts["ports"]
+    assert (code, facts["lacks"], facts["devices"], facts["gid_index"]) == (0, [], 1, "1")
+    assert (port["port"], port["state"]) == ("mlx5_0/1", "4: ACTIVE")
+    assert port["gids"] == [[1, "0000:0000:0000:0000:0000:ffff:0a00:0007", "RoCE v2", "eth1"]]
+
+
+@pytest.mark.parametrize(
+    ("rule", "chosen"),
+    [
+        ("", ["mlx5_0/1", "mlx5_1/1", "mlx5_10/1"]),
+        ("mlx5_1", ["mlx5_1/1", "mlx5_10/1"]),
+        ("=mlx5_1", ["mlx5_1/1"]),
+        ("mlx5_0:1,=", ["mlx5_0/1"]),
+        ("mlx5_0:2", []),
+        ("^mlx5_1", ["mlx5_0/1"]),
+        ("^=mlx5_1", ["mlx5_0/1", "mlx5_10/1"]),
+    ],
+)
+def test_ports_are_chosen_as_by_nccl(
+    pod: Pod, capsys: pytest.CaptureFixture[str], rule: str, chosen: list[str]
+) -> None:
+    """NCCL_IB_HCA has prefixes, exact names after `=`, and those to leave out after `^`."""
+    for place in ("mlx5_0/1", "mlx5_1/1", "mlx5_10/1"):
+        pod.add(place)
+    os.environ["NCCL_IB_HCA"] = rule
+    assert [each["port"] for each in pod.run(capsys)[1]["ports"]] == chosen
+
+
+def test_pod_without_devices_says_what_it_lacks(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a device the facts say so, and the pod goes on unless RDMA is required."""
+    code, facts, said = pod.run(capsys)
+    assert (code, said, len(facts["lacks"])) == (0, "", 2)
+    code, _, said = pod.run(capsys, "required")
+    assert code == 1
+    assert said.startswith(
+        "torchyard: error: this pod cannot use RDMA: the pod has no /dev/infiniband/uverbs*: ask for"
+    )
+
+
+def test_port_that_is_down_is_named(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+    """If no port is ACTIVE, the first one and its state are named."""
+    pod.add("mlx5_0/1", state="1: DOWN")
+    assert pod.run(capsys)[1]["lacks"] == ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"]
+
+
+def test_missing_library_is_named(
+    pod: Pod, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """An image without libibverbs cannot use RDMA, whatever devices the pod has."""
+    pod.add("mlx5_0/1")
+    monkeypatch.setattr(rdma_facts, "has_libibverbs", lambda: False)
+    assert pod.run(capsys, "required")[0] == 1

@@ -1,0 +1,88 @@
+"""One pod of a Run:ai job: submitted once, never adopted from another run, and gone only if the CLI says so twice."""
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.runai_jobs import Planned, begun
+from torchyard.host.runai import _update_state
+from torchyard.machines.backend import _remove_job
+from torchyard.model.errors import HostError
+from torchyard.model.plan import Process
+from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
+
+
+def test_second_submit_adopts(runai_planned: Planned) -> None:
+    """A second submit finds the job and its submission time."""
+    plan = runai_planned("sleep 60")
+    first, second = begun(plan), begun(plan)
+    assert (first.created, second.created) == (True, False)
+    assert first.submitted_at == second.submitted_at
+    _remove_job(plan)
+
+
+def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
+    """A job with the same name but another run's label is not adopted."""
+    plan = runai_planned("sleep 60")
+    given = tmp_path / "cloud" / plan.job / "given"
+    begun(plan)
+    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
+    with pytest.raises(HostError, match="in project mlo belongs to another run"):
+        begun(plan)
+    _remove_job(plan)
+
+
+@pytest.mark.parametrize("run", ["sample-a1b2c3d4", "another"])
+def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_path: Path, run: str) -> None:
+    """A job with the old label is adopted by its own run, and by no other."""
+    plan = runai_planned("sleep 60")
+    given = tmp_path / "cloud" / plan.job / "given"
+    begun(plan)
+    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
+    if run == "another":
+        with pytest.raises(HostError, match="belongs to another run"):
+            begun(plan)
+    else:
+        assert not begun(plan).created
+    _remove_job(plan)
+
+
+def test_refused_submit_says_why(runai_planned: Planned, tmp_path: Path) -> None:
+    """If the CLI refuses a submit, the error quotes it."""
+    plan = runai_planned("true")
+    asked = plan.on[0].submit
+    assert asked
+    assert asked.input
+    bad = asked.model_copy(update={"input": {**asked.input, "argv": [*asked.input["argv"][:5], "--no-such-flag"]}})
+    blocks: tuple[Process, ...] = (plan.on[0].model_copy(update={"submit": bad}), plan.on[1])
+    with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
+        begun(plan.model_copy(update={"on": blocks}))
+
+
+# --- what an answer of the CLI means
+
+SILENT: dict[str, Any] = {"found": None, "why": "your token is expired", "words": {}}
+MISSING: dict[str, Any] = {"found": False, "why": "not found", "words": {}}
+FOUND: dict[str, Any] = {"found": True, "why": "", "words": {"": "Running"}}
+
+
+@pytest.mark.parametrize(
+    ("answers", "age", "gone"),
+    [
+        ([SILENT, SILENT, SILENT], 1000.0, False),
+        ([MISSING], 1000.0, False),
+        ([MISSING, MISSING], 1000.0, True),
+        ([MISSING, FOUND, MISSING], 1000.0, False),
+        ([MISSING, MISSING], 5.0, False),
+        ([FOUND, MISSING, MISSING], 5.0, True),
+    ],
+)
+def test_job_is_gone_after_two_answers_without_it(answers: list[dict[str, Any]], age: float, gone: bool) -> None:
+    """No answer ends nothing, one answer without the job may be an error, and a new job takes a minute to appear."""
+    known: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
+    state = {**known, "submitted": time.time() - age, "missing": 0, "seen": False, "gone": False}
+    for answer in answers:
+        state = _update_state(state, answer)
+    assert state["gone"] is gone

@@ -1,0 +1,64 @@
+"""From the kubeconfig to a connection: which context counts, and what is said if there is none."""
+
+import os
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.fake_api import FakeApi
+from torchyard.kube.client import Client
+from torchyard.kube.kubeconfig import load_settings, open_connection, read_current_context, renew_connection
+from torchyard.model.errors import ClusterError
+from torchyard.model.profile import Cluster
+
+
+def test_unknown_context_names_those_that_there_are(fake_api: FakeApi) -> None:
+    """The error for a context that the kubeconfig lacks is one sentence that lists those it has."""
+    with pytest.raises(ClusterError, match="there is no such context; there are: fake"):
+        Client(Cluster(context="production"))
+
+
+def test_missing_kubeconfig_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kubeconfig the error names the variable."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(ClusterError, match="set KUBECONFIG"):
+        Client(Cluster())
+
+
+@pytest.mark.parametrize(
+    ("texts", "context"),
+    [
+        (["contexts: []", "current-context: lab", "current-context: farm"], "lab"),
+        (["{", "current-context: lab"], "lab"),
+        (["[]", "contexts: []"], None),
+    ],
+)
+def test_first_file_that_names_a_context_counts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], context: str | None
+) -> None:
+    """With several files in KUBECONFIG the first current context counts, as in kubectl; a broken file is left out."""
+    files = [tmp_path / "missing", *(tmp_path / f"config-{at}" for at in range(len(texts)))]
+    for file, text in zip(files[1:], texts, strict=True):
+        file.write_text(text)
+    monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
+    assert read_current_context() == context
+
+
+def test_namespace_is_that_of_the_context(fake_api: FakeApi) -> None:
+    """The context's namespace is used unless the profile names another one."""
+    document = yaml.safe_load(fake_api.kubeconfig.read_text())
+    document["contexts"][0]["context"]["namespace"] = "team-a"
+    fake_api.kubeconfig.write_text(yaml.safe_dump(document))
+    assert Client(Cluster()).cluster == Cluster(context="fake", namespace="team-a")
+    assert Client(Cluster(namespace="team-b")).namespace == "team-b"
+
+
+def test_credentials_that_were_taken_away_are_missed(fake_api: FakeApi) -> None:
+    """A kubeconfig that had credentials and has none now is an error, because requests without any would be made."""
+    first = open_connection(load_settings(None)[0], "fake")
+    document = yaml.safe_load(fake_api.kubeconfig.read_text())
+    document["users"][0]["user"] = {}
+    fake_api.kubeconfig.write_text(yaml.safe_dump(document))
+    with pytest.raises(ClusterError, match="log in again"):
+        renew_connection(first, "fake")

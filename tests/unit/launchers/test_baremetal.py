@@ -1,0 +1,132 @@
+"""Plain machines: the processes of a job, and its status."""
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, command_plan_of, load, plan_of
+from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
+from torchyard.model.errors import ProfileError
+
+SHAPE = """\
+about: two machines with two networks
+source: their owner
+match: {}
+gpus: {resource: nvidia.com/gpu, per_node: 1}
+line_rate: 12.5
+fabrics:
+  fast:
+    about: the second network
+    env: {GLOO_SOCKET_IFNAME: eth1, NCCL_DEBUG: INFO}
+    expect: {transport: socket}
+"""
+
+
+def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None:
+    """A second attempt shares no rendezvous id, port or folder with the first."""
+    first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
+    for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
+        found = [re.findall(pattern, str(plan.on[0].submit)) for plan in (first, second)]
+        assert found[0] != found[1]
+
+
+def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
+    """If a profile names an etcd, no other one is started, and the named one is probed."""
+    plan = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": "127.0.0.1:2379"})), tmp_path)
+    assert (plan.store, plan.probe) == (None, "http://127.0.0.1:2379/v2/keys")
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"nodes": {"min": 1, "max": 2}}, "one number, not 1:2"),
+        ({"nodes": 3, "options": {"hosts": ["localhost"]}}, "1 hosts for 3 nodes"),
+        ({"options": {"etcd": "h:1"}}, "is for rendezvous etcd-v2, and this is c10d"),
+        ({"image": "train:v1"}, "image: is for launchers on Kubernetes, and this one is baremetal"),
+        ({"cluster": {"namespace": "ml"}}, "cluster: is for launchers on Kubernetes"),
+        ({"pod": {"privileged": True}}, "pod: is for launchers on Kubernetes"),
+        ({"resources": {"cpu": 1}}, "resources.cpu: is for launchers on Kubernetes; baremetal takes gpus"),
+        ({"setup": ["true"]}, "setup: is for launchers on Kubernetes"),
+        ({"mounts": {"/data": {"claim": "data"}}}, "mounts: is for launchers on Kubernetes"),
+        ({"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}, r"fabric: vf needs pods \(device_plugin, pod\)"),
+        ({"env": {"TOKEN": {"secret": "hub", "key": "token"}}}, "env.TOKEN: a reference is for pods"),
+    ],
+)
+def test_profile_that_does_not_hold_together_is_refused(
+    write: Write, tmp_path: Path, keys: dict[str, Any], said: str
+) -> None:
+    """The launcher reports keys of a profile that do not fit together."""
+    with pytest.raises(ProfileError, match=said):
+        plan_of(load(write(**keys)), tmp_path)
+
+
+def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> None:
+    """On machines a fabric sets its variables, which the profile's own override, and its promise is the plan's."""
+    shape = tmp_path / "hardware" / "lab" / "pair.yaml"
+    shape.parent.mkdir(parents=True)
+    shape.write_text(SHAPE)
+    os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
+    profile = load(write(hardware="lab/pair", fabric="fast", env={"NCCL_DEBUG": "WARN"}))
+    plan = command_plan_of(profile, tmp_path)
+    submit = plan.on[0].submit
+    assert submit
+    assert submit.input
+    env = submit.input["env"]
+    assert (env["GLOO_SOCKET_IFNAME"], env["NCCL_DEBUG"]) == ("eth1", "WARN")
+    assert "NET" in env["NCCL_DEBUG_SUBSYS"]
+    assert plan.expect
+    assert plan.expect.transport == "socket"
+
+
+def test_hosts_run_the_program_alone(write: Write, tmp_path: Path) -> None:
+    """On machines, too, a program without an agent gets its rendezvous and its rank in the environment."""
+    plan = command_plan_of(load(write(nodes=2, rendezvous="env", args=["{node_rank}"])), tmp_path)
+    submit = plan.on[1].submit
+    assert submit
+    assert submit.input
+    argv, env = submit.input["argv"], submit.input["env"]
+    assert (argv[-1], env["RANK"], env["WORLD_SIZE"]) == ("1", "1", "2")
+
+
+def test_plan_of_many_hosts_grows_with_them(write: Write, tmp_path: Path) -> None:
+    """The plan of a second attempt grows only linearly with the number of hosts."""
+
+    def size(count: int) -> int:
+        profile = load(write(nodes=count, options={"hosts": [f"h{number:03}" for number in range(count)]}))
+        return len(command_plan_of(profile, tmp_path, attempt=2).model_dump_json())
+
+    assert size(80) < 2.2 * size(40)
+
+
+# --- where a run's own etcd listens
+
+
+def store_of(write: Write, tmp_path: Path, hosts: list[Any]) -> dict[str, Any]:
+    """The spec that the supervisor of a plan's etcd gets."""
+    keys = {"nodes": len(hosts), "rendezvous": "etcd-v2", "options": {"hosts": hosts, "port": 23456}}
+    plan = command_plan_of(load(write(**keys)), tmp_path)
+    assert plan.store
+    assert plan.store.submit
+    assert plan.store.submit.input
+    return plan.store.submit.input
+
+
+def listens(spec: dict[str, Any]) -> list[str]:
+    return [word.partition("=")[2] for word in spec["argv"] if word.startswith("--listen-")]
+
+
+@pytest.mark.parametrize("hosts", [["localhost"] * 2, ["gpu1", "gpu1"], [{"host": "localhost", "address": "10.0.0.9"}]])
+def test_agents_of_one_host_meet_on_its_loopback(write: Write, tmp_path: Path, hosts: list[Any]) -> None:
+    """With all agents on one host the store listens on loopback, as its peer port always does."""
+    spec = store_of(write, tmp_path, hosts)
+    assert listens(spec) == ["http://127.0.0.1:23456", "http://127.0.0.1:23457"]
+
+
+def test_agents_of_several_hosts_meet_where_the_first_is_reached(write: Write, tmp_path: Path) -> None:
+    """With several hosts the first one fills in its addresses, which only it knows."""
+    spec = store_of(write, tmp_path, ["me@gpu1", {"host": "gpu2", "address": "10.0.0.2"}, "gpu1", "gpu3"][:2])
+    assert listens(spec) == [LISTEN_URLS_PLACEHOLDER, "http://127.0.0.1:23457"]
+    assert spec["serves"] == {"name": "gpu1", "port": 23456, "toward": ["10.0.0.2"]}

@@ -1,0 +1,85 @@
+"""JobSets: a Job with a pod for each node."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from torchyard.launchers import jobset
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.run import Observation
+
+
+@pytest.fixture
+def planned_set(planned: Planned) -> Planned:
+    """Plan a JobSet of three nodes."""
+
+    def plan(**keys: Any) -> ManifestPlan:
+        return planned(**{"launcher": "jobset", "nodes": 3, **keys})
+
+    return plan
+
+
+def job(plan: ManifestPlan) -> dict[str, Any]:
+    found: dict[str, Any] = plan.main["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return found
+
+
+def seen(plan: ManifestPlan, *true: str) -> Observation:
+    conditions = [{"type": each, "status": "True", "message": "why"} for each in true]
+    whole = {**plan.main, "status": {"conditions": conditions}}
+    return Observation({f"JobSet/{plan.job}": whole}, frozenset())
+
+
+def test_each_node_is_a_pod_with_an_index(planned_set: Planned) -> None:
+    """The Job is Indexed, which gives pods stable names, and each of its pods must succeed."""
+    spec = job(planned_set())
+    assert (spec["completionMode"], spec["completions"], spec["parallelism"]) == ("Indexed", 3, 3)
+
+
+def test_nothing_begins_again(planned_set: Planned) -> None:
+    """One failed pod ends the JobSet: only the run retries, with a new rendezvous."""
+    plan = planned_set()
+    assert (job(plan)["backoffLimit"], plan.main["spec"]["failurePolicy"]) == (0, {"maxRestarts": 0})
+
+
+def test_pods_are_known_without_their_random_end(planned_set: Planned) -> None:
+    """A pod is mapped to its node without the random end of its name; another object's name is unchanged."""
+    plan = planned_set()
+    assert plan.node(f"{plan.job}-worker-0-2-x7k2p") == "worker-0-2"
+    assert list(plan.nodes) == ["worker-0-0", "worker-0-1", "worker-0-2"]
+    assert plan.node(f"{plan.job}-etcd") == "etcd"
+
+
+def test_first_pod_is_where_they_meet(planned_set: Planned) -> None:
+    """The nodes meet at the first pod's host name, which has no random end."""
+    plan = planned_set()
+    command = " ".join(plan.pod["spec"]["containers"][0]["command"])
+    assert f"--rdzv_endpoint={plan.job}-worker-0-0.{plan.job}:" in command
+
+
+def test_range_of_nodes_is_refused(planned_set: Planned) -> None:
+    """A range of nodes is refused: a Job with fewer pods than completions never ends."""
+    with pytest.raises(ProfileError, match=r"nodes: a JobSet needs all of its pods: one number, not 2:4"):
+        planned_set(nodes={"min": 2, "max": 4})
+
+
+@pytest.mark.parametrize(
+    ("true", "state"),
+    [((), "pending"), (("Suspended",), "pending"), (("Completed",), "succeeded"), (("Failed",), "failed")],
+)
+def test_conditions_tell_the_end(planned_set: Planned, true: tuple[str, ...], state: str) -> None:
+    """The conditions of a JobSet decide its state if its pods have not been seen."""
+    assert jobset.read_status(seen(planned_set(), *true)).state == state
+
+
+def test_deleted_set_is_gone() -> None:
+    """A JobSet that no longer exists is gone."""
+    assert jobset.read_status(Observation({}, frozenset())).state == "gone"
+
+
+def test_queue_of_kueue_is_a_label(planned_set: Planned) -> None:
+    """The queue is a label, by which Kueue holds the JobSet back until there is room."""
+    labels = planned_set(options={"queue": "team"}).main["metadata"]["labels"]
+    assert labels["kueue.x-k8s.io/queue-name"] == "team"

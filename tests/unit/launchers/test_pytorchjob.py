@@ -1,0 +1,139 @@
+"""PyTorchJobs: elastic, or with a master and workers."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.observed_moments import moments, read, true_conditions
+from tests.plan_parts import env, own_address, said
+from tests.recorded_jobs import FILES
+from tests.recording import EPOCH
+from tests.user_manifests import PYTORCHJOB, Launched, changed
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import Controller, OpenQueue
+from torchyard.model.run import Observation
+
+HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
+
+
+def elastic(plan: ManifestPlan) -> dict[str, Any]:
+    found: dict[str, Any] = plan.main["spec"]["elasticPolicy"]
+    return found
+
+
+def test_container_has_the_name_that_the_operator_looks_for(planned: Planned) -> None:
+    """The operator refuses a job without a container called pytorch."""
+    plan = planned(launcher="pytorchjob")
+    assert (plan.pod["spec"]["containers"][0]["name"], plan.container) == ("pytorch", "pytorch")
+
+
+def test_job_has_a_port_of_its_own(planned: Planned) -> None:
+    """The port is named so that the operator adds no 23456, and is the one at which the nodes meet."""
+    plan = planned(launcher="pytorchjob", nodes=2, **HOST)
+    (port,) = plan.pod["spec"]["containers"][0]["ports"]
+    assert port == {"name": "pytorchjob-port", "containerPort": elastic(plan)["rdzvPort"]}
+    assert said(plan, "rdzv_endpoint").endswith(f":{port['containerPort']}")
+
+
+def test_operator_knows_the_same_rendezvous_as_torchrun(planned: Planned) -> None:
+    """The elasticPolicy has the same rendezvous as the command."""
+    plan = planned(launcher="pytorchjob", nodes=2, rendezvous="etcd-v2")
+    policy = elastic(plan)
+    assert (policy["rdzvBackend"], policy["rdzvId"]) == ("etcd-v2", said(plan, "rdzv_id"))
+    assert f"{policy['rdzvHost']}:{policy['rdzvPort']}" == said(plan, "rdzv_endpoint")
+
+
+def test_operator_id_is_new_for_each_attempt(planned: Planned) -> None:
+    """Each attempt has a new id: the store refuses one that the previous attempt has closed."""
+    ids = [elastic(planned(launcher="pytorchjob", attempt=attempt))["rdzvId"] for attempt in (1, 2)]
+    assert len(set(ids)) == 2
+
+
+@pytest.mark.parametrize(("nodes", "least", "most"), [(4, 4, 4), ({"min": 2, "max": 8}, 2, 8)])
+def test_operator_knows_the_range(planned: Planned, nodes: Any, least: int, most: int) -> None:
+    """A fixed number is both minimum and maximum; replicas are the maximum, and the gang is the minimum."""
+    plan = planned(launcher="pytorchjob", nodes=nodes)
+    worker = plan.main["spec"]["pytorchReplicaSpecs"]["Worker"]
+    assert (elastic(plan)["minReplicas"], elastic(plan)["maxReplicas"], worker["replicas"]) == (least, most, most)
+    assert plan.main["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": least}
+
+
+def test_operator_has_no_word_for_static(planned: Planned) -> None:
+    """With static there is no elasticPolicy: the agents' own options say everything."""
+    assert "elasticPolicy" not in planned(launcher="pytorchjob", nodes=2, rendezvous="static").main["spec"]
+
+
+def test_setup_sees_the_number_of_pods(planned: Planned) -> None:
+    """The operator multiplies WORLD_SIZE by nprocPerNode, so only a job whose program reads it has that key."""
+    agent, program = ({"rendezvous": "static"}, {"rendezvous": "env", "agent": "none"})
+    made = [planned(launcher="pytorchjob", processes=4, **keys).main["spec"] for keys in (agent, program)]
+    assert [spec.get("nprocPerNode") for spec in made] == [None, "4"]
+
+
+def test_operator_keeps_failed_pods(planned: Planned) -> None:
+    """A failed pod stays with its log, and the operator restarts nothing."""
+    spec = planned(launcher="pytorchjob").main["spec"]
+    assert spec["pytorchReplicaSpecs"]["Worker"]["restartPolicy"] == "Never"
+    assert (spec["runPolicy"]["cleanPodPolicy"], spec["elasticPolicy"]["maxRestarts"]) == ("None", 0)
+
+
+def test_names_are_those_of_the_operator(planned: Planned) -> None:
+    """The operator's Service of a pod is called <job>-worker-<i>."""
+    plan = planned(launcher="pytorchjob")
+    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE)"
+
+
+def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:
+    """Gang scheduling needs a flag of the operator, which preflight checks."""
+    plan = planned(launcher="pytorchjob", options={"queue": "research"})
+    assert [need.gang for need in plan.requires if isinstance(need, Controller)] == ["--gang-scheduler-name"]
+    assert plan.main["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
+
+
+def test_operator_tells_the_place_itself(planned: Planned) -> None:
+    """A PyTorchJob with a master gets ranks and addresses from the operator, whose values would hide ours."""
+    plan = planned(launcher="pytorchjob", nodes=3, rendezvous="env")
+    assert plan.nodes.keys() == {"master-0", "worker-0", "worker-1"}
+    assert not env(plan).keys() & {"MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "TORCHYARD_NODE"}
+
+
+def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
+    """Preflight checks the queue of a PyTorchJob's PodGroup if the manifest names one."""
+    policy = {"schedulingPolicy": {"queue": "research"}}
+    plans = [launched(changed(PYTORCHJOB, runPolicy=policy)), launched(PYTORCHJOB)]
+    found = [[need.name for need in plan.requires if isinstance(need, OpenQueue)] for plan in plans]
+    assert found == [["research"], []]
+
+
+# --- its status, as it was recorded
+
+
+def test_elastic_success_of_one_worker_is_none_of_the_job() -> None:
+    """The operator says Succeeded when one worker is done, although the other one still runs."""
+    assert any("Succeeded" in true_conditions(moment) for moment in moments("pytorchjob-ok", "running"))
+
+
+def test_worker_may_fail_after_success() -> None:
+    """The operator goes on saying Succeeded when the other worker fails."""
+    last = moments("pytorchjob-ok-then-fails", "failed")[-1]
+    assert ("Succeeded" in true_conditions(last), "worker-1 ended with exit code 7") == (True, last.reason)
+
+
+def test_running_operator_has_a_worker_that_never_fits() -> None:
+    """Without a gang the PyTorchJob is Running while one of its workers has no node."""
+    last = moments("pytorchjob-one-does-not-fit-no-gang", "pending")[-1]
+    assert ("Running" in true_conditions(last), "4 of 5 pods run; worker-" in last.reason) == (True, True)
+
+
+def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
+    """With a gang scheduler the PyTorchJob stays Created, and the reason quotes the scheduler."""
+    last = moments("pytorchjob-never-fits", "pending")[-1]
+    assert (true_conditions(last), "Insufficient nvidia.com/gpu" in last.reason) == ({"Created"}, True)
+
+
+def test_job_whose_nodes_had_joined_has_started() -> None:
+    """A PyTorchJob that recreates a pod is not taken for one that never started."""
+    seen = FILES["pytorchjob-ok"][1].observed.seen
+    status = read("pytorchjob-ok", Observation(seen, frozenset({"worker-0", "worker-1"}), EPOCH))
+    assert status.state == "running"

@@ -1,0 +1,254 @@
+"""All launchers: their recorded plans, and their readings of what real controllers said (`make observe` records it)."""
+
+import copy
+import difflib
+import json
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import plan_of
+from tests.observed_moments import EVERY, group_of, moments, phase_of, pods_of, read, true_conditions
+from tests.recorded_jobs import FILES, JUNK, SPOKEN, damaged
+from tests.recording import EPOCH, OBSERVED, Recorded
+from torchyard.common.project_root import ROOT
+from torchyard.diagnosis import job_status, pod_facts
+from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
+from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.plan import Plan
+from torchyard.model.run import Observation
+
+# --- plans
+
+
+def test_launcher_is_found_by_its_file() -> None:
+    """The registry finds the launcher by the name of its file."""
+    assert registry.load_launcher("appwrapper") is appwrapper
+
+
+def test_launchers_keep_the_protocol() -> None:
+    """Every launcher has Options, plan and read_status; the annotation is what mypy checks."""
+    modules: list[registry.Launcher] = [appwrapper, baremetal, jobset, pytorchjob, runai, volcano]
+    assert [registry.load_launcher(name) for name in registry.list_launchers()] == modules
+
+
+GOLDEN = ROOT / "tests" / "golden"
+
+
+def recorded(plan: Plan) -> str:
+    """The plan as text, without what differs between machines."""
+    text = json.dumps(plan.model_dump(mode="json", exclude_none=True), indent=1) + "\n"
+    return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT")
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_plan_is_as_recorded(name: str) -> None:
+    """A shipped profile's plan changes only on purpose."""
+    now = recorded(plan_of(load_profile(name), Path("/runs/RUN")))
+    file = GOLDEN / f"{name}.json"
+    if not file.exists():
+        file.write_text(now)
+    changes = list(difflib.unified_diff(file.read_text().splitlines(), now.splitlines(), lineterm="", n=0))
+    assert not changes, "\n".join([*changes, f"to accept it: rm {file.relative_to(ROOT)} and test again"])
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_plan_is_the_same_at_every_call(name: str) -> None:
+    """A plan depends on its profile and its run alone, and planning does not change the profile."""
+    profile = load_profile(name)
+    before = profile.model_copy(deep=True)
+    assert plan_of(profile, Path("/runs/RUN")) == plan_of(profile, Path("/runs/RUN"))
+    assert profile == before
+
+
+# --- every recording
+
+
+@EVERY
+def test_state_is_as_recorded(moment: Recorded) -> None:
+    """At every moment, state and reason are read from what was seen as they were recorded."""
+    status = read(moment.case, moment.observed)
+    assert (status.state, status.reason) == (moment.expected, moment.reason)
+
+
+@pytest.mark.parametrize("case", FILES)
+def test_states_are_those_stated(case: str) -> None:
+    """A job goes through the states that cases.yaml lists for it, and no others."""
+    launcher, _, name = case.partition("-")
+    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())[launcher][name]["states"]
+    assert [state for state, _ in groupby(moment.expected for moment in FILES[case])] == stated
+
+
+def test_every_case_is_recorded() -> None:
+    """Each case has a recording, and each recording has a case."""
+    stated = yaml.safe_load((OBSERVED / "cases.yaml").read_text())
+    assert FILES.keys() == {f"{launcher}-{name}" for launcher, cases in stated.items() for name in cases}
+
+
+@EVERY
+def test_success_is_that_of_every_pod(moment: Recorded) -> None:
+    """A job that succeeded has no pod that failed or still runs."""
+    if moment.expected == "succeeded":
+        assert {pod["status"]["phase"] for pod in pods_of(moment).values()} <= {"Succeeded"}
+
+
+@EVERY
+def test_failure_has_evidence(moment: Recorded) -> None:
+    """A job that failed has a pod that says so, or a controller that does."""
+    if moment.expected == "failed":
+        said = str([thing["status"] for thing in moment.observed.seen.values()])
+        assert any(word in said for word in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
+
+
+# --- where the controllers mislead
+
+
+@pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
+def test_pod_group_that_runs_proves_nothing(case: str) -> None:
+    """A PodGroup is Running as soon as its pods have nodes, even if their image cannot be pulled."""
+    assert "Running" in [group_of(moment)["status"].get("phase") for moment in moments(case, "pending")]
+
+
+@pytest.mark.parametrize("case", ["volcano-image", "pytorchjob-image"])
+def test_image_that_cannot_be_had_is_the_cause(case: str) -> None:
+    """An ImagePullBackOff fails the job after a while, with a cause that no log could show."""
+    failure = read(case, moments(case, "failed")[0].observed).failure
+    assert failure is not None
+    assert (failure.cause, failure.retry) == ("image", False)
+
+
+@pytest.mark.parametrize("case", ["volcano-image-late", "pytorchjob-image-late"])
+def test_image_that_is_late_is_waited_for(case: str) -> None:
+    """One ErrImagePull is no failure, and the reason quotes it in the meantime."""
+    assert "ErrImagePull" in "".join(moment.reason for moment in moments(case, "pending"))
+
+
+@pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
+def test_healthy_job_is_warned_of(case: str) -> None:
+    """Even a job that succeeds has a warning that its gang cannot be scheduled: a warning alone proves nothing."""
+    said = json.loads((OBSERVED / f"{case}.json").read_text())["events"]
+    assert any("Warning Unschedulable:" in each for each in said)
+
+
+@pytest.mark.parametrize("case", ["volcano-elastic-one-does-not-fit", "pytorchjob-elastic-one-does-not-fit"])
+def test_elastic_job_runs_with_fewer(case: str) -> None:
+    """An elastic job has started once its least number of workers has."""
+    assert "4 of 5 pods run" in moments(case, "running")[-1].reason
+
+
+@pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
+def test_normal_start_is_not_alarming(case: str) -> None:
+    """The reason of a healthy job never mentions scheduling."""
+    assert all("chedul" not in moment.reason for moment in FILES[case])
+
+
+@pytest.mark.parametrize("case", ["volcano-oom-zero", "pytorchjob-oom-zero"])
+def test_memory_is_told_of_a_success(case: str) -> None:
+    """OOMKilled with exit code 0 is a success, and the reason mentions it."""
+    assert moments(case, "succeeded")[-1].reason == "2 of 2 pods succeeded; but worker-1 ran out of memory on the way"
+
+
+@pytest.mark.parametrize(
+    ("case", "cause", "retry"),
+    [("oom", "oom-pod", False), ("evicted", "evicted", True), ("drained", "evicted", True)],
+)
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+def test_cause_is_known_to_the_cluster_alone(launcher: str, case: str, cause: str, retry: bool) -> None:
+    """The cause of a pod's death from outside is reported with its node, and whether a retry is worthwhile."""
+    name = f"{launcher}-{case}"
+    failure = read(name, moments(name, "failed")[0].observed).failure
+    assert failure is not None
+    assert (failure.cause, failure.retry, failure.node) == (cause, retry, "worker-1")
+
+
+@pytest.mark.parametrize("case", ["volcano-deleted", "pytorchjob-deleted"])
+def test_pods_of_a_deleted_job_fail(case: str) -> None:
+    """A deleted job is gone, although its pods end as Failed."""
+    assert any("'Failed'" in str(pods_of(moment)) for moment in moments(case, "gone"))
+
+
+@pytest.mark.parametrize("case", ["volcano-crash-loop", "pytorchjob-crash-loop"])
+def test_crash_loop_is_seen_through(case: str) -> None:
+    """A crash loop is a failure, although with restartPolicy OnFailure every controller says Running for ever."""
+    last = moments(case, "failed")[-1]
+    assert ("Running" in (phase_of(last), *true_conditions(last)), "CrashLoopBackOff" in last.reason) == (True, True)
+
+
+@pytest.mark.parametrize("case", ["pytorchjob-clean-running", "pytorchjob-clean-all", "volcano-completes"])
+def test_pods_that_a_controller_removes_do_not_fail(case: str) -> None:
+    """Pods that a controller kills because the job is done are no failure."""
+    assert "'exitCode': 137" in "".join(str(pods_of(moment)) for moment in FILES[case])
+
+
+# --- made-up statuses
+
+
+@settings(max_examples=1000)
+@given(damaged())
+def test_damaged_status_is_read(damage: tuple[str, Observation]) -> None:
+    """A state can be read from any status, and it is never success if a pod has failed."""
+    status = read(*damage)
+    pods = job_status.select_job_pods(damage[1]).values()
+    failed = any(pod_facts.read_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod) for pod in pods)
+    assert not (failed and status.state == "succeeded")
+
+
+PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapper-ok", "jobset-ok"])
+
+
+@PODS
+@pytest.mark.parametrize("junk", JUNK, ids=repr)
+def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
+    """A finished job has not succeeded if the phase of a pod is anything but Succeeded."""
+    moment = moments(case, "succeeded")[-1]
+    seen = copy.deepcopy(dict(moment.observed.seen))
+    next(thing for name, thing in seen.items() if name.startswith("Pod/"))["status"]["phase"] = junk
+    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+
+
+@PODS
+@pytest.mark.parametrize("junk", [each for each in JUNK if each is not None and each != 0], ids=repr)
+def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
+    """An exit code that is not the number 0 is not a success."""
+    moment = moments(case, "succeeded")[-1]
+    seen = copy.deepcopy(dict(moment.observed.seen))
+    pod = next(thing for name, thing in seen.items() if name.startswith("Pod/"))
+    pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = junk
+    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+
+
+@pytest.mark.parametrize("case", SPOKEN)
+@given(st.sampled_from(JUNK))
+def test_word_that_is_none_is_no_success(case: str, junk: Any) -> None:
+    """A launcher on machines does not take a malformed state for success."""
+    assert read(case, Observation({"node-0": junk}, frozenset(), EPOCH)).state in ("pending", "failed")
+
+
+def inside_kinds() -> set[str]:
+    """The types that `damaged` has put in place of objects and their parts."""
+    found: set[str] = set()
+
+    @settings(max_examples=1000, database=None, derandomize=True)
+    @given(damaged())
+    def draw(damage: tuple[str, Observation]) -> None:
+        for thing in damage[1].seen.values():
+            parts = {"object": thing} | (thing if isinstance(thing, dict) else {})
+            found.update(f"{key}: {type(value).__name__}" for key, value in parts.items())
+
+    draw()
+    return found
+
+
+def test_damage_is_of_any_kind() -> None:
+    """The damage really covers strings, numbers, lists and null: otherwise the properties above would test nothing."""
+    found = inside_kinds()
+    wanted = {
+        f"{key}: {kind}" for key in ("object", "metadata", "status") for kind in ("str", "int", "list", "NoneType")
+    }
+    assert wanted <= found

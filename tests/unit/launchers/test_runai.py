@@ -1,0 +1,112 @@
+"""Run:ai: its options, the PyTorchJob in its place, and the meaning of its words."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, load, plan_of
+from torchyard.host.runai_cli import read_pod_status
+from torchyard.launchers import runai
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Observation
+
+
+def profile(write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
+    asked = {"project": "mlo", "through": through, **(options or {})}
+    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": asked, **keys}))
+
+
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"preemptible": True}, "a training can always be preempted"),
+        ({"through": "kubernetes", "backoff_limit": 1}, "are the CLI's"),
+        ({"through": "cli-v1", "node_pools": ["a", "b"]}, "v1 of the CLI takes one"),
+    ],
+)
+def test_options_that_do_not_fit_are_refused(write: Write, options: dict[str, Any], told: str) -> None:
+    """An option that would have no effect is an error."""
+    with pytest.raises(ProfileError, match=told):
+        profile(write, options=options)
+
+
+# --- through Kubernetes
+
+
+def test_kubernetes_gets_a_pytorch_job(write: Write, tmp_path: Path) -> None:
+    """Through Kubernetes the job is a PyTorchJob in the project's namespace, for Run:ai's scheduler and queue."""
+    plan = plan_of(profile(write, "kubernetes"), tmp_path)
+    assert isinstance(plan, ManifestPlan)
+    assert (plan.launcher, plan.cluster.namespace) == ("runai", "runai-mlo")
+    assert plan.pod["spec"]["schedulerName"] == "runai-scheduler"
+    assert plan.main["metadata"]["labels"].items() >= {"project": "mlo", "runai/queue": "mlo"}.items()
+
+
+def test_status_through_kubernetes_is_the_operators() -> None:
+    """Through Kubernetes the status is read as that of a PyTorchJob."""
+    assert runai.read_status(Observation({"Pod/worker-0": {}}, frozenset())).state == "gone"
+
+
+# --- the job's status
+
+
+def seen(**said: str) -> dict[str, Any]:
+    """Two pods with these statuses from the CLI; `job` is the job's own."""
+    names = {"job": "", "master": "m", "worker": "w"}
+    told = {"words": {names[name]: word for name, word in said.items()}, "why": "", "gone": "gone" in said.values()}
+    told |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
+    return {"node-0": read_pod_status(told, "m"), "node-1": read_pod_status(told, "w")}
+
+
+@pytest.mark.parametrize(
+    ("said", "state", "reason"),
+    [
+        ({"job": "Pending"}, "pending", "0 of 2 pods run; node-0: Pending"),
+        ({"job": "Running", "worker": "ContainerCreating"}, "pending", "1 of 2 pods run; node-1: ContainerCreating"),
+        ({"job": "Running"}, "running", "2 of 2 pods run"),
+        ({"job": "Succeeded", "master": "Succeeded", "worker": "Running"}, "running", "2 of 2 pods run"),
+        ({"job": "Running", "master": "Succeeded", "worker": "Succeeded"}, "succeeded", "2 of 2 pods succeeded"),
+        ({"job": "COMPLETED"}, "succeeded", "2 of 2 pods succeeded"),
+        ({"job": "Running", "worker": "Failed"}, "failed", "node-1 ended as Failed"),
+        ({"job": "Failed", "master": "Failed", "worker": "Error"}, "failed", "node-1 ended as Error"),
+        ({"job": "Succeeded", "worker": "Failed"}, "failed", "node-1 ended as Failed"),
+        ({"job": "Something"}, "pending", "0 of 2 pods run; node-0: Something"),
+        ({"job": "gone"}, "gone", "the job was deleted from Run:ai by somebody else"),
+    ],
+)
+def test_state_is_read_from_words(said: dict[str, str], state: str, reason: str) -> None:
+    """Pods count more than the job, failure more than success, and an unknown status is no end."""
+    status = runai.read_status(Observation(seen(**said), frozenset(), 101.0))
+    assert (status.state, status.reason) == (state, reason)
+
+
+@pytest.mark.parametrize(
+    ("word", "cause", "retry"),
+    [
+        ("Preempted", "preempted", True),
+        ("TimedOut", "pod-deadline", False),
+        ("OOMKilled", "oom-pod", False),
+        ("ContainerCannotRun", "start-error", False),
+        ("ImagePullBackOff", "image", False),
+        ("ErrImagePull", "image", False),
+    ],
+)
+def test_word_that_no_log_tells_is_the_cause(word: str, cause: str, retry: bool) -> None:
+    """A cause that no log shows is read from Run:ai's status; an image error counts only after a while."""
+    failure = runai.read_status(Observation(seen(job=word), frozenset(), 200.0)).failure
+    assert failure
+    assert (failure.cause, failure.retry) == (cause, retry)
+
+
+def test_image_may_yet_come() -> None:
+    """A registry that failed a moment ago is waited for."""
+    status = runai.read_status(Observation(seen(job="ErrImagePull"), frozenset(), 101.0))
+    assert (status.state, status.reason) == ("pending", "0 of 2 pods run; node-0: ErrImagePull")
+
+
+def test_nothing_heard_is_no_end() -> None:
+    """Before the CLI's first answer the job is pending."""
+    assert runai.read_status(Observation({"node-0": {}, "node-1": {}}, frozenset())).state == "pending"

@@ -1,0 +1,104 @@
+"""Volcano: a Job whose pods start together."""
+
+from typing import Any
+
+from tests.conftest import Planned
+from tests.observed_moments import job_of, moments, phase_of, pods_of
+from tests.plan_parts import own_address
+from tests.user_manifests import JOB, Launched, changed
+from torchyard.model.plan import ManifestPlan
+from torchyard.model.requirements import OpenQueue
+
+HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
+ELASTIC = {"nodes": {"min": 2, "max": 8}}
+
+
+def volcano(plan: ManifestPlan) -> dict[str, Any]:
+    found: dict[str, Any] = plan.main["spec"]
+    return found
+
+
+def test_gang_is_written_down(planned: Planned) -> None:
+    """minAvailable is the fewest nodes, for the job and its task, and replicas the most: no webhook fills them in."""
+    spec = volcano(planned(**ELASTIC))
+    (task,) = spec["tasks"]
+    assert (spec["minAvailable"], task["minAvailable"], task["replicas"]) == (2, 2, 8)
+
+
+def test_pod_that_fails_or_is_deleted_ends_the_job(planned: Planned) -> None:
+    """A failed or deleted pod ends the job, so that its peers do not hold their GPUs for ever."""
+    found = {each["event"]: each["action"] for each in volcano(planned(nodes=2))["policies"]}
+    assert found == {"PodFailed": "TerminateJob", "PodEvicted": "TerminateJob"}
+
+
+def test_elastic_job_goes_on_without_a_deleted_pod(planned: Planned) -> None:
+    """An elastic job has no policies: Volcano counts a deleted pod as failed, recreates it, and the others go on."""
+    assert "policies" not in volcano(planned(**ELASTIC))
+
+
+def test_volcano_gives_pods_an_index_and_a_name(planned: Planned) -> None:
+    """The plugin env gives a pod its index, and svc gives it a DNS name before it is ready."""
+    assert volcano(planned())["plugins"] == {"env": [], "svc": ["--publish-not-ready-addresses=true"]}
+
+
+def test_names_are_those_of_the_svc_plugin(planned: Planned) -> None:
+    """A pod of Volcano is <job>-<task>-<i>.<job>."""
+    plan = planned(nodes=2)
+    assert own_address(plan) == f"{plan.job}-worker-$(TORCHYARD_NODE).{plan.job}"
+    assert (plan.tasks, plan.container) == ({"worker": 2}, volcano(plan)["tasks"][0]["name"])
+
+
+def test_volcano_pods_have_no_ports(planned: Planned) -> None:
+    """Volcano pods declare no ports: with the host network, two jobs could then not share a node."""
+    assert "ports" not in planned(**HOST, nodes=2).pod["spec"]["containers"][0]
+
+
+def test_volcano_does_not_try_again_itself(planned: Planned) -> None:
+    """Volcano must not retry: it would delete the logs and reuse a closed rendezvous id. Only the launcher retries."""
+    assert volcano(planned())["maxRetry"] == 1
+
+
+def test_queue_is_used_and_looked_at(planned: Planned) -> None:
+    """The job uses the queue of the options, and preflight checks that it is open."""
+    plan = planned(options={"queue": "research"})
+    assert volcano(plan)["queue"] == "research"
+    assert OpenQueue(name="research") in plan.requires
+
+
+def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
+    """Preflight checks the queue that the job names, or else Volcano's default queue."""
+    plans = [launched(JOB), launched(changed(JOB, queue=None))]
+    assert [need.name for plan in plans for need in plan.requires if isinstance(need, OpenQueue)] == [
+        "research",
+        "default",
+    ]
+
+
+# --- its status, as it was recorded
+
+
+def test_counts_vanish_after_completed() -> None:
+    """Volcano drops its counts when a Job is Completed, so the pods are counted."""
+    last = moments("volcano-ok", "succeeded")[-1]
+    assert ("succeeded" in job_of(last)["status"], last.reason) == (False, "2 of 2 pods succeeded")
+
+
+def test_one_crash_is_not_a_loop() -> None:
+    """A job with a container that was restarted once is still running."""
+    assert any("CrashLoopBackOff" in str(pods_of(moment)) for moment in moments("volcano-crash-loop", "running"))
+
+
+def test_pending_again_has_started() -> None:
+    """A Volcano Job that is Pending again because a pod is recreated counts as running."""
+    assert "Pending" in [phase_of(moment) for moment in moments("volcano-pod-deleted-no-policies", "running")]
+
+
+def test_hopeless_job_does_not_wait_for_its_last_pod() -> None:
+    """A job has failed with its first pod, even if without policies Volcano says Running while a peer hangs."""
+    first = moments("volcano-no-policies-fails", "failed")[0]
+    assert (phase_of(first), first.reason) == ("Running", "worker-1 ended with exit code 7")
+
+
+def test_queue_is_told_before_there_are_pods() -> None:
+    """The reason names the queue that does not admit a job, though its PodGroup says nothing."""
+    assert "space-volcano-queue is full or closed" in moments("volcano-queue", "pending")[-1].reason

@@ -1,0 +1,67 @@
+"""What shows every profile: README's table, the deployments, the page of the guides."""
+
+import re
+
+import pytest
+import yaml
+
+from tests.conftest import plan_of
+from torchyard.cli.main import read_overrides
+from torchyard.common.project_root import ROOT
+from torchyard.loading import catalog
+from torchyard.loading.profile import list_profiles, load_profile
+
+GUIDES = (ROOT / "docs" / "guides.md").read_text()
+COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$", GUIDES, re.MULTILINE)
+
+
+def test_table_of_the_readme_is_true() -> None:
+    """README shows every profile as its file says it."""
+    wanted = "\n".join(catalog.format_catalog_table(catalog.load_catalog()))
+    told = "README's table should be (torchyard profiles --as table):\n"
+    assert f"\n{wanted}\n\n" in (ROOT / "README.md").read_text(), told + wanted
+
+
+def test_every_profile_is_a_deployment() -> None:
+    """prefect.yaml has a deployment of `train` for each profile, as the catalog writes it, followed by the sweep."""
+    wanted = "\n".join(catalog.format_deployments(catalog.load_catalog()))
+    told = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
+    assert f"deployments:\n{wanted}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
+
+
+def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
+    """The entries are valid YAML for any `about`, and have family, launcher and rendezvous as tags."""
+    found = catalog.load_catalog()
+    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.format_deployments(found)))["list"]
+    assert [each["description"] for each in entries] == [profile.about for profile, _ in found]
+    tags = {each["name"]: each["tags"] for each in entries}
+    assert tags["digits-local-etcd"] == ["digits", "baremetal", "etcd-v2"]
+
+
+def test_guides_know_every_profile() -> None:
+    """docs/guides.md names each shipped profile of a guide, and none that does not exist."""
+    named = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
+    assert named == {name for name in list_profiles() if "guide 00" in load_profile(name).about} | named & set(
+        list_profiles()
+    )
+
+
+@pytest.mark.parametrize(("name", "changes"), COMMANDS)
+def test_other_rows_of_a_guide_can_be_planned(name: str, changes: str) -> None:
+    """A row without a profile of its own is another profile with changes, and the page's command can plan it."""
+    profile = load_profile(name, read_overrides(re.findall(r"--set '([^']+)'", changes)))
+    assert plan_of(profile, ROOT / "runs")
+
+
+@pytest.mark.parametrize(("ours", "guides"), [("user-file", "user_file"), ("user-file-vela", "user_file_vela")])
+def test_user_files_are_the_guides(ours: str, guides: str) -> None:
+    """The shipped user files have the same content as the guide's."""
+    shipped = yaml.safe_load((ROOT / "profiles" / "values" / f"{ours}.yaml").read_text())
+    assert shipped == yaml.safe_load((ROOT / "tests" / "values" / f"{guides}.yaml").read_text())
+
+
+def test_values_of_roce_leave_nothing_that_ends_rdma() -> None:
+    """The profile sets no variable of the user file, such as NCCL_IB_DISABLE: it would win over the ConfigMap's."""
+    profile = load_profile("fms-vela-gdr")
+    assert profile.network
+    assert (profile.env.keys() | profile.network.env.keys()) == {"NCCL_TOPO_FILE"}

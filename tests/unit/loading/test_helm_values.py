@@ -1,0 +1,70 @@
+"""The keys of a helm chart: their types, their defaults, and mistakes in them."""
+
+import re
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.chart_values import JOB, files, said
+from tests.user_files import refused
+from torchyard.loading.helm_values import ChartValues
+from torchyard.model.errors import ProfileError
+
+
+def test_null_takes_the_default_away(tmp_path: Path) -> None:
+    """A null removes the chart's default queue and priority."""
+    profile = said(tmp_path, {"queueName": None, "priority": None})
+    assert (profile.options, profile.pod.priority_class) == ({}, None)
+
+
+MISTAKES: list[tuple[dict[str, Any], str]] = [
+    ({"numPod": 4}, "unknown key numPod: did you mean numPods?"),
+    ({"mountNVMe": {"storage": "1Gi", "mount": "/a"}}, "unknown key mountNVMe.mount: did you mean mountPath?"),
+    ({"envFrom": [{"prefix": "A"}]}, "unknown key envFrom.0.prefix"),
+    ({"numPods": "4"}, "numPods: input should be a valid integer, not '4'"),
+    ({"numPods": True}, "numPods: input should be a valid integer"),
+    ({"numPods": 0}, "numPods: input should be greater than or equal to 1"),
+    ({"totalMemoryPerPod": 1}, "totalMemoryPerPod: input should be a valid string"),
+    ({"totalMemoryPerPod": "1 GB"}, "totalMemoryPerPod: string should match pattern"),
+    ({"jobName": "My_Job"}, "jobName: string should match pattern"),
+    ({"jobName": "a" * 51}, "jobName: string should have at most 50 characters"),
+    ({"jobName": None, "priority": "urgent"}, "priority: input should be 'default-priority', 'low-priority' or"),
+    ({"environmentVariables": [{"name": "A"}]}, "a variable has a name and one of value, secret, configmap"),
+    ({"disableSharedMemory": "yes"}, "disableSharedMemory: input should be a valid boolean"),
+    ({"warmupGracePeriodDuration": "1w"}, "warmupGracePeriodDuration: string should match pattern"),
+    ({"warmupGracePeriodDuration": "0s"}, "warmupGracePeriodDuration: string should match pattern"),
+    ({"restartPolicy": "OnFailure"}, "restartPolicy: only Never"),
+    ({"limitGpusPerPod": 4, "numGpusPerPod": 8}, "limitGpusPerPod: GPUs are not shared: leave it out, or set it to 8"),
+    ({"numRoceGdr": 2}, "numRoceGdr: one pod has no other to reach"),
+    ({"mainProgram": "train.py --out=$OUT"}, "mainProgram: '$' is for a shell"),
+    ({"mainProgram": 'train.py "$OUT"'}, "mainProgram: '$' is for a shell"),
+    ({"mainProgram": "train.py && echo"}, "mainProgram: '&' is for a shell"),
+    ({"mainProgram": "train.py 'a"}, "mainProgram: a quote is not closed"),
+    ({"mainProgram": None}, "mainProgram: is missing: torchrun needs a program"),
+]
+
+
+@pytest.mark.parametrize(("values", "expected"), MISTAKES, ids=range(len(MISTAKES)))
+def test_mistake_is_told_with_its_line(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+    """Each mistake is reported with its file and line."""
+    path = files(tmp_path, JOB, {"namespace": "ml", **values})
+    assert re.search(rf"values-1\.yaml:[2-5]: .*{re.escape(expected)}", refused(path))
+
+
+ANY = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=5,
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
+@given(values=st.dictionaries(st.sampled_from(sorted(ChartValues.model_fields)), ANY, max_size=5))
+def test_wrong_values_are_told_and_never_crash(tmp_path: Path, values: dict[str, Any]) -> None:
+    """With any values of the chart's keys, the profile loads or the error says what is wrong."""
+    with suppress(ProfileError):
+        said(tmp_path, values)

@@ -1,0 +1,301 @@
+"""Profiles and the files that they name: found, and loaded or refused."""
+
+import copy
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import Planned, Write, load
+from tests.drawn import PODS
+from tests.user_files import FILES, PROFILE, refused, told
+from tests.user_manifests import JOB
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import _list_hardware, _load_hardware, list_profiles, load_profile
+from torchyard.model.errors import ProfileError
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_shipped_profiles_load(name: str) -> None:
+    """Every shipped profile loads, and its program is here, in its image, or on its hosts."""
+    profile = load_profile(name)
+    there = profile.image or profile.options.get("program_there")
+    assert there or Path(str(profile.program)).is_file()
+    assert profile.deadlines.start <= profile.deadlines.run  # both count from the submit
+
+
+def test_own_folder_comes_first(write: Write) -> None:
+    """A profile in TORCHYARD_PROFILES is found by its name."""
+    path = write("mine")
+    os.environ["TORCHYARD_PROFILES"] = str(path.parent)
+    assert load_profile("mine").name == "mine"
+
+
+def test_program_is_looked_for_beside_the_profile(write: Write) -> None:
+    """A relative program path is relative to the profile."""
+    path = write("mine")
+    assert load(path).program == str(path.parent / "mine.py")
+
+
+def test_program_of_an_image_is_left_alone(write: Write) -> None:
+    """In pods the program is a path in the image, not on this machine."""
+    assert load(write(launcher="volcano", image="train:v1", program="train.py")).program == "train.py"
+
+
+def test_unknown_profile_names_the_nearest() -> None:
+    """The error for an unknown name suggests the nearest one and lists all others."""
+    said = refused("digit-local")
+    assert "did you mean digits-local?" in said
+    assert "pi-local" in said
+
+
+def test_missing_file_is_told(tmp_path: Path) -> None:
+    """A path that does not exist is reported as a path, not as a name."""
+    assert f"there is no file {tmp_path}/none.yaml" in refused(tmp_path / "none.yaml")
+
+
+@pytest.mark.parametrize(
+    ("keys", "expected"),
+    [
+        ({"values": "a.yaml"}, ":4: values: it is a list of files, not 'a.yaml'"),
+        ({"values": ["a.yaml"]}, ":4: values: there is no file"),
+        ({"values": ["sample.py"], "manifest": "job.yaml"}, ":5: values: a manifest is a whole job"),
+    ],
+)
+def test_files_that_cannot_be_read_are_told(write: Write, keys: dict[str, Any], expected: str) -> None:
+    """`values` must be a list of existing files beside the profile, and cannot be used with a manifest."""
+    path = write(**keys)
+    assert f"{path}{expected}" in refused(path)
+
+
+# --- hardware
+
+
+SHAPE = """about: a shape of ours
+source: our own measurements
+match: {pool: train}
+gpus: {resource: nvidia.com/gpu, per_node: 4}
+line_rate: 50
+fabrics:
+  tcp:
+    about: what there is
+    expect: {transport: socket}
+"""
+
+
+@pytest.fixture
+def shape(tmp_path: Path) -> Path:
+    """A hardware file in the user's own profiles folder."""
+    os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
+    path = tmp_path / "hardware" / "lab" / "four.yaml"
+    path.parent.mkdir(parents=True)
+    path.write_text(SHAPE)
+    return path
+
+
+@pytest.mark.parametrize("name", sorted(_list_hardware()))
+def test_shipped_hardware_loads(name: str) -> None:
+    """Each shape names the source of its values, and each of its fabrics says what the log must show."""
+    found = _load_hardware(name)
+    assert found.source
+    assert all(fabric.expect.transport for fabric in found.fabrics.values())
+
+
+@pytest.mark.usefixtures("shape")
+def test_own_hardware_is_found(write: Write) -> None:
+    """A shape in a folder of TORCHYARD_PROFILES is named like the project's own."""
+    profile = load(write(hardware="lab/four", fabric="tcp"))
+    assert profile.hardware
+    assert (profile.hardware.match, profile.hardware.gpus.per_node) == ({"pool": "train"}, 4)
+
+
+def test_own_hardware_comes_first(shape: Path) -> None:
+    """A shape of the user overrides the project's shape of the same name."""
+    own = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
+    own.parent.mkdir()
+    own.write_text(SHAPE)
+    assert _load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
+
+
+def test_mistake_in_the_hardware_is_told_with_its_own_line(write: Write, shape: Path) -> None:
+    """A mistake in a hardware file is not blamed on the profile that names it."""
+    shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
+    said = refused(write(hardware="lab/four", fabric="tcp"))
+    assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in said
+    assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband', 'rdma', " in said
+
+
+def test_hardware_that_is_no_yaml_is_told(write: Write, shape: Path) -> None:
+    """A hardware file that cannot be read is reported with its own path."""
+    shape.write_text("about: [x\n")
+    assert f"profile hardware/lab/four: {shape}:2: did not find" in refused(write(hardware="lab/four"))
+
+
+# --- manifests
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("kind: [", "job.yaml:2: did not find"),
+        ("- a\n- b\n", "job.yaml: each document is an object with apiVersion, kind and metadata: 1"),
+        ("apiVersion: v1\nkind: Pod\nmetadata: name\n", "job.yaml: each document is an object"),
+        ("---\n---\n", "job.yaml: each document is an object .*: there is none"),
+        (None, "sample.yaml:.*: manifest: there is no file .*/job.yaml"),
+    ],
+)
+def test_file_that_is_no_manifest_is_told(planned: Planned, tmp_path: Path, text: str | None, said: str) -> None:
+    """A manifest that is missing, not YAML, or not made of objects is reported with the name of its file."""
+    if text is not None:
+        (tmp_path / "job.yaml").write_text(text)
+    with pytest.raises(ProfileError, match=said):
+        planned(image=None, program=None, manifest="job.yaml")
+
+
+def test_manifest_is_looked_for_beside_the_profile(planned: Planned, tmp_path: Path) -> None:
+    """A relative manifest path is relative to the profile's folder."""
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "job.yaml").write_text(yaml.safe_dump(JOB))
+    assert planned(image=None, program=None, manifest="sub/job.yaml").tasks == {"lead": 1, "rest": 3}
+
+
+@pytest.mark.parametrize(
+    "text", ["data: {a: .nan}", "data: {a: !!binary aGk=}", "data: {[a]: b}", "metadata: {labels: [a]}", "kind: [a]"]
+)
+def test_manifest_is_of_objects(tmp_path: Path, text: str) -> None:
+    """A document that no API server could read is reported with the name of its file."""
+    document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
+    document.pop(text.partition(":")[0], None)
+    assert "it.yaml" in told(tmp_path, "manifest", f"{yaml.safe_dump(document)}{text}\n".encode())[0]
+
+
+def test_keys_of_a_manifest_are_texts(tmp_path: Path) -> None:
+    """A number as a key is read as its digits, as in JSON."""
+    job = yaml.safe_load((ROOT / "tests" / "manifests" / "volcano-c10d.yaml").read_text())
+    job["metadata"]["labels"] = {1: "a"}
+    told(tmp_path, "manifest", yaml.safe_dump(job).encode())
+    assert load_profile(str(tmp_path / "sample.yaml")).manifest[0]["metadata"]["labels"] == {"1": "a"}
+
+
+# --- files with arbitrary content
+
+
+BARE = {
+    **{key: PROFILE[key] for key in ("about", "program", "args")},
+    "launcher": "baremetal",
+    "nodes": 2,
+    "env": {"A": "1"},
+    "options": {"port": 5000},
+}
+NEEDED = {"runai": {"project": "vision", "through": "kubernetes"}}
+GOOD: dict[str, list[Any]] = {
+    "profile": [
+        PROFILE,
+        BARE,
+        *({**PROFILE, "launcher": each, "nodes": 2, "options": NEEDED.get(each, {})} for each in PODS),
+    ],
+    "hardware": [
+        yaml.safe_load(path.read_text()) for path in sorted((ROOT / "profiles" / "hardware" / "oke").glob("*.yaml"))
+    ],
+    "values": [yaml.safe_load(path.read_text()) for path in sorted((ROOT / "tests" / "values").glob("*.yaml"))],
+    "manifest": [
+        list(yaml.safe_load_all(path.read_text()))
+        for path in sorted((ROOT / "tests" / "manifests").glob("volcano*.yaml"))
+    ],
+}
+SCRAPS = (
+    "a;: ;:; ;  ;- ;? ;&a ;*a;<<: ;[;];{;};,;';\";~;=;#;\\;0x;1;.nan;2001-13-99;é;\t;\0;\x85;\ufeff;!x ;|\n;\n;"
+    "!!int ;!!float ;!!bool ;!!binary ;!!set ;!!timestamp ;!!omap ;!!null ;!!map ;%YAML 1.1\n;launcher: volcano\n;"
+    "---\n;...\n;kind: Job\n;about;metadata: ;options: ;values: ;manifest: ;fabrics: "
+)
+TEXTS = st.lists(st.sampled_from(SCRAPS.split(";")), max_size=25).map("".join).map(str.encode)
+ODD = ["", "~nobody/x", "/", "..", "a" * 5000, "\0", "é", "$(A)", "1:2", "a/b/c", ".inf", "9" * 400]
+SINGLE = (
+    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*ODD, 10**400, -(10**30)]) | st.dates()
+)
+ANYTHING = st.recursive(
+    SINGLE, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SINGLE, inner, max_size=3), max_leaves=6
+)
+
+
+def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+    """The path of every value in a document."""
+    yield path
+    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from places(each, (*path, key))
+
+
+@st.composite
+def spoiled(draw: st.DrawFn, kind: str) -> bytes:
+    """A good file with an arbitrary value in place of one of its values, or beside it."""
+    document = [copy.deepcopy(draw(st.sampled_from(GOOD[kind])))]
+    path: list[Any] = [0, *draw(st.sampled_from(sorted(places(document[0]), key=str)))]
+    place: Any = document
+    for key in path[:-1]:
+        place = place[key]
+    key = draw(SINGLE) if isinstance(place, dict) and draw(st.booleans()) else path[-1]
+    place[key] = draw(ANYTHING)
+    return written(document[0])
+
+
+def written(document: Any) -> bytes:
+    """The document as YAML; a list is written as a manifest's documents."""
+    return (yaml.safe_dump_all(document) if isinstance(document, list) else yaml.safe_dump(document)).encode()
+
+
+@pytest.mark.parametrize(
+    ("kind", "number"), [(kind, number) for kind, each in GOOD.items() for number in range(len(each))]
+)
+def test_files_to_spoil_are_good(tmp_path: Path, kind: str, number: int) -> None:
+    """The files that the tests below spoil have no findings before that."""
+    assert told(tmp_path, kind, written(GOOD[kind][number])) == ()
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_text_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    """Any bytes, and pieces of YAML in any order, give findings of bounded length."""
+    assert all(0 < len(each) < 1500 for each in told(tmp_path, kind, data.draw(TEXTS | st.binary())))
+
+
+@pytest.mark.parametrize("kind", FILES)
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(data=st.data())
+def test_any_value_at_any_key_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+    """A good file with one arbitrary value gives findings of bounded length."""
+    assert all(0 < len(each) < 1500 for each in told(tmp_path, kind, data.draw(spoiled(kind))))
+
+
+def test_path_that_is_no_file_is_told(tmp_path: Path) -> None:
+    """A folder, a link in a circle, a device and a path of nothing are told apart."""
+    (tmp_path / "loop.yaml").symlink_to("loop.yaml")
+    (tmp_path / "folder.yaml").mkdir()
+    paths = {
+        str(tmp_path / "loop.yaml"): "is a link that leads to no file: loop.yaml",
+        str(tmp_path / "folder.yaml"): "is a folder: name a file in it",
+        "/dev/null": "is no regular file: name a YAML file",
+        str(tmp_path / "none.yaml"): "there is no file ",
+    }
+    for path, said in paths.items():
+        with pytest.raises(ProfileError, match=said):
+            load_profile(path)
+
+
+def test_file_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
+    """A file that is not UTF-8 names the line, and what to do."""
+    (tmp_path / "a.yaml").write_bytes(b"about: a test\nprogram: gr\xfc\xdfe.py\n")
+    with pytest.raises(ProfileError, match=r"a\.yaml:2: .*: it is not UTF-8; save it as UTF-8"):
+        load_profile(str(tmp_path / "a.yaml"))
+
+
+def test_tag_of_a_language_is_refused(tmp_path: Path) -> None:
+    """A tag that asks for an object of some language is refused by its name."""
+    (tmp_path / "a.yaml").write_text("about: !!python/object:os.system x\n")
+    with pytest.raises(ProfileError, match=r"a\.yaml:1: a value cannot have the tag !!python/object:os\.system"):
+        load_profile(str(tmp_path / "a.yaml"))

@@ -1,0 +1,64 @@
+"""A plan of processes carried out: started once, attached to, and proven to be gone."""
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write, load
+from tests.lone_processes import lone_plan
+from tests.python_commands import python
+from torchyard.host.processes import find_labelled
+from torchyard.machines.backend import MachinesBackend
+from torchyard.model.errors import HostError
+from torchyard.model.plan import CommandPlan
+from torchyard.model.profile import Deadlines
+
+ALONE = {"agent": "none", "rendezvous": "env", "nodes": 2}
+
+
+@pytest.fixture
+def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
+    """A plan of two processes here, which do not outlive the test."""
+    made = lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
+    yield made
+    assert MachinesBackend(made).remove() == []
+
+
+def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
+    """Submitting again starts nothing, and reports when the processes were started."""
+    first = MachinesBackend(plan).submit(Deadlines(), None)
+    running = find_labelled(plan.label)
+    second = MachinesBackend(plan).submit(Deadlines(), None)
+    assert (first.created, second.created, find_labelled(plan.label)) == (True, False, running)
+    assert first.submitted_at == second.submitted_at
+
+
+def test_removal_ends_every_process(plan: CommandPlan) -> None:
+    """After the removal no process has the attempt's label, and removing again succeeds."""
+    MachinesBackend(plan).submit(Deadlines(), None)
+    assert len(find_labelled(plan.label)) >= 2
+    assert (MachinesBackend(plan).remove(), find_labelled(plan.label)) == ([], [])
+
+
+def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
+    """A supervisor that could not start its process gives an error with the process's name and the reason."""
+    submit = python("""print('{"phase": "failed", "created": false, "error": "no room"}')""")
+    broken = plan.model_copy(update={"on": (plan.on[0].model_copy(update={"submit": submit}), plan.on[1])})
+    with pytest.raises(HostError, match=r"^localhost: start node-0: no room$"):
+        MachinesBackend(broken).submit(Deadlines(), None)
+
+
+def test_host_that_cannot_be_asked_counts_as_left_over(write: Write, tmp_path: Path) -> None:
+    """What a host has left is unknown if ssh does not reach it: the removal reports the host, and not nothing."""
+    ssh = tmp_path / "ssh"
+    ssh.write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
+    ssh.chmod(0o755)
+    os.environ["TORCHYARD_SSH"] = str(ssh)
+    far = lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
+    said = MachinesBackend(far).remove()
+    assert [each.partition(": Permission denied")[0] for each in said] == [
+        "gpu1: reach it by ssh",
+        "gpu2: reach it by ssh",
+    ]

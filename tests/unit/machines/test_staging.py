@@ -1,0 +1,56 @@
+"""What is staged in on a host: the program's files, the checkpoints of the attempt before, and the scripts."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.conftest import Write, command_plan_of, load
+from torchyard.machines.staging import _list_checkpoints, _walk_files, script_command
+
+
+def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Path) -> None:
+    """An attempt on other hosts still gets the checkpoints of every former host."""
+    profile = load(write(nodes=2, options={"hosts": ["a", "b", "c"], "avoid": ["a"]}))
+    (site, _) = command_plan_of(profile, tmp_path, attempt=2).sites
+    for node in (0, 1):
+        (tmp_path / f"attempt-1/node-{node}/files/checkpoints").mkdir(parents=True)
+        (tmp_path / f"attempt-1/node-{node}/files/checkpoints/{node}.pt").touch()
+    assert [name for _, name in _list_checkpoints(site.before)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
+
+
+def test_plan_of_the_version_before_finds_its_checkpoints(tmp_path: Path) -> None:
+    """A plan that lists every folder of the previous attempt still works, even with special characters in a name."""
+    (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
+    (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
+    assert [name for _, name in _list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
+
+
+def test_link_is_no_way_to_send_a_file_of_this_machine(tmp_path: Path) -> None:
+    """A link in a host's files that points elsewhere on this machine is not sent to the next host."""
+    (tmp_path / "secret").write_text("")
+    brought = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
+    brought.mkdir(parents=True)
+    (brought / "5.pt").touch()
+    (brought / "last").symlink_to("5.pt")
+    (brought / "leak").symlink_to(tmp_path / "secret")
+    assert sorted(name for _, name in _list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])) == [
+        "checkpoints/5.pt",
+        "checkpoints/last",
+    ]
+
+
+def test_what_is_no_program_stays_here(tmp_path: Path) -> None:
+    """A folder is sent without its git history, virtual environment and dangling links."""
+    for name in (".git/config", ".venv/bin/python", "models/net.py", "train.py"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).touch()
+    (tmp_path / "gone").symlink_to("nowhere")
+    assert sorted(name for _, name in _walk_files(tmp_path)) == ["models/net.py", "train.py"]
+
+
+def test_old_python_says_so(tmp_path: Path) -> None:
+    """An interpreter on a host that is too old is reported with its version and the one that is needed."""
+    words = script_command("far", "python3", "facts.py").argv
+    old = words[2].replace("(3, 8)", "(9, 9)")
+    done = subprocess.run([sys.executable, "-c", old, words[3]], capture_output=True, text=True, check=False)
+    assert done.stderr.endswith(", and 3.8 or newer is needed\n")

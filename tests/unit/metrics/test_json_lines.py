@@ -1,0 +1,47 @@
+"""One JSON object per line: rows, and what is about the whole run."""
+
+import json
+
+from torchyard.metrics.json_lines import read_json_lines, read_object
+
+ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
+LINES = ["rank 0 of 2", *(json.dumps(row) for row in ROWS), "{torn", '{"best": 0.8}']
+
+
+def test_rows_and_summary_are_told_apart() -> None:
+    """An object with an epoch is a row; one without is about the whole run."""
+    metrics = read_json_lines(LINES)
+    assert [row["epoch"] for row in metrics.rows] == [1, 2, 3]
+    assert metrics.summary == {"best": 0.8}
+
+
+def test_row_said_again_counts_once() -> None:
+    """A resumed program that repeats an epoch replaces its row."""
+    metrics = read_json_lines([*LINES, '{"epoch": 3, "accuracy": 0.9}'])
+    assert [row["accuracy"] for row in metrics.rows] == [0.6, 0.7, 0.9]
+
+
+def test_nested_values_are_left_out() -> None:
+    """Only plain values of an object are metrics."""
+    assert read_object('  {"epoch": 1, "all": [1, 2], "x": {"y": 1}}') == {"epoch": 1}
+
+
+def test_half_of_a_surrogate_pair_can_be_reported() -> None:
+    """A report can be written even if a JSON line has a character that UTF-8 cannot encode."""
+    assert '"name":"?"' in read_json_lines(['{"name": "\\ud800"}']).model_dump_json()
+
+
+def test_collectives_of_the_same_size_are_rows_of_their_own() -> None:
+    """Rows of two collectives with the same size do not replace each other; the same one's later row does."""
+    rows = [("all_reduce", 1024, 1.0), ("all_gather", 1024, 2.0), ("all_reduce", 1024, 3.0)]
+    lines = [json.dumps({"collective": name, "size": size, "busbw": busbw}) for name, size, busbw in rows]
+    found = read_json_lines(lines).rows
+    assert [(row["collective"], row["busbw"]) for row in found] == [("all_reduce", 3.0), ("all_gather", 2.0)]
+
+
+def test_pairs_and_slow_nodes_are_rows() -> None:
+    """What pairwise.py prints is a row for each pair and each slow node, and a summary with the verdict."""
+    pair = {"step": 1, "round": 1, "node": "a", "peer": "b", "busbw": 0.3, "ratio": 0.3, "slow": True}
+    node = {"step": 2, "node": "b", "busbw": 0.3, "ratio": 0.3, "slow": True}
+    metrics = read_json_lines(map(json.dumps, (pair, node, {"verdict": "1 of 8 nodes is slow", "rounds": 2})))
+    assert (metrics.rows, metrics.summary) == ((pair, node), {"verdict": "1 of 8 nodes is slow", "rounds": 2})

@@ -1,0 +1,144 @@
+"""What all formats have in common: their readers, a row's progress, and a row in words."""
+
+import json
+from itertools import accumulate
+from typing import get_args
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.printed_metrics import posted
+from torchyard.metrics.allreduce_bench import read_allreduce_bench
+from torchyard.metrics.nccl_tests import read_nccl_tests
+from torchyard.metrics.registry import (
+    LINE_READERS,
+    READERS,
+    describe_row,
+    format_number,
+    read_object,
+    read_progress,
+)
+from torchyard.model.profile import MetricsFormat
+
+# Pieces of lines of the formats, which are combined at random.
+PIECES = (
+    *(
+        "8",
+        " 1048576 ",
+        "float ",
+        "sum ",
+        "-1 ",
+        "0.00  ",
+        "nan ",
+        "inf ",
+        "1e400 ",
+        "9" * 30,
+        "N/A ",
+        "# ",
+        "\r",
+        "\x1b[1m",
+    ),
+    *(
+        "size count type",
+        "bytes N type",
+        "Avg bus bandwidth : ",
+        "Out of bounds values : ",
+        "FAILED",
+        "all_reduce_perf",
+    ),
+    *(
+        "| ",
+        "GBps ",
+        "Gbps",
+        "KiB: ",
+        "payload ",
+        "busbw: ",
+        "algbw: ",
+        "duration: ",
+        " sec",
+        "0:",
+        "Elapsed time: 1:2:3",
+    ),
+    *(
+        "bandwidth of all_reduce ",
+        "ranks ",
+        "Train Epoch: ",
+        "[",
+        "/",
+        "] ",
+        "loss=",
+        "test acc: ",
+        ", best acc: ",
+        "acc=",
+    ),
+    *(
+        "Test set: Average loss: ",
+        ", Accuracy: ",
+        "0/0",
+        '{"epoch": ',
+        "}",
+        "all ",
+        ", ",
+        "h1:1:2 [0] NCCL INFO nranks 2",
+    ),
+)
+TEXTS = st.lists(st.text() | st.lists(st.sampled_from(PIECES), max_size=16).map("".join), max_size=12)
+
+
+@pytest.mark.parametrize("name", READERS)
+@given(lines=TEXTS)
+def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
+    """No text makes a reader fail, or the report that holds its result."""
+    dumped = READERS[name](lines).model_dump_json()
+    json.loads(dumped, parse_constant=pytest.fail)
+    for line in lines:
+        row = LINE_READERS[name](line)
+        assert isinstance(describe_row(row), str)
+        assert 0 <= (read_progress(row) or 0) <= 1
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_nothing_is_read_from_nothing(name: MetricsFormat) -> None:
+    """An empty log, and that of another program, have no metrics."""
+    for lines in ([], ["", "Traceback (most recent call last):", "  12 34", "50%|###   | 1/2", "KeyError: 'x'"]):
+        metrics = READERS[name](lines)
+        assert (metrics.rows, metrics.summary) == ((), {})
+
+
+@pytest.mark.parametrize("name", ["nccl-tests-old", "nccl-tests-torn", "allreduce-2021", "allreduce-2024"])
+def test_cut_log_holds_no_wrong_row(name: str) -> None:
+    """A log that is cut anywhere gives rows of the complete log, or parts of such rows."""
+    read = read_nccl_tests if name.startswith("nccl") else read_allreduce_bench
+    lines = posted(name)
+    whole = read(lines).rows
+    for text in accumulate(line + "\n" for line in lines):
+        for cut in range(0, 40, 3):
+            rows = read(text[: len(text) - cut].split("\n")).rows
+            assert all(row.items() <= known.items() for row, known in zip(rows, whole, strict=False))
+
+
+def test_every_format_has_its_readers() -> None:
+    """Every format that a profile may name can be read while the job runs and at its end."""
+    assert set(get_args(MetricsFormat)) == set(READERS) == set(LINE_READERS)
+
+
+def test_progress_is_part_of_the_total() -> None:
+    """Epoch 1 of 4 is a quarter; a row without a total gives no progress."""
+    assert (read_progress({"epoch": 1, "epochs": 4}), read_progress({"epoch": 1})) == (0.25, None)
+
+
+@pytest.mark.parametrize("done", ["NaN", "-1", "1" + "0" * 400])
+def test_progress_needs_a_number(done: str) -> None:
+    """A value that cannot be a count gives no progress."""
+    assert read_progress(read_object(f'{{"epoch": {done}, "epochs": 3}}')) is None
+
+
+def test_no_number_reads_as_nan() -> None:
+    """JSON has no nan and stores null, which is shown as nan again."""
+    assert (format_number(None), format_number(float("nan"))) == ("nan", "nan")
+
+
+def test_row_in_words() -> None:
+    """A row is described in one line, without its total."""
+    assert describe_row({"epoch": 3, "epochs": 9, "accuracy": 0.97222}) == "epoch 3: accuracy 0.9722"

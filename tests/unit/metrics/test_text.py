@@ -1,0 +1,58 @@
+"""Text as a terminal shows it: what launchers write before a line, and numbers that JSON cannot hold."""
+
+import pytest
+
+from tests.printed_metrics import HEAD, MNIST, ROW
+from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
+from torchyard.metrics.mnist import read_mnist
+from torchyard.metrics.nccl_tests import read_nccl_tests
+from torchyard.metrics.text import read_finite, split_terminal_lines, strip_prefixes
+
+BEFORE = (
+    "",
+    "[0:0]:",
+    "[default0]:",
+    "[1,0]<stdout>:",
+    "2026-11-21T08:00:47.123Z ",
+    "[2026-11-21 08:00:47,123] ",
+    "0: ",
+)
+
+
+@pytest.mark.parametrize("before", BEFORE)
+def test_noise_before_a_line_is_passed_over(before: str) -> None:
+    """What a launcher writes before each line does not hide it."""
+    assert read_mnist([before + line for line in MNIST]) == read_mnist(MNIST)
+    assert len(read_nccl_tests([before + HEAD, before + ROW]).rows) == 1
+    rates = [" algbw: 1.939 GBps (15.5 Gbps)", " busbw: 3.635 GBps (29.1 Gbps)"]
+    assert read_allreduce_bench([before + rate for rate in rates]).rows == ({"algbw": 1.939, "busbw": 3.635},)
+    assert read_allreduce_bench_line(before + "7") == {"trial": 7}
+
+
+def test_terminal_shows_each_state_of_a_line() -> None:
+    """A carriage return begins a new line, as it redraws a bar; colours are removed."""
+    lines = ["plain", "\r 1/2\r 2/2", "\x1b[34m\x1b[1mtrain: \x1b[0mdone"]
+    assert list(split_terminal_lines(lines)) == ["plain", "", " 1/2", " 2/2", "train: done"]
+
+
+@pytest.mark.parametrize(
+    ("line", "text"),
+    [
+        ("2026-11-21T08:00:47.123Z [default0]: loss 1", " loss 1"),
+        ("2026-11-21 08:00:47,123 | [1,0]<stdout>:loss 1", "loss 1"),
+        ("(worker, rank=0) 0: loss 1", " loss 1"),
+        ("loss [1] (2)", "loss [1] (2)"),
+        ("12:34 loss", "12:34 loss"),
+    ],
+)
+def test_prefixes_of_launchers_are_stripped(line: str, text: str) -> None:
+    """Any number of prefixes goes; brackets and numbers that the program printed stay."""
+    assert strip_prefixes(line) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "value"), [("1e-07", 1e-07), ("-3", -3.0), ("nan", None), ("inf", None), ("1e999", None)]
+)
+def test_number_that_json_cannot_hold_is_none(text: str, value: float | None) -> None:
+    """A loss that went astray is stored as null."""
+    assert read_finite(text) == value

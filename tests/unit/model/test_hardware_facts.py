@@ -1,0 +1,82 @@
+"""The hardware files hold what the sources of 50 platforms state: tests/hardware_facts.yaml has it in another form."""
+
+from typing import Any
+
+import pytest
+import yaml
+
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import _load_hardware
+from torchyard.model.hardware import Fabric
+
+PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "hardware_facts.yaml").read_text())
+MODES = {
+    f"{name}:{mode}": {**each, **facts} for name, each in PLATFORMS.items() for mode, facts in each["fabrics"].items()
+}
+over_modes = pytest.mark.parametrize("name", MODES)
+
+
+def load_fabric(name: str) -> Fabric:
+    platform, mode = name.split(":")
+    return _load_hardware(PLATFORMS[platform]["hardware"]).fabrics[mode]
+
+
+def test_every_platform_is_here() -> None:
+    """The survey has 50 platforms."""
+    assert len(PLATFORMS) == 50
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_shape_is_that_of_the_source(name: str) -> None:
+    """GPUs and line rate are the source's, or unknown in both."""
+    shape, facts = _load_hardware(PLATFORMS[name]["hardware"]), PLATFORMS[name]
+    assert (shape.gpus.per_node, shape.line_rate) == (facts["gpus"], facts["line_rate"])
+
+
+@over_modes
+def test_environment_is_that_of_the_source(name: str) -> None:
+    """Every variable and every value, and none more."""
+    assert load_fabric(name).env == MODES[name]["env"]
+
+
+@over_modes
+def test_pod_asks_for_what_the_source_asks_for(name: str) -> None:
+    """Devices and networks, each with its number, and as many privileges."""
+    pod, facts = load_fabric(name).pod, MODES[name]
+    devices = {key: value for key, value in pod.resources.items() if key != "memory"}
+    assert devices == facts.get("resources", {})
+    assert pod.networks == facts.get("networks", {})
+    assert (pod.privileged, pod.host_network) == (facts.get("privileged", False), facts.get("host_network", False))
+    assert set(facts.get("capabilities", [])) <= set(pod.capabilities)
+
+
+@over_modes
+def test_log_shows_as_many_devices_as_there_are_nics(name: str) -> None:
+    """No more HCAs are expected than the node has NICs."""
+    nics = MODES[name]["nics"]
+    assert load_fabric(name).expect.hcas in (None, nics) or nics is None
+
+
+@over_modes
+def test_floor_is_that_of_the_source(name: str) -> None:
+    """A floor for all_reduce is the source's, and only where RDMA is promised."""
+    expect = load_fabric(name).expect
+    assert expect.min_busbw == (MODES[name]["min_busbw"] if expect.transport != "socket" else None)
+
+
+@pytest.mark.parametrize("name", [name for name, facts in MODES.items() if {"script", "setup"} & facts.keys()])
+def test_script_of_the_image_is_run(name: str) -> None:
+    """What the source runs before the program, the fabric's setup runs."""
+    wanted = str(MODES[name].get("script", MODES[name].get("setup")))
+    assert any(wanted in line for line in load_fabric(name).setup)
+
+
+def test_reader_finds_every_platform() -> None:
+    """docs/hardware.md has a row for each platform of the survey, with its file and its fabrics."""
+    text = (ROOT / "docs" / "hardware.md").read_text()
+    rows = [f"| `{name}` | `{each['hardware']}` | {list_modes(each)} |" for name, each in PLATFORMS.items()]
+    assert [row for row in rows if row not in text] == [], "the rows should be:\n" + "\n".join(rows)
+
+
+def list_modes(platform: dict[str, Any]) -> str:
+    return ", ".join(f"`{mode}`" for mode in platform["fabrics"])

@@ -1,0 +1,167 @@
+"""What holds for the plan of any profile: it is valid, and the same after JSON and when made again."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from pydantic import TypeAdapter
+
+from tests.conftest import RUN_ID, Planned, Write, command_plan_of, load, plan_of
+from tests.drawn import RUNS, plan
+from tests.drawn_plans import ANY, IN_PODS, at, parts, plan_pods
+from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import ManifestPlan, Plan
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import Capacity
+from torchyard.model.run import Run
+
+LABEL = r"[a-z0-9]([-a-z0-9]{0,61}[a-z0-9])?"  # DNS-1123
+SERVICE = r"[a-z]([-a-z0-9]{0,61}[a-z0-9])?"  # DNS-1035: also the host name of a pod
+VALUE = r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?"
+KEY = rf"({LABEL}(\.{LABEL})*/)?[A-Za-z0-9]([-A-Za-z0-9_.]{{0,61}}[A-Za-z0-9])?"
+VARIABLE = r"[A-Za-z_][A-Za-z0-9_]*"
+PORT = r"(?=.{1,15}$)(?=.*[a-z])[a-z0-9]+(-[a-z0-9]+)*"
+
+
+# Volcano's plugin takes no arguments, the dispatcher requires its key, and the rest is written by users.
+MAY_BE_EMPTY = (
+    r"spec\.plugins\.env",
+    r".*\.emptyDir",
+    r".*\.custompodresources\.0\.requests",
+    r".*\.command\.\d+",
+    r".*\.env\.\d+\.value",
+    r".*\.(annotations|labels|nodeSelector|matchExpressions)\..+",
+)
+
+
+@given(IN_PODS, RUNS)
+def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
+    """Names of objects and pods are valid as host names and Services; all other names are valid for their kind."""
+    made = plan_pods(profile, run)
+    pods = [f"{made.job}-{name}{'-abcde' if made.suffixed else ''}" for name in made.nodes]
+    rules = {
+        SERVICE: [*at(made, r"metadata\.name"), *pods],
+        LABEL: [
+            *at(made, r"(c|initC)ontainers\.\d+\.name"),
+            *at(made, r"(volumes|volumeMounts|resourceClaims)\.\d+\.name"),
+        ],
+        VARIABLE: at(made, r"env\.\d+\.name"),
+        PORT: at(made, r"ports\.\d+\.name"),
+    }
+    assert {name for rule, names in rules.items() for name in names if not re.fullmatch(rule, name)} == set()
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"launcher": "jobset", "name": "n" * 40, "nodes": 2}, "shorten the profile's name by 5"),
+        ({"launcher": "jobset", "name": "n" * 35, "nodes": 2, "attempts": 10}, "shorten the profile's name by 1"),
+        ({"pod": {"init": [{"name": "worker", "image": "i:1"}]}}, "a second container cannot be called worker"),
+        ({"pod": {"init": [{"name": "a", "image": image} for image in ("i:1", "i:2")]}}, "cannot be called a"),
+        ({"env": {"TORCHYARD_NODE": "0"}}, "env.TORCHYARD_NODE: torchyard sets this in each pod"),
+    ],
+)
+def test_names_that_cannot_be_are_refused(keys: dict[str, Any], said: str) -> None:
+    """A name that an API server would refuse, or that would hide one of ours, is refused in the profile."""
+    least = {"name": "a", "about": "a test", "launcher": "volcano", "image": "i:1", "program": "a.py"}
+    with pytest.raises(ProfileError, match=re.escape(said)):
+        plan(Profile.model_validate({**least, **keys}), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
+
+
+@given(IN_PODS, RUNS)
+def test_labels_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
+    """Keys of labels, selectors and annotations are valid, and so are the values of labels and selectors."""
+    made = plan_pods(profile, run)
+    labels = [each for key in ("labels", "matchLabels", "nodeSelector", "selector") for each in at(made, key)]
+    assert {key for each in (*labels, *at(made, "annotations")) for key in each if not re.fullmatch(KEY, key)} == set()
+    assert {value for each in labels for value in each.values() if not re.fullmatch(VALUE, value)} == set()
+
+
+@given(IN_PODS, RUNS)
+def test_nothing_in_a_pod_is_named_twice(profile: Profile, run: Run) -> None:
+    """Containers, volumes, variables and mount paths are unique: a second one would be refused or hide the first."""
+    made = plan_pods(profile, run)
+    for spec in (made.pod["spec"], *(each["spec"] for each in made.store if each["kind"] == "Pod")):
+        containers = [*spec["containers"], *spec.get("initContainers", [])]
+        named = [containers, spec.get("volumes", []), *(each.get("env", []) for each in containers)]
+        lists = [[each["name"] for each in rows] for rows in named]
+        lists += [[each["mountPath"] for each in one.get("volumeMounts", [])] for one in containers]
+        assert all(len(set(names)) == len(names) for names in lists)
+
+
+@given(IN_PODS, RUNS)
+def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
+    """The number of pods is that of the nodes everywhere: in the manifest, for the agents and for the program."""
+    made, nodes = plan_pods(profile, run), profile.nodes
+    counts = at(made, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
+    assert sum(counts) == sum(made.tasks.values()) == nodes.max
+    assert set(at(made, "minAvailable")) <= {nodes.min}
+    assert set(at(made, "minReplicas")) <= {nodes.min}
+    assert set(at(made, "maxReplicas")) <= {nodes.max}
+    assert set(at(made, "nprocPerNode")) <= ({str(profile.processes)} if profile.starter == "none" else set())
+    assert {size for size in variables(made, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
+    assert [each.pods for each in made.requires if isinstance(each, Capacity)] == [nodes.min]
+
+
+def variables(made: ManifestPlan, name: str) -> list[str]:
+    return [each["value"] for each in made.pod["spec"]["containers"][0]["env"] if each["name"] == name]
+
+
+@given(IN_PODS, RUNS)
+def test_nothing_in_a_manifest_is_empty(profile: Profile, run: Run) -> None:
+    """A manifest has no null and no empty string, list or mapping: some controller gives each its own meaning."""
+    made = plan_pods(profile, run)
+    found = [
+        path for each in (*made.store, *made.objects) for path, value in parts(each) if value in (None, "", [], {})
+    ]
+    assert [path for path in found if not any(re.fullmatch(rule, path) for rule in MAY_BE_EMPTY)] == []
+
+
+@given(ANY, RUNS)
+def test_plan_is_the_same_again(profile: Profile, run: Run) -> None:
+    """A plan that is saved and read back is the same, and so is one that is made again."""
+    made = plan(profile, run)
+    reader: TypeAdapter[Plan] = TypeAdapter(Plan)
+    assert reader.validate_json(made.model_dump_json()) == made == plan(profile, run)
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_plan_survives_json(name: str) -> None:
+    """A plan in JSON is read back as the same plan, of the same type."""
+    plan = plan_of(load_profile(name), Path("/runs/RUN"))
+    again = TypeAdapter[Plan](Plan).validate_json(plan.model_dump_json())
+    assert (type(again), again.model_dump_json()) == (type(plan), plan.model_dump_json())
+
+
+@pytest.mark.parametrize(
+    ("pod", "node"),
+    [
+        ("worker-0-2-x7k2p", "worker-0-2"),
+        ("worker-0-3-x7k2p", "worker-0-3-x7k2p"),
+        ("worker-0-02-x7k2p", "worker-0-02-x7k2p"),
+        ("worker-0-²-x7k2p", "worker-0-²-x7k2p"),
+        ("worker-1-0-x7k2p", "worker-1-0-x7k2p"),
+        ("worker-0-2", "worker-0-2"),
+    ],
+)
+def test_only_a_pod_of_a_node_loses_its_suffix(planned: Planned, pod: str, node: str) -> None:
+    """A pod's name loses its random suffix only if what remains is a node of the job."""
+    made = planned(launcher="jobset", nodes=3)
+    assert made.node(f"{made.job}-{pod}") == node
+
+
+def test_store_starts_before_the_agents(write: Write, tmp_path: Path) -> None:
+    """The etcd is the first process and has a log, but it is no node."""
+    made = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)
+    assert [block.name for block in made.blocks] == list(made.logs) == ["etcd", "node-0", "node-1"]
+    assert list(made.nodes) == ["node-0", "node-1"]
+
+
+def test_processes_of_one_host_share_its_folder(write: Write, tmp_path: Path) -> None:
+    """A host behind ssh has one folder for all its processes, and this machine has none."""
+    hosts = ["gpu1", "gpu1", {"host": "localhost", "address": "10.0.0.1"}]
+    made = command_plan_of(load(write(nodes=3, options={"hosts": hosts})), tmp_path)
+    assert [site.host for site in made.sites] == ["gpu1"]

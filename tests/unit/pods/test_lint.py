@@ -1,0 +1,176 @@
+"""The traps of a manifest that somebody else wrote."""
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.conftest import Planned, manifest_plan_of
+from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, at, find_trap, parse
+from tests.user_manifests import MANIFESTS
+from torchyard.loading.profile import load_profile
+from torchyard.pods.lint import lint_manifest
+
+
+def load(name: str) -> list[dict[str, Any]]:
+    return list(yaml.safe_load_all((MANIFESTS / f"{name}.yaml").read_text()))
+
+
+ROWS = {
+    "volcano-c10d": [
+        f"Job yolov5-job, {POD}.containers[0].image",
+        f"Job yolov5-job, {POD}.tolerations[0]",
+        f"Job yolov5-job, {POD}.containers[0].securityContext.capabilities.add",
+        f"Job yolov5-job, {POD}.containers[0].ports",
+        "Job yolov5-job, spec.minAvailable",
+        "Job yolov5-job, spec.policies",
+        f"Job yolov5-job, {POD}.restartPolicy",
+    ],
+    "volcano-etcd": [
+        "Pod etcd-server, spec.containers[0].image",
+        f"Job yolov5-job, {POD}.containers[0].image",
+        f"Job yolov5-job, {POD}.tolerations[0]",
+        f"Job yolov5-job, {POD}.containers[0].securityContext.capabilities.add",
+        f"Job yolov5-job, {POD}.containers[0].ports",
+        f"Job yolov5-job, {POD}.containers[0].image",
+        f"Job yolov5-job, {POD}.restartPolicy",
+        "Job yolov5-job, spec.minAvailable",
+        "Job yolov5-job, spec.policies",
+        f"Job yolov5-job, {POD}.restartPolicy",
+    ],
+    "pytorchjob-c10d": [
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].image",
+        f"PyTorchJob yolov5-training, {TRAIN}.volumes[0].emptyDir",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].securityContext.capabilities.add",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].ports",
+        f"PyTorchJob yolov5-training, {REPLICAS}.restartPolicy",
+        "PyTorchJob yolov5-training, spec.elasticPolicy.minReplicas",
+        "PyTorchJob yolov5-training, spec.elasticPolicy",
+        "PyTorchJob yolov5-training, spec.elasticPolicy.maxRestarts",
+    ],
+    "pytorchjob-etcd": [
+        "Pod etcd-server, spec.containers[0].image",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].image",
+        f"PyTorchJob yolov5-training, {TRAIN}.volumes[0].emptyDir",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].securityContext.capabilities.add",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].args",
+        f"PyTorchJob yolov5-training, {REPLICAS}.replicas",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].image",
+        f"PyTorchJob yolov5-training, {TRAIN}.containers[0].ports",
+        f"PyTorchJob yolov5-training, {REPLICAS}.restartPolicy",
+        "PyTorchJob yolov5-training, spec.elasticPolicy.minReplicas",
+        "PyTorchJob yolov5-training, spec.elasticPolicy.maxRestarts",
+    ],
+}
+
+
+@pytest.mark.parametrize("row", ROWS)
+def test_guide_shows_its_traps(row: str) -> None:
+    """The guide's manifests, as users have them, have exactly these traps."""
+    assert at(load(row)) == ROWS[row]
+
+
+@pytest.mark.parametrize("fabric", ["host", "vf", "no-rdma"])
+@pytest.mark.parametrize("row", ROWS)
+def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path) -> None:
+    """The profile that replaces a manifest of the guide has no trap, on any fabric."""
+    launcher, _, backend = row.partition("-")
+    name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
+    plan = manifest_plan_of(load_profile(name, {"fabric": fabric}), tmp_path)
+    assert lint_manifest([*plan.store, *plan.objects], renamed=False) == ()
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+@pytest.mark.parametrize("rendezvous", ["c10d", "etcd-v2", "static"])
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, nodes: int) -> None:
+    """Our own plans have no trap, with any rendezvous."""
+    plan = planned(launcher=launcher, rendezvous=rendezvous, nodes=nodes, hardware="oke/bm-gpu-b4-8", fabric="host")
+    assert lint_manifest([*plan.store, *plan.objects], renamed=False) == ()
+
+
+@pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER])
+def test_sound_manifest_shows_none(manifest: str) -> None:
+    """A manifest that does what its author means gets no warning."""
+    assert lint_manifest(parse(manifest)) == ()
+
+
+SPOILED: list[Trap] = [
+    (VOLCANO, "minAvailable: 2", "minAvailable: 0", "spec.minAvailable", "makes 2 of 0"),
+    (VOLCANO, "[PodFailed, PodEvicted]", "[PodEvicted]", "spec.policies", "its peers hang"),
+    (VOLCANO, "Policy: Never", "Policy: Always", f"{POD}.restartPolicy", "for ever"),
+    (VOLCANO, '["--publish-not-ready-addresses=true"]', "[]", "spec.plugins.svc", "once it is ready"),
+    (VOLCANO, 'svc: ["--publish-not-ready-addresses=true"]', "", "spec.plugins.svc", "VC_WORKER_HOSTS is empty"),
+    (VOLCANO, "env: [], ", "", "spec.plugins.env", "VC_TASK_INDEX is empty"),
+    (PYTORCHJOB, "29417", "23456", f"{TRAIN}.containers[0].ports", "cannot share one"),
+    (PYTORCHJOB, "ports: [{name: pytorchjob-port, containerPort: 29417}]", "", f"{TRAIN}.containers[0].ports", "23456"),
+    (PYTORCHJOB, "minReplicas: 1", "standalone: true", "spec.elasticPolicy.standalone", "crashes"),
+    (PYTORCHJOB, "minReplicas: 1", "maxRestarts: 100", "spec.elasticPolicy.maxRestarts", "100 times"),
+    (PYTORCHJOB, " replicas: 1", " replicas: 2", "spec.elasticPolicy", "Succeeded as soon as"),
+    (
+        PYTORCHJOB,
+        "name: etcd, labels",
+        "name: train-worker-0, labels",
+        "metadata.name",
+        "makes the pod train-worker-0 too",
+    ),
+    (MASTER, "{backoffLimit: 3}", "{}", "spec.pytorchReplicaSpecs.Master.restartPolicy", "for ever"),
+    (MASTER, "replicas: 1", "restartPolicy: Never", "spec.pytorchReplicaSpecs.Master.replicas", "not written as 1"),
+]
+
+
+@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+def test_trap_is_named(case: Trap) -> None:
+    """Each trap is reported once, at the key that causes it."""
+    assert len(find_trap(case)) == 1
+
+
+def test_sentence_has_three_parts() -> None:
+    """A warning says where the trap is, what happens, and what to write instead."""
+    changed = parse(VOLCANO.replace("minAvailable: 2", "minAvailable: 0"))
+    sentence = "the webhook makes 2 of 0, the sum of the replicas: nothing starts until all of them fit; "
+    assert lint_manifest(changed) == (
+        f"Job train, spec.minAvailable: {sentence}write 2 if that is meant, and 1 if not.",
+    )
+
+
+PLAIN = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=5)
+ODD = st.recursive(PLAIN, lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(), inner, max_size=2))
+KNOWN = [load(row) for row in ROWS] + [parse(VOLCANO), parse(PYTORCHJOB), parse(MASTER)]
+
+
+def paths(value: Any, above: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The path of every value inside."""
+    inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    return [above, *(path for key, each in inner for path in paths(each, (*above, key)))]
+
+
+@given(st.data())
+def test_odd_shapes_are_read(data: st.DataObject) -> None:
+    """Whatever replaces any value, nothing is raised and every trap is a sentence."""
+    objects = copy.deepcopy(data.draw(st.sampled_from(KNOWN)))
+    for _ in range(data.draw(st.integers(1, 3))):
+        *way, last = data.draw(st.sampled_from([path for path in paths(objects) if path]))
+        place: Any = objects
+        for key in way:
+            place = place[key]
+        place[last] = data.draw(ODD)
+    assert all(sentence.endswith(".") for sentence in lint_manifest(objects))
+
+
+@given(st.lists(ODD, max_size=3))
+def test_anything_is_read(objects: list[Any]) -> None:
+    """Documents that are not a manifest have no trap."""
+    assert lint_manifest(objects) == ()
+
+
+@given(st.text(alphabet="$(){}[]<>'\"`#\\\n;&|= -rdzvtorchunx_", max_size=60))
+def test_any_script_is_read(script: str) -> None:
+    """Even a script that no shell would accept can be read."""
+    objects = parse(VOLCANO)
+    objects[0]["spec"]["tasks"][0]["template"]["spec"]["containers"][0]["command"] = ["sh", "-c", script]
+    assert isinstance(lint_manifest(objects), tuple)

@@ -1,0 +1,81 @@
+"""Traps in where the pods of a manifest look for each other."""
+
+import pytest
+
+from tests.sound_manifests import MASTER, POD, PYTORCHJOB, VOLCANO, Trap, find_trap, parse
+from torchyard.pods.lint import lint_manifest
+
+LAUNCHED = """
+apiVersion: kubeflow.org/v1
+kind: PyTorchJob
+metadata: {name: mnist}
+spec:
+  pytorchReplicaSpecs:
+    Master: &replica
+      replicas: 1
+      restartPolicy: Never
+      template:
+        spec:
+          hostNetwork: true
+          dnsPolicy: ClusterFirstWithHostNet
+          containers:
+          - name: pytorch
+            image: mnist:v1
+            ports: [{name: pytorchjob-port, containerPort: 29417}]
+            resources: {limits: {nvidia.com/gpu: 4}}
+            command:
+            - sh
+            - -c
+            - "python -m torch.distributed.launch --nnodes=2 --nproc_per_node=4 --node_rank=${RANK}
+              --master_addr=$MASTER_ADDR --master_port=$MASTER_PORT train.py"
+    Worker: {<<: *replica}
+"""
+MASTER_AT = "spec.pytorchReplicaSpecs.Master.template.spec"
+COMMAND_AT = f"{MASTER_AT}.containers[0].command"
+VOLCANO_COMMAND = f"{POD}.containers[0].command"
+C10D = VOLCANO.replace("--rdzv-backend=etcd-v2", "--rdzv-backend=c10d")
+SPAWNED = LAUNCHED.replace("train.py", "train.py --dist-url=file:///shared/$JOB")
+SPOILED: list[Trap] = [
+    (LAUNCHED, "$MASTER_ADDR", "10.2.19.4", COMMAND_AT, "10.2.19.4 is one machine's address"),
+    (SPAWNED, "file:///shared/$JOB", "tcp://10.2.19.4:22222", COMMAND_AT, "want the port 22222"),
+    (C10D, '"$first:2379"', "10.2.19.4:2379", VOLCANO_COMMAND, "want the port 2379"),
+    (LAUNCHED, "$MASTER_ADDR", "mnist-master-0", COMMAND_AT, "no pod has the name mnist-master-0"),
+    (C10D, '"$first:2379"', "train-worker-0.train:2379", VOLCANO_COMMAND, "no pod has the name train-worker-0.train"),
+    (LAUNCHED, "$MASTER_PORT", "29500", COMMAND_AT, "29500 is the port of every example"),
+    (C10D, ":2379", ":29400", VOLCANO_COMMAND, "29400 is the port of every example"),
+    (SPAWNED, "/$JOB", "/meet", COMMAND_AT, "waits for ever in the file /shared/meet"),
+    (LAUNCHED, "Worker: {<<: *replica}", "Worker: {<<: *replica, replicas: 3}", f"{MASTER_AT}.hostNetwork", "need 4"),
+    (MASTER, "{containers:", "{subdomain: train, containers:", f"{MASTER_AT}.subdomain", "makes the headless Service"),
+    (LAUNCHED, "$MASTER_ADDR", "meeting-point", COMMAND_AT, "nothing here makes the Service meeting-point"),
+    (PYTORCHJOB, "metadata: {name: etcd}\nspec: {clusterIP", "metadata: {name: other}\nspec: {clusterIP",
+     "spec.elasticPolicy.rdzvHost", "makes the Service etcd"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+def test_trap_is_named(case: Trap) -> None:
+    """Each trap is reported at the key that causes it."""
+    assert find_trap(case)
+
+
+@pytest.mark.parametrize("manifest", [LAUNCHED, SPAWNED, C10D], ids=["launched", "spawned", "c10d"])
+def test_sound_manifest_shows_none(manifest: str) -> None:
+    """A manifest whose pods find each other wherever they are placed gets no warning."""
+    assert lint_manifest(parse(manifest)) == ()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "$(FIRST)", "head.example.org"])
+def test_address_that_may_be_right_is_none(host: str) -> None:
+    """Nothing is said about an address that is known only in the pod, or belongs to the world outside the cluster."""
+    assert lint_manifest(parse(LAUNCHED.replace("$MASTER_ADDR", host))) == ()
+
+
+def test_data_in_a_file_is_no_rendezvous() -> None:
+    """Only a `file://` that says how processes meet is a trap, not one that names data."""
+    assert lint_manifest(parse(LAUNCHED.replace("train.py", "train.py --data=file:///shared/images"))) == ()
+
+
+def test_large_pods_may_have_a_node_each() -> None:
+    """Pods that use all GPUs of a node need one each anyway."""
+    many = LAUNCHED.replace("{<<: *replica}", "{<<: *replica, replicas: 3}").replace("gpu: 4", "gpu: 8")
+    assert lint_manifest(parse(many)) == ()

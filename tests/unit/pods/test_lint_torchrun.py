@@ -1,0 +1,50 @@
+"""Traps of torchrun and its rendezvous in a manifest."""
+
+import pytest
+
+from tests.sound_manifests import POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, find_trap, parse
+from torchyard.pods.lint import lint_manifest
+
+SPOILED: list[Trap] = [
+    (VOLCANO, "registry.example:5000/train:v1", "pytorch/pytorch:2.8.0", f"{POD}.containers[0].image", "python-etcd"),
+    (VOLCANO, "$JOB_ID-$TRY", "${JOB_ID}", "spec.policies", "RestartJob begins again with the same rendezvous id"),
+    (VOLCANO, "$JOB_ID-$TRY", "fixed", "spec.policies", "every further try dies of RendezvousClosedError"),
+    (VOLCANO, "$JOB_ID-$TRY", "fixed", f"{POD}.containers[0].command", "the id fixed is the same in every run"),
+    (VOLCANO, '--rdzv_id="$JOB_ID-$TRY"', "", f"{POD}.containers[0].command", "every job is `none`"),
+    (VOLCANO, "--nnodes=$VC", "--nnodes 3 --nnodes=$VC", f"{POD}.containers[0].command", "--nnodes is given 2"),
+    (VOLCANO, "=$VC_WORKER_NUM", "=4:8", f"{POD}.containers[0].command", "waits for 4 nodes"),
+    (PYTORCHJOB, ", --enable-v2", "", "spec.containers[0]", "404"),
+    (PYTORCHJOB, "quay.io/coreos/etcd:", "mirror/keys:", "spec.elasticPolicy.rdzvId", "the id train-1 is the same"),
+    (PYTORCHJOB, "minReplicas: 1", "minReplicas: 2", "spec.elasticPolicy.minReplicas", "waits for 2 nodes"),
+    (PYTORCHJOB, "minReplicas: 1", "maxReplicas: 2", f"{REPLICAS}.replicas", "one pod"),
+    (PYTORCHJOB, "[torchrun,", "[torchrun, --nproc_per_node=2,", f"{TRAIN}.containers[0].command", "2 times"),
+]
+
+
+@pytest.mark.parametrize("case", SPOILED, ids=lambda case: case[-1])
+def test_trap_is_named(case: Trap) -> None:
+    """Each trap is reported once, at the key that causes it."""
+    assert len(find_trap(case)) == 1
+
+
+def test_restart_in_place_keeps_the_rendezvous_id() -> None:
+    """A container that the kubelet restarts finds its own closed rendezvous, whatever id the manifest has."""
+    changed = PYTORCHJOB.replace("restartPolicy: Never", "restartPolicy: OnFailure")
+    assert [sentence for sentence in lint_manifest(parse(changed)) if "RendezvousClosedError" in sentence]
+
+
+def test_id_of_a_manifests_own_etcd_may_be_the_same() -> None:
+    """An etcd in the manifest is new for every run, so its id may be fixed, or missing."""
+    assert lint_manifest(parse(PYTORCHJOB)) == ()
+    assert lint_manifest(parse(PYTORCHJOB.replace("rdzvId: train-1, ", ""))) == ()
+
+
+def test_id_from_the_name_of_the_job_is_new() -> None:
+    """With an etcd that outlives the run, the id can come from the job's name, which is new for every run."""
+    other = PYTORCHJOB.replace("quay.io/coreos/etcd:", "mirror/keys:").replace("rdzvId: train-1, ", "")
+    (trap,) = lint_manifest(parse(other))
+    assert "every job is `none`" in trap
+    assert trap.endswith("PET_RDZV_ID from the pod's label training.kubeflow.org/job-name.")
+    source = "{fieldRef: {fieldPath: \"metadata.labels['training.kubeflow.org/job-name']\"}}"
+    named = f"env: [{{name: PET_RDZV_ID, valueFrom: {source}}}]\n            ports: [{{name: pytorchjob-port"
+    assert lint_manifest(parse(other.replace("ports: [{name: pytorchjob-port", named))) == ()

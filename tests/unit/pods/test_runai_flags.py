@@ -1,0 +1,201 @@
+"""A job as the flags of Run:ai's CLI, and the script that its pods run."""
+
+import shutil
+import subprocess
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.conftest import RUN_ID, Write, load
+from tests.kubelet import kubelet
+from torchyard.launchers import runai
+from torchyard.model.errors import ProfileError
+from torchyard.model.plan import CommandPlan
+from torchyard.model.pod import Pod
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+from torchyard.pods import template
+from torchyard.pods.runai_flags import _build_script
+
+RUN = Run(id=RUN_ID, attempt=1, folder="/runs")
+BASE = Profile(name="sample", about="a test", launcher="runai", image="pi:v1", program="pi.py", nodes=2)
+
+
+def profile(write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
+    asked = {"project": "mlo", "through": through, **(options or {})}
+    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": asked, **keys}))
+
+
+def said(made: Profile) -> list[str]:
+    """The command line that submits."""
+    plan = runai.plan(made, RUN)
+    assert isinstance(plan, CommandPlan)
+    assert plan.on[0].submit
+    assert plan.on[0].submit.input
+    found: list[str] = plan.on[0].submit.input["argv"]
+    return found
+
+
+# --- the CLI's flags
+
+
+RCP = {"hardware": "epfl/rcp", "fabric": "roce"}
+
+
+@pytest.mark.parametrize(
+    ("keys", "flag", "value"),
+    [
+        ({}, "--workers", "1"),
+        ({}, "--gpu", "0"),
+        ({"resources": {"gpus": 4}}, "--gpu", "4"),
+        ({"resources": {"cpu": "500m"}}, "--cpu", "0.5"),
+        (RCP, "--extended-resource", "rdma/rdma=1"),
+        (RCP, "--annotation", "k8s.v1.cni.cncf.io/networks=kube-system/roce"),
+        ({"mounts": {"/scratch": {"claim": "mlo", "read_only": True}}}, "--pvc", "mlo:/scratch:ro"),
+        ({"env": {"A": "1,2 3"}}, "--environment", "A=1,2 3"),
+        ({"pod": {"capabilities": ["IPC_LOCK"]}}, "--add-capability", "IPC_LOCK"),
+        ({"pod": {"tolerations": ["gpu"]}}, "--toleration", "operator=Exists,key=gpu"),
+        ({"options": {"node_pools": ["h100"]}}, "--node-pools", "h100"),
+        ({}, "--backoff-limit", "0"),
+        ({}, "--label", "torchyard/cli-run=sample-a1b2c3d4"),
+    ],
+)
+def test_profile_is_said_in_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
+    """The profile's keys become flags of v1 of the CLI."""
+    assert (flag, value) in pairwise(said(profile(write, **keys)))
+
+
+@pytest.mark.parametrize("through", ["cli-v1", "cli-v2"])
+def test_cli_job_is_no_orphan_to_a_sweep(write: Write, through: str) -> None:
+    """A job through the CLI has no Lease, so it does not get the label by which a sweep finds runs."""
+    assert not [word for word in said(profile(write, through)) if word.startswith(f"{template.RUN_LABEL}=")]
+
+
+@pytest.mark.parametrize(
+    ("keys", "flag", "value"),
+    [
+        ({"resources": {"gpus": 4}}, "--gpu-devices-request", "4"),
+        ({"resources": {"memory": "8Gi"}}, "--cpu-memory-request", "8Gi"),
+        ({"mounts": {"/scratch": {"claim": "mlo"}}}, "--existing-pvc", "claimname=mlo,path=/scratch"),
+        ({"pod": {"capabilities": ["IPC_LOCK"]}}, "--capability", "IPC_LOCK"),
+        ({"options": {"interactive": True}}, "--preemptibility", "non-preemptible"),
+    ],
+)
+def test_v2_has_other_flags(write: Write, keys: dict[str, Any], flag: str, value: str) -> None:
+    """The profile's keys become the different flags of v2 of the CLI."""
+    assert (flag, value) in pairwise(said(profile(write, "cli-v2", **keys)))
+
+
+@pytest.mark.parametrize(
+    ("keys", "told"),
+    [
+        ({"env": {"KEY": {"secret": "hub", "key": "token"}}}, "env.KEY: the CLI sends values, not references"),
+        ({"mounts": {"/data": {"host": "/data"}}}, "mounts./data: the CLI mounts a claim"),
+        ({"mounts": {"/a": {"claim": "a", "read_only": True}}}, "mounts./a: read_only has no flag in v2"),
+        ({"pod": {"init": [{"name": "a", "image": "b"}]}}, "pod.init: no flag"),
+        ({"pod": {"node_selector": {"a": "b"}}}, "the CLI knows options.node_pools only"),
+        ({"rendezvous": "etcd-v2"}, "rendezvous: etcd-v2 needs a store"),
+        ({"nodes": {"min": 2, "max": 4}}, "nodes: one number of 2 or more"),
+        ({"nodes": 1}, "nodes: one number of 2 or more"),
+        ({"hardware": "gke/a3-high", "fabric": "tcpx"}, "pod.init: no flag"),
+        ({"hardware": "gke/a4x-max", "fabric": "gib-dra"}, r"claims devices \(torchyard, torchyard-mrdma\)"),
+        ({"resources": {"ephemeral-storage": "1Gi"}}, "resources.ephemeral-storage: no flag"),
+    ],
+)
+def test_what_no_flag_says_is_refused(write: Write, keys: dict[str, Any], told: str) -> None:
+    """A key for which the CLI has no flag is an error that names the way out, and is never silently dropped."""
+    with pytest.raises(ProfileError, match=told) as error:
+        runai.plan(profile(write, "cli-v2", **keys), RUN)
+    assert "options.through: kubernetes can" in str(error.value)
+
+
+# A value of each key of `pod` that asks for something.
+POD_VALUES: dict[str, Any] = {
+    "host_network": True,
+    "host_ipc": True,
+    "spread": True,
+    "privileged": True,
+    "capabilities": ["IPC_LOCK"],
+    "devices": ["/dev/infiniband"],
+    "shm": "8Gi",
+    "resources": {"gpus": 4},
+    "limits": {"cpu": 4},
+    "networks": {"kube-system/roce": 1},
+    "node_selector": {"gpu": "h100"},
+    "avoid": {"kubernetes.io/hostname": ["node-9"]},
+    "only": {"kubernetes.io/hostname": ["node-1"]},
+    "tolerations": ["gpu"],
+    "scheduler": "volcano",
+    "env_from": [{"secret": "tokens"}],
+    "init": [{"name": "fetch", "image": "fetch:v1"}],
+    "annotations": {"example.org/note": "nightly"},
+    "labels": {"team": "vision"},
+    "workdir": "/scratch",
+    "pull_policy": "Always",
+    "pull_secrets": ["registry"],
+    "service_account": "trainer",
+    "priority_class": "high",
+}
+
+
+@pytest.mark.parametrize("key", Pod.model_fields)
+def test_no_key_of_the_pod_is_dropped_silently(write: Write, key: str) -> None:
+    """Each key of `pod` changes the command line, or is refused by its name."""
+    refusal, changed = "", list[str]()
+    try:
+        changed = said(profile(write, pod={key: POD_VALUES[key]}))
+    except ProfileError as error:
+        refusal = str(error)
+    assert f"pod.{key}" in refusal if refusal else changed != said(profile(write))
+
+
+# --- what every pod runs
+
+
+def run(text: str, **env: str) -> str:
+    """Run the script as a pod would; return its output."""
+    made = subprocess.run(
+        ["/bin/sh", "-c", text], env={"PATH": "/usr/bin:/bin", **env}, capture_output=True, text=True, check=True
+    )
+    return made.stdout
+
+
+def bare(*words: str) -> Profile:
+    """A program without an agent that prints its arguments."""
+    keys = {"program": "printf", "args": ("%s\\0", *words), "agent": "none", "rendezvous": "env", "processes": 4}
+    return BASE.model_copy(update=keys)
+
+
+ODD = st.text(st.characters(exclude_characters="{\0", exclude_categories=["Cs"]) | st.sampled_from("$()'\" \n\\;&|*"))
+
+
+@pytest.mark.parametrize("shell", ["dash", "bash"])
+@settings(max_examples=25)
+@given(given=st.lists(ODD, min_size=1, max_size=3))
+def test_words_arrive_unchanged(shell: str, given: list[str]) -> None:
+    """Any argument reaches the program unchanged, whether the CLI passes arguments on or builds a shell line."""
+    path = shutil.which(shell) or pytest.skip(f"there is no {shell}")
+    env = {"RANK": "0", "MASTER_ADDR": "a", "MASTER_PORT": "1"}
+    env["TORCHYARD_COMMAND"] = kubelet(_build_script(bare(*given), RUN), env)
+    command = ["/bin/sh", "-c", "$(TORCHYARD_COMMAND)"]
+    for argv in ([path, *command[1:]], [path, "-c", " ".join(command)]):
+        expanded = [kubelet(word, env) for word in argv]
+        made = subprocess.run(expanded, env={**env, "PATH": "/usr/bin:/bin"}, capture_output=True, check=True)
+        assert made.stdout.decode().split("\0")[:-1] == given
+
+
+@pytest.mark.parametrize("theirs", ["2", "8"])
+def test_world_size_counts_processes(theirs: str) -> None:
+    """A program without an agent gets the number of processes, whatever WORLD_SIZE means to the operator."""
+    made = bare().model_copy(update={"program": "env", "args": ()})
+    assert "\nWORLD_SIZE=8\n" in "\n" + run(_build_script(made, RUN), WORLD_SIZE=theirs, RANK="1")
+
+
+@pytest.mark.parametrize(("env", "rank"), [({"RANK": "1"}, "1"), ({"RANK": "9", "PET_NODE_RANK": "1"}, "1")])
+def test_node_rank_is_the_newest_word(env: dict[str, str], rank: str) -> None:
+    """The pod's rank is PET_NODE_RANK if that exists, and RANK otherwise."""
+    made = bare().model_copy(update={"program": "echo", "args": ("{node_rank}", "{master_addr}:{master_port}")})
+    assert run(_build_script(made, RUN), **env, MASTER_ADDR="there", MASTER_PORT="7") == f"{rank} there:7\n"

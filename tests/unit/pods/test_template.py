@@ -1,0 +1,304 @@
+"""The pods of a job: what the profile, the fabric and the run put into them."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.plan_parts import container, env, needs, spec
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import ProfileError
+from torchyard.model.hardware import Hardware
+from torchyard.model.requirements import Capacity, Object
+from torchyard.pods import template
+
+B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
+HOST, VF, NO_RDMA = ({**B4_8, "fabric": fabric} for fabric in ("host", "vf", "no-rdma"))
+NETWORKS = "k8s.v1.cni.cncf.io/networks"
+
+
+# --- fabrics
+
+
+def test_host_fabric_uses_the_network_of_the_node(planned: Planned) -> None:
+    """With the host network the cluster's DNS is still used, so that the pods find each other by name."""
+    pod = spec(planned(**HOST))
+    assert (pod["hostNetwork"], pod["dnsPolicy"]) == (True, "ClusterFirstWithHostNet")
+
+
+def test_host_fabric_may_lock_memory(planned: Planned) -> None:
+    """RDMA verbs need IPC_LOCK, whose name Kubernetes takes without CAP_, and the devices."""
+    assert container(planned(**HOST))["securityContext"] == {
+        "privileged": True,
+        "capabilities": {"add": ["IPC_LOCK"]},
+    }
+
+
+def test_host_fabric_asks_for_no_rdma_resource(planned: Planned) -> None:
+    """The node's own interfaces need no device plugin, so no RDMA resource is requested."""
+    plan = planned(**HOST, resources={"gpus": 1})
+    assert container(plan)["resources"]["requests"] == {"nvidia.com/gpu": "1"}
+    assert NETWORKS not in plan.pod["metadata"].get("annotations", {})
+
+
+def test_vf_fabric_names_the_network_16_times(planned: Planned) -> None:
+    """The annotation names the network once per virtual function."""
+    assert planned(**VF).pod["metadata"]["annotations"][NETWORKS].split(",") == ["default/rdma-vf"] * 16
+
+
+def test_vf_fabric_asks_for_16_functions(planned: Planned) -> None:
+    """The pod requests 16 virtual functions, with limits equal to requests."""
+    resources = container(planned(**VF))["resources"]
+    assert [resources[key]["nvidia.com/rdma-vf"] for key in ("requests", "limits")] == ["16", "16"]
+
+
+def test_vf_fabric_keeps_the_network_of_the_pod(planned: Planned) -> None:
+    """A pod with virtual functions does not use the host network."""
+    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(spec(planned(**VF)))
+
+
+def test_no_rdma_fabric_has_no_privilege(planned: Planned) -> None:
+    """TCP needs nothing from the node, and NCCL is told not to use InfiniBand."""
+    plan = planned(**NO_RDMA)
+    assert env(plan)["NCCL_IB_DISABLE"] == "1"
+    assert "securityContext" not in container(plan)
+    assert {"hostNetwork", "dnsPolicy"}.isdisjoint(spec(plan))
+
+
+GB300 = {"hardware": "oke/bm-gpu-gb300-4", "fabric": "host"}
+
+
+def test_nodes_with_nvlink_between_them_claim_a_channel(planned: Planned) -> None:
+    """The pod and its container have the claim, and preflight checks for the ComputeDomain that fills it."""
+    plan = planned(**GB300)
+    claim = {"name": "torchyard", "resourceClaimTemplateName": "torchyard"}
+    assert plan.pod["spec"]["resourceClaims"] == [claim]
+    assert container(plan)["resources"]["claims"] == [{"name": "torchyard"}]
+    assert Object(what="ComputeDomain", name="torchyard") in plan.requires
+
+
+# --- environment
+
+
+def test_profile_has_the_last_word_in_the_environment(planned: Planned) -> None:
+    """A variable of the profile appears once and overrides that of the fabric and the launcher."""
+    plan = planned(**HOST, env={"NCCL_IB_TC": 96, "LOGLEVEL": "DEBUG"})
+    assert (env(plan)["NCCL_IB_TC"], env(plan)["LOGLEVEL"]) == ("96", "DEBUG")
+    names = [each["name"] for each in container(plan)["env"]]
+    assert len(names) == len(set(names))
+
+
+def test_agents_tell_the_rendezvous(planned: Planned) -> None:
+    """LOGLEVEL is INFO: only then torchrun logs that a node has joined."""
+    assert env(planned())["LOGLEVEL"] == "INFO"
+
+
+@pytest.mark.parametrize("keys", [HOST, {"resources": {"gpus": 1}}, {"resources": {"nvidia.com/gpu": 1}}])
+def test_nccl_tells_its_network(planned: Planned, keys: dict[str, Any]) -> None:
+    """NCCL logs its subsystem NET, without which a log does not show whether GPUDirect is used."""
+    found = env(planned(**keys))
+    assert (found["NCCL_DEBUG"], "NET" in found["NCCL_DEBUG_SUBSYS"].split(",")) == ("INFO", True)
+
+
+def test_job_without_gpus_has_no_nccl(planned: Planned) -> None:
+    """A job without GPUs gets no NCCL variables."""
+    assert [name for name in env(planned()) if name.startswith("NCCL")] == []
+
+
+def test_secret_stays_a_reference(planned: Planned) -> None:
+    """A plan, which is shown and stored, only refers to a secret, and preflight checks that it exists."""
+    plan = planned(env={"TOKEN": {"secret": "hub", "key": "token"}, "MODE": {"config_map": "site", "key": "mode"}})
+    assert env(plan)["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
+    assert env(plan)["MODE"] == {"configMapKeyRef": {"name": "site", "key": "mode"}}
+    found = {(each.what, each.name, each.holds) for each in needs(plan, Object)}
+    assert found == {("Secret", "hub", ("token",)), ("ConfigMap", "site", ("mode",))}
+
+
+@pytest.mark.parametrize(
+    ("launcher", "field"),
+    [
+        ("volcano", "metadata.annotations['volcano.sh/task-index']"),
+        ("pytorchjob", "metadata.labels['training.kubeflow.org/replica-index']"),
+    ],
+)
+def test_pod_knows_its_index_first(planned: Planned, launcher: str, field: str) -> None:
+    """The pod's index, set by its controller, comes before all variables that may refer to it."""
+    first = container(planned(launcher=launcher))["env"][0]
+    assert first == {"name": "TORCHYARD_NODE", "valueFrom": {"fieldRef": {"fieldPath": field}}}
+
+
+def test_keys_of_a_bundle_are_variables(planned: Planned) -> None:
+    """ConfigMaps and Secrets whose keys become variables must exist, whatever keys they have."""
+    plan = planned(pod={"env_from": [{"config_map": "nccl"}, {"secret": "keys"}]})
+    assert container(plan)["envFrom"] == [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}}]
+    assert needs(plan, Object) == [Object(what="ConfigMap", name="nccl"), Object(what="Secret", name="keys")]
+
+
+# --- resources
+
+
+def test_processors_have_no_limit(planned: Planned) -> None:
+    """CPU and memory get no limits, which would only throttle or kill; all other resources need them."""
+    asked = {"gpus": 8, "cpu": 64, "memory": "512Gi", "ephemeral-storage": "32Gi"}
+    assert container(planned(**HOST, resources=asked))["resources"] == {
+        "requests": {"nvidia.com/gpu": "8", "cpu": "64", "memory": "512Gi", "ephemeral-storage": "32Gi"},
+        "limits": {"nvidia.com/gpu": "8", "ephemeral-storage": "32Gi"},
+    }
+
+
+def test_limits_are_those_that_are_said(planned: Planned) -> None:
+    """CPU and memory are limited if the profile says so, and devices are limited to their requests."""
+    plan = planned(resources={"gpus": 8, "cpu": 4}, pod={"limits": {"cpu": 8, "memory": "1Gi"}})
+    assert container(plan)["resources"]["limits"] == {"nvidia.com/gpu": "8", "cpu": "8", "memory": "1Gi"}
+
+
+def test_no_gpus_are_none(planned: Planned) -> None:
+    """`gpus: 0` requests nothing, and does not tolerate the taint of GPU nodes."""
+    plan = planned(resources={"gpus": 0})
+    assert "resources" not in container(plan)
+    assert "tolerations" not in spec(plan)
+
+
+def test_gpus_have_the_name_of_the_hardware() -> None:
+    """On another vendor's nodes `gpus` is their resource, and its taint is tolerated."""
+    profile = load_profile("yolov5-volcano")
+    assert profile.hardware
+    gpus = {**profile.hardware.model_dump(), "gpus": {"resource": "amd.com/gpu", "per_node": 8}}
+    other = profile.model_copy(update={"hardware": Hardware.model_validate(gpus)})
+    assert "amd.com/gpu" in template.resource_requests(other)
+    assert template.list_tolerations(other) == ("amd.com/gpu",)
+
+
+# --- where it runs
+
+
+def test_pods_run_on_nodes_of_the_shape(planned: Planned) -> None:
+    """The labels of the hardware and of the profile select the nodes, and preflight counts those nodes."""
+    plan = planned(**HOST, pod={"node_selector": {"pool": "train"}})
+    labels = {"node.kubernetes.io/instance-type": "BM.GPU.B4.8", "pool": "train"}
+    assert spec(plan)["nodeSelector"] == labels
+    assert [room.labels for room in needs(plan, Capacity)] == [labels]
+
+
+def test_each_node_gets_one_pod(planned: Planned) -> None:
+    """Pods of one attempt run on separate nodes; the store's pod is exempt by its role label."""
+    plan = planned(nodes=2, rendezvous="etcd-v2")
+    (rule,) = spec(plan)["affinity"]["podAntiAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]
+    assert rule["topologyKey"] == "kubernetes.io/hostname"
+    assert rule["labelSelector"]["matchLabels"] == plan.labels
+    (other,) = rule["labelSelector"]["matchExpressions"]
+    assert (other["key"] in plan.store[1]["metadata"]["labels"], other["operator"]) == (True, "DoesNotExist")
+    assert other["key"] not in plan.pod["metadata"]["labels"]
+
+
+def test_single_pod_keeps_apart_from_nobody(planned: Planned) -> None:
+    """A job of one pod has no anti-affinity."""
+    assert "affinity" not in spec(planned(nodes=1))
+
+
+@pytest.mark.parametrize("nodes", [1, 2])
+def test_pods_keep_away_from_labels(planned: Planned, nodes: int) -> None:
+    """Nodes with one of the values are excluded, in addition to the rule that keeps pods of one job apart."""
+    affinity = spec(planned(nodes=nodes, pod={"avoid": {"health": ["bad", "worse"], "none": []}}))["affinity"]
+    (term,) = affinity["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
+    assert term == {"matchExpressions": [{"key": "health", "operator": "NotIn", "values": ["bad", "worse"]}]}
+    assert ("podAntiAffinity" in affinity) == (nodes > 1)
+
+
+def test_pods_keep_to_labels(planned: Planned) -> None:
+    """With `only`, a node must have one of the values; an empty list allows every node."""
+    pod = {"only": {"kubernetes.io/hostname": ["a", "b"], "none": []}, "avoid": {"health": ["bad"]}}
+    plan = planned(nodes=1, pod=pod)
+    (term,) = spec(plan)["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"][
+        "nodeSelectorTerms"
+    ]
+    assert term["matchExpressions"] == [
+        {"key": "kubernetes.io/hostname", "operator": "In", "values": ["a", "b"]},
+        {"key": "health", "operator": "NotIn", "values": ["bad"]},
+    ]
+
+
+def test_scheduler_is_said_of_the_pod(planned: Planned) -> None:
+    """A scheduler of the profile is set on the pods."""
+    assert spec(planned(pod={"scheduler": "sakkara"}))["schedulerName"] == "sakkara"
+
+
+def test_taints_are_tolerated_by_key(planned: Planned) -> None:
+    """Every toleration has a key: one without would keep pods on dead nodes for ever."""
+    plan = planned(resources={"gpus": 1}, pod={"tolerations": ["spot", "nvidia.com/gpu"]})
+    assert spec(plan)["tolerations"] == [
+        {"key": "nvidia.com/gpu", "operator": "Exists"},
+        {"key": "spot", "operator": "Exists"},
+    ]
+
+
+def test_containers_begin_once(planned: Planned) -> None:
+    """A container that ends is not restarted in its pod, so that its log and exit code stay."""
+    assert spec(planned())["restartPolicy"] == "Never"
+
+
+def test_services_of_others_stay_out_of_the_environment(planned: Planned) -> None:
+    """A Service called `etcd` or `port` in the namespace sets no variables in the pods."""
+    assert spec(planned())["enableServiceLinks"] is False
+
+
+def test_containers_before_the_job(planned: Planned) -> None:
+    """Init containers run before the job's container, with their command unchanged."""
+    plan = planned(
+        pod={"init": [{"name": "a", "image": "b:1", "command": ["echo", "$(X)"]}, {"name": "c", "image": "d"}]}
+    )
+    made = [{"name": "a", "image": "b:1", "command": ["echo", "$$(X)"]}, {"name": "c", "image": "d"}]
+    assert spec(plan)["initContainers"] == made
+
+
+def empty(value: Any) -> bool:
+    """Whether a value is or contains null, or an empty list or mapping."""
+    inner = value.values() if isinstance(value, dict) else value if isinstance(value, list) else ()
+    return value is None or value in ([], {}) or any(map(empty, inner))
+
+
+@pytest.mark.parametrize("keys", [{}, HOST, {"nodes": 2}, {"pod": {"avoid": {"health": []}, "limits": {"cpu": 0}}}])
+def test_manifest_has_nothing_empty(planned: Planned, keys: dict[str, Any]) -> None:
+    """Keys that a profile does not set do not appear in the manifest."""
+    assert not empty(planned(**keys).pod["spec"])
+
+
+# --- names and refusals
+
+
+BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+
+
+@BOTH
+def test_every_object_carries_the_run_and_the_attempt(planned: Planned, launcher: str) -> None:
+    """Everything that a run creates, including its pods, can be found by its labels alone."""
+    plan = planned(launcher=launcher, rendezvous="etcd-v2", attempt=2)
+    assert plan.labels == {"torchyard/run": "sample-a1b2c3d4", "torchyard/attempt": "2"}
+    for thing in (*plan.store, *plan.objects, plan.pod):
+        assert plan.labels.items() <= thing["metadata"]["labels"].items()
+
+
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+def test_longest_names_are_host_names(planned: Planned, launcher: str) -> None:
+    """The longest profile name, the last attempt and a thousand nodes make a host name of 63 characters."""
+    plan = planned(20, "a" * 40, launcher=launcher, nodes=1000)
+    last = f"{plan.job}-{list(plan.nodes)[-1]}"
+    assert (last[-11:], len(last)) == ("-worker-999", 63)
+
+
+@pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        ({"image": None}, "image: the pods need one"),
+        ({"name": "7b-model"}, "name: 7b-model must begin with a letter"),
+        ({"nodes": 1001}, "nodes: at most 1000"),
+        ({"nodes": {"min": 2, "max": 4}, "rendezvous": "static"}, "nodes: static .* one number, not 2:4"),
+    ],
+)
+def test_profile_that_no_pod_can_be_made_of_is_refused(
+    planned: Planned, launcher: str, keys: dict[str, Any], said: str
+) -> None:
+    """A profile from which no pod can be made is refused before any request to a cluster."""
+    with pytest.raises(ProfileError, match=said):
+        planned(launcher=launcher, **keys)

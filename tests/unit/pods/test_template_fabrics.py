@@ -1,0 +1,91 @@
+"""What fabrics with a plugin need of the pods: a daemon beside the program, devices by claims, lines before it."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Planned
+from tests.plan_parts import command, container, mounted, needs, spec
+from torchyard.model.requirements import Object
+
+BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "appwrapper"])
+TCPX = {"hardware": "gke/a3-high", "fabric": "tcpx"}
+A4X_MAX = {"hardware": "gke/a4x-max", "fabric": "gib-dra"}
+DAEMON = {
+    "name": "d",
+    "image": "d:1",
+    "sidecar": True,
+    "command": ["d", "$(X)"],
+    "capabilities": ["NET_ADMIN"],
+    "env": {"A": "$(B)"},
+    "mounts": {"/conf": {"config_map": "conf", "read_only": True}, "/run/d": {"host": "/run/d"}},
+}
+
+
+@BOTH
+def test_daemon_runs_beside_the_program(planned: Planned, launcher: str) -> None:
+    """A sidecar is an init container that restarts: Kubernetes starts it first, and ends it after the program."""
+    (made,) = spec(planned(launcher=launcher, pod={"init": [DAEMON]}))["initContainers"]
+    assert made == {
+        "name": "d",
+        "image": "d:1",
+        "command": ["d", "$$(X)"],
+        "restartPolicy": "Always",
+        "env": [{"name": "A", "value": "$$(B)"}],
+        "volumeMounts": [
+            {"name": "init-0-0", "mountPath": "/conf", "readOnly": True},
+            {"name": "init-0-1", "mountPath": "/run/d"},
+        ],
+        "securityContext": {"capabilities": {"add": ["NET_ADMIN"]}},
+    }
+
+
+def test_daemon_has_volumes_of_its_own(planned: Planned) -> None:
+    """Its volumes are the pod's, but the program does not see them; preflight checks what they name."""
+    plan = planned(pod={"init": [DAEMON], "shm": "1Gi"})
+    assert {each["name"]: each.get("hostPath", each.get("configMap")) for each in spec(plan)["volumes"]} == {
+        "volume-0": None,
+        "init-0-0": {"name": "conf"},
+        "init-0-1": {"path": "/run/d"},
+    }
+    assert [each["mountPath"] for each in container(plan)["volumeMounts"]] == ["/dev/shm"]
+    assert Object(what="ConfigMap", name="conf") in plan.requires
+
+
+def test_profile_adds_to_the_daemons_of_the_fabric(planned: Planned) -> None:
+    """A fabric's daemon and a profile's init container are both started, and the program shares the daemon's socket."""
+    plan = planned(**TCPX, pod={"init": [{"name": "fetch", "image": "f:1"}]})
+    assert [each["name"] for each in spec(plan)["initContainers"]] == ["tcpx-daemon", "fetch"]
+    sources = {each["name"]: each["hostPath"] for each in spec(plan)["volumes"] if "hostPath" in each}
+    socket = {each["mountPath"]: each["name"] for each in spec(plan)["initContainers"][0]["volumeMounts"]}["/run/tcpx"]
+    ours = {each["mountPath"]: each["name"] for each in container(plan)["volumeMounts"]}["/tmp"]
+    assert sources[socket] == sources[ours] == {"path": "/run/tcpx"}
+    assert mounted(planned(**{**TCPX, "fabric": "no-rdma"})).keys() == {"/dev/shm"}
+
+
+@BOTH
+def test_devices_are_claimed_beside_the_channel(planned: Planned, launcher: str) -> None:
+    """The pod claims by each template, its container has all claims, and preflight looks for what fills them."""
+    plan = planned(launcher=launcher, **A4X_MAX)
+    names = ["torchyard", "torchyard-mrdma"]
+    assert spec(plan)["resourceClaims"] == [{"name": name, "resourceClaimTemplateName": name} for name in names]
+    assert container(plan)["resources"]["claims"] == [{"name": name} for name in names]
+    found = {(each.what, each.name) for each in needs(plan, Object)}
+    assert {("ComputeDomain", "torchyard"), ("ResourceClaimTemplate", "torchyard-mrdma")} <= found
+
+
+@BOTH
+def test_setup_of_the_fabric_comes_first(planned: Planned, launcher: str) -> None:
+    """A line of the profile can still change what the fabric's script has set."""
+    text = command(planned(launcher=launcher, **A4X_MAX, setup=["export NCCL_X=1"]))[2]
+    script, ours, program = (text.index(each) for each in ("set_nccl_env.sh", "export NCCL_X=1", 'exec "$@"'))
+    assert script < ours < program
+
+
+@pytest.mark.parametrize("keys", [{}, {"resources": {"gpus": 4}}])
+def test_nodes_without_a_number_of_gpus_have_their_resource(planned: Planned, keys: dict[str, Any]) -> None:
+    """Where GPUs differ from node to node, the profile's number is asked for, by the shape's name for them."""
+    plan = planned(hardware="network-operator/examples", fabric="hostdev", **keys)
+    asked = container(plan)["resources"]["requests"]
+    assert asked.get("nvidia.com/gpu") == (str(keys["resources"]["gpus"]) if keys else None)
+    assert asked["nvidia.com/hostdev"] == "1"

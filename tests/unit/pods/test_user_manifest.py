@@ -1,0 +1,206 @@
+"""The user's own manifests are launched as they are, plus what makes them part of a run."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, load, manifest_plan_of
+from tests.user_manifests import JOB, MANIFESTS, PYTORCHJOB, Launched, changed, read
+from torchyard.model.errors import ProfileError
+from torchyard.model.requirements import Advice, Capacity, Permission
+from torchyard.pods.lint import lint_manifest
+
+ROWS = sorted(path.stem for path in MANIFESTS.glob("*.yaml"))
+ALL = pytest.mark.parametrize("row", ROWS)
+POD = {"spec": {"containers": [{"name": "main", "image": "a:1"}]}}
+JOBSET = {
+    "apiVersion": "jobset.x-k8s.io/v1alpha2",
+    "kind": "JobSet",
+    "metadata": {"name": "train"},
+    "spec": {
+        "replicatedJobs": [
+            {"name": "lead", "template": {"spec": {"template": POD}}},
+            {"name": "rest", "replicas": 2, "template": {"spec": {"parallelism": 3, "template": POD}}},
+        ],
+    },
+}
+COMPONENTS: dict[str, Any] = {"spec": {"components": [{"template": PYTORCHJOB}]}}
+GENERIC: dict[str, Any] = {"spec": {"resources": {"GenericItems": [{"generictemplate": PYTORCHJOB}]}}}
+WRAPPERS = [
+    {"apiVersion": api, "kind": "AppWrapper", "metadata": {"name": "outer"}, **spec}
+    for api, spec in {
+        "workload.codeflare.dev/v1beta2": COMPONENTS,
+        "workload.codeflare.dev/v1beta1": GENERIC,
+        "mcad.ibm.com/v1beta1": GENERIC,
+    }.items()
+]
+
+
+def bare(value: Any) -> Any:
+    """A document without empty values and without what a run adds: labels, and the rendezvous id."""
+    if isinstance(value, list):
+        return [bare(each) for each in value]
+    if not isinstance(value, dict):
+        return value
+    kept = {key: bare(each) for key, each in value.items() if not key.startswith("torchyard/") and key != "rdzvId"}
+    return {key: each for key, each in kept.items() if each not in (None, {})}
+
+
+@ALL
+def test_manifest_is_launched_as_it_is(launched: Launched, row: str) -> None:
+    """A run adds only its name, its labels and a rendezvous id."""
+    plan = launched(row)
+    *companions, job = read(row)
+    job["metadata"]["name"] = plan.job
+    assert [bare(each) for each in (*plan.store, plan.main)] == [bare(each) for each in (*companions, job)]
+
+
+@ALL
+def test_objects_and_pods_are_the_runs(launched: Launched, row: str) -> None:
+    """The job has the run's name, all objects have the run's labels, and companions have a role label."""
+    plan = launched(row)
+    for thing in (*plan.store, plan.main, plan.pod):
+        assert plan.labels.items() <= thing["metadata"]["labels"].items()
+    assert {each["metadata"]["labels"]["torchyard/role"] for each in plan.store} <= {"companion"}
+    assert (plan.main["metadata"]["name"], plan.pod["metadata"]["name"]) == (plan.job, f"{plan.job}-worker-0")
+
+
+@ALL
+def test_traps_are_advice(launched: Launched, row: str) -> None:
+    """Preflight warns of every trap in the manifest, and fails because of none."""
+    advised = [need.detail for need in launched(row).requires if isinstance(need, Advice)]
+    assert (tuple(advised), bool(advised)) == (lint_manifest(read(row)), True)
+
+
+@pytest.mark.parametrize(("row", "ids"), [("pytorchjob-c10d", 2), ("pytorchjob-etcd", 2)])
+def test_rendezvous_gets_an_id_for_each_attempt(launched: Launched, row: str, ids: int) -> None:
+    """Each attempt gets a rendezvous id: without one, all jobs would meet under the id `none`."""
+    found = {launched(row, attempt=attempt).main["spec"]["elasticPolicy"]["rdzvId"] for attempt in (1, 2)}
+    assert len(found) == ids
+
+
+def test_own_rendezvous_id_is_kept(launched: Launched) -> None:
+    """A rendezvous id in the manifest is kept."""
+    plan = launched(changed(PYTORCHJOB, elasticPolicy={"rdzvId": "mine"}))
+    assert plan.main["spec"]["elasticPolicy"] == {"rdzvId": "mine"}
+
+
+def test_every_task_is_followed(launched: Launched) -> None:
+    """Each task of the job has its pods, with a log for each."""
+    plan = launched(JOB)
+    assert plan.tasks == {"lead": 1, "rest": 3}
+    assert list(plan.nodes) == ["lead-0", "rest-0", "rest-1", "rest-2"]
+
+
+def test_room_is_for_the_gang(launched: Launched) -> None:
+    """A job needs capacity for minAvailable pods, and for all of its pods if it does not set that."""
+    rooms = [launched(changed(JOB, minAvailable=least)).requires for least in (3, 0)]
+    assert [need.pods for needs in rooms for need in needs if isinstance(need, Capacity)] == [3, 4]
+
+
+def test_operators_container_counts(launched: Launched) -> None:
+    """In a Training Operator pod the container `pytorch` gives the log and exit code, at any position."""
+    assert launched(PYTORCHJOB).container == "pytorch"
+
+
+def test_replicas_that_are_left_out(launched: Launched) -> None:
+    """Without replicas, the operator creates one pod and Volcano none."""
+    assert launched(PYTORCHJOB).tasks == {"worker": 1}
+    tasks = [*JOB["spec"]["tasks"], {**JOB["spec"]["tasks"][0], "name": "none", "replicas": None}]  # type: ignore[index]
+    assert launched(changed(JOB, tasks=tasks)).tasks["none"] == 0
+
+
+def test_operators_port_is_one_of_the_node(launched: Launched) -> None:
+    """The operator adds a port to every pod, so with the host network a node can hold only one of them."""
+    assert [need.alone for need in launched(PYTORCHJOB).requires if isinstance(need, Capacity)] == [True]
+
+
+def test_companions_need_rights(launched: Launched) -> None:
+    """Preflight checks the right to create the objects beside the job."""
+    plan = launched("volcano-etcd")
+    rights = {need.resource for need in plan.requires if isinstance(need, Permission) and "create" in need.verbs}
+    assert rights == {"jobs.batch.volcano.sh", "leases.coordination.k8s.io", "pods", "services"}
+
+
+def test_namespace_of_the_manifest_is_the_jobs(launched: Launched) -> None:
+    """A namespace in the manifest need not be repeated in the profile."""
+    assert launched({**JOB, "metadata": {"name": "train", "namespace": "ml"}}).cluster.namespace == "ml"
+
+
+def test_planning_leaves_the_profile_alone(write: Write, tmp_path: Path) -> None:
+    """Planning does not change a profile's documents, so that a second attempt starts from the same ones."""
+    profile = load(write(launcher="volcano", program=None, manifest=str(MANIFESTS / "volcano-etcd.yaml")))
+    before = profile.model_copy(deep=True)
+    manifest_plan_of(profile, tmp_path)
+    assert profile == before
+
+
+UNNAMED = {"name": "worker", "replicas": 1, "template": {"spec": {"containers": [{"image": "a:1"}]}}}
+OTHER = {"name": "o", "replicas": 1, "template": {"spec": {"containers": [{"name": "other", "image": "a:1"}]}}}
+BAD = [
+    ((JOB, JOB), {}, "holds 2 of kind Job"),
+    (({**JOB, "apiVersion": "batch/v1"},), {}, r"holds 0 of kind Job \(batch.volcano.sh/v1alpha1\), .* it has: Job"),
+    ((JOB,), {"launcher": "pytorchjob"}, "holds 0 of kind PyTorchJob .* it has: Job"),
+    ((changed(JOB, tasks=[UNNAMED]),), {}, "no task with replicas and a pod template with a named container"),
+    ((changed(JOB, tasks=None),), {}, "no task with replicas and a pod template"),
+    ((changed(JOB, tasks=[{**OTHER, "replicas": "many"}]),), {}, "no task with replicas and a pod template"),
+    ((changed(JOB, tasks=[{**OTHER, "replicas": 0}]),), {}, "no task with replicas and a pod template"),
+    ((changed(JOB, tasks=[*JOB["spec"]["tasks"], OTHER]),), {}, "need one name; they are main, other"),  # type: ignore[index]
+    ((changed(JOB, tasks=[{**OTHER, "name": "a" * 45}]),), {}, "name of over 63 characters"),
+    (
+        ({**JOB, "metadata": {"name": "train", "namespace": "ml"}},),
+        {"cluster": {"namespace": "dev"}},
+        "named are dev, ml",
+    ),
+]
+
+
+@pytest.mark.parametrize("case", BAD, ids=lambda case: case[-1])
+def test_manifest_that_cannot_be_launched_is_refused(launched: Launched, case: tuple[Any, Any, str]) -> None:
+    """Errors in a manifest are reported before any request to a cluster."""
+    documents, keys, said = case
+    with pytest.raises(ProfileError, match=said):
+        launched(*documents, **keys)
+
+
+IGNORED = {
+    "args": ["--epochs=1"],
+    "env": {"A": "b"},
+    "image": "train:v1",
+    "nodes": 4,
+    "options": {"queue": "research"},
+    "pod": {"privileged": True},
+    "processes": 8,
+    "rendezvous": "etcd-v2",
+    "resources": {"gpus": 1},
+    "setup": ["true"],
+}
+
+
+def test_keys_that_would_be_ignored_are_refused(launched: Launched) -> None:
+    """Profile keys that the manifest itself decides are refused, all at once."""
+    with pytest.raises(ProfileError) as error:
+        launched(JOB, **IGNORED)
+    assert sorted(found.partition(":")[0] for found in error.value.findings) == sorted(IGNORED)
+
+
+# --- AppWrappers and JobSets
+
+
+@pytest.mark.parametrize("wrapper", WRAPPERS, ids=lambda each: str(each["apiVersion"]))
+def test_wrapper_of_the_users_own_is_taken(launched: Launched, wrapper: dict[str, Any]) -> None:
+    """An AppWrapper and the PyTorchJob inside get the run's name, and the pods get its labels."""
+    plan = launched(wrapper)
+    inner = plan.main["spec"].get("components", plan.main["spec"].get("resources", {}).get("GenericItems"))[0]
+    (job,) = (value for key, value in inner.items() if key.endswith("template"))
+    assert job["metadata"]["name"] == plan.main["metadata"]["name"] == plan.job
+    assert plan.pod["metadata"]["labels"].items() >= plan.labels.items()
+    assert plan.main["apiVersion"] == wrapper["apiVersion"] == plan.watch[0].api
+
+
+def test_set_of_the_users_own_is_taken(launched: Launched) -> None:
+    """Every Job of a JobSet is a task, by name and number; pods are matched without the random end of their name."""
+    plan = launched(JOBSET)
+    assert plan.tasks == {"lead-0": 1, "rest-0": 3, "rest-1": 3}
+    assert plan.node(f"{plan.job}-rest-1-2-abcde") == "rest-1-2"

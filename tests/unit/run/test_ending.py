@@ -1,0 +1,135 @@
+"""The end of a run: recorded, torn down and reported, whatever goes wrong on the way."""
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Literal
+
+import pytest
+
+from tests.conftest import RUN_ID, Write
+from tests.lone_processes import lone_profile
+from tests.reports import attempt
+from torchyard.host.processes import find_labelled
+from torchyard.machines.backend import MachinesBackend
+from torchyard.model.plan import CommandPlan
+from torchyard.model.run import Collected, End, Metrics, Report, Run
+from torchyard.model.trend import Trend
+from torchyard.run.ending import RunFinisher
+from torchyard.run.folder import list_run_folders, runs_folder
+from torchyard.run.report import render_text
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.runner import Runner
+from torchyard.steps.submit import submit
+from torchyard.trend.records import history_folder, read_history
+
+
+@pytest.fixture
+def line(write: Write) -> Iterator[Runner]:
+    """A run of one process that would sleep for a minute; it is owned, and nothing has been started yet."""
+    made = Runner(lone_profile(write), RUN_ID, LocalReporter())
+    with made.folder.owned():
+        yield made
+    if made.plan:
+        made.remove(made.plan)
+
+
+def test_end_is_in_the_journal_and_in_the_report(line: Runner) -> None:
+    """The journal has the end that the run is coming to, and then the end; the saved report is the returned one."""
+    report = RunFinisher(line).finish("failed", "it broke")
+    assert [(event["event"], event["end"], event["sentence"]) for event in line.folder.events()] == [
+        ("ending", "failed", "it broke"),
+        ("end", "failed", "it broke"),
+    ]
+    assert (line.folder.report(), report.attempts, report.left) == (report, (), ())
+
+
+def test_secret_in_the_sentence_is_masked(line: Runner) -> None:
+    """Neither the journal nor the report repeats a secret that an error has quoted."""
+    report = RunFinisher(line).finish("failed", "train.py --token=abc123 failed")
+    assert (report.sentence.startswith("train.py --token="), report.sentence.endswith(" failed")) == (True, True)
+    assert "abc123" not in report.model_dump_json() + (line.folder.path / "journal").read_text()
+
+
+def submit_attempt(line: Runner) -> CommandPlan:
+    """Start the run's first attempt, for which nobody waits."""
+    run = Run(id=RUN_ID, attempt=1, folder=str(line.folder.path))
+    plan = line._prepare(run).plan
+    assert isinstance(plan, CommandPlan)
+    submit(plan, line.profile.deadlines)
+    line.open, line.plan = (1, plan), plan
+    return plan
+
+
+def test_open_attempt_is_stopped_before_it_is_read(line: Runner) -> None:
+    """An attempt that is cut short is stopped, collected and torn down, and the report has it as stopped."""
+    plan = submit_attempt(line)
+    report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
+    (cut,) = report.attempts
+    assert (cut.outcome.cause, cut.outcome.status.reason) == ("stopped", "cancelled through Prefect")
+    assert report.left == ()
+    assert find_labelled(plan.label) == []
+    assert line.open is None
+
+
+def test_lines_that_the_stop_has_lost_are_in_the_report(line: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of an attempt that is cut short says which logs may lack their end."""
+    (name,) = submit_attempt(line).nodes
+    monkeypatch.setattr(MachinesBackend, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
+    (cut,) = RunFinisher(line).finish("stopped", "stopped by SIGTERM").attempts
+    assert [(log.node, log.lost) for log in cut.collected.logs] == [(name, "perhaps its end: no answer")]
+
+
+def test_report_that_cannot_be_saved_is_still_shown(line: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    """A report that cannot be written is an error in the log; the run's end stays as it was decided."""
+    (line.folder.path / "report.json").mkdir()
+    report = RunFinisher(line).finish("succeeded", "2 of 2 agents ended with 0")
+    assert (report.end, line.folder.last("end")["end"]) == ("succeeded", "succeeded")
+    assert "the report is not on disk: " in caplog.text
+
+
+def ended(line: Runner, busbw: float, end: End = "succeeded") -> Report:
+    """Finish a run whose job printed this number."""
+    line.began += 1  # another run of the same profile
+    line.attempts = [attempt(1, "").model_copy(update={"collected": measured(busbw)})]
+    return RunFinisher(line).finish(end, "2 of 2 agents ended with 0")
+
+
+def measured(busbw: float) -> Collected:
+    return Collected(logs=(), metrics=Metrics(rows=({"step": 1, "busbw": busbw},)), failure=None)
+
+
+@pytest.mark.parametrize(("on_regression", "end"), [("fail", "failed"), ("report", "succeeded")])
+def test_run_that_became_worse(line: Runner, on_regression: Literal["fail", "report"], end: End) -> None:
+    """A number below the band ends the run as failed with a sentence, or is a row of its report, as asked for."""
+    trend = Trend(value="busbw", on_regression=on_regression)
+    line.profile = line.profile.model_copy(update={"trend": trend})
+    assert [ended(line, 200.0).end for _ in range(6)] == ["succeeded"] * 6
+    report = ended(line, 150.0)
+    told = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
+    assert (report.end, line.folder.last("end")["end"], line.folder.last("ending")["end"]) == (end, end, end)
+    assert (report.sentence == f"{told}; see {report.history}") == (end == "failed")
+    assert f"  trend        worse: {told}\n" in render_text(report)
+    assert ended(line, 200.0).end == "succeeded"
+
+
+def test_failed_run_is_recorded_and_stays_failed(line: Runner) -> None:
+    """A run that failed is in the history with its end, and nothing is compared."""
+    line.profile = line.profile.model_copy(update={"trend": Trend(value="busbw")})
+    report = ended(line, 1.0, "failed")
+    (record,) = read_history(Path(report.history)).records
+    assert (record.end, record.numbers, report.trend) == ("failed", {"step": 1.0, "busbw": 1.0}, None)
+
+
+def test_history_is_taken_for_no_run(line: Runner) -> None:
+    """The history lies in the runs folder, and is listed as none of its runs."""
+    report = ended(line, 1.0)
+    assert Path(report.history).parent.parent == runs_folder()
+    assert [folder.name for folder in list_run_folders()] == [line.folder.name]
+
+
+def test_unwritable_history_ends_no_run(line: Runner) -> None:
+    """If the history cannot be kept, the run ends as its job did."""
+    history_folder(runs_folder()).write_text("")
+    line.profile = line.profile.model_copy(update={"trend": Trend(value="busbw", on_regression="fail")})
+    report = ended(line, 1.0)
+    assert (report.end, report.trend and report.trend.verdict) == ("succeeded", "unknown")

@@ -1,0 +1,75 @@
+"""What a report says about earlier processes of its run, from the journal alone."""
+
+from typing import Any
+
+import pytest
+
+from torchyard.run.history import describe_last_loss, find_start_time, list_past_steps
+
+T0 = 1_800_000_000.0
+HERE = {"pid": 7, "host": "here"}
+
+
+def start(at: float, entry: str = "fresh", **facts: Any) -> dict[str, Any]:
+    return {"at": T0 + at, "event": "start", "entry": entry, **HERE, **facts}
+
+
+def step(at: float, name: str) -> dict[str, Any]:
+    return {"at": T0 + at, "event": "step", "name": name, "pid": 7}
+
+
+def did(at: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
+    return {"at": T0 + at, "event": "did", "name": name, "seconds": seconds, "detail": f"{name} is done", "pid": 7}
+
+
+LOST = [start(0), step(1, "preflight"), did(2, "preflight"), step(3, "wait")]
+BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
+
+
+def told(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
+    return [(each.name, each.seconds) for each in list_past_steps(events)]
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [
+        ([start(0)], []),
+        (LOST, []),
+        ([*LOST, BACK], [("preflight", 1.0), ("wait", 47.0), ("comeback", 10.0)]),
+        ([start(0), step(1, "submit"), did(2, "submit"), start(9)], []),
+        ([start(0), step(1, "submit"), did(2, "submit"), start(9, "attach")], [("submit", 1.0), ("comeback", 7.0)]),
+        ([*LOST, {"at": T0 + 5, "event": "end", "end": "failed", "sentence": "no"}, start(9)], []),
+        (
+            [start(0), {"at": T0 + 5, "event": "end", "end": "gave-up", "sentence": "no"}, start(9, "attach")],
+            [("gave-up", 4.0)],
+        ),
+        ([*LOST, start(2, "attach", lost_at=T0 + 1)], [("preflight", 1.0), ("wait", 0.0), ("comeback", 0.0)]),
+    ],
+)
+def test_steps_of_lost_processes_are_kept(events: list[dict[str, Any]], expected: list[tuple[str, float]]) -> None:
+    """Finished steps are kept, an interrupted one lasts until the last sign of life, and then comes the gap."""
+    assert told(events) == expected
+
+
+def test_loss_says_who_when_where_and_for_how_long() -> None:
+    """One sentence names the lost process, its step, the time, the process that took over, and the gap."""
+    assert describe_last_loss(list_past_steps([*LOST, BACK])) == (
+        "the launcher (process 7 on here) was lost in wait at 2027-01-15 08:00:50 UTC; process 8 on there took over "
+        "after 10 s"
+    )
+
+
+def test_loss_on_another_machine_names_its_place() -> None:
+    """For a launcher on another machine the Lease gives host, folder and last renewal, but no process id."""
+    moved = start(0, "moved", holder="far:/runs/a", seen_at=T0 + 40)
+    said = describe_last_loss(list_past_steps([moved, start(60, "attach", lost_at=0.0)]))
+    assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in said
+
+
+@pytest.mark.parametrize(
+    ("events", "expected"),
+    [([], 99.0), (LOST, 0.0), ([*LOST, BACK], 0.0), ([*LOST, start(80)], 80.0), ([start(3, "moved"), BACK], 3.0)],
+)
+def test_run_lasts_from_its_first_start(events: list[dict[str, Any]], expected: float) -> None:
+    """A resumed run counts from its first start; one that a person starts again counts from that start."""
+    assert find_start_time(events, T0 + 99.0) == T0 + expected

@@ -1,0 +1,79 @@
+"""The picture of a run's metrics: small, of all that can be drawn, and without a script."""
+
+import base64
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from tests.reports import ROWS, report
+from torchyard.model.run import Metrics, Row
+from torchyard.run.plot import _MAX_POINTS, _thin_points, draw_plot
+from torchyard.run.report import _MAX_PAGE_BYTES, render_markdown
+
+
+def test_one_row_makes_no_plot() -> None:
+    """A curve needs two points."""
+    assert draw_plot(Metrics(rows=(ROWS[0],)).rows, list(ROWS[0])) is None
+
+
+def test_the_page_of_a_long_run_has_its_picture_still() -> None:
+    """The plot of 100,000 rows is thinned, not left out."""
+    rows: tuple[Row, ...] = tuple(
+        {"step": at, "loss": at * 7919 % 10007, "rate": at * 104729 % 9973, "x": at * 31 % 8191}
+        for at in range(100_000)
+    )
+    text = render_markdown(report(rows=(*rows, {"step": 100_000, "loss": 1.0, "rate": 0.2, "x": 1})))
+    assert "data:image/svg+xml;base64," in text
+    assert len(text) < _MAX_PAGE_BYTES
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3_000))
+@settings(max_examples=30)
+def test_a_thinned_curve_keeps_its_peaks_and_its_ends(values: list[float]) -> None:
+    """A thinned curve keeps its first and last point, its minimum and its maximum, in order."""
+    points = [(float(at), value) for at, value in enumerate(values)]
+    kept = _thin_points(points)
+    assert len(kept) <= _MAX_POINTS
+    assert [kept[0], kept[-1]] == [points[0], points[-1]]
+    assert (min(y for _, y in kept), max(y for _, y in kept)) == (min(values), max(values))
+    assert kept == sorted(kept)
+
+
+@pytest.mark.parametrize(
+    "value", [10**400, float("inf"), float("nan"), 1e308, "text", None, True, "$\\frac$", "$x$", "<b>"]
+)
+def test_no_value_or_name_of_a_metric_costs_the_page(value: float | str | None) -> None:
+    """A value or name that cannot be drawn is left out of the plot, and the page is still made."""
+    key = value if isinstance(value, str) else "loss"
+    rows: tuple[Row, ...] = ({"step": 1, key: 1.0, "x": 2}, {"step": 2, key: value, "x": 3})
+    assert "data:image/svg+xml;base64," in render_markdown(report(rows=rows))
+
+
+def test_the_picture_is_svg_without_a_script() -> None:
+    """A metric's name cannot put a script into the SVG."""
+    rows: tuple[Row, ...] = ({"step": 1, "<script>": 1.0}, {"step": 2, "<script>": 2.0})
+    found = re.search(r"base64,([\w+/=]+)", render_markdown(report(rows=rows)))
+    assert found
+    assert b"<script" not in base64.b64decode(found[1])
+
+
+def _draw(rows: tuple[Row, ...]) -> str:
+    """The SVG of the rows, with all their columns."""
+    return base64.b64decode(draw_plot(rows, list(rows[0])) or "").decode()
+
+
+def test_each_collective_has_its_line_over_the_sizes() -> None:
+    """A benchmark's panels show bandwidths over sizes, which are no panel themselves, and name each collective."""
+    rows: tuple[Row, ...] = tuple(
+        {"step": at, "collective": name, "size": 2**at, "busbw": at / 10}
+        for name in ("all_reduce", "all_gather")
+        for at in (1, 2, 3)
+    )
+    drawn = _draw(rows)
+    comments = re.findall(r"<!-- (\w+) -->", drawn)
+    assert [name for name in comments if name in rows[0] or name.startswith("all_")] == [
+        *("size", "busbw"),
+        *("all_reduce", "all_gather"),
+    ]

@@ -1,0 +1,76 @@
+"""What a user sees while the job runs: rows as log lines, and the percentage that is done."""
+
+import logging
+
+import pytest
+
+from torchyard.run import progress
+from torchyard.run.progress import Progress
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.signals import CancelRequested
+
+
+class Shown(LocalReporter):
+    """Keeps the percentages that it shows; once the run is cancelled, it says so."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.percents: list[tuple[str, float]] = []
+        self.cancelled = False
+
+    def show_progress(self, name: str, percent: float) -> None:
+        self.percents.append((name, percent))
+
+    def check_cancelled(self) -> None:
+        if self.cancelled:
+            raise CancelRequested
+
+
+@pytest.fixture
+def shown(caplog: pytest.LogCaptureFixture) -> Shown:
+    caplog.set_level(logging.INFO)
+    return Shown()
+
+
+def test_row_is_logged_and_shown_as_a_percentage(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    """Epoch 1 of 8 is shown as 12.5 percent, and its values as one log line."""
+    Progress("sample-1", "json-lines", shown)(["no row", '{"epoch": 1, "epochs": 8, "loss": 0.25}'])
+    assert shown.percents == [("sample-1", 12.5)]
+    assert caplog.messages == ["epoch 1: loss 0.25"]
+
+
+def test_rows_that_come_fast_are_shown_together(
+    shown: Shown, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of the rows between two reports only the last one is shown, at the latest when the job has ended."""
+    monkeypatch.setattr(progress, "_REPORT_INTERVAL_S", 60.0)
+    seen = Progress("sample-1", "json-lines", shown)
+    for epoch in (1, 2, 3, 4):
+        seen([f'{{"epoch": {epoch}, "epochs": 4}}'])
+    assert [percent for _, percent in shown.percents] == [25.0]
+    seen.close()
+    seen.close()
+    assert [percent for _, percent in shown.percents] == [25.0, 100.0]
+    assert len(caplog.messages) == 2
+
+
+def test_line_without_a_row_shows_nothing(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    """Output that holds no measurement is in the job's log alone."""
+    seen = Progress("sample-1", "json-lines", shown)
+    seen(["rank 0 of 2"])
+    seen.close()
+    assert (shown.percents, caplog.messages) == ([], [])
+
+
+def test_long_row_is_cut_and_loses_its_escapes(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+    """A program cannot fill or change the terminal: a line has at most 500 characters and no control codes."""
+    Progress("sample-1", "json-lines", shown)([f'{{"epoch": 1, "said": "\\u001b[2J{"x" * 9000}"}}'])
+    assert len(caplog.messages[0]) <= progress._MAX_LINE_CHARS == 500
+    assert "\x1b" not in caplog.messages[0]
+
+
+def test_cancel_ends_the_wait(shown: Shown) -> None:
+    """A cancel that no signal has delivered is found when the progress is reported, even without any line."""
+    shown.cancelled = True
+    with pytest.raises(CancelRequested):
+        Progress("sample-1", "json-lines", shown)([])

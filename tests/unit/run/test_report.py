@@ -1,0 +1,194 @@
+"""A report is bounded for any run, and shows everything that it quotes as plain text."""
+
+import itertools
+import re
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.markdown import rendered
+from tests.nccl_lines import socket_node, verbs_node
+from tests.reports import attempt, report, report_of, short_report
+from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.nccl_log import read_nccl_log
+from torchyard.model.hardware import Expect
+from torchyard.model.run import Ending, Failure, LogFile, Report, Row
+from torchyard.run.report import _MAX_PAGE_BYTES, format_duration, render_markdown, render_text
+
+EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
+FORMS = [render_text, render_markdown]
+Form = Callable[[Report], str]
+
+
+def test_text_report_holds_what_a_person_asks_for() -> None:
+    """State, time, steps, metrics and logs are in the text, and a constant column is shown once."""
+    text = render_text(short_report())
+    for part in (
+        "succeeded in 12 min 41 s",
+        "both joined",
+        "/runs/x/node-0/log",
+        "incomplete: 3 lines",
+        "world_size   2",
+    ):
+        assert part in text
+    assert text.count("world_size") == 1
+
+
+def test_last_lines_are_shown_of_a_failure_only() -> None:
+    """Only the report of a failed run shows the failing rank's last lines."""
+    assert "| Boom: 1" in render_text(short_report("failed"))
+    assert "Boom" not in render_text(short_report("cancelled"))
+
+
+def test_markdown_holds_the_plot() -> None:
+    """The artifact has the picture inside, and stays small."""
+    text = render_markdown(short_report())
+    assert "data:image/svg+xml;base64," in text
+    assert len(text) < 200_000
+
+
+def test_spans_read_well() -> None:
+    """Durations are shown in seconds, minutes or hours."""
+    assert [format_duration(each) for each in (0.25, 38.2, 761, 7500)] == ["0.2 s", "38 s", "12 min 41 s", "2 h 05 min"]
+
+
+def test_report_survives_the_disk(tmp_path: Path) -> None:
+    """report.json is read back as the same report."""
+    (tmp_path / "report.json").write_text(short_report("failed").model_dump_json())
+    assert Report.model_validate_json((tmp_path / "report.json").read_text()) == short_report("failed")
+
+
+def huge(letter: str, rows: int = 2_000) -> Report:
+    """A report with the maximum of everything, written with one letter."""
+    long = letter * 5_000
+    row: Row = {f"{letter * 40}{key}": long for key in range(30)} | {"loss": 0.1, "accuracy": 0.2, "rate": 0.3}
+    made: tuple[Row, ...] = tuple(
+        {"step": at, "loss": at % 7 / 7, "accuracy": at % 11, "rate": 1 / (at + 1)} for at in range(rows)
+    )
+    logs = tuple(
+        LogFile(node=f"node-{at}", path=f"/{letter * 300}/{at}", lines=10**9, lost=long) for at in range(1_000)
+    )
+    return report(long, ({"step": 0, **row}, *made), attempts=20, logs=logs, tail=(long,) * 50)
+
+
+@pytest.mark.parametrize("letter", ["|", "\U0001f600", "\n"])
+def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
+    """A page stays small even with huge tables, a thousand incomplete logs and twenty attempts."""
+    made = huge(letter)
+    assert (
+        len(render_markdown(made).encode()) <= _MAX_PAGE_BYTES,
+        len(render_text(made).encode()) <= _MAX_PAGE_BYTES,
+    ) == (True, True)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_nothing_that_is_quoted_reaches_a_terminal_as_more_than_text(form: Form) -> None:
+    """Control codes are removed from sentences, steps, log lines, leftovers, and names and values of metrics."""
+    rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
+    made = report(EVIL, rows, attempts=2, tail=(EVIL,), logs=(LogFile(node="n", path=EVIL, lines=1, lost=EVIL),))
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]|owned", form(made)) == []
+
+
+def test_nothing_that_is_quoted_becomes_a_mark_of_the_page() -> None:
+    """Quoted text adds no tag or link to a page and breaks neither its tables, its picture nor its code block."""
+    rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
+    made = report(EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),))
+    text = render_markdown(made)
+    html = rendered(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
+    assert re.findall(r"<(?:a|b|strong|em|h2|script)\b", html) == []
+    assert (html.count("<img"), html.count("<pre>"), html.count("<h1>")) == (1, 1, 1)
+    cells = {row.count("<td>") for row in re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)}
+    assert cells <= {0, 1, 2, 3}
+
+
+def test_a_sentence_of_many_lines_looks_like_no_other_row() -> None:
+    """A program's sentence of several lines cannot fake the report's own row `succeeded`."""
+    assert "\n  succeeded" not in render_text(report("x\n  succeeded    all is well"))
+
+
+def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
+    """Characters that the locale cannot encode are printed as escapes, while files are still UTF-8."""
+    program = (
+        "from pathlib import Path; import sys; from torchyard.common.escaping import spell_anything; spell_anything();"
+        "from torchyard.run.folder import RunFolder; from tests.reports import report;"
+        "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.note('end', sentence='\\u6f22');"
+        "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
+    )
+    env = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
+    done = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], env=env, capture_output=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\u6f22\n", b"")
+
+
+@pytest.mark.parametrize("form", [render_text, render_markdown])
+def test_report_lists_the_attempts(form: object) -> None:
+    """Each attempt has its cause and the machine it failed on; a single attempt needs no list."""
+    said = form(report_of(attempt(1, "node-lost"), attempt(2, "")))  # type: ignore[operator]
+    assert "node-lost: it broke (on gpu-7)" in said
+    assert "attempt 2" in said
+    assert "attempt 1" not in form(report_of(attempt(1, "")))  # type: ignore[operator]
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
+    """If the job's own controller tried again, the report says how each try failed; else it lists none."""
+    made = attempt(1, "program-error")
+    endings = (Ending(node="worker-1", at=1.7e9, exit_code=7), Ending(node="worker-1", at=1.7e9 + 61, exit_code=137))
+    status = made.outcome.status.model_copy(update={"retries": 1})
+    tried = made.outcome.model_copy(update={"status": status, "endings": endings})
+    text = form(report_of(made.model_copy(update={"outcome": tried})))
+    assert re.search(r"try\W+worker.?-1 ended with exit code 7 at 22:13:20 UTC", text)
+    assert re.search(r"try\W+worker.?-1 was killed by signal 9 at 22:14:21 UTC", text)
+    once = made.outcome.model_copy(update={"endings": endings[:1]})
+    assert "exit code 7" not in form(report_of(made.model_copy(update={"outcome": once})))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_verdict_on_the_network_is_shown(form: Form) -> None:
+    """The report has the verdict, its sentence, and the first line that proves it."""
+    reading = read_nccl_log([*verbs_node("a"), *socket_node("b", 8)])
+    verdict = judge_fabric(reading, Expect(transport="roce"), 2)
+    made = short_report()
+    (only,) = made.attempts
+    collected = only.collected.model_copy(update={"fabric": verdict})
+    text = form(made.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
+    assert re.search(r"fabric\W+not-rdma: TCP over eth0 on b, not roce", text)
+    assert "NET/Socket/0" in text
+    assert re.search(
+        r"node\W+transport\W+GPUDirect\W+devices\W[\W-]*b\W+NET/Socket\W+no\W+eth0\W+a\W+NET/IB\W+yes", text
+    )
+    assert "fabric" not in form(made)
+    assert "GPUDirect" not in form(made)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_cause_and_proof_of_a_failure_are_shown(form: Form) -> None:
+    """A failed run shows the slug of its cause, whether another attempt may work, and the line that proves it."""
+    known = {"cause": "oom-gpu", "sentence": "it broke", "line": "[rank0]: OutOfMemoryError: CUDA out of memory"}
+    failed = short_report("failed")
+    (only,) = failed.attempts
+    collected = only.collected.model_copy(update={"failure": Failure.model_validate(known)})
+    text = form(failed.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
+    assert re.search(r"cause\W+oom.?-gpu, another attempt would not help", text)
+    assert re.search(r"proof\W+rank0\W+OutOfMemoryError", text)
+    assert "another attempt" not in form(short_report("cancelled"))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_two_collectives_make_one_readable_table(form: Form) -> None:
+    """Rows of two collectives and the same size are lines of their own with its name; a single one is no column."""
+    rows: list[Row] = [
+        {"step": at, "steps": 4, "collective": name, "size": size, "busbw": at / 8, "wrong": 0}
+        for at, (name, size) in enumerate(itertools.product(("all_reduce", "all_gather"), (1024, 2048)), 1)
+    ]
+    told = [_strip_marks(line) for line in form(report(rows=tuple(rows))).splitlines()]
+    assert "3 all_gather 1024 0.375" in told
+    single = form(report(rows=tuple(rows[:2])))
+    assert "1 1024 0.125" in [_strip_marks(line) for line in single.splitlines()]
+
+
+def _strip_marks(line: str) -> str:
+    """The words of a line, without marks of markdown."""
+    return " ".join(re.sub(r"[|\\]", "", line).split())

@@ -1,0 +1,84 @@
+"""The runner: which faults end a run, which leave its job alone, and who may touch what another process owns."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from tasks.flow_run.reporter import PrefectReporter
+from tests.conftest import RUN_ID, Planned, Write, load
+from tests.fake_api import FakeApi
+from tests.lone_processes import lone_profile
+from tests.waiting import until
+from torchyard.cluster import lease, lease_renewal
+from torchyard.kube.client import get_cluster_client
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import FolderError, HostError, LeftError, RunInUseError
+from torchyard.model.run import End
+from torchyard.run.reporter import LocalReporter
+from torchyard.run.runner import Runner
+from torchyard.run.signals import SignalHold
+
+
+@pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])
+@pytest.mark.parametrize("runs", [True, False])
+def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, runs: bool) -> None:
+    """Before the submit a fault ends the run; once there is a job, the process leaves it alone."""
+    line = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
+    line.may_run = runs
+
+    def work() -> tuple[End, str]:
+        raise error
+
+    if runs:
+        with pytest.raises(LeftError):
+            line.protect(work, SignalHold())
+    else:
+        assert line.protect(work, SignalHold())[0] == "failed"
+
+
+def test_no_step_begins_in_a_run_that_another_carries(
+    planned: Planned, fake_api: FakeApi, write: Write, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher whose Lease was taken over ends before it collects or tears down what another one owns."""
+    monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
+    line = Runner(load(write()), RUN_ID, LocalReporter())
+    line.plan = plan = planned(cluster={"namespace": "default"})
+    lease_renewal.hold_lease(plan)
+    taken = {
+        **lease._fill_lease(plan, get_cluster_client(plan.cluster)),
+        "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"},
+    }
+    fake_api.put(taken)
+    with pytest.raises(RunInUseError, match="taken it over"):
+        until(line._check_owner)
+    for touch in (lambda: line._step("collect", lambda: "", str), lambda: line.remove(plan)):
+        with pytest.raises(RunInUseError):
+            touch()
+    assert not line.folder.events()
+    assert not fake_api.requests("DELETE", "")
+
+
+def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
+    """If Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage, the run goes on."""
+    line, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
+
+    def work() -> tuple[Any, str]:
+        if stop := next(tries):
+            raise stop
+        return "succeeded", "done"
+
+    with SignalHold() as signals:
+        assert line.protect(work, signals) == ("succeeded", "done")
+
+
+def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
+    """A second process of a run that has succeeded starts nothing, and reports the same end and sentence."""
+    profile = lone_profile(write, "print('hello')")
+    first = Runner(profile, RUN_ID, LocalReporter())
+    ended = first.run()
+    second = Runner(profile, RUN_ID, LocalReporter(2, asked_again=False))
+    assert (ended[0], second.run(), second.folder.attempts()) == ("succeeded", ended, [1])
+    assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
+        *("preflight", "submit", "wait", "collect", "teardown"),
+    ]

@@ -1,0 +1,45 @@
+"""The watchdog of a run: it notices that its launcher is gone, and starts what takes over."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.waiting import until
+from torchyard.run import watchdog
+
+WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))
+
+
+@pytest.mark.parametrize(
+    ("lost", "sent", "verb"),
+    [
+        ("keep", "", "keep"),
+        ("stop", "", "stop"),
+        ("keep", "ending\n", "stop"),
+        ("keep", "end", "keep"),
+        ("keep", "done\n", None),
+        ("stop", "ending\ndone\n", None),
+    ],
+)
+def test_closed_pipe_hands_the_run_over(lost: str, sent: str, verb: str | None) -> None:
+    """If the pipe closes without `done`, the command is run: with `stop` once teardown has started."""
+    command = [*WATCHDOG, lost, "/bin/echo", "LOST", "/runs/a LOST"]
+    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, timeout=30)
+    assert done.stdout == ("" if verb is None else f"{verb} /runs/a LOST\n")
+
+
+OWNER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); print(1); time.sleep(60)"
+
+
+def test_killed_launcher_is_noticed(tmp_path: Path) -> None:
+    """A SIGKILL leaves no time to say anything, but it closes the pipe."""
+    command = [*WATCHDOG, "keep", "/bin/sh", "-c", 'echo $0 > "$1"', "LOST", str(tmp_path / "said")]
+    with subprocess.Popen([sys.executable, "-u", "-c", OWNER, *command], stdout=subprocess.PIPE) as owner:
+        assert owner.stdout
+        owner.stdout.readline()
+        assert not (tmp_path / "said").exists()
+        owner.send_signal(signal.SIGKILL)
+        until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text() == "keep\n")

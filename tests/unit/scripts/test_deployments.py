@@ -1,0 +1,75 @@
+"""What prefect.yaml deploys, and what is refused before anything is written to a server."""
+
+import importlib
+import re
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+import yaml
+from prefect.client.schemas.responses import DeploymentResponse
+
+from scripts import deployments
+from scripts.api import YardError
+from tests.conftest import RUN_ID
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import load_profile
+
+DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+NIGHTLY = [each for each in DEPLOYMENTS if "nightly" in each["tags"]]
+over_nightly = pytest.mark.parametrize("deployment", NIGHTLY, ids=lambda each: str(each["name"]))
+
+
+@pytest.mark.parametrize("entrypoint", sorted({each["entrypoint"] for each in DEPLOYMENTS}))
+def test_entrypoints_import(entrypoint: str) -> None:
+    """A flow is called like the function in its entrypoint: deployments are found by that name."""
+    path, _, name = entrypoint.partition(":")
+    flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
+    assert flow.name == name
+
+
+def test_key_that_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A key of prefect.yaml that this program would ignore is an error with the file and the key."""
+    monkeypatch.setattr(deployments, "ROOT", tmp_path)
+    (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"deployments": [{**DEPLOYMENTS[0], "job_variables": {}}]}))
+    with pytest.raises(YardError, match=rf"^{tmp_path}/prefect.yaml: job_variables: Extra inputs are not permitted$"):
+        deployments._read_wanted_deployments()
+
+
+def deployed(folder: str) -> DeploymentResponse:
+    """A deployment on the server, with the folder whose code it runs."""
+    steps = [{deployments._DIRECTORY_STEP: {"directory": folder}}]
+    return DeploymentResponse.model_validate({"name": "a", "flow_id": RUN_ID, "pull_steps": steps if folder else None})
+
+
+def test_deployment_of_another_folder_is_refused() -> None:
+    """Deployments that run other code are named with its place; those of this folder are no obstacle."""
+    mine = {"train/mine": deployed(str(ROOT))}
+    deployments._refuse_foreign(mine)
+    foreign = {**mine, "train/a": deployed("/home/ada/torchyard"), "train/b": deployed("")}
+    with pytest.raises(YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: "):
+        deployments._refuse_foreign(foreign)
+
+
+@over_nightly
+def test_nightly_run_is_paused_and_has_a_time_zone(deployment: dict[str, Any]) -> None:
+    """Nothing runs at night unless it is asked for, at an hour that exists once every day, and one run at a time."""
+    (schedule,) = deployment["schedules"]
+    assert schedule["active"] is False
+    minute, hour, *_ = map(int, re.findall(r"\d+", schedule["cron"]))
+    for month in range(1, 13):
+        for day in range(1, 29):
+            at = datetime(2027, month, day, hour, minute, tzinfo=ZoneInfo(schedule["timezone"]))
+            assert at.utcoffset() == at.replace(fold=1).utcoffset()
+    assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
+
+
+@over_nightly
+def test_nightly_run_compares_a_number(deployment: dict[str, Any]) -> None:
+    """A nightly deployment's profile loads with its overrides, and a regression fails its run."""
+    profile = load_profile(deployment["parameters"]["profile"], deployment["parameters"]["overrides"])
+    assert profile.trend
+    assert profile.trend.on_regression == "fail"
+    assert (profile.launcher == "baremetal") == ("local" in deployment["tags"])

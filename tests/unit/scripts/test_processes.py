@@ -1,0 +1,38 @@
+"""The server and the worker of this folder, found by their arguments alone."""
+
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from scripts import processes
+
+IDLE = "import time\ntime.sleep(60)\n"
+
+
+def test_started_processes_are_found_without_a_file(
+    home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processes of this folder are found by their command line; another folder's are neither found nor ended."""
+    folders = []
+    for name in ("mine", "other"):
+        folders.append(tmp_path / name / "yard.py")
+        folders[-1].parent.mkdir()
+        folders[-1].write_text(IDLE)
+    mine, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in folders)
+    try:
+        monkeypatch.setattr(processes, "YARD_SCRIPT", folders[0])
+        processes.await_result(
+            "no process was found", processes.find_yard_processes, 30
+        )  # its command line appears a moment after its id
+        assert {name: found.pid for name, found in processes.find_yard_processes().items()} == {"worker": mine.pid}
+        reaper = threading.Thread(target=mine.wait)  # a zombie keeps its process group alive
+        reaper.start()
+        processes.stop_yard_process("worker")
+        reaper.join()
+        assert (processes.find_yard_processes(), other.poll()) == ({}, None)
+    finally:
+        for process in (mine, other):
+            process.kill()
+            process.wait()

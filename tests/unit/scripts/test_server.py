@@ -1,0 +1,81 @@
+"""This folder's own Prefect server: its password, its address, and who may answer for it."""
+
+import os
+import shlex
+import stat
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+from pathlib import Path
+
+import pytest
+
+from scripts import server
+
+IDLE = "import time\ntime.sleep(60)\n"
+
+
+def test_password_is_for_this_user_alone(home: Path) -> None:
+    """No other user may read the folder, the password, or the file that a shell sources to use it."""
+    server.use_own_server("http://127.0.0.1:4321/api")
+    modes = [stat.S_IMODE(path.stat().st_mode) for path in (home, home / "password", home / "env")]
+    assert modes == [0o700, 0o600, 0o600]
+
+
+def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
+    """`source .prefect/env` sets address and password, and the last address is read from that file."""
+    server.use_own_server("http://127.0.0.1:4321/api")
+    said = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
+    done = subprocess.run(["bash", "-c", said], env={}, capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["http://127.0.0.1:4321/api", server._ensure_password()]
+    assert server.read_last_address() == "http://127.0.0.1:4321/api"
+
+
+@pytest.mark.parametrize("torn", ["", "x", "\0" * 44], ids=["empty", "half", "zeros"])
+def test_torn_files_are_made_again(home: Path, torn: str) -> None:
+    """A torn password is replaced by a new one, and a torn address is ignored."""
+    (home / "password").write_text(torn)
+    (home / "env").write_text(torn)
+    assert server.read_last_address() == ""
+    assert len(server._ensure_password()) >= 32
+    assert "\0" not in server._ensure_password()
+
+
+def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
+    """Our server is contacted without a proxy, and never gets the user's key for Prefect Cloud."""
+    os.environ |= {"PREFECT_API_KEY": "pnu_secret", "NO_PROXY": "intranet"}
+    server.use_own_server("http://127.0.0.1:4321/api")
+    assert "PREFECT_API_KEY" not in os.environ
+    assert os.environ["NO_PROXY"] == "intranet,127.0.0.1"
+
+
+class Answer(BaseHTTPRequestHandler):
+    """A server that says it is healthy."""
+
+    def do_GET(self) -> None:
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(b"true")
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.fixture
+def answering() -> Iterator[int]:
+    """The port of such a server in this process."""
+    made = HTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=made.serve_forever, daemon=True).start()
+    yield made.server_port
+    made.shutdown()
+    made.server_close()
+
+
+def test_stranger_at_the_port_is_not_taken_for_the_server(answering: int) -> None:
+    """Only the started process counts as the server: another one at the port would get the password."""
+    with subprocess.Popen([sys.executable, "-c", IDLE]) as other:
+        assert server._is_healthy(answering, os.getpid())
+        assert not server._is_healthy(answering, other.pid)
+        other.kill()

@@ -1,0 +1,68 @@
+"""A run watched from a terminal: its log lines, its states, and its end."""
+
+import time
+from threading import Timer
+from types import SimpleNamespace
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from prefect.client.schemas.objects import FlowRun
+
+from scripts import watch
+from scripts.api import YardError, open_prefect_client
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+
+
+def line(message: str, second: int) -> dict[str, Any]:
+    stamp = f"2026-01-01T00:00:{second:02}Z"
+    return {"id": str(uuid4()), "name": "torchyard", "level": 20, "message": message, "timestamp": stamp}
+
+
+def test_each_line_is_printed_once_and_in_order(fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]) -> None:
+    """Lines that arrive late are printed, none twice, and what Prefect logs for every run is left out."""
+    early, late = line("epoch 1", 1), line("epoch 2", 2)
+    noise = line("Finished in state Completed()", 3)
+    with open_prefect_client() as client:
+        watched = watch._RunWatch(client, FlowRun.model_validate(fake_prefect.flow_run))
+        for answer in ([noise, late], [noise, late, early], [noise, late, early]):
+            fake_prefect.answers["/logs/filter"] = answer
+            watched._print_logs()
+    assert capsys.readouterr().out.splitlines() == ["  00:00:02 epoch 2", "  00:00:01 epoch 1"]
+
+
+def test_lost_run_that_is_resumed_is_followed_to_its_end(
+    fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state named Crashed is not the end for half a minute: the run's watchdog resumes it."""
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    fake_prefect.state = "CRASHED"
+    Timer(0.3, lambda: setattr(fake_prefect, "state", "COMPLETED")).start()
+    with open_prefect_client() as client:
+        state = watch._RunWatch(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
+    assert state.is_completed()
+    assert capsys.readouterr().out.splitlines() == ["  [Crashed]", "  [Completed]"]
+
+
+def test_profile_without_a_deployment_is_run_in_another_way(fake_prefect: FakePrefect) -> None:
+    """A profile that is not in prefect.yaml gives an error with the command that runs it."""
+    fake_prefect.answers["/deployments/name/train/mine"] = None
+    with pytest.raises(YardError, match=r"there is no deployment train/mine: .*python flows/train\.py mine$"):
+        watch.run_and_follow(fake_prefect.url, "mine")
+
+
+def test_exit_code_is_the_runs_end(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`make train` exits with 1 for a run that has failed, and with 0 for one that is Completed."""
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    fake_prefect.answers["/deployments/name/train/digits-local"] = {
+        **fake_prefect.flow_run,
+        "name": "digits-local",
+        "updated": "2026-01-01T00:00:00Z",
+    }
+    fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
+    codes = []
+    for state in ("FAILED", "COMPLETED"):
+        fake_prefect.state = state
+        codes.append(watch.run_and_follow(fake_prefect.url, "digits-local"))
+    assert codes == [1, 0]

@@ -1,0 +1,34 @@
+"""`make train` and `make up` fail with one sentence before anything is started."""
+
+import os
+import subprocess
+import sys
+
+from scripts.server import _find_free_port
+from torchyard.common.project_root import ROOT
+
+YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
+
+
+def test_server_that_does_not_answer_is_one_sentence() -> None:
+    """A PREFECT_API_URL at which no server answers is reported, and nothing is started."""
+    done = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{_find_free_port()}/api")
+    assert done.stderr.startswith("no Prefect API answers at http://127.0.0.1:")
+
+
+def test_unknown_profile_is_told_before_anything_starts() -> None:
+    """`make train PROFILE=digits-locl` names the nearest profile and starts no server."""
+    done = run_yard("train", "digits-locl")
+    assert done.stdout == ""
+    assert "did you mean digits-local?" in done.stderr
+
+
+def run_yard(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run the script, which must fail with a sentence and no traceback."""
+    command = [*YARD, *words]
+    done = subprocess.run(
+        command, env={**os.environ, **environment}, cwd=ROOT, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 1
+    assert "Traceback" not in done.stderr
+    return done

@@ -1,0 +1,74 @@
+"""How many open files a run may have, and needs."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write, command_plan_of, load, manifest_plan_of
+from tests.supervised import keep
+from torchyard.model.plan import Plan
+from torchyard.steps.descriptors import _FORMER_LIMIT_VARIABLE, _count_needed_files, check_file_limit
+
+Job = Callable[[str, int], Plan]
+RAISE = """
+import os, resource, select, subprocess
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
+from torchyard.steps.descriptors import raise_file_limit
+raise_file_limit(), raise_file_limit()
+print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"])
+"""
+
+
+def test_limit_is_raised_to_what_is_allowed() -> None:
+    """The limit of open files is raised to the user's hard limit, and the former limit is kept, even if repeated."""
+    done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["512", "512", "256"]
+
+
+def test_job_gets_the_limit_of_before(tmp_path: Path) -> None:
+    """A program has the same limit as without the launcher: select() cannot take descriptors above 1,024."""
+    os.environ[_FORMER_LIMIT_VARIABLE] = "200"
+    spec = {
+        "name": "a",
+        "argv": ["bash", "-c", f"ulimit -n; env | grep -c {_FORMER_LIMIT_VARIABLE}"],
+        "env": {},
+        "cwd": "/",
+    }
+    keep("submit", tmp_path / "kept", spec={**spec, "label": str(tmp_path), "ports": []})
+    while keep("status", tmp_path / "kept")["phase"] == "running":
+        pass
+    assert [line.split()[-1] for line in (tmp_path / "kept" / "log").read_text().splitlines()] == ["200", "0"]
+
+
+@pytest.fixture
+def job(write: Write, tmp_path: Path) -> Job:
+    """A plan of many nodes."""
+
+    def plan(kind: str, nodes: int) -> Plan:
+        if kind == "pods":
+            pods = {"launcher": "pytorchjob", "image": "i", "cluster": {"namespace": "n"}}
+            return manifest_plan_of(load(write(nodes=nodes, **pods)), tmp_path)
+        hosts = {} if kind == "here" else {"hosts": [f"host-{number}" for number in range(nodes)]}
+        return command_plan_of(load(write(nodes=nodes, options=hosts)), tmp_path)
+
+    return plan
+
+
+@pytest.mark.parametrize(("kind", "enough", "too_many"), [("here", 100, 300), ("ssh", 100, 172), ("pods", 300, 1000)])
+def test_limit_that_is_too_low_is_told_before_the_start(job: Job, kind: str, enough: int, too_many: int) -> None:
+    """A job that needs more open files than the limit is refused with the number that it needs."""
+    assert check_file_limit(job(kind, enough), 1024) == ()
+    (found,) = check_file_limit(job(kind, too_many), 1024)
+    count = _count_needed_files(job(kind, too_many))
+    said = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
+    assert (found.verdict, found.detail) == ("failed", said)
+    assert "ulimit -n" in found.remedy
+
+
+def test_three_hundred_hosts_fit_into_4096(job: Job) -> None:
+    """A job of 300 hosts fits into a limit of 4,096 open files."""
+    assert _count_needed_files(job("ssh", 300)) < 4096

@@ -1,0 +1,89 @@
+"""Logs while they grow and after their end: which lines are rank 0's, each of them once."""
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.scripted_jobs import JOINED, OLD, Make
+from torchyard.common.log_lines import read_line
+from torchyard.model.plan import CommandPlan, ManifestPlan
+from torchyard.model.run import LogLine
+from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader, _RankZeroFilter, read_rank_zero
+
+STAMP = "2026-11-21T08:00:47.123Z node-0 | "
+
+
+def agent(rank: int, *said: str) -> list[LogLine]:
+    """The log of a node that got a group rank."""
+    lines = [
+        "I1 api.py:5] [default] Rendezvous complete for workers. Result:",
+        f"I1 api.py:5]   group_rank={rank}",
+        *said,
+    ]
+    return [LogLine(1.0, "node", text) for text in lines]
+
+
+def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
+    """Local rank 0 of the node with group rank 0 is global rank 0; others are not."""
+    zero, one = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
+    said = [zero.feed(line) for line in agent(0, "[default0]:mine", "[default1]:other", "agent")]
+    assert said == [None, None, "mine", None, None]
+    assert {one.feed(line) for line in agent(1, "[default0]:not mine")} == {None}
+
+
+def test_first_node_has_rank_zero_without_an_agent() -> None:
+    """If the program starts its own processes, only the first node's output counts, all of it."""
+    line = LogLine(1.0, "node", "mine")
+    assert [_RankZeroFilter("placed", first).feed(line) for first in (True, False)] == ["mine", None]
+
+
+def write(plan: ManifestPlan, node: str, *said: str) -> None:
+    path = Path(plan.nodes[node])
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(b"".join(f"{each}\n".encode(errors="surrogateescape") for each in said))
+
+
+def test_rank_zero_is_read_among_garbage(plan: ManifestPlan) -> None:
+    """Other ranks, the agent, torn lines and invalid bytes neither hide rank 0's output nor add to it."""
+    first = f"{STAMP}I1 api.py:5]   group_rank=1"
+    write(plan, "worker-0", first, f"{STAMP}[default0]:not mine", "[default0]:nor this")
+    said = [f"{STAMP}[default0]:one", f"{STAMP}[default1]:no", "[default0]:torn", "\udcff\udcfe", f"{STAMP}agent"]
+    write(plan, "worker-1", f"{STAMP}[default0]:early", f"{STAMP}   group_rank=0", *said, f"{STAMP}[default00]:two")
+    assert list(read_rank_zero(plan)) == ["one", "torn", "two"]
+
+
+@pytest.mark.parametrize("line", [f"{STAMP}a | b", "torn", "2026-11-21T08:00:47+00:00 n | a", f"{STAMP}", ""])
+def test_text_of_a_line_needs_no_time(plan: ManifestPlan, line: str) -> None:
+    """The text of a line is the same whether its time is parsed or not."""
+    plain = plan.model_copy(update={"ranks": "placed"})
+    write(plan, "worker-0", line)
+    assert list(read_rank_zero(plain)) == [read_line(line, "worker-0").text]
+
+
+def follower(plan: CommandPlan) -> tuple[JobLogReader, Path]:
+    return JobLogReader(plan), Path(plan.on[0].log)
+
+
+def test_long_log_is_read_in_pieces(job: Make) -> None:
+    """Each read takes at most a bounded piece of a log, and each line is passed on once."""
+    found, path = follower(job(log=f"{JOINED} group_rank=0"))
+    with path.open("a") as file:
+        file.writelines(OLD % f"[default0]:{number} {'x' * 1000}" for number in range(3000))
+    sizes = []
+    while found.behind:
+        sizes.append(len(found.read()))
+    assert (sum(sizes), found.lines) == (3000, 3001)
+    assert max(sizes) * 1000 <= _MAX_READ_BYTES
+
+
+def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:
+    """If a folder is removed and its log written again, the new log is read, and joined nodes stay joined."""
+    found, path = follower(job())
+    found.read()
+    shutil.rmtree(path.parent)
+    found.read()
+    path.parent.mkdir()
+    path.write_text(OLD % "new")
+    found.read()
+    assert (found.lines, found.joined) == (2, {"node-0"})

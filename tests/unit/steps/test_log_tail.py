@@ -1,0 +1,107 @@
+"""Logs of any size: counted in blocks, their last lines read from the end."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.failure_logs import SPELLINGS
+from torchyard.common.log_lines import read_line, read_new_lines
+from torchyard.steps import log_tail
+from torchyard.steps.log_tail import LogTails, count_lines
+
+STAMP = "2026-11-21T08:00:47.123Z node-0 | "
+PIECES = st.sampled_from([STAMP.encode() + b"[default0]:x", b"\n", b"\r"])
+BYTES = st.lists(st.binary(max_size=40) | PIECES, max_size=30)
+
+
+@pytest.fixture
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Blocks of a few bytes, so that every line is cut somewhere."""
+    monkeypatch.setattr(log_tail, "BLOCK_BYTES", 7)
+
+
+@given(BYTES, st.integers(1, 12))
+def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: list[bytes], count: int) -> None:
+    """Reading a file's end backwards gives the same lines as reading it forwards; a torn last line is left out."""
+    path = tmp_path_factory.mktemp("log") / "log"
+    path.write_bytes(b"\n".join(pieces))
+    whole = [read_line(text, "a") for text, _ in read_new_lines(path, 0)]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(log_tail, "BLOCK_BYTES", 7)
+        assert LogTails({"a": str(path)}).last("a", count) == whole[-count:]
+        assert count_lines(str(path)) == len(whole)
+
+
+def test_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
+    """A pod that never started has no log file, which is no error."""
+    assert (count_lines(str(tmp_path / "a")), LogTails({"a": str(tmp_path / "a")})["a"]) == (0, [])
+
+
+def test_long_end_is_bounded(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """However long the lines are, no more bytes are read than a node may have."""
+    monkeypatch.setattr(log_tail, "_MAX_TOTAL_BYTES", 100)
+    monkeypatch.setattr(log_tail, "_MIN_NODE_BYTES", 100)
+    path = tmp_path / "log"
+    path.write_bytes(b"".join(b"%060d\n" % each for each in range(50)))
+    assert [int(line.text) for line in LogTails({"a": str(path)})["a"]] == [49]
+
+
+def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
+    """With a thousand nodes, fewer lines are read per node than with two."""
+    path = tmp_path / "log"
+    path.write_bytes(b"x\n" * 6000)
+    few, many = ({str(node): str(path) for node in range(count)} for count in (2, 1000))
+    assert (len(LogTails(few)["1"]), len(LogTails(many)["1"])) == (
+        log_tail._MAX_NODE_LINES,
+        log_tail._MAX_TOTAL_LINES // 1000,
+    )
+
+
+# --- a failure long before the end
+
+
+def early(path: Path) -> list[str]:
+    """What is read of a log, with the lines before its last ones that sound like a failure."""
+    return [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
+
+
+@pytest.mark.parametrize("block", [7, 64, 1000, 1 << 20])
+def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
+    """A traceback that thousands of lines follow is read whole, wherever a block of the file begins."""
+    monkeypatch.setattr(log_tail, "BLOCK_BYTES", block)
+    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
+    traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()", "KeyError: 'x'"]
+    steps = [f"step {at}" for at in range(300)]
+    path = tmp_path / "log"
+    path.write_text("\n".join([*steps[:100], *traceback, *steps[100:]]) + "\n")
+    assert early(path) == [*traceback, *steps[100:139], *steps[-5:]]
+
+
+def test_early_lines_are_the_last_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a log full of errors, those nearest to its end are read, each once, and no more than the limit."""
+    monkeypatch.setattr(log_tail, "BLOCK_BYTES", 256)
+    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
+    monkeypatch.setattr(log_tail, "_MAX_TELLING_LINES", 50)
+    path = tmp_path / "log"
+    path.write_text("".join(f"Error {at}\n" for at in range(1000)))
+    assert early(path) == [f"Error {at}" for at in range(945, 1000)]
+
+
+def test_log_without_a_failure_has_its_last_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lines that do not sound like a failure stay unread before the last ones."""
+    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
+    path = tmp_path / "log"
+    path.write_text("".join(f"step {at}\n" for at in range(100)))
+    assert early(path) == [f"step {at}" for at in range(95, 100)]
+
+
+@pytest.mark.parametrize("line", [line for cause, line in SPELLINGS if cause != "unknown"])
+def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """Whatever line shows a cause, it is read also long before a log's end."""
+    monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
+    path = tmp_path / "log"
+    path.write_text("".join(f"{STAMP}{text}\n" for text in [line, *(f"step {at}" for at in range(100))]))
+    assert early(path)[0] == line

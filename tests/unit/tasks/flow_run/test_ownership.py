@@ -1,0 +1,54 @@
+"""What Prefect knows about a run's key, where it hangs or refuses; a real Prefect is asked in tests/local."""
+
+import threading
+from typing import Any
+
+import pytest
+
+from tasks.flow_run import ownership
+from tasks.flow_run.ownership import confirm_flow_run, obtain_key, read_liveness_by_name
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+from tests.leases import lease
+from torchyard.pods import lease_record
+
+KEY = "a" * 64
+
+
+def held(key: str) -> dict[str, Any]:
+    """The Lease of the fake server's flow run, sealed with a key."""
+    found = lease("sample-a1b2c3d4", annotations={"torchyard/flow-run": RUN_ID})
+    found["metadata"]["namespace"] = "default"
+    found["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(found, "default", key)
+    return found
+
+
+@pytest.mark.parametrize(("key", "named"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
+def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, named: str) -> None:
+    """A Lease is believed only if it was sealed with the key that Prefect keeps for the flow run."""
+    fake_prefect.run = {"labels": {"torchyard.key": KEY}}
+    fake_prefect.answers[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
+    assert (obtain_key(RUN_ID), confirm_flow_run(held(key))) == (KEY, named)
+
+
+def test_run_goes_on_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A Prefect that hangs gives no key, and the run does not wait for it."""
+    monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.2)
+    fake_prefect.answering.clear()
+    assert obtain_key(RUN_ID) == ""
+    assert [each.name for each in threading.enumerate() if each.name == "run-key"] == ["run-key"]  # it still asks
+
+
+def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> None:
+    """A refused question confirms no Lease, and may hide a living run: that run then counts as alive."""
+    fake_prefect.status = 500
+    assert (obtain_key(RUN_ID), confirm_flow_run(held(KEY))) == ("", "")
+    assert read_liveness_by_name("sample-a1b2c3d4").startswith("Prefect cannot be asked: ")
+
+
+def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect) -> None:
+    """A run of which only the name is known counts as alive if a living flow run's id ends like that name."""
+    fake_prefect.answers["/flow_runs/filter"] = [{**fake_prefect.flow_run, "state_name": "Running"}]
+    assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect calls it Running"
+    fake_prefect.answers["/flow_runs/filter"] = []
+    assert read_liveness_by_name("sample-a1b2c3d4") == ""

@@ -1,0 +1,97 @@
+"""A run and its Prefect server: all calls go through a mailbox, and the run never waits for them."""
+
+from collections.abc import Callable
+
+import pytest
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import ArtifactUpdate
+
+from tasks.flow_run.reporter import PrefectReporter
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+from tests.histories import KEY, recorded
+from tests.reports import short_report
+from tests.waiting import until
+from torchyard.model.trend import TrendVerdict
+from torchyard.run.folder import runs_folder
+from torchyard.run.signals import CancelRequested
+from torchyard.trend.records import history_path, keep_record
+
+
+def value(number: float) -> Callable[[SyncPrefectClient], None]:
+    """A call that sets a run's progress bar."""
+
+    def call(client: SyncPrefectClient) -> None:
+        client._client.patch("/artifacts/a", json=ArtifactUpdate(data=number).model_dump(mode="json"))
+
+    return call
+
+
+def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
+    """Of all values sent to a hanging server, only the newest one arrives once it answers."""
+    with PrefectReporter(RUN_ID) as told:
+        told.send("bar", value(1.0))
+        until(lambda: server.asked > 2)
+        done = [told.send("bar", value(float(number))) for number in range(2, 100)][-1]
+        server.answering.set()
+        done.result(30)
+        assert 99.0 in server.patched
+        assert len(set(server.patched)) <= 3  # a call in flight that was given up may still arrive
+
+
+def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:
+    """An unanswered poll does not count as a cancel, and the run goes on."""
+    with PrefectReporter(RUN_ID) as told:
+        until(lambda: server.asked > 2)
+        told.check_cancelled()
+        assert not told.is_cancelled()
+
+
+def test_cancel_is_found_once_prefect_answers(server: FakePrefect) -> None:
+    """A cancel that came while the server hung ends the run as soon as the server answers."""
+    server.state = "CANCELLING"
+    with PrefectReporter(RUN_ID) as told:
+        until(lambda: server.asked > 2)
+        told.check_cancelled()
+        server.answering.set()
+        until(told.is_cancelled)
+        with pytest.raises(CancelRequested):
+            until(told.check_cancelled)
+
+
+@pytest.mark.parametrize(("status", "kept"), [(503, True), (500, True), (422, False), (404, False)])
+def test_what_prefect_refuses_is_not_said_again(server: FakePrefect, status: int, kept: bool) -> None:
+    """A call is retried while the server is in trouble, and dropped if the server refuses it."""
+    server.status = status
+    server.answering.set()
+    with PrefectReporter(RUN_ID) as told:
+        done = told.send("bar", value(1.0))
+        until(lambda: server.asked > 4)
+        assert done.done() is not kept
+        server.status = 200
+        until(done.done)
+        assert server.patched == ([1.0] if kept else [])
+
+
+def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
+    """Prefect gets the run's report, and the history of its profile under a key of its own."""
+    server.answering.set()
+    path = history_path(runs_folder(), KEY)
+    for each in recorded([200.0, 201.0]):
+        keep_record(path, each)
+    trend = TrendVerdict(verdict="usual", sentence="busbw is 201")
+    with PrefectReporter(RUN_ID) as told:
+        told.show_report(short_report().model_copy(update={"history": str(path), "trend": trend}))
+    assert [(page["key"], page["description"]) for page in server.artifacts] == [
+        ("report-x", "a sentence"),
+        (f"trend-{KEY.stem}", "busbw is 201"),
+    ]
+    assert "![busbw](data:image/svg+xml;base64," in server.artifacts[1]["data"]
+
+
+def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
+    """A run whose numbers could not be kept costs only their page."""
+    server.answering.set()
+    with PrefectReporter(RUN_ID) as told:
+        told.show_report(short_report())
+    assert [page["key"] for page in server.artifacts] == ["report-x"]

@@ -1,0 +1,46 @@
+"""The state of a run in Prefect: how an end is shown, and calls that end although Prefect is busy."""
+
+import threading
+from uuid import UUID
+
+import pytest
+from httpx import HTTPStatusError
+
+from tasks.flow_run.states import final_state, open_bounded_client, report_state
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+
+
+@pytest.mark.parametrize(
+    ("end", "kind", "name"),
+    [
+        ("succeeded", "COMPLETED", "Completed"),
+        ("failed", "FAILED", "Failed"),
+        ("cancelled", "CANCELLED", "Cancelled"),
+        ("stopped", "CRASHED", "Stopped"),
+        ("swept", "CRASHED", "Swept"),
+        ("gave-up", "CRASHED", "GaveUp"),
+    ],
+)
+def test_intended_end_is_never_named_crashed(end: str, kind: str, name: str) -> None:
+    """An end has a type that Prefect knows and a name of its own: a state named Crashed would be resumed."""
+    state = final_state(end, "a sentence")
+    assert (state.type.value, state.name, state.message) == (kind, name, "a sentence")
+
+
+def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: FakePrefect) -> None:
+    """A watchdog's call is made once, as it polls anyway; Prefect's own client would retry for a minute."""
+    server.status = 503
+    server.answering.set()
+    with open_bounded_client() as client, pytest.raises(HTTPStatusError):
+        client.read_flow_run(UUID(RUN_ID))
+    assert server.asked == 1
+
+
+def test_end_is_told_again_to_a_prefect_that_was_busy(server: FakePrefect) -> None:
+    """The report of an end is retried: without it the run would be Running for ever."""
+    server.status = 503
+    server.answering.set()
+    threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
+    report_state(RUN_ID, final_state("swept", "it was lost"))
+    assert server.set_to == ["Swept"]

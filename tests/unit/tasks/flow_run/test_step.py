@@ -1,0 +1,33 @@
+"""What every task of a run shares: Prefect neither caches nor stores it, and its log is the run's."""
+
+import logging
+from typing import Any
+
+import pytest
+from prefect import Task
+from prefect.cache_policies import NO_CACHE
+from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
+
+from tasks.flow_run.step import _EngineLogFilter, _get_run_log
+from tasks.train import STEPS
+
+
+@pytest.mark.parametrize("task", STEPS, ids=lambda task: task.name)
+def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> None:
+    """A step runs whenever it is called: a stored result would be about a job that may have ended since."""
+    assert (task.cache_policy, task.persist_result, task.retries) == (NO_CACHE, False, 0)
+
+
+@pytest.mark.parametrize(
+    ("error", "logged"),
+    [(FailedRun("x"), False), (CancelledRun("x"), False), (CrashedRun("x"), False), (OSError(), True)],
+)
+def test_end_of_a_flow_is_not_logged_again(error: Exception, logged: bool) -> None:
+    """Prefect's engine raises a flow's end to log it; the flow has reported that end, and other errors stay."""
+    record = logging.LogRecord("prefect.engine", logging.ERROR, "", 0, "ended", (), (type(error), error, None))
+    assert _EngineLogFilter().filter(record) is logged
+
+
+def test_step_outside_of_a_run_has_a_log() -> None:
+    """A step that is called without a run writes to the engine's own logger."""
+    assert _get_run_log().name == "torchyard"

@@ -1,0 +1,60 @@
+"""Lost runs are resumed: decided here from the run's folder and a fake Prefect; real ones are in tests/local."""
+
+import os
+import time
+
+import pytest
+from prefect.settings import PREFECT_API_URL, temporary_settings
+
+from scripts.server import _find_free_port
+from tasks.recovery import main, recover_lost_runs
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+from torchyard.run.folder import RunFolder, runs_folder
+
+
+@pytest.fixture
+def lost(fake_prefect: FakePrefect) -> RunFolder:
+    """The folder of a run that Prefect calls Running, and whose process has died."""
+    fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
+    folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
+    folder.path.mkdir(parents=True)
+    folder.note("start", run=RUN_ID, count=1)
+    return folder
+
+
+def test_lost_run_is_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """A run whose process died here is first set to Crashed, then scheduled, and its lease starts again."""
+    (lost.path / "lease").write_text("600")
+    os.utime(lost.path / "lease", (time.time() - 300,) * 2)
+    assert str(recover_lost_runs()) == "resumed 1: a-run"
+    assert fake_prefect.set_to == ["Crashed", "Scheduled"]
+    assert lost.lease_left() > 590
+
+
+def test_run_without_a_deployment_is_not_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """No worker would take such a run: it is only shown as Crashed."""
+    fake_prefect.run["deployment_id"] = None
+    assert (recover_lost_runs().back, fake_prefect.set_to) == ((), ["Crashed"])
+
+
+def test_run_that_a_process_owns_is_left_alone(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """The lock decides, not the state in Prefect: a living process goes on."""
+    with lost.owned():
+        assert (recover_lost_runs().back, fake_prefect.set_to) == ((), [])
+
+
+@pytest.mark.parametrize(("lease", "resumed"), [(600, True), (-1, False)])
+def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: float, resumed: bool) -> None:
+    """A sweep resumes only runs whose lease has not ended: the others it removes."""
+    lost.renew(lease)
+    assert recover_lost_runs(leased=True).back == (("a-run",) if resumed else ())
+
+
+def test_prefect_that_cannot_be_asked_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without an answer no run counts as resumed or ended, and `make up` learns why by the exit code and a line."""
+    with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
+        assert main(["back"]) == 1
+    said = capsys.readouterr().out.splitlines()
+    assert said[0] == "resumed 0"
+    assert said[1].startswith("Prefect cannot be asked for lost runs: ")

@@ -1,0 +1,15 @@
+"""The Prefect task that makes sure of a rendezvous store."""
+
+import pytest
+
+from tasks.rendezvous import ensure_rendezvous
+from torchyard.model.errors import RendezvousError
+from torchyard.model.plan import CommandPlan
+
+
+def test_task_asks_for_a_store_only_if_there_is_one(plan: CommandPlan, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The task `ensure_rendezvous` returns at once without a store, and fails if a store does not serve."""
+    monkeypatch.setattr("torchyard.machines.store._await_store.retry.stop", lambda _: True)
+    assert (ensure_rendezvous.name, ensure_rendezvous.fn(plan)) == ("ensure_rendezvous", None)
+    with pytest.raises(RendezvousError, match="is it running there"):
+        ensure_rendezvous.fn(plan.model_copy(update={"probe": "http://127.0.0.1:9/v2/keys"}))

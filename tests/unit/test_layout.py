@@ -1,0 +1,105 @@
+"""The rules of the project's layout."""
+
+import importlib.util
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.shape import bodies, modules, p90
+from torchyard.common.project_root import ROOT
+from torchyard.launchers.registry import list_launchers, load_launcher
+from torchyard.model.base import FrozenModel
+
+CODE = ("torchyard", "tasks", "flows", "scripts")
+SHIMS = {"tasks/sweep.py", "tasks/host/runai.py"}  # for runs of version 0.1
+
+
+def list_modules() -> list[Path]:
+    """Every module of the code, relative to the project."""
+    paths = [path.relative_to(ROOT) for folder in CODE for path in (ROOT / folder).rglob("*.py")]
+    return sorted(path for path in paths if path.stem != "__init__" and str(path) not in SHIMS)
+
+
+def mirror(module: Path) -> Path:
+    """The test file of a module: that of torchyard/kube/http.py is tests/unit/kube/test_http.py."""
+    room = module.parent.relative_to("torchyard") if module.parts[0] == "torchyard" else module.parent
+    return Path("tests", "unit", room, f"test_{module.name}")
+
+
+def test_every_module_has_its_test_file() -> None:
+    """Each module is tested in a file of its own, in the same place under tests/unit."""
+    missing = [f"{module} has no {mirror(module)}" for module in list_modules() if not (ROOT / mirror(module)).exists()]
+    assert not missing, "\n".join(missing)
+
+
+def test_every_test_file_has_its_module() -> None:
+    """A test file in a room of tests/unit has a module's name, and perhaps more; none lies directly in tests/."""
+    rooms = [path for path in (ROOT / "tests" / "unit").rglob("test_*.py") if path.parent.name != "unit"]
+    mirrors = [ROOT / mirror(module) for module in list_modules()]
+    named = {path for path in rooms for each in mirrors if path.parent == each.parent and _is_named(path, each)}
+    strays = sorted({*rooms, *(ROOT / "tests").glob("test_*.py")} - named)
+    assert not strays, "\n".join(f"{path.relative_to(ROOT)} belongs to no module" for path in strays)
+
+
+def _is_named(path: Path, module: Path) -> bool:
+    return path == module or path.stem.startswith(f"{module.stem}_")
+
+
+@pytest.mark.parametrize("folder", ["flows", "tasks"])
+def test_packages_are_namespaces(folder: str) -> None:
+    """Our `tasks` can be imported beside another project's only without an __init__.py."""
+    assert not (ROOT / folder / "__init__.py").exists()
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "flows").glob("*.py")), ids=lambda path: path.stem)
+def test_no_flow_shadows_a_library(path: Path) -> None:
+    """Prefect puts flows/ first on sys.path, where a file named like a library would hide it."""
+    found = importlib.util.find_spec(path.stem)
+    assert found is None or str(found.origin).startswith(str(ROOT))
+
+
+def test_no_noun_passes_for_a_mapping() -> None:
+    """No model has a field named `keys`: Prefect copies a step's arguments by `dict(model)`, which would call it."""
+    for name in list_launchers():
+        load_launcher(name)
+    nouns = [FrozenModel]
+    for each in nouns:
+        nouns += each.__subclasses__()
+    assert len(nouns) > 50
+    assert [each for each in nouns if "keys" in each.model_fields] == []
+
+
+def test_functions_and_modules_stay_small() -> None:
+    """Nine bodies in ten have at most 20 lines, none over 40, and no module over 300."""
+    assert p90(bodies()) <= 20
+    assert bodies()[-1][0] <= 40, bodies()[-1]
+    assert modules()[-1][0] <= 300, modules()[-1]
+
+
+@pytest.mark.parametrize(
+    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md"]
+)
+def test_links_lead_somewhere(page: str) -> None:
+    """Every relative link of a page leads to a file."""
+    path = ROOT / page
+    links = re.findall(r"\]\((?!https?:)([^)#]+)", path.read_text())
+    assert [link for link in links if not (path.parent / link).exists()] == []
+
+
+def test_design_names_every_module() -> None:
+    """docs/design.md names each module."""
+    text = (ROOT / "docs" / "design.md").read_text()
+    files = [path for folder in ("tasks", "torchyard", "flows", "scripts") for path in (ROOT / folder).rglob("*.py")]
+    named = {path.name for path in files if path.stem != "__init__"}
+    schedulers = {f"{name}.py" for name in list_launchers()}
+    readers = {path.name for path in (ROOT / "torchyard/metrics").glob("*.py")}
+    assert sorted(name for name in named - schedulers - readers - {"keep.py"} if name not in text) == []
+
+
+def test_no_room_is_overfull() -> None:
+    """No folder holds more than 16 modules, and no module's name begins with an underscore."""
+    rooms = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
+    names = {room: [path.stem for path in room.glob("*.py") if path.stem != "__init__"] for room in rooms}
+    assert {room.name: len(found) for room, found in names.items() if len(found) > 16} == {}
+    assert [name for found in names.values() for name in found if name.startswith("_")] == []

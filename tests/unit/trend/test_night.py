@@ -1,0 +1,121 @@
+"""One run beside those before it: its record, its verdict, and the sentence."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write, load
+from tests.histories import KEY, TREND, noisy_nights, recorded
+from torchyard.model.fabric import FabricReading, FabricVerdict
+from torchyard.model.run import Collected, Metrics, Row
+from torchyard.model.trend import Trend, TrendVerdict
+from torchyard.trend.night import build_record, compare_run
+from torchyard.trend.records import Record, RunIdentity, history_path, read_history
+
+STEADY = [200.0, 201.0, 199.0, 200.5, 199.5, 200.0]
+
+
+def compared(runs: Path, *records: Record) -> TrendVerdict | None:
+    """Compare some runs, one after the other; the verdict of the last one."""
+    return [compare_run(runs, each) for each in records][-1]
+
+
+def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
+    """The sentence has the value, the median, by how much it is lower, and what would be usual."""
+    assert compared(tmp_path, *recorded([*STEADY, 150.0])) == TrendVerdict(
+        verdict="worse",
+        sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual",
+    )
+
+
+def test_planted_drop_is_reported_in_its_night(tmp_path: Path) -> None:
+    """Twenty nights, each compared when it ends: the planted drop of night 12 is found in night 12."""
+    values = noisy_nights(12, 0.01)
+    values[11] *= 0.85
+    found = [compare_run(tmp_path, each) for each in recorded(values)]
+    assert [at for at, each in enumerate(found, 1) if each and each.verdict == "worse"] == [12]
+
+
+def test_usual_and_first_runs_are_told(tmp_path: Path) -> None:
+    """A usual run is told with its band, and one of the first five with how many there are."""
+    first = compared(tmp_path, *recorded(STEADY[:3]))
+    assert first
+    assert first.sentence == "busbw is 199; 2 earlier runs have this number, and a comparison needs 5"
+    last = compared(tmp_path, *recorded([*STEADY, 201.0]))
+    assert last
+    assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 194 to 206 is usual"
+
+
+def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:
+    """A job that failed is in the history and has no verdict; its number is no earlier night's."""
+    failed = recorded([1.0] * 6, end="failed")
+    assert compared(tmp_path, *failed) is None
+    last = compared(tmp_path, recorded([0.0] * 6 + [200.0])[-1])
+    assert last
+    assert last.sentence.startswith("busbw is 200; 0 earlier runs")
+    assert len(read_history(history_path(tmp_path, KEY)).records) == 7
+
+
+def test_nothing_is_compared_without_a_trend(tmp_path: Path) -> None:
+    """A profile without a trend has its runs recorded, and no verdict."""
+    assert compared(tmp_path, *recorded(STEADY, trend=None)) is None
+    assert len(read_history(history_path(tmp_path, KEY)).records) == len(STEADY)
+
+
+def test_missing_number_is_told_with_those_that_exist(tmp_path: Path) -> None:
+    """A name that no number has is no regression, and the sentence lists the names."""
+    found = compared(tmp_path, *recorded(STEADY, trend=Trend(value="bw", on_regression="fail")))
+    assert found == TrendVerdict(verdict="unknown", sentence="the run has no number bw; its numbers: busbw, step")
+
+
+def test_seconds_are_the_runs_own(tmp_path: Path) -> None:
+    """A trend of `seconds` compares how long runs took, if the program has no number of that name."""
+    *_, last = recorded([*STEADY, 1.0], trend=Trend(value="seconds", better="lower"))
+    compared(tmp_path, *recorded(STEADY))
+    found = compared(tmp_path, last.model_copy(update={"seconds": 90.0}))
+    assert found
+    assert (found.verdict, found.sentence[:31]) == ("worse", "seconds is 90, 50.0 % above 60,")
+
+
+def test_run_that_ends_twice_is_judged_alike(tmp_path: Path) -> None:
+    """A resumed run gets the verdict of its first end, and is compared neither with itself nor with later runs."""
+    *_, ours, _, _ = every = recorded([*STEADY, 150.0, 200.0, 199.0])
+    first = compared(tmp_path, *every[:-2])
+    compared(tmp_path, *every[-2:])
+    assert compared(tmp_path, ours.model_copy(update={"end": "failed", "at": ours.at + 1e6})) == first
+
+
+@pytest.mark.parametrize("obstacle", ["file", "history"])
+def test_unusable_history_is_no_fact_about_the_job(
+    tmp_path: Path, obstacle: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A history that can be neither written nor read is told in the verdict and in the log."""
+    path = history_path(tmp_path, KEY)
+    path.mkdir(parents=True) if obstacle == "file" else path.parent.write_text("")
+    found = compared(tmp_path, recorded([1.0])[0])
+    assert found
+    assert (found.verdict, "cannot be compared" in found.sentence) == ("unknown", True)
+    assert "the run's numbers are not kept" in caplog.text
+
+
+def test_unreadable_lines_are_told(tmp_path: Path) -> None:
+    """How many lines could not be read is part of the sentence."""
+    compared(tmp_path, *recorded(STEADY))
+    with history_path(tmp_path, KEY).open("a") as file:
+        file.write("torn\n")
+    found = compared(tmp_path, recorded([*STEADY, 200.0])[-1])
+    assert found
+    assert found.sentence.endswith("; 1 lines of the history cannot be read")
+
+
+def test_record_has_the_numbers_of_the_summary_and_of_the_last_row(write: Write) -> None:
+    """Texts, booleans, nan and numbers that no float can hold are left out; the summary wins over the row."""
+    rows: tuple[Row, ...] = ({"size": 1, "busbw": 1.0}, {"size": 2, "busbw": 9.0, "ok": True, "seconds": 1})
+    summary: Row = {"seconds": 5, "gpu": "H100", "huge": 10**400, "lost": None}
+    fabric = FabricVerdict(verdict="as-promised", sentence="", reading=FabricReading())
+    collected = Collected(logs=(), metrics=Metrics(rows=rows, summary=summary), failure=None, fabric=fabric)
+    profile = load(write(), trend=TREND.model_dump())
+    made = build_record(profile, RunIdentity("sample-1", 5.0), "succeeded", collected)
+    assert made.numbers == {"size": 2.0, "busbw": 9.0, "seconds": 5.0}
+    assert (made.fabric, made.trend, made.identity) == ("as-promised", TREND, ("sample-1", 5.0))
+    assert made.seconds == pytest.approx(made.at - 5.0)

@@ -1,0 +1,112 @@
+"""Which nights are unusual among those before them: few false alarms, and drops that are found at once."""
+
+from collections.abc import Callable, Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.histories import heavy_nights, noisy_nights
+from torchyard.trend.regression import ACCEPTED_NIGHTS, MIN_NIGHTS, judge_nights
+
+HISTORIES = range(100)
+Nights = Callable[[int, float], list[float]]
+
+
+def worse(values: Sequence[float]) -> list[int]:
+    """The nights that became worse, counted from 1."""
+    return [at for at, night in enumerate(judge_nights(values, "higher"), 1) if night.verdict == "worse"]
+
+
+def dropped(values: Sequence[float], night: int, share: float) -> list[float]:
+    """The values with a drop in one night."""
+    return [value - 200 * share * (at == night) for at, value in enumerate(values, 1)]
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.02, 0.03, 0.05])
+def test_normal_noise_gives_few_false_alarms(noise: float) -> None:
+    """Of 100 histories of 20 nights with normal noise, at most two nights are reported, in either direction."""
+    judged = [judge_nights(noisy_nights(seed, noise), "higher") for seed in HISTORIES]
+    assert sum(night.verdict == "worse" for nights in judged for night in nights) <= 2
+    assert sum(night.verdict == "better" for nights in judged for night in nights) <= 2
+
+
+def test_heavy_tails_give_one_false_alarm_in_ten_histories() -> None:
+    """Noise with the tails of Student's t, whose single nights are far off, is reported at most ten times in 100."""
+    assert sum(len(worse(heavy_nights(seed, 0.02))) for seed in HISTORIES) <= 10
+
+
+@pytest.mark.parametrize(
+    ("noise", "drop", "least"), [(0.0, 0.05, 100), (0.01, 0.1, 98), (0.02, 0.15, 85), (0.03, 0.2, 72), (0.02, 0.25, 99)]
+)
+def test_drop_is_found_in_its_night(noise: float, drop: float, least: int) -> None:
+    """A drop planted in night 12 of 20 is reported in night 12, in at least so many of 100 histories."""
+    found = [worse(dropped(noisy_nights(seed, noise), 12, drop)) for seed in HISTORIES]
+    assert sum(12 in nights for nights in found) >= least
+
+
+def test_planted_drop_is_the_only_alarm() -> None:
+    """Of 20 nights with 1 % noise and a drop of 15 % in night 12, exactly night 12 is reported."""
+    found = [worse(dropped(noisy_nights(seed, 0.01), 12, 0.15)) for seed in HISTORIES]
+    assert sum(nights == [12] for nights in found) >= 99
+
+
+@pytest.mark.parametrize("bad", [2, 4, 8])
+def test_bad_night_before_hides_no_drop(bad: int) -> None:
+    """A drop is found although an earlier night was as bad, one of the first five included."""
+    found = [worse(dropped(dropped(noisy_nights(seed, 0.01), bad, 0.2), 14, 0.15)) for seed in HISTORIES]
+    assert sum(14 in nights for nights in found) >= 95
+
+
+@pytest.mark.parametrize("drift", [-0.002, 0.002])
+def test_drift_hides_no_drop(drift: float) -> None:
+    """A drop is found in a history that drifts slowly, up or down, and the drift itself is no alarm."""
+    drifting = [
+        [value * (1 + drift) ** at for at, value in enumerate(noisy_nights(seed, 0.01, 40))] for seed in HISTORIES
+    ]
+    assert sum(35 in worse(dropped(values, 35, 0.2)) for values in drifting) >= 97
+    assert sum(len(worse(values)) for values in drifting) <= 2
+
+
+def test_lasting_step_is_reported_until_it_is_the_new_level() -> None:
+    """A step down is reported for ACCEPTED_NIGHTS nights; then it is usual, and a drop below it is found again."""
+    values = [*noisy_nights(1, 0.01, 15), *(0.8 * value for value in noisy_nights(2, 0.01, 25))]
+    assert worse(values) == list(range(16, 16 + ACCEPTED_NIGHTS))
+    assert worse(dropped(values, 36, 0.2))[-1] == 36
+
+
+def test_step_up_is_no_regression_and_becomes_the_level() -> None:
+    """After a lasting improvement, a night at the old level is reported."""
+    values = [*noisy_nights(1, 0.01, 15), *(1.3 * value for value in noisy_nights(2, 0.01, 20)), 200.0]
+    assert worse(values) == [len(values)]
+    assert [night.verdict for night in judge_nights(values, "lower")].count("worse") == ACCEPTED_NIGHTS
+
+
+@pytest.mark.parametrize("count", range(MIN_NIGHTS))
+def test_too_few_nights_are_not_compared(count: int) -> None:
+    """With fewer than MIN_NIGHTS nights before it, a night's verdict is unknown."""
+    (*_, last) = judge_nights([*noisy_nights(1, 0.01, count), 1.0], "higher")
+    assert (last.verdict, last.band) == ("unknown", None)
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(97.1, "usual"), (96.9, "worse"), (102.9, "usual"), (103.1, "better")])
+def test_history_without_noise_alarms_from_three_percent_on(value: float, verdict: str) -> None:
+    """Equal nights have a band of 3 % around them."""
+    assert judge_nights([100.0] * 10 + [value], "higher")[-1].verdict == verdict
+
+
+def test_zeros_are_a_level_like_any_other() -> None:
+    """A number that was always 0 is worse once it is not, and nothing divides by it."""
+    assert [judge_nights([0.0] * 6 + [last], "lower")[-1].verdict for last in (0.0, 1.0)] == ["usual", "worse"]
+
+
+@given(st.lists(st.floats(-1e300, 1e300), max_size=60))
+def test_any_numbers_are_judged(values: list[float]) -> None:
+    """Whatever the numbers are, each night gets a verdict."""
+    assert len(judge_nights(values, "higher")) == len(values)
+
+
+@pytest.mark.parametrize(("value", "verdict"), [(86.0, "usual"), (84.0, "worse")])
+def test_noise_with_far_nights_has_a_wider_band(value: float, verdict: str) -> None:
+    """Where a usual night was 5.5 below the median, 13.5 below it is usual, though most nights are within 1.5."""
+    assert judge_nights([94.0, *[99.0, 101.0] * 10, 100.0, value], "higher")[-1].verdict == verdict

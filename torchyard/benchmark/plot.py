@@ -1,0 +1,60 @@
+"""The plot of a benchmark: busbw over size, a curve per fabric, and the line rate."""
+
+import base64
+import io
+
+from torchyard.common.escaping import single_line
+from torchyard.model.benchmark import Benchmark
+
+_MAX_PANELS = 6
+_PANEL_INCHES = (6.0, 3.6)
+
+
+def draw_benchmark(benchmark: Benchmark) -> str | None:
+    """An SVG, base64, with a panel per collective; None if no curve has two sizes."""
+    names = [name for name in _list_collectives(benchmark) if _has_curve(benchmark, name)][:_MAX_PANELS]
+    if not names:
+        return None
+    from matplotlib.figure import Figure
+
+    width, height = _PANEL_INCHES
+    figure = Figure(figsize=(width, height * len(names)), layout="constrained")
+    for place, name in enumerate(names, 1):
+        _draw_panel(figure.add_subplot(len(names), 1, place), benchmark, name)
+    drawing = io.StringIO()
+    figure.savefig(drawing, format="svg")
+    return base64.b64encode(drawing.getvalue().encode()).decode()
+
+
+def _list_collectives(benchmark: Benchmark) -> list[str]:
+    return list(dict.fromkeys(point.collective for curve in benchmark.curves for point in curve.points))
+
+
+def _has_curve(benchmark: Benchmark, collective: str) -> bool:
+    """Whether a line can be drawn: some curve has two sizes."""
+    sizes = (
+        {point.size for point in curve.points if point.collective == collective and point.size}
+        for curve in benchmark.curves
+    )
+    return any(len(each) > 1 for each in sizes)
+
+
+def _draw_panel(panel: "object", benchmark: Benchmark, collective: str) -> None:
+    from matplotlib.axes import Axes
+
+    assert isinstance(panel, Axes)
+    for curve in benchmark.curves:
+        points = sorted(
+            (point.size, point.busbw) for point in curve.points if point.collective == collective and point.size
+        )
+        if points:
+            panel.plot(*zip(*points, strict=True), marker=".", linewidth=1.2, label=single_line(curve.fabric, 40))
+    if benchmark.line_rate:
+        panel.axhline(benchmark.line_rate, color="gray", linestyle="--", linewidth=1, label="line rate of a node")
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("size in bytes")
+    panel.set_ylabel("busbw in GB/s")
+    panel.set_ylim(bottom=0)
+    panel.set_title(single_line(collective, 40), fontsize=10, parse_math=False)
+    panel.grid(alpha=0.3)
+    panel.legend(fontsize=8)

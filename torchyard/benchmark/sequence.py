@@ -1,0 +1,104 @@
+"""Runs a profile over several fabrics, one after the other and on the same nodes, and compares them."""
+
+import base64
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from torchyard.benchmark.curves import STATISTICS, read_curve
+from torchyard.benchmark.plot import draw_benchmark
+from torchyard.benchmark.table import render_benchmark_text
+from torchyard.common.log import get_log
+from torchyard.common.private_files import make_private_folder, write_private_text
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.benchmark import Benchmark, Curve
+from torchyard.model.errors import ProfileError
+from torchyard.model.profile import Profile
+from torchyard.model.run import Report, Run
+from torchyard.run.folder import runs_folder
+
+_HOSTNAME_LABEL = "kubernetes.io/hostname"
+_TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
+Overrides = Mapping[str, Any]
+RunOne = Callable[[Profile, dict[str, Any]], Report]  # with the overrides that made the profile
+
+
+def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_one: RunOne) -> Benchmark:
+    """Run the profile over each fabric, by `run_one`, until a run does not succeed.
+
+    Without fabrics: the profile's own, then the shape's TCP. ProfileError, before anything runs, if one does not fit.
+    """
+    profile = load_profile(name, overrides)
+    legs = [{**overrides, **({"fabric": fabric} if fabric else {})} for fabric in _choose_fabrics(profile, fabrics)]
+    for leg in legs:
+        _check_leg(load_profile(name, leg))
+    curves: list[Curve] = []
+    for leg in legs:
+        pinned = _pin_nodes(name, leg, curves[0].machines if curves else ())
+        chosen = load_profile(name, pinned)
+        curves.append(read_curve(chosen, run_one(chosen, pinned)))
+        if curves[-1].end != "succeeded":
+            break
+    return Benchmark(
+        profile=profile.name,
+        hardware=profile.hardware.about if profile.hardware else "",
+        line_rate=profile.hardware.line_rate if profile.hardware else None,
+        statistic=STATISTICS[profile.metrics],
+        curves=tuple(curves),
+    )
+
+
+def _choose_fabrics(profile: Profile, asked: Sequence[str]) -> list[str | None]:
+    """The fabrics to compare, in this order; [None] for a profile without hardware."""
+    if asked and not profile.hardware:
+        raise ProfileError(profile.name, (f"fabric: {', '.join(asked)} need a hardware file, and none is named",))
+    if asked or not profile.hardware:
+        return list(dict.fromkeys(asked)) or [None]
+    tcp = [name for name, each in profile.hardware.fabrics.items() if each.expect.transport == "socket"]
+    return list(dict.fromkeys([profile.fabric, *tcp[:1]]))
+
+
+def _check_leg(profile: Profile) -> None:
+    """ProfileError if the profile cannot be planned, or prints nothing that can be compared."""
+    if profile.metrics not in STATISTICS:
+        known = ", ".join(STATISTICS)
+        raise ProfileError(
+            profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {known}",)
+        )
+    registry.load_launcher(profile.launcher).plan(profile, _TRIAL_RUN)
+
+
+def _pin_nodes(name: str, leg: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
+    """The overrides with which the pods go to these nodes; unchanged if the launcher cannot be told so."""
+    if not machines or registry.load_launcher(load_profile(name, leg).launcher).PROGRAM_IS_A_FILE:
+        return leg  # a profile names its machines, and they stay the same
+    pinned = {**leg, "pod.only": {_HOSTNAME_LABEL: list(machines)}}
+    try:
+        _check_leg(load_profile(name, pinned))
+    except ProfileError as error:
+        get_log().info("the next run may be on other nodes than the first: %s", error)
+        return leg
+    return pinned
+
+
+def find_failure(benchmark: Benchmark) -> str:
+    """Why the benchmark has no comparison; empty if every run succeeded and printed bandwidths."""
+    for curve in benchmark.curves:
+        if curve.end != "succeeded":
+            return f"{curve.fabric}: the run {curve.end}: {curve.sentence}"
+        if not curve.points:
+            return f"{curve.fabric}: the run printed no bandwidth: see `metrics` in the profile and {curve.folder}"
+    return ""
+
+
+def save_benchmark(benchmark: Benchmark, name: str) -> Path:
+    """Write the comparison to a folder of its own beside the runs: benchmark.json, table.txt and plot.svg."""
+    folder = runs_folder() / "benchmarks" / name
+    make_private_folder(folder)
+    write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
+    write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")
+    if picture := draw_benchmark(benchmark):
+        write_private_text(folder / "plot.svg", base64.b64decode(picture).decode())
+    return folder

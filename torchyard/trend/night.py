@@ -1,0 +1,118 @@
+"""Records a run that has ended, and compares its number with those of the last nights."""
+
+import math
+import time
+from collections.abc import Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from torchyard.common.log import get_log
+from torchyard.model.profile import Profile
+from torchyard.model.run import Collected, End, Metrics
+from torchyard.model.trend import Trend, TrendVerdict
+from torchyard.trend.records import History, Record, RunIdentity, history_path, keep_record, key_of, read_history
+from torchyard.trend.regression import MIN_NIGHTS, Band, Night, judge_nights
+
+_MAX_NUMBERS, _MAX_NAME_CHARS = 100, 80
+_MAX_VALUE = 1e300  # above it no distance can be squared, and nothing drawn
+
+
+def build_record(profile: Profile, run: RunIdentity, end: End, collected: Collected | None) -> Record:
+    """The record of a run that ends now."""
+    now = time.time()
+    return Record(
+        at=round(now, 3),
+        run=run.name,
+        began=run.began,
+        end=end,
+        seconds=round(now - run.began, 3),
+        numbers=_select_numbers(collected.metrics) if collected else {},
+        trend=profile.trend,
+        fabric=collected.fabric.verdict if collected and collected.fabric else "",
+        version=_read_version(),
+        key=key_of(profile),
+    )
+
+
+def compare_run(runs: Path, record: Record) -> TrendVerdict | None:
+    """Record a run, and compare it as its profile asks; None if nothing is to be compared.
+
+    It never raises: what goes wrong here is no fact about the job.
+    """
+    path = history_path(runs, record.key)
+    try:
+        record = keep_record(path, record)
+    except OSError as error:
+        get_log().warning("the run's numbers are not kept: %s", error)
+    if record.trend is None or record.end != "succeeded":
+        return None
+    try:
+        return _judge_record(read_history(path), record, record.trend)
+    except Exception as error:
+        return TrendVerdict(verdict="unknown", sentence=f"the run cannot be compared with {path}: {error}")
+
+
+def read_number(record: Record, name: str) -> float | None:
+    """A number of a run by its name; `seconds` is how long the run took, unless the program has such a number."""
+    return record.numbers.get(name, record.seconds if name == "seconds" else None)
+
+
+def judge_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, Night]]:
+    """Each run that succeeded and has the number, and how it compares with those before it."""
+    numbers = [(each, read_number(each, trend.value)) for each in records if each.end == "succeeded"]
+    found = [(each, value) for each, value in numbers if value is not None]
+    nights = judge_nights([value for _, value in found], trend.better)
+    return [(each, night) for (each, _), night in zip(found, nights, strict=True)]
+
+
+def format_number(value: float) -> str:
+    return f"{value:.4g}"
+
+
+def format_band(band: Band) -> str:
+    """What is usual: `199.1 to 215.7`."""
+    return f"{format_number(band.low)} to {format_number(band.high)}"
+
+
+def _judge_record(history: History, record: Record, trend: Trend) -> TrendVerdict:
+    if read_number(record, trend.value) is None:
+        has = ", ".join(sorted(record.numbers)) or "none"
+        return TrendVerdict(verdict="unknown", sentence=f"the run has no number {trend.value}; its numbers: {has}")
+    before = [each for each in history.records if each.identity != record.identity and each.at <= record.at]
+    *earlier, (_, night) = judge_records([*before, record], trend)
+    unread = f"; {history.skipped} lines of the history cannot be read" if history.skipped else ""
+    return TrendVerdict(verdict=night.verdict, sentence=_describe_night(trend.value, night, len(earlier)) + unread)
+
+
+def _describe_night(name: str, night: Night, earlier: int) -> str:
+    """`busbw is 182.3, 12.1 % below 207.4, the median of the last 23 runs; 199.1 to 215.7 would be usual`."""
+    said = f"{name} is {format_number(night.value)}"
+    if night.band is None:
+        return f"{said}; {earlier} earlier runs have this number, and a comparison needs {MIN_NIGHTS}"
+    change = night.value - night.band.middle
+    share = f"{abs(change / night.band.middle):.1%} ".replace("%", " %") if night.band.middle else ""
+    side = "above" if change > 0 else "below"
+    usual = "is" if night.verdict == "usual" else "would be"
+    middle = f"{format_number(night.band.middle)}, the median of the last {night.band.nights} runs"
+    return f"{said}, {share}{side} {middle}; {format_band(night.band)} {usual} usual"
+
+
+def _select_numbers(metrics: Metrics) -> dict[str, float]:
+    """The numbers of the last row and of the summary, which says more about the whole run."""
+    said = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
+    found = {name: value for name, value in said.items() if _is_number(value) and len(name) <= _MAX_NAME_CHARS}
+    return {name: float(value) for name, value in list(found.items())[:_MAX_NUMBERS] if value is not None}
+
+
+def _is_number(value: object) -> bool:
+    """Whether it is a number that can be compared and drawn: JSON's integers may be longer than any float."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return False
+    return abs(value) < _MAX_VALUE and math.isfinite(value)
+
+
+def _read_version() -> str:
+    try:
+        return version("torchyard")
+    except PackageNotFoundError:
+        return ""

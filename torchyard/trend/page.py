@@ -1,0 +1,92 @@
+"""A history as a table for the terminal, and as a page for an orchestrator, with the plot."""
+
+import base64
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import NamedTuple
+
+from torchyard.common.escaping import escape_markdown, single_line
+from torchyard.common.log import get_log
+from torchyard.model.trend import Trend
+from torchyard.trend.night import format_band, format_number, judge_records
+from torchyard.trend.plot import draw_trend
+from torchyard.trend.records import History, HistoryKey, Record, read_history
+from torchyard.trend.regression import Night
+
+_MAX_ROWS, _MAX_NUMBERS, _MAX_CELL_CHARS = 30, 5, 60
+_MAX_PAGE_BYTES = 200_000
+_NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile chooses one"
+
+
+class Table(NamedTuple):
+    """The last runs of a history, the newest last."""
+
+    head: list[str]
+    rows: list[list[str]]
+
+
+def find_trend(history: History) -> Trend | None:
+    """What the last run that compared a number has compared."""
+    return next((each.trend for each in reversed(history.records) if each.trend), None)
+
+
+def build_table(history: History, trend: Trend | None) -> Table:
+    """One row per run: when, which, its end and time, and its number beside what was usual; else its numbers."""
+    last = history.records[-_MAX_ROWS:]
+    if trend is None:
+        names = list(last[-1].numbers)[:_MAX_NUMBERS] if last else []
+        rows = [[*_describe_run(each), *(_show_number(each.numbers.get(name)) for name in names)] for each in last]
+        return Table(["when (UTC)", "run", "job", "seconds", *(single_line(each, 24) for each in names)], rows)
+    nights = {each.identity: night for each, night in judge_records(history.records, trend)}
+    judged = [[*_describe_run(each), *_describe_night(nights.get(each.identity))] for each in last]
+    return Table(["when (UTC)", "run", "job", "seconds", single_line(trend.value, 24), "usual", "verdict"], judged)
+
+
+def render_history(path: str) -> str:
+    """The history in a file as a page; empty if it has no number, or cannot be read."""
+    try:
+        history = read_history(Path(path))
+    except OSError as error:
+        get_log().warning("the history is not shown: %s", error)
+        return ""
+    return render_page(history, find_trend(history)) if any(each.numbers for each in history.records) else ""
+
+
+def render_page(history: History, trend: Trend | None) -> str:
+    """The records of a history, at least one, as Markdown: what they have in common, the plot, and a table."""
+    key = history.records[-1].key
+    lines = [f"# {escape_markdown(key.profile)}", escape_markdown(describe_key(key)), ""]
+    lines += [escape_markdown(_NO_TREND_HINT), ""] if trend is None else _draw_picture(history, trend)
+    head, rows = build_table(history, trend)
+    table = [head, ["---"] * len(head), *([escape_markdown(cell) for cell in row] for row in reversed(rows))]
+    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in table)])
+
+
+def describe_key(key: HistoryKey) -> str:
+    """What the runs of a history have in common."""
+    parts = (key.hardware, key.fabric, f"nodes x processes: {key.nodes}", key.image)
+    return single_line(", ".join(filter(None, parts)), 300)
+
+
+def _draw_picture(history: History, trend: Trend) -> list[str]:
+    svg = draw_trend(judge_records(history.records, trend), trend.value)
+    if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
+        return []
+    picture = base64.b64encode(svg.encode()).decode()
+    return [f"![{escape_markdown(trend.value, 40)}](data:image/svg+xml;base64,{picture})", ""]
+
+
+def _describe_run(record: Record) -> list[str]:
+    when = datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M")
+    return [when, single_line(record.run, _MAX_CELL_CHARS), single_line(record.end, 20), f"{record.seconds:.1f}"]
+
+
+def _describe_night(night: Night | None) -> Sequence[str]:
+    if night is None:
+        return ("", "", "")
+    return (format_number(night.value), format_band(night.band) if night.band else "", night.verdict)
+
+
+def _show_number(value: float | None) -> str:
+    return "" if value is None else format_number(value)

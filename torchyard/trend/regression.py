@@ -1,0 +1,98 @@
+"""Whether a night's value is unusual among those before it: inside or outside a band around their median. Pure.
+
+The band is the median plus and minus the largest of
+    3 %                        so that a history without noise does not alarm on nothing
+    (3.1 + 18 / (n - 3)) * s   s: the root mean square distance of n earlier nights from their median
+    2.5 * the largest distance among them, which matters if the noise has heavy tails
+Nights farther than 15 MAD (median absolute deviation) from the median are no noise: one bad night does not widen the
+band. If they are more than one in five, they are noise after all.
+
+Measured on 10,000 random histories of 20 nights, of which 15 are compared. False alarms in 100 such histories:
+    normal noise of 1, 2, 3, 5 %                       0.1, 0.6, 0.6, 0.4
+    Student's t, 3 degrees of freedom, of 1, 2, 5 %    4, 5.5, 5.8
+A drop in night 12 is found in night 12: of 10 % with 1 % noise in 99.6 %, of 15 % with 2 % in 90 %, of 20 % with 3 %
+in 81 %, of 10 % with 2 % in 45 %. A test by the standard deviation alone, the best one if the noise is normal, finds
+48 % of the last ones at this rate of false alarms; one by the MAD alone finds 10 %, as 11 nights say little about it.
+"""
+
+import math
+from collections.abc import Sequence
+from statistics import median
+from typing import Literal, NamedTuple
+
+from torchyard.model.trend import Better
+
+MIN_NIGHTS = 5
+WINDOW_NIGHTS = 30
+ACCEPTED_NIGHTS = 7  # so many unusual nights in a row are a new level, with which the next ones are compared
+MIN_CHANGE = 0.03  # of the median
+_WILD_MADS = 15
+_MAX_WILD_SHARE = 0.2
+
+
+class Band(NamedTuple):
+    """What is usual: the median of the earlier nights, how far from it a value may be, and how many nights they are."""
+
+    middle: float
+    margin: float
+    nights: int
+
+    @property
+    def low(self) -> float:
+        return self.middle - self.margin
+
+    @property
+    def high(self) -> float:
+        return self.middle + self.margin
+
+
+class Night(NamedTuple):
+    """One night's value, and its verdict; `unknown` if fewer than MIN_NIGHTS nights were before it."""
+
+    value: float
+    verdict: Literal["usual", "worse", "better", "unknown"]
+    band: Band | None
+
+
+def judge_nights(values: Sequence[float], better: Better) -> list[Night]:
+    """Judge each value, in order of time, by those before it.
+
+    An unusual night is not compared with, so a lasting step is reported again every night, for ACCEPTED_NIGHTS nights.
+    """
+    nights: list[Night] = []
+    usual: list[float] = []
+    apart: list[float] = []  # the last nights, if all of them were unusual on the same side
+    for value in values:
+        night = _judge_night(value, usual[-WINDOW_NIGHTS:], better)
+        if night.verdict in ("usual", "unknown"):
+            usual, apart = [*usual, value], []
+        else:
+            apart = [*apart, value] if nights[-1].verdict == night.verdict else [value]
+        if len(apart) == ACCEPTED_NIGHTS:
+            usual, apart = apart, []
+        nights.append(night)
+    return nights
+
+
+def _judge_night(value: float, earlier: Sequence[float], better: Better) -> Night:
+    band = _measure_band(earlier)
+    if band is None:
+        return Night(value, "unknown", None)
+    if band.low <= value <= band.high:
+        return Night(value, "usual", band)
+    return Night(value, "better" if (value > band.high) == (better == "higher") else "worse", band)
+
+
+def _measure_band(earlier: Sequence[float]) -> Band | None:
+    """The band around the median of some nights; None if they are too few."""
+    if len(earlier) < MIN_NIGHTS:
+        return None
+    middle = median(earlier)
+    distances = [abs(value - middle) for value in earlier]
+    least = MIN_CHANGE * abs(middle)
+    wild = max(_WILD_MADS * median(distances), least)
+    near = [distance for distance in distances if distance <= wild]
+    if len(distances) - len(near) > _MAX_WILD_SHARE * len(distances):
+        near = distances
+    spread = math.sqrt(sum(distance * distance for distance in near) / len(near))
+    return Band(middle, max(least, (3.1 + 18 / (len(near) - 3)) * spread, 2.5 * max(near)), len(earlier))
