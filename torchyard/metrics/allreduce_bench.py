@@ -20,8 +20,10 @@ _VALUE_PATTERN = re.compile(r"\b(algbw|busbw|algo throughput|duration):\s*")
 _RANK_PATTERN = re.compile(r"(?:^|[\s\]:>])([\w.-]{1,80}(?::[0-9]{1,5})?):\s*$")
 _SOFTWARE_PATTERN = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{1,40})")
 _ELAPSED_PATTERN = re.compile(rf"Elapsed time: (?:{_COUNT} days?, )?{_COUNT}:{_COUNT}:{_COUNT}")
+_SIZE_PATTERN = re.compile(_BYTES)
 _TRIAL_PATTERN = re.compile(rf"\s*(?:{_BYTES}:\s+)?{_COUNT}\s*")
 _VALUE_WORDS = ("bw:", "throughput:", "duration:")  # every line that _VALUE_PATTERN matches has one of them
+_CELL_WORDS = ("Bps", "bps", "B/s", "b/s", "busbw")  # every row and every header of a table has one of them
 _UNIT_PREFIXES = " KMGT"
 _COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
@@ -54,11 +56,12 @@ class _BenchLog:
         self._who: Row = {}
 
     def read_line(self, part: str) -> None:
-        cells = [cell.strip() for cell in part.split("|")[1:-1] if cell.strip()] if "|" in part else []
-        if "busbw" in cells:
-            self._columns = cells
-        elif cells:
-            self._take_cells(cells)
+        if "|" in part and has_any_word(part, _CELL_WORDS):
+            cells = [cell for each in part.split("|")[1:-1] if (cell := each.strip())]
+            if "busbw" in cells:
+                self._columns = cells
+            elif cells:
+                self._take_cells(cells)
         if has_any_word(part, _VALUE_WORDS):
             for name, value in _read_values(part):
                 self._take_value(name, value)
@@ -67,10 +70,12 @@ class _BenchLog:
 
     def _take_cells(self, cells: list[str]) -> None:
         """Take a row of a table; the payload is its first column, or the same for all rows and printed above."""
-        size = re.fullmatch(_BYTES, cells[0])
+        size = _SIZE_PATTERN.fullmatch(cells[0])
         columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
         rates = {
-            name: _read_rate(cell) for name, cell in zip(columns, cells, strict=False) if _RATE_PATTERN.match(cell)
+            name: _count_rate(match)
+            for name, cell in zip(columns, cells, strict=False)
+            if (match := _RATE_PATTERN.match(cell))
         }
         if rates and (size or "payload" not in columns):
             # The sweep is in powers of two, even where old versions print KB.
@@ -125,15 +130,14 @@ def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
         rest, name = part[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
         if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
             yield name, read_finite(seconds[1])
-        elif name != "seconds" and _RATE_PATTERN.match(rest):
-            yield name, _read_rate(rest)
+        elif name != "seconds" and (rate := _RATE_PATTERN.match(rest)):
+            yield name, _count_rate(rate)
 
 
-def _read_rate(text: str) -> float | None:
-    """The rate at the start of a text in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
-    match = _RATE_PATTERN.match(text)
-    value = read_finite(match[1]) if match else None
-    if match is None or value is None:
+def _count_rate(match: re.Match[str]) -> float | None:
+    """A rate in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
+    value = read_finite(match[1])
+    if value is None:
         return None
     return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
 

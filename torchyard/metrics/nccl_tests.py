@@ -114,7 +114,7 @@ class _Table:
 
     def __init__(self) -> None:
         self.rows = Rows(self._note_rates)
-        self._rates: list[float] = []  # the highest of the rows that were not kept
+        self._highest: float | None = None  # of the rows that were not kept
         self._facts: Row = {}
         self._guess = ""
         self._torn = 0
@@ -153,14 +153,15 @@ class _Table:
         guess: Row = {"op": self._guess} if self._guess else {}
         for row in self.rows.all():
             self._note_rates(row)
-        highest: Row = {"max_busbw": self._rates[0]} if self._rates else {}
+        highest: Row = {} if self._highest is None else {"max_busbw": self._highest}
         torn = self._torn + (self._open is not None)
         return {**guess, **self._facts, **highest, **({"incomplete_rows": torn} if torn else {})}
 
     def _note_rates(self, row: Row) -> None:
-        bandwidths = (row.get(key) for key in ("busbw", "in_place_busbw"))
-        known = [each for each in bandwidths if isinstance(each, float)]
-        self._rates = [max(known + self._rates)] if known else self._rates
+        for key in ("busbw", "in_place_busbw"):
+            rate = row.get(key)
+            if isinstance(rate, float) and (self._highest is None or rate > self._highest):
+                self._highest = rate
 
     def _take_facts(self, facts: Row) -> None:
         for key, value in facts.items():
@@ -228,13 +229,15 @@ def _read_row(line: TableLine, layout: TableLayout | None) -> Row:
 
 def _read_half(cells: list[str], scale: float) -> Row:
     """Time, algbw, busbw, and how many elements were wrong or, in old tables, the largest error."""
-    time, algbw, busbw, wrong = (
-        None if cell == "N/A" else read_finite(cell.rstrip("*")) for cell in cells[:_HALF_COLUMNS]
-    )
+    time, algbw, busbw, wrong = map(_read_cell, cells[:_HALF_COLUMNS])
     half: Row = {"time_us": None if time is None else time * scale, "algbw": algbw, "busbw": busbw}
     if wrong is None:
         return half
     return half | ({"error": wrong} if _ERROR_PATTERN.search(cells[3]) else {"wrong": int(wrong)})
+
+
+def _read_cell(cell: str) -> float | None:
+    return None if cell == "N/A" else read_finite(cell.rstrip("*"))
 
 
 def _is_plausible(row: Row) -> bool:
