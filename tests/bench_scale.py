@@ -52,6 +52,12 @@ LINES: dict[MetricsFormat, str] = {
     "allreduce-bench": "[default0]:|   {0}KiB |   0.92GBps |   0.48GBps |",
     "nccl-tests": "[default0]:" + NCCL,
 }
+HEADS: dict[MetricsFormat, tuple[str, ...]] = {
+    "nccl-tests": (
+        "# all_reduce_perf -b 128M -e 128M -n 1000000",
+        "#  size  count  type  redop  root  time  algbw  busbw #wrong  time  algbw  busbw #wrong",
+    )
+}
 Observed = tuple[Observation, ClusterContext]
 
 
@@ -169,12 +175,13 @@ def logs(show: Any, folder: Path, size: int) -> None:
     fill(log, size, nccl_lines())
     report(show, "collect, every line of NCCL", log, (NCCL_RATE, "collect", "none"))
     for reader, line in LINES.items():
-        fill(log, size // 4, between(line))
+        heads = HEADS.get(reader, ())
+        fill(log, size // 4, itertools.chain((f"{STAMP}[default0]:{head}" for head in heads), between(line)))
         report(show, f"collect, {reader}, a row in five lines", log, (None, "collect", reader))
         said = line.partition("]:")[2]
-        fill(log, size // 4, (each.removeprefix(STAMP) for each in between(said)))
+        fill(log, size // 4, itertools.chain(heads, (each.removeprefix(STAMP) for each in between(said))))
         report(show, f"the reader of {reader}, a row in five lines", log, (READER_RATE, "read", reader))
-        fill(log, size // 4, (said.format(each) for each in range(1 << 40)))
+        fill(log, size // 4, itertools.chain(heads, (said.format(each) for each in range(1 << 40))))
         report(show, f"the reader of {reader}, every line a row", log, (None, "read", reader))
     fill(log, 1 << 30, (STAMP + LINES["json-lines"].format(each) for each in range(ROWS)))
     told = child("collect", str(log), "json-lines")
@@ -211,7 +218,7 @@ def between(line: str) -> Iterator[str]:
         yield from (STAMP + noise for noise in NOISE)
 
 
-def fill(path: Path, size: float, lines: Iterator[str]) -> None:
+def fill(path: Path, size: float, lines: Iterable[str]) -> None:
     """Fill a file with all lines, or up to this many MB; its node has group rank 0."""
     with path.open("wb") as file:
         file.write((STAMP + RANKED + "\n").encode())

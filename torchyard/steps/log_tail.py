@@ -14,10 +14,8 @@ _TELLING_LINES, _MAX_TELLING_BYTES = 40, 16 << 10  # of what sounds like a failu
 _TELLING_WORDS = (
     *(
         b"Traceback (",
-        b"Error",
-        b"error",
+        b"rror",
         b"ERROR",
-        b"rror:",
         b"NCCL WARN",
         b"NVRM: Xid",
         b"CANCELLED",
@@ -36,7 +34,7 @@ _TELLING_WORDS = (
         b"retry count",
     ),
     *(b"No space left", b"No such file", b"No module named", b"can't open", b"not found", b"not defined", b"denied"),
-    *(b"exceed", b"low on resource", b"reempted", b"nodes are available", b"Bus error", b"Failed", b"No more machines"),
+    *(b"exceed", b"low on resource", b"reempted", b"nodes are available", b"Failed", b"No more machines"),
 )
 _MAX_TOTAL_BYTES, _MIN_NODE_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one if there are many
 

@@ -40,6 +40,18 @@ def test_nccl_tests_row() -> None:
     }
 
 
+@pytest.mark.parametrize("root", ["-1", "0", "3"])
+@pytest.mark.parametrize("head", [HEAD, HEAD.replace("time", "msec").replace("size", "bytes")])
+def test_nccl_tests_row_alone_on_its_line(root: str, head: str) -> None:
+    """A row is the same whether it is alone on its line, which is read quickly, or mpirun's tag stands before it."""
+    rows = [ROW.replace(" -1 ", f" {root} "), ROW.replace(" 0 ", " 7 ", 1)]
+    alone = read_nccl_tests(["# all_reduce_perf -b 8", head, *rows])
+    tagged = read_nccl_tests(["# all_reduce_perf -b 8", head, *(f"[1,0]<stdout>:{row}" for row in rows)])
+    assert alone == tagged
+    assert len(alone.rows) == 2
+    assert alone.rows[1]["wrong"] == 7
+
+
 @pytest.mark.parametrize(
     ("cells", "last"),
     [
