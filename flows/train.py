@@ -14,14 +14,15 @@ from torchyard.common.escaping import spell_anything
 
 
 @flow(name="train")
-def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
+def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> State[Any]:
     """Run the training that a profile describes, from preflight to the report.
 
     Args:
         profile: A name from `torchyard profiles`, or the path of a YAML file.
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
+        dry_run: Show the plan and run preflight; start nothing.
     """
-    return train_profile(profile, overrides)
+    return train_profile(profile, overrides, dry_run)
 
 
 def main(words: Sequence[str]) -> int:

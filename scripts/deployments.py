@@ -13,6 +13,9 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, open_prefect_client
 from torchyard.common.project_root import ROOT
+from torchyard.loading.form import build_form
+from torchyard.loading.profile import load_profile
+from torchyard.loading.yaml_document import merge_mappings
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
@@ -29,6 +32,7 @@ class WorkPool(BaseModel):
     model_config = ConfigDict(extra="forbid")
     name: str
     work_queue_name: str | None = None
+    job_variables: dict[str, Any] = {}
 
 
 class WantedDeployment(BaseModel):
@@ -139,11 +143,19 @@ def _read_parameters(entrypoint: str) -> dict[str, Any]:
     return parameter_schema(flow).model_dump(exclude_unset=True)
 
 
+def _build_parameters(wanted: WantedDeployment) -> dict[str, Any]:
+    """The form of a deployment: for `train` that of its profile, else what the flow's signature says."""
+    if wanted.flow != "train":
+        return _read_parameters(wanted.entrypoint)
+    name = wanted.parameters.get("profile")
+    return build_form(load_profile(name) if name else None)
+
+
 def _deployment_fields(wanted: WantedDeployment) -> dict[str, Any]:
     """The fields of a deployment that the code decides, whatever a user has set."""
     return {
         **wanted.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
-        "parameter_openapi_schema": _read_parameters(wanted.entrypoint),
+        "parameter_openapi_schema": _build_parameters(wanted),
         "pull_steps": [{_DIRECTORY_STEP: {"directory": str(ROOT)}}],
     }
 
@@ -162,6 +174,7 @@ def _create_deployment(client: "SyncPrefectClient", wanted: WantedDeployment) ->
         name=wanted.name,
         work_pool_name=wanted.work_pool.name,
         work_queue_name=wanted.work_pool.work_queue_name,
+        job_variables=wanted.work_pool.job_variables,
         schedules=schedules,
         concurrency_limit=limit.pop("limit", None),
         concurrency_options=ConcurrencyOptions.model_validate(limit) if limit else None,
@@ -179,7 +192,9 @@ def _update_deployment(client: "SyncPrefectClient", wanted: WantedDeployment, kn
     from prefect.client.schemas.actions import DeploymentUpdate
 
     now = known.model_dump(mode="json")
-    if changed := {key: value for key, value in _deployment_fields(wanted).items() if now[key] != value}:
+    variables = merge_mappings(now["job_variables"] or {}, wanted.work_pool.job_variables)  # a user's own stay
+    fields = {**_deployment_fields(wanted), "job_variables": variables}
+    if changed := {key: value for key, value in fields.items() if now[key] != value}:
         client.update_deployment(known.id, DeploymentUpdate(**changed))
 
 

@@ -1,6 +1,7 @@
 """Runs a deployment and watches the run to its final end."""
 
 import time
+from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
 
@@ -10,11 +11,13 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
-from scripts.api import YardError, open_prefect_client
+from scripts.api import open_prefect_client
+from torchyard.loading.profile import list_profiles
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
+ANY_PROFILE = "any-profile"  # the deployment of `train` that takes any profile
 # A run that stays Crashed for longer is not expected to be resumed.
 _CRASHED_TIMEOUT_S = 30.0
 # What Prefect logs for every run.
@@ -93,10 +96,10 @@ def run_and_follow(api: str, profile: str) -> int:
 
 
 def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
+    """A run of the profile's own deployment; of a profile that has none, a run of the one that takes any profile."""
     try:
         return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
-    except ObjectNotFound as error:
-        raise YardError(
-            f"there is no deployment train/{profile}: run a profile that is not in prefect.yaml with "
-            f".venv/bin/python flows/train.py {profile}"
-        ) from error
+    except ObjectNotFound:
+        known = client.read_deployment_by_name(f"train/{ANY_PROFILE}").id
+    path = list_profiles().get(profile) or Path(profile).expanduser().absolute()
+    return client.create_flow_run_from_deployment(known, parameters={"profile": str(path)})

@@ -6,7 +6,7 @@ from typing import Any
 
 from prefect.client.schemas.objects import State, StateType
 from prefect.runtime import flow_run
-from prefect.states import Failed
+from prefect.states import Completed, Failed
 
 from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
@@ -14,6 +14,7 @@ from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import LeftError, RunInUseError, TorchyardError
 from torchyard.pods import seal
+from torchyard.run.preview import preview_run
 from torchyard.run.resume import CRASHED
 from torchyard.run.runner import Runner
 from torchyard.steps.descriptors import raise_file_limit
@@ -32,8 +33,11 @@ from .wait import wait
 STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 
 
-def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
-    """Take this flow run from its current state to its end; returns its final state."""
+def train_profile(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> State[Any]:
+    """Take this flow run from its current state to its end; returns its final state.
+
+    `dry_run`: only show the plan and run preflight.
+    """
     raise_file_limit()
     spell_anything()
     seal.key_source = obtain_key
@@ -41,7 +45,11 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> Stat
         get_log().warning("%s", said)
     try:
         chosen, run_id = load_profile(profile, overrides), str(flow_run.id)
-        return final_state(*Runner(chosen, run_id, PrefectReporter(run_id, flow_run.run_count), STEPS).run())
+        reporter = PrefectReporter(run_id, flow_run.run_count)
+        reporter.show_profile(chosen)
+        if dry_run:
+            return Completed(message=preview_run(chosen, run_id, reporter, STEPS))
+        return final_state(*Runner(chosen, run_id, reporter, STEPS).run())
     except RunInUseError as error:
         return _leave_to_owner(error)
     except LeftError as error:  # its watchdog has the run resumed

@@ -1,6 +1,6 @@
 """What a run reports to Prefect and asks of it, on a thread of its own: a server that hangs delays no step.
 
-The report page is written by torchyard/run/report.py and sent from here.
+The report page is written by torchyard/pages/report.py and sent from here.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
@@ -35,12 +35,14 @@ from prefect.states import Crashed, Running
 
 from torchyard.common.escaping import escape_paragraph
 from torchyard.common.log import get_log
+from torchyard.model.profile import Profile
 from torchyard.model.run import Report
-from torchyard.run.report import MAX_SENTENCE_CHARS, render_markdown
+from torchyard.pages.report import MAX_SENTENCE_CHARS, render_markdown
 from torchyard.run.signals import CancelRequested
 from torchyard.trend.page import render_history
 
 from . import states
+from .names import list_tags, name_run, tag_end
 
 _POLL_INTERVAL_S = 3.0  # between two checks of the run's state in Prefect
 _RETRY_INTERVAL_S = 1.0
@@ -67,7 +69,9 @@ class PrefectReporter:
 
     def __init__(self, run_id: str, count: int = 1) -> None:
         self._run_id, self.count = UUID(run_id), count
-        self._artifact: UUID | None = None
+        self._waiting: tuple[str, str | None] = "", None
+        self._artifacts: dict[str, UUID] = {}
+        self._profile, self._tags = "", tuple[str, ...]()
         self._calls: dict[str, tuple[PrefectCall, Future[None]]] = {}
         self._news = threading.Condition()
         self._over = threading.Event()
@@ -121,22 +125,53 @@ class PrefectReporter:
     def was_asked_again(self) -> bool:
         return states.has_person_request(str(self._run_id))
 
-    def show_progress(self, name: str, percent: float) -> None:
-        """Show in Prefect how much is done."""
-        runs = {"flow_run_id": flow_run.id, "task_run_id": task_run.id}
+    def show_progress(self, done: str, percent: float) -> None:
+        """Show in Prefect how much is done, as a bar and in the name of the task that waits."""
+        self._waiting = f"wait: {done}", task_run.id
 
         def call(client: SyncPrefectClient) -> None:
-            if self._artifact:
-                client.update_artifact(self._artifact, ArtifactUpdate(data=percent))
-            else:
-                about = {"key": "progress", "type": "progress", "description": name}
-                self._artifact = client.create_artifact(ArtifactCreate(data=percent, **about, **runs)).id
+            self._show(client, "progress", ArtifactCreate(type="progress", data=percent, description=done))
+            self._name_wait(client)
 
         self.send("progress", call)
+
+    def _name_wait(self, client: SyncPrefectClient) -> None:
+        name, waiting = self._waiting
+        if waiting:
+            client.set_task_run_name(UUID(waiting), name)
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        """Show a page among the run's artifacts; it is rendered on the reporter's thread."""
+
+        def call(client: SyncPrefectClient) -> None:
+            self._show(client, name, ArtifactCreate(type="markdown", data=render()))
+
+        self.send(f"page {name}", call)
+
+    def show_profile(self, profile: Profile) -> None:
+        """Name the flow run after its profile, unless a user has named it, and tag it with where it runs."""
+        self._profile, self._tags = profile.name, list_tags(profile, flow_run.tags or ())
+        self._name_run(name_run(profile, str(self._run_id), flow_run.name or ""), self._tags)
+
+    def _name_run(self, name: str | None, tags: Sequence[str]) -> None:
+        def call(client: SyncPrefectClient) -> None:
+            client.update_flow_run(self._run_id, name=name, tags=tags)
+
+        self.send("name" if name else "tags", call)
+
+    def _show(self, client: SyncPrefectClient, name: str, page: ArtifactCreate) -> None:
+        """Create an artifact of this run, or write it again."""
+        if known := self._artifacts.get(name):
+            client.update_artifact(known, ArtifactUpdate(data=page.data, description=page.description))
+        else:
+            about = {"key": f"{name}-{self._profile}", "flow_run_id": self._run_id}
+            self._artifacts[name] = client.create_artifact(page.model_copy(update=about)).id
 
     def show_report(self, report: Report) -> None:
         """Show the report and the history in Prefect; an unreachable server costs the pages, not the report."""
         until = time.monotonic() + _PAGE_TIMEOUT_S
+        self._name_run(None, (*self._tags, tag_end(report)))
+        self.send("wait", self._name_wait)  # again: the task's end has set the name that the task began with
         said = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
         pages = {"report": self._send_page(f"report-{report.profile}", render_markdown(report), said)}
         if history := render_history(report.history):
@@ -160,8 +195,10 @@ class PrefectReporter:
         return self.send(key, call)
 
     def flush(self) -> None:
-        with contextlib.suppress(Exception):  # Prefect is unreachable or slow
-            self._lost_steps.result(_PAGE_TIMEOUT_S)
+        until = time.monotonic() + _PAGE_TIMEOUT_S
+        for sent in [self._lost_steps, *(done for _, done in list(self._calls.values()))]:
+            with contextlib.suppress(Exception):  # Prefect is unreachable or slow
+                sent.result(max(until - time.monotonic(), 0))
 
     # --- on the reporter's own thread
 

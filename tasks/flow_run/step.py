@@ -18,7 +18,10 @@ R = TypeVar("R")
 
 def make_task(function: Callable[P, R]) -> Task[P, R]:
     """Make a task without cache or stored result: state lives where the job lives, and every step can be run again."""
-    return task(cache_policy=NO_CACHE, persist_result=False)(function)
+    named: Callable[[Callable[P, R]], Task[P, R]] = task(
+        task_run_name=function.__name__, cache_policy=NO_CACHE, persist_result=False
+    )
+    return named(function)
 
 
 def _get_run_log() -> RunLogger:
@@ -29,16 +32,22 @@ def _get_run_log() -> RunLogger:
         return logging.getLogger(LOGGER_NAME)
 
 
+_CHATTER = ("Beginning flow run", "Finished in state Completed()", "View at ")  # of every run and every step
+
+
 class _EngineLogFilter(SafeText):
-    """Makes Prefect's engine log our own errors without a stack trace, and the ends of flows not again."""
+    """Makes Prefect's engine log our own errors without a stack trace, and what every run has not at all."""
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, CancelledRun | CrashedRun | FailedRun):
             return False  # the flow returned its own end, and Prefect raises it only to log it
+        if record.levelno == logging.INFO and record.getMessage().startswith(_CHATTER):
+            return False
         return super().filter(record)
 
 
 set_log_source(_get_run_log)
+logging.getLogger("prefect.flow_runs").setLevel(logging.NOTSET)  # until here, prefect.yaml has kept it quiet
 for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
     logging.getLogger(name).addFilter(_EngineLogFilter())

@@ -12,7 +12,7 @@ from prefect.states import Suspended
 
 from flows.train import train
 from tests.flow_processes import Carried, ticking, until
-from torchyard.run.report import render_text
+from torchyard.pages.report import render_text
 
 pytestmark = pytest.mark.usefixtures("api")
 

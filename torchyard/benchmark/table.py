@@ -1,9 +1,9 @@
 """The comparison of a benchmark as a table, for the terminal and for Prefect's page."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from torchyard.benchmark.wire import bus_factor, wire_share
-from torchyard.common.escaping import escape_markdown, escape_paragraph, single_line
+from torchyard.common.escaping import escape_markdown, escape_paragraph, format_markdown_table, single_line
 from torchyard.model.benchmark import Benchmark, Curve, Point
 
 _MAX_SENTENCE_CHARS = 400
@@ -141,11 +141,6 @@ def render_benchmark_page(benchmark: Benchmark, picture: str | None) -> str:
     parts = [f"# {benchmark.profile}", escape_paragraph(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS), ""]
     parts += [f"![bandwidth](data:image/svg+xml;base64,{picture})", ""] if picture else []
     for name, cells in build_tables(benchmark).items():
-        parts += [f"## {escape_markdown(name)}", "", *_markdown_rows(cells), ""]
+        parts += [f"## {escape_markdown(name)}", "", *format_markdown_table(cells[0], cells[1:], "---:"), ""]
     parts += [f"- {escape_paragraph(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
     return "\n".join(parts)
-
-
-def _markdown_rows(cells: Sequence[Sequence[str]]) -> list[str]:
-    head, *rows = (f"| {' | '.join(escape_markdown(cell) for cell in row)} |" for row in cells)
-    return [head, f"|{'---:|' * len(cells[0])}", *rows]

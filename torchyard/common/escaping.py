@@ -2,7 +2,7 @@
 
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 # Sequences that a terminal obeys (CSI; OSC, DCS and the like up to their end), then what is left of them: the control
 # characters C0 except tab and newline, C1, and those that change the direction of writing.
@@ -59,6 +59,13 @@ def format_code_block(lines: Sequence[str], longest: int = 0) -> list[str]:
     shown = [single_line(each, longest) for each in lines]
     ticks = "`" * max(3, _count_longest_ticks(shown) + 1)
     return [ticks, *shown, ticks]
+
+
+def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:
+    """The lines of a table of a page; `ruler` aligns its columns."""
+    cells = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
+    told = [f"| {' | '.join(row)} |" for row in cells]
+    return [told[0], f"|{ruler}" * len(head) + "|", *told[1:]]
 
 
 def _count_longest_ticks(lines: Sequence[str]) -> int:

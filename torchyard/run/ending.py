@@ -12,8 +12,8 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, End, Outcome, Report, Status, Step
 from torchyard.model.trend import TrendVerdict
+from torchyard.pages.report import render_text
 from torchyard.run.folder import RunFolder
-from torchyard.run.report import render_text
 from torchyard.run.reporter import Reporter
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path

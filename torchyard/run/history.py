@@ -6,7 +6,7 @@ from itertools import pairwise
 from typing import Any
 
 from torchyard.model.run import Step
-from torchyard.run.report import format_duration
+from torchyard.pages.report import format_duration
 from torchyard.run.resume import split_by_start
 
 JournalEvent = dict[str, Any]

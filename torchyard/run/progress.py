@@ -1,15 +1,18 @@
-"""What a user sees while the job runs: rank 0's measurements as log lines, and the percentage that is done."""
+"""What a user sees while the job runs: rank 0's measurements as log lines and curves, and how much is left."""
 
 import time
 
 from torchyard.common import escaping
 from torchyard.common.log import get_log
-from torchyard.metrics.registry import LINE_READERS, describe_row, read_progress
+from torchyard.metrics.registry import LINE_READERS, ROW_KEYS, describe_row, read_progress
+from torchyard.metrics.rows import Rows
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Row
+from torchyard.pages.report import format_duration, render_metrics_page
 from torchyard.run.reporter import Reporter
 
 _REPORT_INTERVAL_S = 2.0
+_PAGE_INTERVAL_S = 15.0  # between two drawings of the curves, each of which takes a third of a second
 _MAX_LINE_CHARS = 500  # characters of a line
 
 
@@ -22,11 +25,16 @@ class Progress:
     def __init__(self, name: str, metrics: MetricsFormat, reporter: Reporter) -> None:
         self._name, self._read, self._reporter = name, LINE_READERS[metrics], reporter
         self._row: Row = {}
+        self._rows = Rows()
         self._next = 0.0
+        self._next_page = time.monotonic() + _PAGE_INTERVAL_S  # a short job's curves are in its report
+        self._began: tuple[float, float] | None = None  # when the first progress was seen, and how much that was
 
     def __call__(self, lines: list[str]) -> None:
         for line in lines:
-            self._row = {**self._row, **self._read(line)}
+            if row := self._read(line):
+                self._row = {**self._row, **row}
+                self._rows.add(row)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL_S
             self._reporter.check_cancelled()
@@ -37,5 +45,20 @@ class Progress:
         if self._row:
             get_log().info("%s", escaping.single_line(describe_row(self._row), _MAX_LINE_CHARS))
             if (done := read_progress(self._row)) is not None:
-                self._reporter.show_progress(self._name, round(100 * done, 1))
+                self._reporter.show_progress(self._describe(done), round(100 * done, 1))
             self._row = {}
+            if time.monotonic() >= self._next_page:
+                self._next_page = time.monotonic() + _PAGE_INTERVAL_S
+                name, rows = self._name, self._rows.all()
+                self._reporter.show_page("metrics", lambda: render_metrics_page(name, rows))
+
+    def _describe(self, done: float) -> str:
+        """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process saw."""
+        key = next((key for key in ROW_KEYS if key in self._row), "")
+        total = self._row.get(f"{key}s", self._row.get(f"last_{key}"))
+        told = f"{key} {self._row.get(key)} of {total}"
+        since, first = self._began = self._began or (time.monotonic(), done)
+        if not first < done < 1:
+            return told
+        left = (time.monotonic() - since) / (done - first) * (1 - done)
+        return f"{told}, about {format_duration(left)} left"

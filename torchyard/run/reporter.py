@@ -38,8 +38,11 @@ class Reporter(Protocol):
     def was_asked_again(self) -> bool:
         """Whether a user has asked for the run again since it ended."""
 
-    def show_progress(self, name: str, percent: float) -> None:
-        """Show the job's progress."""
+    def show_progress(self, done: str, percent: float) -> None:
+        """Show the job's progress: how much is done in words, such as `epoch 3 of 10`, and in percent."""
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        """Show a page of the run as Markdown, in place of the page that had this name; `render` may be slow."""
 
     def show_report(self, report: Report) -> None:
         """Show the run's report."""
@@ -86,8 +89,11 @@ class LocalReporter:
     def was_asked_again(self) -> bool:
         return self._asked_again
 
-    def show_progress(self, name: str, percent: float) -> None:
+    def show_progress(self, done: str, percent: float) -> None:
         """Do nothing: the log shows the progress."""
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        """Do nothing: `torchyard plan` and `torchyard check` show what a page would."""
 
     def show_report(self, report: Report) -> None:
         """Do nothing: the log shows the report."""

@@ -10,7 +10,6 @@ from typing import Any, TypeVar
 from torchyard.backend import backend_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
-from torchyard.launchers import registry
 from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import (
     FolderError,
@@ -24,13 +23,20 @@ from torchyard.model.errors import (
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, End, Failure, Outcome, Run, Status, Step
+from torchyard.pages.report import (
+    describe_checks,
+    describe_logs,
+    describe_outcome,
+    describe_submission,
+    describe_success,
+)
 from torchyard.run import history, takeover, watchdog
 from torchyard.run.ending import RunFinisher
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
 from torchyard.run.next_attempt import avoid_failed_machines
+from torchyard.run.preview import check_plan, make_plan
 from torchyard.run.progress import Progress
-from torchyard.run.report import describe_checks, describe_logs, describe_outcome, describe_submission, describe_success
 from torchyard.run.reporter import Reporter
 from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
 from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, find_hidden_stop
@@ -95,8 +101,8 @@ class Runner:
         return intent
 
     def _check(self, profile: Profile, run: Run) -> Plan:
-        plan = backend_of(registry.load_launcher(profile.launcher).plan(profile, run)).locate()
-        self._step("preflight", lambda: self._do.preflight(plan), describe_checks)
+        plan = make_plan(profile, run, self.reporter)
+        self._step("preflight", lambda: check_plan(plan, self._do, self.reporter), describe_checks)
         return plan
 
     def _execute(self, number: int, intent: AttemptPlan) -> Outcome:

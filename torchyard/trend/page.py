@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import NamedTuple
 
-from torchyard.common.escaping import escape_markdown, single_line
+from torchyard.common.escaping import escape_markdown, format_markdown_table, single_line
 from torchyard.common.log import get_log
 from torchyard.model.trend import Trend
 from torchyard.trend.night import format_band, format_number, judge_records
@@ -59,8 +59,7 @@ def render_page(history: History, trend: Trend | None) -> str:
     lines = [f"# {escape_markdown(key.profile)}", escape_markdown(describe_key(key)), ""]
     lines += [escape_markdown(_NO_TREND_HINT), ""] if trend is None else _draw_picture(history, trend)
     head, rows = build_table(history, trend)
-    table = [head, ["---"] * len(head), *([escape_markdown(cell) for cell in row] for row in reversed(rows))]
-    return "\n".join([*lines, *("| " + " | ".join(row) + " |" for row in table)])
+    return "\n".join([*lines, *format_markdown_table(head, reversed(rows))])
 
 
 def describe_key(key: HistoryKey) -> str:

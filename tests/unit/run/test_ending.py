@@ -14,9 +14,9 @@ from torchyard.machines.backend import MachinesBackend
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Collected, End, Metrics, Report, Run
 from torchyard.model.trend import Trend
+from torchyard.pages.report import render_text
 from torchyard.run.ending import RunFinisher
 from torchyard.run.folder import list_run_folders, runs_folder
-from torchyard.run.report import render_text
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.steps.submit import submit

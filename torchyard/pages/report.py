@@ -3,7 +3,7 @@
 It quotes what programs, hosts and clusters printed; common/escaping.py removes what a terminal or browser would obey.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
@@ -13,6 +13,7 @@ from torchyard.common.escaping import (
     escape_paragraph,
     format_code,
     format_code_block,
+    format_markdown_table,
     shorten_text,
     single_line,
 )
@@ -22,7 +23,7 @@ from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
 from torchyard.model.plan import CommandPlan
 from torchyard.model.requirements import Check
 from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
-from torchyard.run.plot import draw_plot
+from torchyard.pages.plot import draw_plot
 
 T = TypeVar("T")
 _TOTAL_KEYS = frozenset(f"{key}s" for key in ROW_KEYS)
@@ -62,17 +63,19 @@ def render_markdown(report: Report) -> str:
 def _render_page(report: Report, picture: str | None) -> str:
     parts = [f"# {report.profile}: {report.end}", escape_paragraph(report.sentence, MAX_SENTENCE_CHARS), ""]
     steps = _select_ends(report.steps, _MAX_STEPS)
-    parts += _markdown_table(
+    parts += format_markdown_table(
         ["step", "took", ""],
         [[each.name, format_duration(each.seconds), shorten_text(each.detail, _MAX_DETAIL_CHARS)] for each in steps],
     )
     causes = _format_findings(report)
-    parts += ["", *_markdown_table(["cause", ""], causes)] if causes else []
+    parts += ["", *format_markdown_table(["cause", ""], causes)] if causes else []
     if nodes := _format_nodes(report):
-        parts += ["", *_markdown_table(nodes[0], nodes[1:])]
-    parts += ["", *_markdown_table(["attempt", ""], _format_attempts(report))] if _format_attempts(report) else []
+        parts += ["", *format_markdown_table(nodes[0], nodes[1:])]
+    parts += ["", *format_markdown_table(["attempt", ""], _format_attempts(report))] if _format_attempts(report) else []
     parts += (
-        ["", *_markdown_table(["left behind"], [[thing] for thing in _format_leftovers(report)])] if report.left else []
+        ["", *format_markdown_table(["left behind"], [[thing] for thing in _format_leftovers(report)])]
+        if report.left
+        else []
     )
     if report.collected:
         parts += ["", f"![metrics](data:image/svg+xml;base64,{picture})", ""] if picture else []
@@ -82,6 +85,13 @@ def _render_page(report: Report, picture: str | None) -> str:
         ]
         parts += ["", *format_code_block(_failure_tail(report), _MAX_QUOTE_CHARS)] if _failure_tail(report) else []
     return "\n".join(parts)
+
+
+def render_metrics_page(job: str, rows: Sequence[Row]) -> str:
+    """The curves and the last rows of a job that still runs."""
+    picture = draw_plot(rows, _varying_columns(rows))
+    parts = [f"# {escape_markdown(job)}", *([f"![metrics](data:image/svg+xml;base64,{picture})"] if picture else [])]
+    return "\n\n".join([*parts, "\n".join(_render_metrics(Metrics(rows=tuple(rows))))])
 
 
 def _select_ends(things: Sequence[T], most: int) -> Sequence[T]:
@@ -254,17 +264,7 @@ def _align_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], st
 def _render_metrics(metrics: Metrics) -> list[str]:
     keys, rows = _table_cells(metrics)
     listed = [f"- {escape_markdown(key)}: {escape_markdown(value)}" for key, value in _summary_values(metrics)]
-    return [*_markdown_table(keys, rows), "", *listed] if keys else listed
-
-
-def _markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A markdown table."""
-    lines = [
-        [escape_markdown(cell) for cell in head],
-        ["---"] * len(head),
-        *([escape_markdown(cell) for cell in row] for row in rows),
-    ]
-    return ["| " + " | ".join(row) + " |" for row in lines]
+    return [*format_markdown_table(keys, rows), "", *listed] if keys else listed
 
 
 def describe_checks(checks: Sequence[Check]) -> str:

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from tests.reports import ROWS, report
 from torchyard.model.run import Metrics, Row
-from torchyard.run.plot import _MAX_POINTS, _thin_points, draw_plot
-from torchyard.run.report import _MAX_PAGE_BYTES, render_markdown
+from torchyard.pages.plot import _MAX_POINTS, _thin_points, draw_plot
+from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown
 
 
 def test_one_row_makes_no_plot() -> None:

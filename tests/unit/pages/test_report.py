@@ -16,7 +16,7 @@ from torchyard.diagnosis.fabric import judge_fabric
 from torchyard.diagnosis.nccl_log import read_nccl_log
 from torchyard.model.hardware import Expect
 from torchyard.model.run import Ending, Failure, LogFile, Report, Row
-from torchyard.run.report import _MAX_PAGE_BYTES, format_duration, render_markdown, render_text
+from torchyard.pages.report import _MAX_PAGE_BYTES, format_duration, render_markdown, render_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
 FORMS = [render_text, render_markdown]

@@ -1,0 +1,46 @@
+"""What a flow run is called and tagged in Prefect's lists."""
+
+import re
+from collections.abc import Iterable
+from functools import cache
+from typing import Any, cast
+
+from torchyard.model.profile import Profile
+from torchyard.model.run import Report
+
+# What Prefect's form proposes: `sigma4-adhil`, `mu4-kavis-void`.
+_FORM_NAME_PATTERN = re.compile(r"[a-z]{2,7}[0-9]{1,2}(-[a-z]+){1,2}")
+_END_PREFIX = "end: "  # of the tag that says how the run ended
+
+
+def name_run(profile: Profile, run_id: str, given: str) -> str:
+    """`yolov5-volcano 2x1 a1b2c3d4`; a name that Prefect did not make up stays."""
+    if given and not _is_made_up(given):
+        return given
+    return f"{profile.name} {profile.nodes}x{profile.processes} {run_id.replace('-', '')[-8:]}"
+
+
+def _is_made_up(name: str) -> bool:
+    return bool(_FORM_NAME_PATTERN.fullmatch(name)) or set(name.split("-")) <= _list_slug_words()
+
+
+@cache
+def _list_slug_words() -> frozenset[str]:
+    """The words of which Prefect's client and server make names: `strict-lemming`."""
+    from coolname.data import config
+
+    parts = cast(dict[str, dict[str, Any]], config)
+    return frozenset(word for part in parts.values() for word in part.get("words", ()))
+
+
+def list_tags(profile: Profile, given: Iterable[str]) -> tuple[str, ...]:
+    """The tags of a flow run that begins: those that it has, its launcher, its hardware and its fabric."""
+    own = [profile.launcher, profile.hardware.name if profile.hardware else "", profile.fabric or ""]
+    kept = [tag for tag in given if not tag.startswith(_END_PREFIX)]
+    return tuple(dict.fromkeys(tag for tag in (*kept, *own) if tag))
+
+
+def tag_end(report: Report) -> str:
+    """How a run ended: `end: succeeded`, or the cause of its failure, `end: oom-pod`."""
+    failure = report.collected.failure if report.collected and report.end == "failed" else None
+    return _END_PREFIX + (failure.cause if failure else report.end)

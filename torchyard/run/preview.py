@@ -1,0 +1,53 @@
+"""What a run does before it starts anything: its plan and its preflight, each shown as a page. A dry run ends there."""
+
+from torchyard.backend import backend_of
+from torchyard.common import secrets
+from torchyard.common.log import get_log
+from torchyard.launchers import registry
+from torchyard.model.errors import PreflightError
+from torchyard.model.plan import Plan
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import Check
+from torchyard.model.run import Run
+from torchyard.pages.plan import render_checks_page, render_plan_page
+from torchyard.pages.report import describe_checks
+from torchyard.run.folder import RunFolder
+from torchyard.run.reporter import Reporter
+from torchyard.steps.line import StepFunctions
+
+
+def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
+    """The plan of an attempt, in the cluster and namespace that the kubeconfig names, with its page."""
+    plan = backend_of(registry.load_launcher(profile.launcher).plan(profile, run)).locate()
+    secrets.remember_secrets(plan)
+    reporter.show_page("plan", lambda: render_plan_page(profile, plan))
+    return plan
+
+
+def check_plan(plan: Plan, steps: StepFunctions, reporter: Reporter) -> tuple[Check, ...]:
+    """Run preflight and show its page. PreflightError if a check failed."""
+    try:
+        checks = steps.preflight(plan)
+    except PreflightError as error:
+        failed = error.checks
+        reporter.show_page("preflight", lambda: render_checks_page(failed))
+        raise
+    reporter.show_page("preflight", lambda: render_checks_page(checks))
+    return checks
+
+
+def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions) -> str:
+    """Show what a run would do, and run its preflight; returns a sentence. It starts nothing and leaves no folder.
+
+    PreflightError if a check failed.
+    """
+    with reporter:
+        run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
+        plan = make_plan(profile, run, reporter)
+        try:
+            checks = check_plan(plan, steps, reporter)
+        finally:
+            reporter.flush()
+        for check in checks:
+            get_log().info("%s: %s", check.need, check.detail)
+    return f"dry run: {plan.job}, {len(plan.nodes)} nodes, {describe_checks(checks)}; nothing was started"
