@@ -25,7 +25,9 @@ class FakePrefect:
         self.answering, self.status, self.state = threading.Event(), 200, "RUNNING"
         self.run: dict[str, Any] = {}
         self.answers: dict[str, Any] = {}
-        self.patched: list[Any] = []
+        self.patched: list[Any] = []  # the data of artifacts
+        self.named: list[Any] = []  # other changes: of a flow run, of a task run
+        self.posted: list[tuple[str, Any]] = []
         self.set_to: list[str] = []
         self.artifacts: list[Any] = []
         self.asked = 0
@@ -62,6 +64,7 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_POST(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server_of.posted.append((self.path, body))
         accepted = {"state": None, "status": "ACCEPT", "details": {"type": "accept_details"}}
         default: Any = [] if self.path.endswith("/filter") else accepted
         if self.path.endswith("/artifacts/"):
@@ -73,7 +76,8 @@ class Handler(BaseHTTPRequestHandler):
 
     def do_PATCH(self) -> None:
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-        self._answer({}, lambda: self.server_of.patched.append(body["data"]))
+        server = self.server_of
+        self._answer({}, lambda: server.patched.append(body["data"]) if "data" in body else server.named.append(body))
 
     def _find(self, default: Any) -> Any:
         """What the test wants this path to answer, or the default."""

@@ -55,7 +55,8 @@ def _build_overrides_field(profile: Profile | None) -> Schema:
     every = Profile.model_json_schema()["properties"]
     shown = [key for key in _FIELD_KEYS if profile is None or _fits_profile(profile, key)]
     fields = {key: _build_field(key, every[key], profile) for key in shown}
-    plain = {f"^{key}$": schema for key, schema in every.items() if key not in (*fields, "name") and _is_plain(schema)}
+    others = {key: schema for key, schema in every.items() if key not in (*fields, "name") and _is_plain(schema)}
+    plain = {f"^{key}$": {**schema, "type": [schema["type"], "null"]} for key, schema in others.items()}
     return {
         "title": "changes",
         "description": "what this run changes in the profile; an empty field changes nothing. The menu at the right "

@@ -13,7 +13,7 @@ from torchyard.run.reporter import Reporter
 
 _REPORT_INTERVAL_S = 2.0
 _PAGE_INTERVAL_S = 15.0  # between two drawings of the curves, each of which takes a third of a second
-_MAX_LINE_CHARS = 500  # characters of a line
+_MAX_LINE_CHARS, _MAX_NAME_CHARS = 500, 60  # characters of a line, and of what names how much is done
 
 
 class Progress:
@@ -56,7 +56,7 @@ class Progress:
         """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process saw."""
         key = next((key for key in ROW_KEYS if key in self._row), "")
         total = self._row.get(f"{key}s", self._row.get(f"last_{key}"))
-        told = f"{key} {self._row.get(key)} of {total}"
+        told = escaping.single_line(f"{key} {self._row.get(key)} of {total}", _MAX_NAME_CHARS)
         since, first = self._began = self._began or (time.monotonic(), done)
         if not first < done < 1:
             return told

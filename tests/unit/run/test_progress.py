@@ -1,6 +1,9 @@
 """What a user sees while the job runs: rows as log lines, and the percentage that is done."""
 
 import logging
+import time
+from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,15 +14,19 @@ from torchyard.run.signals import CancelRequested
 
 
 class Shown(LocalReporter):
-    """Keeps the percentages that it shows; once the run is cancelled, it says so."""
+    """Keeps what it shows; once the run is cancelled, it says so."""
 
     def __init__(self) -> None:
         super().__init__()
         self.percents: list[tuple[str, float]] = []
+        self.pages: list[tuple[str, str]] = []
         self.cancelled = False
 
-    def show_progress(self, name: str, percent: float) -> None:
-        self.percents.append((name, percent))
+    def show_progress(self, done: str, percent: float) -> None:
+        self.percents.append((done, percent))
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        self.pages.append((name, render()))
 
     def check_cancelled(self) -> None:
         if self.cancelled:
@@ -35,7 +42,7 @@ def shown(caplog: pytest.LogCaptureFixture) -> Shown:
 def test_row_is_logged_and_shown_as_a_percentage(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
     """Epoch 1 of 8 is shown as 12.5 percent, and its values as one log line."""
     Progress("sample-1", "json-lines", shown)(["no row", '{"epoch": 1, "epochs": 8, "loss": 0.25}'])
-    assert shown.percents == [("sample-1", 12.5)]
+    assert shown.percents == [("epoch 1 of 8", 12.5)]
     assert caplog.messages == ["epoch 1: loss 0.25"]
 
 
@@ -52,6 +59,22 @@ def test_rows_that_come_fast_are_shown_together(
     seen.close()
     assert [percent for _, percent in shown.percents] == [25.0, 100.0]
     assert len(caplog.messages) == 2
+
+
+def test_progress_says_how_long_the_rest_will_take(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one more epoch of 60 s, the six that are left take about six minutes; the curves are drawn as well."""
+    now = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: now)
+    monkeypatch.setattr(progress, "time", clock)
+    seen = Progress("sample-1", "json-lines", shown)
+    seen(['{"epoch": 1, "epochs": 8, "loss": 0.5}'])
+    now += 60
+    seen(['{"epoch": 2, "epochs": 8, "loss": 0.25}'])
+    assert [told for told, _ in shown.percents] == ["epoch 1 of 8", "epoch 2 of 8, about 6 min 00 s left"]
+    ((name, page),) = shown.pages
+    assert name == "metrics"
+    assert r"| 2 | 0\.25 |" in page
+    assert "data:image/svg+xml" in page
 
 
 def test_line_without_a_row_shows_nothing(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:

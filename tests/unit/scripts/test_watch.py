@@ -1,6 +1,7 @@
 """A run watched from a terminal: its log lines, its states, and its end."""
 
 import time
+from pathlib import Path
 from threading import Timer
 from types import SimpleNamespace
 from typing import Any
@@ -10,7 +11,7 @@ import pytest
 from prefect.client.schemas.objects import FlowRun
 
 from scripts import watch
-from scripts.api import YardError, open_prefect_client
+from scripts.api import open_prefect_client
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 
@@ -45,11 +46,19 @@ def test_lost_run_that_is_resumed_is_followed_to_its_end(
     assert capsys.readouterr().out.splitlines() == ["  [Crashed]", "  [Completed]"]
 
 
-def test_profile_without_a_deployment_is_run_in_another_way(fake_prefect: FakePrefect) -> None:
-    """A profile that is not in prefect.yaml gives an error with the command that runs it."""
-    fake_prefect.answers["/deployments/name/train/mine"] = None
-    with pytest.raises(YardError, match=r"there is no deployment train/mine: .*python flows/train\.py mine$"):
-        watch.run_and_follow(fake_prefect.url, "mine")
+def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
+    fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A file that is not in prefect.yaml is a run of train/any-profile, which is given the file's whole path."""
+    monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
+    fake_prefect.answers["/deployments/name/train/mine.yaml"] = None
+    whole = {**fake_prefect.flow_run, "name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
+    fake_prefect.answers["/deployments/name/train/any-profile"] = whole
+    fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
+    fake_prefect.state = "COMPLETED"
+    assert watch.run_and_follow(fake_prefect.url, "mine.yaml") == 0
+    (created,) = [body for path, body in fake_prefect.posted if path.endswith("/create_flow_run")]
+    assert created["parameters"] == {"profile": str(Path("mine.yaml").absolute())}
 
 
 def test_exit_code_is_the_runs_end(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ from tests.fake_prefect import FakePrefect
 from tests.histories import KEY, recorded
 from tests.reports import short_report
 from tests.waiting import until
+from torchyard.loading.profile import load_profile
 from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import runs_folder
 from torchyard.run.signals import CancelRequested
@@ -37,6 +38,21 @@ def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
         done.result(30)
         assert 99.0 in server.patched
         assert len(set(server.patched)) <= 3  # a call in flight that was given up may still arrive
+
+
+def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
+    """A run has its profile's name at once, a page is one artifact however often it changes, and the end is a tag."""
+    with PrefectReporter(RUN_ID) as told:
+        told.show_profile(load_profile("digits-local"))
+        told.show_page("metrics", lambda: "one")
+        until(lambda: fake_prefect.artifacts)
+        told.show_page("metrics", lambda: "two")
+        until(lambda: fake_prefect.patched)
+        told.show_report(short_report())
+    assert [(each["key"], each["data"]) for each in fake_prefect.artifacts][:1] == [("metrics-digits-local", "one")]
+    assert fake_prefect.patched == ["two"]
+    assert fake_prefect.named[0] == {"name": f"digits-local 2x1 {RUN_ID[-8:]}", "tags": ["baremetal"]}
+    assert {"tags": ["baremetal", "end: succeeded"]} in fake_prefect.named
 
 
 def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:

@@ -1,0 +1,79 @@
+"""The form of a run: what Prefect asks for, and what its API refuses before there is a run."""
+
+from typing import Any
+
+import pytest
+from prefect.utilities.schema_tools.validation import validate
+
+from torchyard.loading.form import build_form
+from torchyard.loading.profile import list_profiles, load_profile
+
+
+def refusals(parameters: dict[str, Any], profile: str | None = "yolov5-volcano") -> list[str]:
+    """What Prefect's server says of parameters."""
+    form = build_form(load_profile(profile) if profile else None)
+    return [error.message for error in validate(parameters, form)]
+
+
+@pytest.mark.parametrize("name", sorted(list_profiles()))
+def test_every_profile_has_a_form_that_takes_nothing_and_its_own_values(name: str) -> None:
+    """A run without changes is accepted, and so are the values that the profile has."""
+    profile = load_profile(name)
+    own = {"nodes": profile.nodes.model_dump(), "processes": profile.processes, "attempts": profile.attempts}
+    for changes in ({}, own, {"args": list(profile.args), "deadlines": profile.deadlines.model_dump()}):
+        assert refusals({"profile": name, "overrides": changes, "dry_run": True}, name) == []
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"nodes": 2, "deadlines.run": "2h"},
+        {"nodes": {"min": 2, "max": 4}, "deadlines": {"run": 7200}},
+        {"args": ["--lr", 0.1], "env": {"A": "1"}, "pod": {"priority_class": None}},
+        {"fabric": "no-rdma", "trend": {"value": "map"}, "hardware": None},
+    ],
+)
+def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
+    """Keys with dots, ranges, numbers among the arguments and keys without a field are no mistakes."""
+    assert refusals({"profile": "yolov5-volcano", "overrides": changes}) == []
+
+
+@pytest.mark.parametrize(
+    ("parameters", "said"),
+    [
+        ({"overrides": {"nodez": 2}}, "'nodez' does not match '^(about|"),
+        ({"overrides": {"name": "other"}}, "'name' does not match '^(about|"),
+        ({"overrides": {"attempts": 21}}, "21 is greater than the maximum of 20"),
+        ({"overrides": {"fabric": "token-ring"}}, "'token-ring' is not one of ['host', 'vf', 'no-rdma']"),
+        ({"overrides": {"nodes": 0}}, "0 is not valid under any of the given schemas"),
+        ({"overrides": {"deadlines": {"run": "soon"}}}, "'soon' is not valid under any of the given schemas"),
+        ({"overrides": {"avoid_failed": "maybe"}}, "'maybe' is not of type 'boolean', 'null'"),
+        ({"nodes": 2}, "'nodes' is not one of ['profile', 'overrides', 'dry_run']"),
+        ({"dry_run": "yes"}, "'yes' is not of type 'boolean'"),
+    ],
+)
+def test_mistake_is_refused_before_there_is_a_run(parameters: dict[str, Any], said: str) -> None:
+    """An unknown key, a value out of bounds or of the wrong type is refused by the schema, with what is allowed."""
+    (message,) = refusals({"profile": "yolov5-volcano", **parameters})
+    assert message.startswith(said)
+
+
+def test_form_of_a_profile_does_not_ask_for_the_profile_and_says_what_it_has() -> None:
+    """Each field's help ends with today's value; a profile without an image or hardware has no field for it."""
+    fields = build_form(load_profile("yolov5-volcano"))["properties"]
+    assert list(fields) == ["overrides", "dry_run"]
+    keys = fields["overrides"]["properties"]
+    assert keys["nodes"]["description"].endswith("today: 2")
+    assert keys["deadlines"]["properties"]["run"]["description"].endswith("today: 12h")
+    assert (
+        not {"image", "fabric"}
+        & build_form(load_profile("digits-local"))["properties"]["overrides"]["properties"].keys()
+    )
+
+
+def test_form_for_any_profile_lists_them_and_takes_a_file() -> None:
+    """A shipped profile or a YAML file is accepted, and any other text is refused."""
+    for name in (*list_profiles(), "/home/me/mine.yaml"):
+        assert refusals({"profile": name}, None) == []
+    assert refusals({"profile": "digits-lokal"}, None) == ["'digits-lokal' is not valid under any of the given schemas"]
+    assert refusals({}, None) == ["'profile' is a required property"]

@@ -1,0 +1,34 @@
+"""The pages of a run that has not begun: its plan and its checks."""
+
+from tests.markdown import rendered
+from torchyard.launchers import registry
+from torchyard.loading.profile import load_profile
+from torchyard.model.requirements import Check
+from torchyard.model.run import Run
+from torchyard.pages.plan import render_checks_page, render_plan_page
+
+OK = Check(need="kind Job", verdict="ok", detail="v1alpha1 of Volcano")
+FAILED = Check(need="plugin", verdict="failed", detail="no node has nvidia.com/sriov | <b>", remedy="install it")
+
+
+def test_plan_page_says_what_would_run_and_folds_the_rest() -> None:
+    """The table has launcher, program, image, hardware and deadlines; the whole plan is folded, without secrets."""
+    profile = load_profile("yolov5-volcano", {"env": {"API_TOKEN": "hunter2hunter2"}})
+    plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
+    page = render_plan_page(profile, plan)
+    for part in ("volcano", "2 x 1, started by torchrun", "ultralytics/yolov5:v7.0", "/usr/src/app/train.py"):
+        assert part in rendered(page)
+    table, _, folded = page.partition("<details>")
+    assert "run 43200 s" in table
+    assert "kind: manifests" in folded
+    assert "hunter2" not in page
+
+
+def test_checks_page_shows_first_what_is_wrong() -> None:
+    """What failed comes with its remedy before what is in order, which is folded if it is much."""
+    page = render_checks_page([OK, FAILED])
+    assert page.index("plugin") < page.index("kind Job")
+    assert "install it" in page
+    assert r"\<b>" in page
+    assert "<details>" not in page
+    assert "<details>" in render_checks_page([OK] * 6)

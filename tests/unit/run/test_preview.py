@@ -1,0 +1,49 @@
+"""What a run does before it starts anything, and a dry run, which ends there."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import PreflightError
+from torchyard.run.preview import preview_run
+from torchyard.run.reporter import LocalReporter
+from torchyard.steps.line import StepFunctions
+
+
+class Pages(LocalReporter):
+    """Keeps the pages that it shows."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: dict[str, str] = {}
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        self.pages[name] = render()
+
+
+@pytest.fixture(autouse=True)
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("TORCHYARD_RUNS", str(tmp_path / "runs"))
+    return tmp_path / "runs"
+
+
+def test_dry_run_shows_plan_and_checks_and_starts_nothing(runs: Path) -> None:
+    """Both pages are shown, the sentence says that nothing was started, and no folder is made."""
+    shown = Pages()
+    said = preview_run(load_profile("digits-local"), "0" * 32, shown, StepFunctions())
+    assert said.startswith("dry run: digits-local-00000000, 2 nodes, ")
+    assert said.endswith("; nothing was started")
+    assert shown.pages.keys() == {"plan", "preflight"}
+    assert not list(runs.glob("*"))
+
+
+def test_dry_run_fails_with_what_preflight_finds() -> None:
+    """A failed check is raised as in a run, after its page was shown."""
+    shown = Pages()
+    with pytest.raises(PreflightError, match="no-such-python"):
+        preview_run(
+            load_profile("digits-local", {"options.python": "/no-such-python"}), "0" * 32, shown, StepFunctions()
+        )
+    assert "no-such-python" in shown.pages["preflight"]
