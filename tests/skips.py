@@ -35,6 +35,8 @@ def list_lacks() -> list[tuple[str, str]]:
     for shell in ("busybox", "dash"):
         if not shutil.which(shell):
             lacks.append((f"a shell (there is no {shell})", f"there is no {shell}"))
+    if not find_chromium():
+        lacks.append(("a browser (there is no chromium)", "there is no chromium"))
     if os.getuid():
         lacks.append(("hosts behind ssh and small disks (only root can make them)", "only root"))
     elif not _can_unshare():
@@ -43,6 +45,11 @@ def list_lacks() -> list[tuple[str, str]]:
     if not can_shape():
         lacks.append(("slow links (this takes root, network namespaces and tc)", "links cannot be shaped"))
     return lacks
+
+
+def find_chromium() -> str | None:
+    """The path of the distribution's Chromium."""
+    return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def can_shape() -> bool:

@@ -22,16 +22,17 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
     """A Prefect server; yields the environment variables with which a process reaches it."""
     port = _find_free_port()
     words = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
+    api = f"http://127.0.0.1:{port}/api"
+    settings = {"PREFECT_SERVER_API_AUTH_STRING": PASSWORD, "PREFECT_UI_API_URL": api}
     process = subprocess.Popen(
         [*words, "--port", str(port)],
-        env={**os.environ, "PREFECT_HOME": str(home), "PREFECT_SERVER_API_AUTH_STRING": PASSWORD},
+        env={**os.environ, "PREFECT_HOME": str(home), **settings},
         cwd=ROOT,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
     try:
         await_result("the server did not answer", lambda: _is_healthy(port, process.pid), 400)
-        api = f"http://127.0.0.1:{port}/api"
         yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:
         process.terminate()

@@ -8,8 +8,12 @@ from typing import Any, cast
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 
-# What Prefect's form proposes: `sigma4-adhil`, `mu4-kavis-void`.
-_FORM_NAME_PATTERN = re.compile(r"[a-z]{2,7}[0-9]{1,2}(-[a-z]+){1,2}")
+# What Prefect's form proposes: `sigma4-adhil`, `mu4-kavis-void`, `omicron-hotta-reach`.
+_GREEK = (
+    "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|"
+    "psi|omega"
+)
+_FORM_NAME_PATTERN = re.compile(rf"({_GREEK})[0-9]*(-[a-z0-9]+){{1,2}}")
 _END_PREFIX = "end: "  # of the tag that says how the run ended
 
 

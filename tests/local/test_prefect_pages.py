@@ -23,7 +23,7 @@ def task_states(run: Carried) -> dict[str, list[str]]:
     found: dict[str, list[str]] = {}
     with get_client(sync_client=True) as client:
         for each in sorted(client.read_task_runs(flow_run_filter=which), key=lambda each: str(each.start_time)):
-            found.setdefault(each.name.rpartition("-")[0], []).append(each.state_name or "")
+            found.setdefault(each.name.partition(":")[0], []).append(each.state_name or "")
     return found
 
 

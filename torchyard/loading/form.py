@@ -11,9 +11,10 @@ from torchyard.model.profile import Profile
 Schema = dict[str, Any]
 
 # The keys that people change between runs; every other key can be written as JSON in place of the fields.
-_FIELD_KEYS = ("nodes", "processes", "image", "program", "args", "env", "fabric", "deadlines", "attempts")
+_FIELD_KEYS = ("nodes", "processes", "image", "program", "args", "env", "fabric", "attempts", "deadlines")
 _PARAMETERS = ("profile", "overrides", "dry_run")
-_TEXT_OR_NUMBER = [{"title": "text", "type": "string"}, {"title": "number", "type": "number"}]
+_WORDS = {"title": "words", "type": "array", "items": {"type": "string"}}
+_JSON_WORDS = {"title": "JSON", "type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}}
 
 
 def build_form(profile: Profile | None) -> Schema:
@@ -94,7 +95,7 @@ def _build_field(key: str, schema: Schema, profile: Profile | None) -> Schema:
             ranged = {"title": "range", "type": "object", "properties": ends, "required": ["min", "max"]}
             field["anyOf"] = [{**number, "title": "number"}, ranged]
         case "args":
-            field |= {"type": "array", "items": {"anyOf": _TEXT_OR_NUMBER}}
+            field["anyOf"] = [_WORDS, _JSON_WORDS]
         case "env":
             field["type"] = "object"
         case "deadlines":

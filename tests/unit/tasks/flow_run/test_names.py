@@ -12,7 +12,14 @@ RUN = "01a2b3c4-0000-7000-8000-0000a1b2c3d4"
 
 def test_made_up_name_becomes_the_profiles() -> None:
     """A name that Prefect made up is replaced by profile, size and the end of the run's id."""
-    for given in ("sigma4-adhil", "mu4-kavis-void", "", *(coolname.generate_slug(2) for _ in range(50))):
+    for given in (
+        "sigma4-adhil",
+        "mu4-kavis-void",
+        "omicron-hotta-reach",
+        "xi7-ardana-ring",
+        "",
+        *(coolname.generate_slug(2) for _ in range(50)),
+    ):
         assert name_run(load_profile("yolov5-volcano"), RUN, given) == "yolov5-volcano 2x1 a1b2c3d4", given
 
 

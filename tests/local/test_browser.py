@@ -1,0 +1,158 @@
+"""Prefect's pages in a real browser: the form of a profile, a run from its form to its end, and what its page shows.
+
+With TORCHYARD_PICTURES=FOLDER it also writes the pictures of docs/ui.md there.
+"""
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from playwright.sync_api import Locator, Page, sync_playwright
+from prefect import get_client
+from prefect.client.schemas.objects import FlowRun
+
+from scripts.deployments import deploy_flows
+from tests.skips import find_chromium
+from tests.waiting import until
+from tests.yard import PASSWORD, prefect_server, speaking_to
+from torchyard.common.project_root import ROOT
+
+pytestmark = pytest.mark.skipif(find_chromium() is None, reason="there is no chromium")
+DEPLOYMENT = "train/digits-local"
+
+
+@pytest.fixture(scope="module")
+def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A server with the project's deployments, and a worker; yields the address of its pages."""
+    folder = tmp_path_factory.mktemp("yard")
+    with prefect_server(folder / "prefect") as server, speaking_to(server):
+        deploy_flows()
+        words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "torchyard"]
+        settings = {"TORCHYARD_RUNS": str(folder / "runs"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
+        worker = subprocess.Popen(
+            [*words, "--type", "process"],
+            env={**os.environ, **settings},
+            cwd=ROOT,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+        try:
+            yield server["PREFECT_API_URL"].removesuffix("/api")
+        finally:
+            worker.terminate()
+            worker.wait()
+
+
+@pytest.fixture
+def page(yard: str) -> Iterator[Page]:
+    """A browser that has logged in."""
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
+        opened = browser.new_page(viewport={"width": 1200, "height": 1000})
+        opened.set_default_timeout(60_000)
+        opened.goto(f"{yard}/login")
+        opened.locator("input").first.fill(PASSWORD)
+        opened.get_by_role("button", name="Login").click()
+        opened.wait_for_url("**/dashboard*")
+        yield opened
+        browser.close()
+
+
+def open_form(page: Page, yard: str) -> None:
+    with get_client(sync_client=True) as client:
+        known = client.read_deployment_by_name(DEPLOYMENT).id
+    page.goto(f"{yard}/deployments/deployment/{known}/run")
+    find_field(page, "attempts").wait_for()
+
+
+def find_field(page: Page, name: str) -> Locator:
+    """The innermost label with its input."""
+    return page.locator(".p-label", has=page.locator("label", has_text=f"{name} (Optional)")).last
+
+
+def picture(page: Page, name: str) -> None:
+    """Write a picture for the docs, if they are asked for."""
+    if folder := os.environ.get("TORCHYARD_PICTURES"):
+        page.wait_for_timeout(1500)  # animations
+        page.screenshot(path=f"{folder}/{name}.png")
+
+
+def list_runs() -> list[FlowRun]:
+    """The runs of the deployment, the newest last; a sweep that is due is none of them."""
+    with get_client(sync_client=True) as client:
+        known = client.read_deployment_by_name(DEPLOYMENT).id
+        runs = [run for run in client.read_flow_runs() if run.deployment_id == known]
+    return sorted(runs, key=lambda run: str(run.created))
+
+
+def await_end(run: FlowRun) -> FlowRun:
+    def ended() -> Any:
+        now = next(each for each in list_runs() if each.id == run.id)
+        return now.state and now.state.is_final() and now
+
+    found: FlowRun = until(ended, 300)
+    return found
+
+
+def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> None:
+    """A value out of bounds is refused in the form and makes no run; a change is run to its end and its artifacts."""
+    open_form(page, yard)
+    find_field(page, "attempts").locator("input").fill("21")
+    page.get_by_role("button", name="Add item").click()
+    find_field(page, "args").locator("textarea").fill("--epochs=25")
+    picture(page, "form")
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("21 is greater than the maximum of 20").first.wait_for()
+    assert list_runs() == []
+
+    find_field(page, "attempts").locator("input").fill("1")
+    clicked = time.time()
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("scheduled to start").first.wait_for()
+    (run,) = list_runs()
+    assert run.parameters["overrides"] == {"args": ["--epochs=25"], "attempts": 1}
+    page.goto(f"{yard}/runs/flow-run/{run.id}")
+    page.get_by_text("epoch").first.wait_for()
+    print(f"from the click to the first epoch: {time.time() - clicked:.1f} s")
+    end = await_end(run)
+    assert (end.state_name, end.name) == ("Completed", f"digits-local 2x1 {run.id.hex[-8:]}")
+    check_pages(page)
+
+
+def check_pages(page: Page) -> None:
+    """The page of an ended run, which is open, and its artifacts."""
+    page.reload()
+    page.get_by_text("end: succeeded").first.wait_for()
+    page.get_by_text("wait: epoch 25 of 25").first.wait_for()
+    assert page.get_by_text("Finished in state Completed()").count() == 0
+    picture(page, "run")
+    page.get_by_text("Artifacts", exact=True).click()
+    for name in ("plan", "preflight", "progress", "report"):
+        page.get_by_text(f"{name}-digits-local").first.wait_for()
+    picture(page, "artifacts")
+    page.get_by_text("report-digits-local").first.click()
+    page.get_by_role("heading", name="digits-local: succeeded").first.wait_for()
+    picture(page, "report")
+
+
+def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:
+    """The switch of the form gives a run that shows plan and checks and says that nothing was started."""
+    before = {run.id for run in list_runs()}
+    open_form(page, yard)
+    page.locator(".p-label", has=page.locator("label", has_text="dry run")).last.get_by_role("switch").click()
+    page.get_by_role("button", name="Submit").click()
+    page.get_by_text("scheduled to start").first.wait_for()
+    (run,) = (run for run in list_runs() if run.id not in before)
+    end = await_end(run)
+    assert end.state
+    assert end.state.message == f"dry run: digits-local-{run.id.hex[-8:]}, 2 nodes, 5 of 5 checks; nothing was started"
+    page.goto(f"{yard}/runs/flow-run/{run.id}")
+    page.get_by_text("Artifacts", exact=True).click()
+    page.get_by_text("plan-digits-local").first.click()
+    page.get_by_text("2 x 1, started by torchrun").first.wait_for()
+    picture(page, "plan")
