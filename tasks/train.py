@@ -43,7 +43,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> Stat
         chosen, run_id = load_profile(profile, overrides), str(flow_run.id)
         return final_state(*Runner(chosen, run_id, PrefectReporter(run_id, flow_run.run_count), STEPS).run())
     except RunInUseError as error:
-        return _leave_to_owner(error)
+        return leave_to_owner(error)
     except LeftError as error:  # its watchdog has the run resumed
         return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
@@ -51,7 +51,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None) -> Stat
         return Failed(message=mask_text(strip_control_codes(str(error))))
 
 
-def _leave_to_owner(error: RunInUseError) -> State[Any]:
+def leave_to_owner(error: RunInUseError) -> State[Any]:
     """End this process without touching the run: its owner will report how it ended."""
     get_log().warning("%s", error)
     logging.shutdown()

@@ -104,8 +104,8 @@ def test_benchmark_that_is_started_again_repeats_only_what_failed(
     (tmp_path / "broken").touch()
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(benchmark, parameters={"profile": str(profile), "fabrics": ["fast", "slow"]})
-        ends = list[str]()
-        for count in (1, 3, 3):
+        ends, said = list[str](), list[str]()
+        for count in (2, 4, 4):
             if client.read_flow_run(run.id).run_count:
                 client.set_flow_run_state(run.id, Scheduled(), force=True)
             state: Any = run_flow(
@@ -113,5 +113,8 @@ def test_benchmark_that_is_started_again_repeats_only_what_failed(
             )
             ends.append(state.name)
             assert len(worker) == count, state.message
+            said.append(state.message)
             (tmp_path / "broken").unlink(missing_ok=True)
+    assert said[0].startswith("fast: the run failed: ")
+    assert "; slow: the run failed: " in said[0]
     assert ends == ["Failed", "Completed", "Completed"]

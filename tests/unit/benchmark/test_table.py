@@ -5,7 +5,13 @@ import pytest
 from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, played, rows
 from tests.conftest import Write
 from torchyard.benchmark.sequence import run_benchmark
-from torchyard.benchmark.table import build_tables, format_size, list_notes, render_benchmark_page, render_benchmark_text
+from torchyard.benchmark.table import (
+    build_tables,
+    format_size,
+    list_notes,
+    render_benchmark_page,
+    render_benchmark_text,
+)
 
 
 def test_table_of_the_guide() -> None:

@@ -40,7 +40,8 @@ def test_heavy_tails_give_few_false_alarms(kind: str, most: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("noise", "drop", "least"), [(0.0, 0.05, 100), (0.01, 0.1, 99), (0.02, 0.1, 30), (0.02, 0.15, 80), (0.03, 0.2, 68), (0.02, 0.25, 99)]
+    ("noise", "drop", "least"),
+    [(0.0, 0.05, 100), (0.01, 0.1, 99), (0.02, 0.1, 30), (0.02, 0.15, 80), (0.03, 0.2, 68), (0.02, 0.25, 99)],
 )
 def test_drop_is_found_in_its_night(noise: float, drop: float, least: int) -> None:
     """A drop planted in night 12 of 20 is reported in night 12, in at least so many of 100 histories."""
