@@ -16,9 +16,9 @@ from prefect.events.schemas.automations import AutomationCore, EventTrigger, Pos
 from torchyard.run.resume import IMPORT_FAILURE_MESSAGES, WORKER_START_TIMEOUT_S
 
 _RUN_MATCH = {"prefect.resource.id": "prefect.flow-run.*"}
-# Our flow in our pool: another project on the same server may have a flow of this name.
+# Our flows in our pool: another project on the same server may have flows of these names.
 _RELATED_MATCH: list[dict[str, str | list[str]]] = [
-    {"prefect.resource.role": "flow", "prefect.resource.name": "train"},
+    {"prefect.resource.role": "flow", "prefect.resource.name": ["train", "benchmark"]},
     {"prefect.resource.role": "work-pool", "prefect.resource.name": "torchyard"},
 ]
 _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"

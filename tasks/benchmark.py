@@ -1,8 +1,12 @@
-"""A benchmark inside a Prefect flow: a run of `train` for each fabric, and one page that compares them."""
+"""A benchmark inside a Prefect flow: a run of `train` for each fabric, and one page that compares them.
+
+It has a folder with a lock and a journal, like a run, so a lost one is noticed and resumed in the same ways.
+"""
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, cast
 from uuid import UUID
 
@@ -11,7 +15,6 @@ from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelling, Completed, Failed
 
 from torchyard.benchmark.curves import DEFAULT_FABRIC
 from torchyard.benchmark.plot import draw_benchmark
@@ -21,71 +24,134 @@ from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import mask_text
 from torchyard.model.benchmark import Benchmark
-from torchyard.model.errors import BenchmarkError, TorchyardError
+from torchyard.model.errors import BenchmarkError, NoReportError, RunInUseError, TorchyardError
 from torchyard.model.profile import Profile
-from torchyard.model.run import Report
-from torchyard.run.folder import RunFolder
-from torchyard.run.resume import CRASHED
+from torchyard.model.run import End, Report
+from torchyard.run.folder import RunFolder, benchmark_folder
+from torchyard.run.resume import CRASHED, MAX_LOSSES, choose_entry
 
-from .flow_run.states import open_bounded_client
+from .flow_run.children import cancel_children, is_cancelled
+from .flow_run.states import count_person_requests, final_state, has_person_request, open_bounded_client
 from .flow_run.step import make_task
+from .train import leave_to_owner
 
 _POLL_INTERVAL_S = 2.0
 _FLOW_NAME = "train"
+_CANCELLED: tuple[End, str] = ("cancelled", "cancelled through Prefect")
 
 
 def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[str, Any]) -> State[Any]:
     """Run the profile's deployment over each fabric and compare them; returns this flow run's final state.
 
-    A flow run that is started again attaches to the runs that it has made, and makes none twice.
+    A flow run that is started again attaches to the runs that it has made. One that was lost starts none of them again;
+    one that a user starts again repeats those that have failed.
     """
     spell_anything()
+    folder = benchmark_folder(f"{Path(profile).stem}-{str(flow_run.id)[-8:]}")
     try:
-        found = run_benchmark(profile, overrides, fabrics, partial(_run_fabric, profile))
-        _show_benchmark(found)
+        with folder.owned():
+            end, sentence = _carry_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
+    except RunInUseError as error:
+        return leave_to_owner(error)
     except TorchyardError as error:
         get_log().error("%s", error)
-        return Failed(message=mask_text(strip_control_codes(str(error))))
+        end, sentence = "failed", str(error)
+    return final_state(end, mask_text(strip_control_codes(sentence)))
+
+
+def _carry_benchmark(folder: RunFolder, compare: Callable[[], tuple[End, str]]) -> tuple[End, str]:
+    """Take a benchmark from where its journal says that it is to its end; returns that end and its sentence."""
+    events = folder.events()
+    entry = choose_entry(events, lambda: has_person_request(str(flow_run.id)))
+    if entry == "echo":
+        return events[-1]["end"], str(events[-1].get("sentence", ""))
+    folder.note("start", run=str(flow_run.id), count=flow_run.run_count)
+    match entry:
+        case "give-up":
+            end, sentence = _give_up()
+        case "finish":
+            end, sentence = _end_cancelled(folder)
+        case _:
+            end, sentence = compare()
+    folder.note("end", end=end, by="flow", sentence=sentence)
+    return end, sentence
+
+
+def _give_up() -> tuple[End, str]:
+    return "gave-up", f"{MAX_LOSSES} processes of this benchmark were lost in a row at the same fabric"
+
+
+def _compare_fabrics(
+    folder: RunFolder, profile: str, fabrics: Sequence[str], overrides: Mapping[str, Any]
+) -> tuple[End, str]:
+    """Measure all fabrics and show the comparison; a user's cancel, however it is noticed, also ends their runs."""
+    try:
+        found = run_benchmark(profile, overrides, fabrics, partial(_run_fabric, folder, profile))
+        _show_benchmark(found, folder.name)
+    except BaseException as error:  # a signal is none of Exception's
+        if _is_cancelled():
+            return _end_cancelled(folder)
+        if isinstance(error, TorchyardError):
+            get_log().error("%s", error)
+            return "failed", str(error)
+        raise
     failure = find_failure(found)
-    return Failed(message=failure) if failure else Completed(message=_describe_end(found))
+    return ("failed", failure) if failure else ("succeeded", _describe_end(found))
 
 
-def _run_fabric(name: str, profile: Profile, overrides: dict[str, Any]) -> Report:
+def _is_cancelled() -> bool:
+    """Whether a user has cancelled this benchmark; a cancel that cannot be seen has not arrived yet."""
+    try:
+        return is_cancelled(str(flow_run.id))
+    except Exception as error:
+        get_log().warning("Prefect does not say whether this benchmark was cancelled: %s", error)
+        return False
+
+
+def _end_cancelled(folder: RunFolder) -> tuple[End, str]:
+    """Cancel the run that is being measured. If Prefect is away, the next search for lost runs does it."""
+    end, sentence = _CANCELLED
+    folder.note("ending", end=end, sentence=sentence)
+    try:
+        with open_bounded_client() as client:
+            for name in cancel_children(client, [UUID(str(flow_run.id))]):
+                get_log().warning("%s is cancelled with this benchmark", name)
+    except Exception as error:
+        get_log().warning("the run that is being measured is not cancelled yet: %s", error)
+    return end, sentence
+
+
+def _run_fabric(folder: RunFolder, name: str, profile: Profile, overrides: dict[str, Any]) -> Report:
     """The report of the run over one fabric, which another process carries from beginning to end."""
-    measure = measure_fabric.with_options(task_run_name=f"measure {profile.fabric or DEFAULT_FABRIC}")
-    child = measure(f"{_FLOW_NAME}/{profile.name}", {"profile": name, "overrides": overrides})
-    report = RunFolder.of(profile, child).report()
+    fabric = profile.fabric or DEFAULT_FABRIC
+    folder.note("step", name=fabric)
+    measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
+    child, end = measure(f"{_FLOW_NAME}/{profile.name}", {"profile": name, "overrides": overrides})
+    made = RunFolder.of(profile, child)
+    report = made.report()
     if report is None:
-        path = RunFolder.of(profile, child).path
-        raise BenchmarkError(
-            f"the run {path.name} has ended, and {path}/report.json does not exist: the worker of train and that of "
-            "benchmark must share TORCHYARD_RUNS"
-        )
+        shared = "on another machine than this? Then their workers must share TORCHYARD_RUNS"
+        raise NoReportError(made.name, f"{end}; there is no {made.path}/report.json: did it run {shared}")
     return report
 
 
 @make_task
-def measure_fabric(deployment: str, parameters: dict[str, Any]) -> str:
+def measure_fabric(deployment: str, parameters: dict[str, Any]) -> tuple[str, str]:
     """Start a run of the deployment, or find the one that this flow run has started, and wait for its end.
 
-    Returns its id. BenchmarkError if there is no such deployment.
+    Returns its id, and how it ended. BenchmarkError if there is no such deployment, or a user cancels the benchmark.
     """
     child = _start_child(deployment, parameters)
     get_log().info("%s: flow run %s", child.name, child.id)
-    try:
-        _wait_until_ended(child.id)
-    except BaseException:
-        _cancel_with_parent(child.id)
-        raise
-    return str(child.id)
+    return str(child.id), _wait_until_ended(child)
 
 
 def _start_child(deployment: str, parameters: dict[str, Any]) -> FlowRun:
-    """The run of a fabric: the first that has not failed, of as many as the benchmark has been started."""
+    """The run of a fabric: the first that has not failed, of one more than a user asked for this benchmark again."""
     key = f"{flow_run.id}/{parameters['overrides'].get('fabric', DEFAULT_FABRIC)}"
     child: Any = None
     try:
-        for start in range(flow_run.run_count):
+        for start in range(count_person_requests(str(flow_run.id)) + 1):
             child = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=f"{key}/{start}")
             if not _has_failed(child.state):
                 break
@@ -101,40 +167,35 @@ def _has_failed(state: State[Any] | None) -> bool:
     return state is not None and state.is_final() and not state.is_completed() and state.name != CRASHED
 
 
-def _wait_until_ended(child: UUID) -> None:
-    """Wait for the end of a flow run; while Prefect does not answer, it is waited for."""
+def _wait_until_ended(child: FlowRun) -> str:
+    """Wait for the end of a flow run, and say what it was; while Prefect does not answer, it is waited for.
+
+    BenchmarkError if a user cancels the benchmark meanwhile: without a worker no signal says so.
+    """
     is_silent = False
     while True:
         try:
             with open_bounded_client() as client:
-                state = client.read_flow_run(child).state
+                state = client.read_flow_run(child.id).state
+            cancelled = is_cancelled(str(flow_run.id))
         except ObjectNotFound as error:
-            raise BenchmarkError(f"flow run {child} was deleted") from error
+            raise NoReportError(child.name, f"flow run {child.id} was deleted") from error
         except Exception as error:
             if not is_silent:
-                get_log().warning("Prefect does not say how flow run %s is, and is asked again: %s", child, error)
+                get_log().warning("Prefect does not say how flow run %s is, and is asked again: %s", child.id, error)
             is_silent = True
         else:
             is_silent = False
             if state and (state.is_completed() or _has_failed(state)):
-                return
+                return f"{state.name}: {state.message}" if state.message else str(state.name)
+            if cancelled:
+                raise BenchmarkError("the benchmark was cancelled")
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _cancel_with_parent(child: UUID) -> None:
-    """Cancel the run of a fabric if a user has cancelled the benchmark; a lost benchmark leaves its runs alone."""
-    try:
-        with open_bounded_client() as client:
-            mine = client.read_flow_run(UUID(str(flow_run.id))).state
-            if mine and (mine.is_cancelling() or mine.is_cancelled()):
-                client.set_flow_run_state(child, Cancelling(message="its benchmark was cancelled"))
-    except Exception as error:
-        get_log().warning("flow run %s was not cancelled: %s", child, error)
-
-
-def _show_benchmark(found: Benchmark) -> None:
+def _show_benchmark(found: Benchmark, name: str) -> None:
     """Show the comparison in the log, on disk and as an artifact; an unreachable Prefect costs the page only."""
-    folder = save_benchmark(found, f"{found.profile}-{str(flow_run.id)[-8:]}")
+    folder = save_benchmark(found, name)
     get_log().info("\n%s\n  %s", render_benchmark_text(found), folder)
     try:
         create_markdown_artifact(
@@ -148,5 +209,7 @@ def _show_benchmark(found: Benchmark) -> None:
 
 def _describe_end(found: Benchmark) -> str:
     """The largest bandwidth over each fabric, in a sentence."""
-    best = {curve.fabric: max((point.busbw for point in curve.points), default=0.0) for curve in found.curves}
-    return ", ".join(f"{name}: {busbw:.4g} GB/s" for name, busbw in best.items())
+    best = {curve.fabric: max((point.busbw for point in curve.points), default=None) for curve in found.curves}
+    return ", ".join(
+        f"{name}: " + (f"{busbw:.4g} GB/s" if busbw is not None else "none") for name, busbw in best.items()
+    )

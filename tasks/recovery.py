@@ -5,7 +5,7 @@ Nothing here acts on an event, which Prefect may deliver 15 minutes late: each c
 
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID
@@ -28,7 +28,7 @@ from prefect.states import Scheduled
 
 from torchyard.common.log import get_log
 from torchyard.model.errors import TorchyardError
-from torchyard.run.folder import RunFolder, list_run_folders
+from torchyard.run.folder import RunFolder, list_benchmark_folders, list_run_folders
 from torchyard.run.resume import (
     CRASHED,
     LOST_MESSAGE,
@@ -41,6 +41,7 @@ from torchyard.run.resume import (
 from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 
+from .flow_run.children import cancel_children
 from .flow_run.states import (
     final_state,
     has_person_request,
@@ -56,7 +57,8 @@ _WORKER_REPORT_TIMEOUT_S = 5.0
 _SECOND_REPORT_DELAY_S = 1.5
 _POLL_INTERVAL_S = 2.0  # seconds between two checks of a watchdog
 _WATCH_TIMEOUT_S = 125.0  # how long a watchdog follows a run that is being resumed, while Prefect answers
-_FLOW_NAME, _POOL_NAME = "train", "torchyard"
+_BENCHMARK_FLOW_NAME, _POOL_NAME = "benchmark", "torchyard"
+_FLOW_NAMES = ("train", _BENCHMARK_FLOW_NAME)
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 
 
@@ -76,25 +78,28 @@ def recover_lost_runs(leased: bool = False) -> RecoveryResult:
     `leased`: of this machine's runs, only those whose lease has not ended.
     """
     back, faults = list[str](), list[str]()
-    here = dict(_list_local_runs(faults))
+    benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))  # they have no lease: nothing is removed
+    here = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
     try:
         with open_bounded_client() as client:
             for run_id in dict.fromkeys(
                 (*_list_unended_runs(client), *(each for each in here if is_lost(here[each].events())))
             ):
                 try:
-                    if name := _recover_run(client, run_id, here.get(run_id), leased):
+                    leased_only = leased and run_id not in benchmarks
+                    if name := _recover_run(client, run_id, here.get(run_id), leased_only):
                         back.append(name)
                 except TorchyardError as error:
                     faults.append(str(error))
+            _cancel_left_children(client)
     except Exception as error:
         faults.append(f"Prefect cannot be asked for lost runs: {error}")
     return RecoveryResult(tuple(back), tuple(faults))
 
 
-def _list_local_runs(faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
+def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
     """The runs of this machine with the ids of their flow runs; one that cannot be read is added to `faults`."""
-    for folder in list_run_folders():
+    for folder in folders:
         try:
             if run_id := folder.last("start").get("run"):
                 yield str(run_id), folder
@@ -115,15 +120,25 @@ def _list_unended_runs(client: SyncPrefectClient) -> list[str]:
     ]
 
 
-def _find_flow_runs(client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0) -> list[FlowRun]:
+def _find_flow_runs(
+    client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0, names: Sequence[str] = _FLOW_NAMES
+) -> list[FlowRun]:
     return client.read_flow_runs(
-        flow_filter=FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])),
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
         flow_run_filter=FlowRunFilter(state=state),
         work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[_POOL_NAME])),
         sort=FlowRunSort.START_TIME_DESC,
         limit=_RUNS_PER_PAGE,
         offset=offset,
     )
+
+
+def _cancel_left_children(client: SyncPrefectClient) -> None:
+    """Cancel what a cancelled benchmark has started: its process may have been killed before it did so."""
+    over = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
+    found = _find_flow_runs(client, over, names=[_BENCHMARK_FLOW_NAME])
+    if recent := [run.id for run in found if read_reported_state(run.state).age_s < MAX_LOSS_AGE_S]:
+        cancel_children(client, recent)
 
 
 def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, leased: bool = False) -> str:

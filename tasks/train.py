@@ -51,7 +51,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, dry_run
             return Completed(message=preview_run(chosen, run_id, reporter, STEPS))
         return final_state(*Runner(chosen, run_id, reporter, STEPS).run())
     except RunInUseError as error:
-        return _leave_to_owner(error)
+        return leave_to_owner(error)
     except LeftError as error:  # its watchdog has the run resumed
         return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
@@ -59,7 +59,7 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, dry_run
         return Failed(message=mask_text(strip_control_codes(str(error))))
 
 
-def _leave_to_owner(error: RunInUseError) -> State[Any]:
+def leave_to_owner(error: RunInUseError) -> State[Any]:
     """End this process without touching the run: its owner will report how it ended."""
     get_log().warning("%s", error)
     logging.shutdown()

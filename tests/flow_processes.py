@@ -3,12 +3,22 @@
 import os
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import copy_context
 from pathlib import Path
 from typing import Any
 
 from prefect import get_client
+from prefect.client.schemas.filters import (
+    DeploymentFilter,
+    DeploymentFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+)
 from prefect.client.schemas.objects import State, StateType
 from prefect.settings import PREFECT_API_URL
 
@@ -76,6 +86,33 @@ class Carried:
         mark = f"TORCHYARD_JOB={self.folder.name}/1/".encode()
         pids = [pid for pid in os.listdir("/proc") if pid.isdigit()]
         return [pid for pid in pids if any(_has_variable(pid, mark + node) for node in (b"node-0", b"node-1"))]
+
+
+@contextmanager
+def serving_runs(deployment: str) -> Iterator[list[str]]:
+    """Start a process for each scheduled run of a deployment, as a worker does; yields the ids of the runs."""
+    started, over = list[str](), threading.Event()
+    mine = DeploymentFilter(name=DeploymentFilterName(any_=[deployment]))
+    states = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled"])))
+
+    def serve() -> None:
+        environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+        while not over.is_set():
+            with get_client(sync_client=True) as client:
+                runs = client.read_flow_runs(deployment_filter=mine, flow_run_filter=states)
+            for run in runs:
+                if str(run.id) not in started:
+                    started.append(str(run.id))
+                    subprocess.run([sys.executable, "-c", CARRY, str(run.id)], env=environment, cwd=ROOT, check=False)
+            time.sleep(0.2)
+
+    thread = threading.Thread(target=copy_context().run, args=(serve,))
+    thread.start()
+    try:
+        yield started
+    finally:
+        over.set()
+        thread.join()
 
 
 def until(found: Callable[[], Any], seconds: float = 120) -> Any:

@@ -1,7 +1,8 @@
 """Histories of nights that nobody has run: random values, and their records."""
 
+import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 from torchyard.model.trend import Trend
 from torchyard.trend.records import History, HistoryKey, Record
@@ -11,17 +12,20 @@ TREND = Trend(value="busbw", on_regression="fail")
 _NIGHT_S = 86_400
 
 
-def noisy_nights(seed: int, noise: float, count: int = 20) -> list[float]:
-    """Values around 200 with normal noise, as a share of them."""
-    drawn = random.Random(seed)
-    return [200 * (1 + drawn.gauss(0, noise)) for _ in range(count)]
+# Noise of standard deviation 1 around 0, most of it with more far values than normal noise has.
+NOISES: dict[str, Callable[[random.Random], float]] = {
+    "normal": lambda drawn: drawn.gauss(0, 1),
+    "t3": lambda drawn: drawn.gauss(0, 1) / sum(drawn.gauss(0, 1) ** 2 for _ in range(3)) ** 0.5,
+    "laplace": lambda drawn: drawn.choice((-1, 1)) * drawn.expovariate(2**0.5),
+    "lognormal": lambda drawn: (math.exp(1 / 32) - drawn.lognormvariate(0, 1 / 4)) / 0.2623,  # its long tail is low
+    "outliers": lambda drawn: drawn.gauss(0, 3 if drawn.random() < 0.05 else 1) / 1.4**0.5,
+}
 
 
-def heavy_nights(seed: int, noise: float, count: int = 20) -> list[float]:
-    """The same with the heavy tails of Student's t with 3 degrees of freedom; `noise` is its standard deviation."""
+def noisy_nights(seed: int, noise: float, count: int = 20, kind: str = "normal") -> list[float]:
+    """Values around 200; `noise` is their standard deviation, as a share of 200."""
     drawn = random.Random(seed)
-    scale = [(sum(drawn.gauss(0, 1) ** 2 for _ in range(3)) / 3) ** 0.5 for _ in range(count)]
-    return [200 * (1 + noise * drawn.gauss(0, 1) / each / 3**0.5) for each in scale]
+    return [200 * (1 + noise * NOISES[kind](drawn)) for _ in range(count)]
 
 
 def recorded(values: Sequence[float], end: str = "succeeded", trend: Trend | None = TREND) -> list[Record]:

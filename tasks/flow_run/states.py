@@ -15,7 +15,7 @@ from prefect.states import Scheduled
 from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log import get_log
-from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, is_requested_again
+from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
 
 CALL_TIMEOUT_S = 5.0  # of one call to Prefect
 _REPORT_TIMEOUT_S = 30.0  # how long the report of an end is retried while Prefect is unreachable
@@ -66,13 +66,21 @@ def read_reported_state(state: State[Any] | None) -> ReportedState:
 def has_person_request(run_id: str) -> bool:
     """Whether a user asked for a run again since it ended; False if Prefect does not answer."""
     try:
-        with open_bounded_client() as client:
-            return is_requested_again(
-                [read_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))]
-            )
+        return is_requested_again(_read_states(run_id))
     except Exception as error:
         get_log().warning("Prefect does not say whether a user asked for this run again: %s", error)
         return False
+
+
+def count_person_requests(run_id: str) -> int:
+    """How often a user asked for a run again; Prefect's own error if it does not answer."""
+    return count_requests(_read_states(run_id))
+
+
+def _read_states(run_id: str) -> list[ReportedState]:
+    """All states of a run, the oldest first."""
+    with open_bounded_client() as client:
+        return [read_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))]
 
 
 def report_state(run_id: str, state: State[Any], count: int | None = None) -> None:

@@ -1,31 +1,19 @@
 """A benchmark in Prefect: a run of `train` for each fabric, in a process of its own, and one page."""
 
 import os
-import subprocess
-import sys
-import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from prefect import get_client
-from prefect.client.schemas.filters import (
-    DeploymentFilter,
-    DeploymentFilterName,
-    FlowRunFilter,
-    FlowRunFilterState,
-    FlowRunFilterStateName,
-)
 from prefect.flow_engine import run_flow
-from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
 from flows.benchmark import benchmark
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import CARRY
+from tests.flow_processes import serving_runs
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import runs_folder
 
@@ -60,26 +48,8 @@ def profile(write: Write, tmp_path: Path) -> Path:
 @pytest.fixture
 def worker(profile: Path) -> Iterator[list[str]]:
     """Starts a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
-    started, over = list[str](), threading.Event()
-    mine = DeploymentFilter(name=DeploymentFilterName(any_=[profile.stem]))
-    states = FlowRunFilter(state=FlowRunFilterState(name=FlowRunFilterStateName(any_=["Scheduled"])))
-
-    def serve() -> None:
-        environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
-        while not over.is_set():
-            with get_client(sync_client=True) as client:
-                runs = client.read_flow_runs(deployment_filter=mine, flow_run_filter=states)
-            for run in runs:
-                if str(run.id) not in started:
-                    started.append(str(run.id))
-                    subprocess.run([sys.executable, "-c", CARRY, str(run.id)], env=environment, cwd=ROOT, check=False)
-            time.sleep(0.2)
-
-    thread = threading.Thread(target=serve)
-    thread.start()
-    yield started
-    over.set()
-    thread.join()
+    with serving_runs(profile.stem) as started:
+        yield started
 
 
 def test_fabrics_are_measured_one_after_the_other(profile: Path, worker: list[str]) -> None:
@@ -104,8 +74,8 @@ def test_benchmark_that_is_started_again_repeats_only_what_failed(
     (tmp_path / "broken").touch()
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(benchmark, parameters={"profile": str(profile), "fabrics": ["fast", "slow"]})
-        ends = list[str]()
-        for count in (1, 3, 3):
+        ends, said = list[str](), list[str]()
+        for count in (2, 4, 4):
             if client.read_flow_run(run.id).run_count:
                 client.set_flow_run_state(run.id, Scheduled(), force=True)
             state: Any = run_flow(
@@ -113,5 +83,8 @@ def test_benchmark_that_is_started_again_repeats_only_what_failed(
             )
             ends.append(state.name)
             assert len(worker) == count, state.message
+            said.append(state.message)
             (tmp_path / "broken").unlink(missing_ok=True)
+    assert said[0].startswith("fast: the run failed: ")
+    assert "; slow: the run failed: " in said[0]
     assert ends == ["Failed", "Completed", "Completed"]

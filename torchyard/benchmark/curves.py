@@ -40,6 +40,20 @@ def read_curve(profile: Profile, report: Report) -> Curve:
     )
 
 
+def build_empty_curve(profile: Profile, run: str, sentence: str) -> Curve:
+    """The curve of a run that has left no report."""
+    expect = profile.network.expect if profile.network else None
+    return Curve(
+        fabric=profile.fabric or DEFAULT_FABRIC,
+        run=run,
+        end="failed",
+        sentence=sentence,
+        ranks=profile.world_size,
+        nodes=profile.nodes.max,
+        verdict=judge_fabric(FabricReading(), expect, profile.nodes.max),
+    )
+
+
 def _read_ranks(summary: Row) -> int:
     """The number of ranks that the program itself counted; 0 if it did not say."""
     told = summary.get("world_size", summary.get("ranks"))

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchyard.benchmark.curves import STATISTICS, read_curve
+from torchyard.benchmark.curves import STATISTICS, build_empty_curve, read_curve
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.table import render_benchmark_text
 from torchyard.common.log import get_log
@@ -14,10 +14,10 @@ from torchyard.common.private_files import make_private_folder, write_private_te
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.benchmark import Benchmark, Curve
-from torchyard.model.errors import ProfileError
+from torchyard.model.errors import NoReportError, ProfileError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report, Run
-from torchyard.run.folder import runs_folder
+from torchyard.run.folder import benchmark_folder
 
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 _TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
@@ -26,8 +26,9 @@ RunOne = Callable[[Profile, dict[str, Any]], Report]  # with the overrides that 
 
 
 def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_one: RunOne) -> Benchmark:
-    """Run the profile over each fabric, by `run_one`, until a run does not succeed.
+    """Run the profile over each fabric, by `run_one`; a run that fails does not keep the others from running.
 
+    After a run that was cancelled none is started.
     Without fabrics: the profile's own, then the shape's TCP. ProfileError, before anything runs, if one does not fit.
     """
     profile = load_profile(name, overrides)
@@ -36,10 +37,9 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_o
         _check_leg(load_profile(name, leg))
     curves: list[Curve] = []
     for leg in legs:
-        pinned = _pin_nodes(name, leg, curves[0].machines if curves else ())
-        chosen = load_profile(name, pinned)
-        curves.append(read_curve(chosen, run_one(chosen, pinned)))
-        if curves[-1].end != "succeeded":
+        pinned = _pin_nodes(name, leg, next((curve.machines for curve in curves if curve.points), ()))
+        curves.append(_measure_curve(load_profile(name, pinned), pinned, run_one))
+        if curves[-1].end == "cancelled":
             break
     return Benchmark(
         profile=profile.name,
@@ -48,6 +48,14 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_o
         statistic=STATISTICS[profile.metrics],
         curves=tuple(curves),
     )
+
+
+def _measure_curve(profile: Profile, overrides: dict[str, Any], run_one: RunOne) -> Curve:
+    """The curve over one fabric; without points if its run has left no report."""
+    try:
+        return read_curve(profile, run_one(profile, overrides))
+    except NoReportError as error:
+        return build_empty_curve(profile, error.run, error.why)
 
 
 def _choose_fabrics(profile: Profile, asked: Sequence[str]) -> list[str | None]:
@@ -84,18 +92,21 @@ def _pin_nodes(name: str, leg: dict[str, Any], machines: Sequence[str]) -> dict[
 
 
 def find_failure(benchmark: Benchmark) -> str:
-    """Why the benchmark has no comparison; empty if every run succeeded and printed bandwidths."""
-    for curve in benchmark.curves:
-        if curve.end != "succeeded":
-            return f"{curve.fabric}: the run {curve.end}: {curve.sentence}"
-        if not curve.points:
-            return f"{curve.fabric}: the run printed no bandwidth: see `metrics` in the profile and {curve.folder}"
+    """Which fabrics have no bandwidth, or an unusual one, and why; empty if every run succeeded and printed them."""
+    return "; ".join(filter(None, map(_find_curve_failure, benchmark.curves)))
+
+
+def _find_curve_failure(curve: Curve) -> str:
+    if curve.end != "succeeded":
+        return f"{curve.fabric}: the run {curve.end}: {curve.sentence}"
+    if not curve.points:
+        return f"{curve.fabric}: the run printed no bandwidth: see `metrics` in the profile and {curve.folder}"
     return ""
 
 
 def save_benchmark(benchmark: Benchmark, name: str) -> Path:
     """Write the comparison to a folder of its own beside the runs: benchmark.json, table.txt and plot.svg."""
-    folder = runs_folder() / "benchmarks" / name
+    folder = benchmark_folder(name).path
     make_private_folder(folder)
     write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
     write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")

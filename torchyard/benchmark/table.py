@@ -118,11 +118,12 @@ def _find_impossible_points(benchmark: Benchmark) -> Iterator[str]:
 
 
 def describe_benchmark(benchmark: Benchmark) -> str:
-    """One line: what was measured, where, and which statistic the numbers are."""
+    """One line: what was measured, on what, and which statistic the numbers are."""
     first = benchmark.curves[0]
     where = f"{first.nodes} node{'s' if first.nodes > 1 else ''}, {first.ranks} ranks"
     line = f"; a node's line rate is {benchmark.line_rate:g} GB/s" if benchmark.line_rate else ""
-    return f"{benchmark.profile} on {where}: GB/s of 10^9 bytes, {benchmark.statistic}{line}"
+    shape = f"; the hardware: {benchmark.hardware}" if benchmark.hardware else ""
+    return f"{benchmark.profile} on {where}: GB/s of 10^9 bytes, {benchmark.statistic}{line}{shape}"
 
 
 def render_benchmark_text(benchmark: Benchmark) -> str:

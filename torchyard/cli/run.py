@@ -12,7 +12,7 @@ from pydantic import ValidationError
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.model.errors import BenchmarkError, LeftError, ProfileError
+from torchyard.model.errors import LeftError, NoReportError, ProfileError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder, runs_folder
@@ -47,7 +47,7 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
         _carry_run(runner)
         report = runner.folder.report()
         if report is None:
-            raise BenchmarkError(f"the run {runner.folder.name} has no report: see {runner.folder.path}")
+            raise NoReportError(runner.folder.name, f"see {runner.folder.path}")
         return report
 
     _log_to_terminal()
@@ -55,7 +55,8 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
     folder = sequence.save_benchmark(found, f"{found.profile}-{found.curves[0].run.rpartition('-')[2]}")
     print(table.render_benchmark_text(found))
     print(f"  {folder}")
-    failure = sequence.find_failure(found)
+    if failure := sequence.find_failure(found):
+        print(failure, file=sys.stderr)
     return 1 if failure else 0
 
 

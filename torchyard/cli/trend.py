@@ -19,7 +19,11 @@ def show_histories() -> int:
     if not found:
         print(f"there is no history in {history_folder(runs_folder())}: the first run begins one")
     rows = [
-        (path.stem, f"{len(each.records)} runs", describe_key(each.records[-1].key))
+        (
+            path.stem,
+            f"{len(each.records)} run{'s' if len(each.records) > 1 else ''}",
+            describe_key(each.records[-1].key),
+        )
         for path, each in found
         if each.records
     ]

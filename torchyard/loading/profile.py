@@ -16,9 +16,11 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
 
+_NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
+
 
 class NamedFileError(Exception):
-    """A key of the profile names a file that does not exist, or does not name a file at all."""
+    """A key of the profile names a file that does not exist or no file at all, or would name the profile itself."""
 
     def __init__(self, key: str, said: str) -> None:
         super().__init__(key, said)
@@ -53,6 +55,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     document, root = read_document(path, name)
     raw = merge_overrides(document, overrides or {})
     try:
+        _refuse_name(raw, name)
         raw = _apply_values(raw, path)
         profile = Profile.model_validate({**raw, **_load_named_files(raw, path), "name": name})
         launcher = registry.load_launcher(profile.launcher)
@@ -71,6 +74,12 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     if profile.program and launcher.PROGRAM_IS_A_FILE:
         return profile.model_copy(update={"program": str(_locate_program(profile.program, path.parent))})
     return profile
+
+
+def _refuse_name(raw: Mapping[str, Any], stem: str) -> None:
+    """NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
+    if "name" in raw:
+        raise NamedFileError("name", _NAME_REFUSAL.format(stem))
 
 
 def _find_profile(name: str) -> Path:
@@ -155,6 +164,9 @@ def _load_hardware(name: str) -> Hardware:
     if path is None:
         raise NamedFileError("hardware", f"there is no {shorten_value(name)}; {suggest_name(name, _list_hardware())}")
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
+    if "name" in document:
+        where = format_location(path, root, ("name",), {})
+        raise ProfileError(f"hardware/{name}", (f"{where}name: {_NAME_REFUSAL.format(path.stem)}",))
     try:
         return Hardware.model_validate({**document, "name": name})
     except ValidationError as error:

@@ -11,6 +11,7 @@ TorchyardError
     LeftError          this process cannot go on, and leaves the job alone
     RunInUseError      another process owns this run
     BenchmarkError     the runs of a benchmark cannot be compared
+      NoReportError      the run over one fabric has left no report
 
 They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
 """
@@ -125,3 +126,14 @@ class RunInUseError(TorchyardError):
 
 class BenchmarkError(TorchyardError):
     """The runs of a benchmark cannot be started or compared."""
+
+
+class NoReportError(BenchmarkError):
+    """The run over one fabric has left no report; those over the others may have."""
+
+    def __init__(self, run: str, why: str) -> None:
+        super().__init__(run, why)
+        self.run, self.why = run, why
+
+    def __str__(self) -> str:
+        return f"the run {self.run} has no report: {self.why}"

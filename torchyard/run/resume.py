@@ -75,12 +75,16 @@ def is_requested_again(states: Sequence[ReportedState]) -> bool:
     Recovery, workers and workers' deaths schedule runs too: what counts is who did so first after an end.
     """
     ends = [at for at, state in enumerate(states) if state.kind in _FINAL_STATE_TYPES and state.name != CRASHED]
-    since = states[ends[-1] :] if ends else states
-    return any(
+    return count_requests(states[ends[-1] :] if ends else states) > 0
+
+
+def count_requests(states: Sequence[ReportedState]) -> int:
+    """How often a user asked for a run again. `states`: all its states, the oldest first."""
+    return sum(
         before.kind in _FINAL_STATE_TYPES
         and state.kind == "SCHEDULED"
         and state.message not in (LOST_MESSAGE, NEVER_BEGAN_MESSAGE)
-        for before, state in pairwise(since)
+        for before, state in pairwise(states)
     )
 
 

@@ -88,7 +88,8 @@ def _describe_night(name: str, night: Night, earlier: int) -> str:
     """`busbw is 182.3, 12.1 % below 207.4, the median of the last 23 runs; 199.1 to 215.7 would be usual`."""
     said = f"{name} is {format_number(night.value)}"
     if night.band is None:
-        return f"{said}; {earlier} earlier runs have this number, and a comparison needs {MIN_NIGHTS}"
+        runs = "1 earlier run has" if earlier == 1 else f"{earlier} earlier runs have"
+        return f"{said}; {runs} this number, and a comparison needs {MIN_NIGHTS}"
     change = night.value - night.band.middle
     share = f"{abs(change / night.band.middle):.1%} ".replace("%", " %") if night.band.middle else ""
     side = "above" if change > 0 else "below"

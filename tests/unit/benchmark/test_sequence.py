@@ -10,7 +10,8 @@ from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, played, 
 from tests.conftest import Write
 from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
 from torchyard.benchmark.table import list_notes
-from torchyard.model.errors import ProfileError
+from torchyard.model.errors import NoReportError, ProfileError
+from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 
 
@@ -54,11 +55,42 @@ def test_mistake_is_told_before_anything_runs(name: str, fabrics: list[str], sai
         run_benchmark(name, {}, fabrics, played({}))
 
 
-def test_failed_run_ends_the_benchmark() -> None:
-    """After a run that failed no other one is started, and the sentence names fabric and cause."""
+def test_failed_run_keeps_no_other_from_running() -> None:
+    """After a run that failed the others are measured; the sentence names the fabric that failed, and why."""
     failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
-    found = run_benchmark(RUNAI, {}, [], played({"roce": failed}))
-    assert (len(found.curves), find_failure(found)) == (1, "roce: the run failed: no room")
+    found = run_benchmark(RUNAI, {}, [], played({"roce": failed, "tcp": bandwidth_report(rows(1.0))}))
+    assert [len(curve.points) for curve in found.curves] == [0, 1]
+    assert find_failure(found) == "roce: the run failed: no room"
+
+
+def test_every_failure_is_told() -> None:
+    """If two runs fail, the sentence has both."""
+    reports: dict[str | None, Report] = {
+        name: bandwidth_report([]).model_copy(update={"end": "failed", "sentence": said})
+        for name, said in (("roce", "no room"), ("tcp", "no image"))
+    }
+    found = run_benchmark(RUNAI, {}, [], played(reports))
+    assert find_failure(found) == "roce: the run failed: no room; tcp: the run failed: no image"
+
+
+def test_run_without_a_report_is_told() -> None:
+    """A run that left no report is a failed one, and the next fabric is measured."""
+
+    def run_one(profile: Profile, _: dict[str, Any]) -> Report:
+        if profile.fabric == "roce":
+            raise NoReportError("x-1", "its disk was full")
+        return bandwidth_report(rows(1.0))
+
+    found = run_benchmark(RUNAI, {}, [], run_one)
+    assert (found.curves[0].run, find_failure(found)) == ("x-1", "roce: the run failed: its disk was full")
+    assert len(found.curves[1].points) == 1
+
+
+def test_cancelled_run_is_the_last() -> None:
+    """After a run that was cancelled no other one is started."""
+    cancelled = bandwidth_report([]).model_copy(update={"end": "cancelled", "sentence": "Ctrl-C"})
+    found = run_benchmark(RUNAI, {}, [], played({"roce": cancelled}))
+    assert (len(found.curves), find_failure(found)) == (1, "roce: the run cancelled: Ctrl-C")
 
 
 def test_run_without_bandwidth_is_told() -> None:

@@ -5,7 +5,13 @@ import pytest
 from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, played, rows
 from tests.conftest import Write
 from torchyard.benchmark.sequence import run_benchmark
-from torchyard.benchmark.table import build_tables, format_size, list_notes, render_benchmark_page
+from torchyard.benchmark.table import (
+    build_tables,
+    format_size,
+    list_notes,
+    render_benchmark_page,
+    render_benchmark_text,
+)
 
 
 def test_table_of_the_guide() -> None:
@@ -15,6 +21,11 @@ def test_table_of_the_guide() -> None:
     assert cells[0] == ["size", "roce algbw", "roce busbw", "tcp algbw", "tcp busbw", "roce / tcp"]
     assert cells[1] == ["4 GB", "4.91", "9.52", "1.94", "3.77", "2.53"]
     assert not any("counts differently" in note for note in list_notes(compared))
+
+
+def test_hardware_is_told() -> None:
+    """The line above the table names the shape of node that the numbers are of."""
+    assert "; the hardware: EPFL RCP, nodes of 8 GPUs" in render_benchmark_text(compared_fabrics()).splitlines()[0]
 
 
 def test_other_factor_is_told() -> None:

@@ -25,6 +25,13 @@ def test_histories_are_listed(kept: Path, capsys: pytest.CaptureFixture[str]) ->
     assert capsys.readouterr().out.split("  ") == [kept.stem, "20 runs", "nodes x processes: 2x1\n"]
 
 
+def test_history_of_one_run_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    """A history that has just begun has 1 run, not 1 runs."""
+    keep_record(history_path(runs_folder(), KEY), recorded([1.0])[0])
+    assert main(["trend"]) == 0
+    assert capsys.readouterr().out.split("  ")[1] == "1 run"
+
+
 def test_no_history_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     """Before the first run there is no history, which is no error."""
     assert main(["trend"]) == 0

@@ -136,6 +136,17 @@ def test_hardware_that_is_no_yaml_is_told(write: Write, shape: Path) -> None:
     assert f"profile hardware/lab/four: {shape}:2: did not find" in refused(write(hardware="lab/four"))
 
 
+def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
+    """The file's name counts: a key `name` in a profile, an override or a hardware file is refused, not ignored."""
+    allowed = "name: the name comes from the file's, {}.yaml: remove this key, or rename the file"
+    path = write()
+    path.write_text(path.read_text() + "name: other\n")
+    assert f"{path}:4: {allowed.format('sample')}" in refused(path)
+    assert f"override: {allowed.format('sample')}" in refused(write(), {"name": "other"})
+    shape.write_text("name: other\n" + SHAPE)
+    assert f"{shape}:1: {allowed.format('four')}" in refused(write(hardware="lab/four", fabric="tcp"))
+
+
 # --- manifests
 
 

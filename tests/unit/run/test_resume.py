@@ -12,6 +12,7 @@ from torchyard.run.resume import (
     ReportedState,
     choose_entry,
     choose_recovery,
+    count_requests,
     find_submission_time,
     has_possible_job,
     is_requested_again,
@@ -105,6 +106,12 @@ LATE = ReportedState("SCHEDULED", "Late")
 def test_person_is_told_from_a_comeback(since: list[ReportedState], asked: bool) -> None:
     """A person asked for the run if the UI or the CLI, not a worker or torchyard, set the first state after its end."""
     assert is_requested_again([*FIRST, *since, *FIRST[1:]]) is asked
+
+
+def test_each_request_of_a_person_counts() -> None:
+    """Two retries by users are two, and the comebacks between them are none."""
+    assert count_requests([*FIRST, FAILED, UI, *FIRST[1:], CRASHED, OURS, *FIRST[1:], FAILED, CLI]) == 2
+    assert count_requests([*FIRST, CRASHED, OURS, *FIRST[1:]]) == 0
 
 
 RUNNING, PENDING = FIRST[2], FIRST[1]

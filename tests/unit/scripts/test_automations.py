@@ -30,6 +30,19 @@ def test_no_automation_schedules_a_run() -> None:
     assert [each.actions for each in checking] == [[RunDeployment(deployment_id=LOOKS)]] * 2
 
 
+def test_lost_benchmarks_are_noticed_too() -> None:
+    """Each automation watches the runs of both flows that come back."""
+    automations_of_runs = (
+        automations._heartbeat_automation(),
+        automations._crashed_automation(LOOKS),
+        automations._pending_automation(LOOKS),
+    )
+    for each in automations_of_runs:
+        assert isinstance(each.trigger, EventTrigger)
+        assert isinstance(each.trigger.match_related, list)
+        assert each.trigger.match_related[0]["prefect.resource.name"] == ["train", "benchmark"]
+
+
 def test_four_missed_heartbeats_are_a_lost_run() -> None:
     """The automation waits for four heartbeats as prefect.toml sets them: one may be late on a busy machine."""
     beat = tomllib.loads((ROOT / "prefect.toml").read_text())["flows"]["heartbeat_frequency"]

@@ -1,7 +1,63 @@
 """The Prefect tasks of a benchmark; whole ones are played in tests/local/test_benchmark.py."""
 
-from tasks.benchmark import _describe_end, measure_fabric
+import pytest
+
+from tasks.benchmark import _carry_benchmark, _describe_end, measure_fabric
 from tests.benchmarks import compared_fabrics
+from tests.conftest import RUN_ID
+from tests.fake_prefect import STATE, FakePrefect
+from torchyard.model.run import End
+from torchyard.run.folder import RunFolder, benchmark_folder
+
+
+@pytest.fixture
+def folder(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> RunFolder:
+    """The folder of the benchmark that this process is."""
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "1")
+    found = benchmark_folder("sample-a1b2c3d4")
+    found.path.mkdir(parents=True)
+    return found
+
+
+def compare() -> tuple[End, str]:
+    """Stands for the measurements."""
+    return "failed", "roce: no room"
+
+
+def refuse() -> tuple[End, str]:
+    """Stands for measurements that must not be started."""
+    raise AssertionError("it is measured")
+
+
+def test_ended_benchmark_only_reports_its_end(folder: RunFolder) -> None:
+    """A benchmark that is started late, after its end, measures nothing and reports the same end."""
+    first = _carry_benchmark(folder, compare)
+    assert (first, _carry_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
+
+
+def test_user_who_asks_again_gets_new_measurements(folder: RunFolder, fake_prefect: FakePrefect) -> None:
+    """A failed benchmark that a user starts again is measured again."""
+    _carry_benchmark(folder, compare)
+    states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
+    fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
+    assert _carry_benchmark(folder, lambda: ("succeeded", "better")) == ("succeeded", "better")
+
+
+def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -> None:
+    """After three processes that died at the same fabric no fourth measures it."""
+    for _ in range(3):
+        folder.note("start", run=RUN_ID)
+        folder.note("step", name="roce")
+    assert _carry_benchmark(folder, refuse)[0] == "gave-up"
+
+
+def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:
+    """A process that finds the cancel of the one before in the journal finishes it."""
+    folder.note("start", run=RUN_ID)
+    folder.note("ending", end="cancelled")
+    assert _carry_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
+    assert folder.last("end")["end"] == "cancelled"
 
 
 def test_task_measures_one_fabric() -> None:

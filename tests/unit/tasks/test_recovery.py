@@ -10,7 +10,7 @@ from scripts.server import _find_free_port
 from tasks.recovery import main, recover_lost_runs
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
-from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 
 
 @pytest.fixture
@@ -49,6 +49,28 @@ def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: floa
     """A sweep resumes only runs whose lease has not ended: the others it removes."""
     lost.renew(lease)
     assert recover_lost_runs(leased=True).back == (("a-run",) if resumed else ())
+
+
+@pytest.mark.parametrize("leased", [True, False])
+def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, leased: bool) -> None:
+    """A benchmark whose process died here comes back, also by the sweep: it has no lease, as nothing of it runs on."""
+    fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
+    folder = benchmark_folder("sample-a1b2c3d4")
+    with folder.owned():
+        folder.note("start", run=RUN_ID, count=1)
+        assert recover_lost_runs(leased).back == ()
+    assert recover_lost_runs(leased).back == ("a-run",)
+    assert fake_prefect.set_to == ["Crashed", "Scheduled"]
+
+
+def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
+    """A benchmark whose process died while it was being cancelled is ended as cancelled, and not started again."""
+    fake_prefect.run, fake_prefect.state = {"deployment_id": RUN_ID, "run_count": 1}, "CANCELLING"
+    folder = benchmark_folder("sample-a1b2c3d4")
+    folder.path.mkdir(parents=True)
+    folder.note("start", run=RUN_ID, count=1)
+    assert recover_lost_runs().back == ()
+    assert (folder.last("end")["end"], fake_prefect.set_to) == ("cancelled", ["Cancelled"])
 
 
 def test_prefect_that_cannot_be_asked_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:

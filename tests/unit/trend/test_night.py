@@ -24,7 +24,7 @@ def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
     """The sentence has the value, the median, by how much it is lower, and what would be usual."""
     assert compared(tmp_path, *recorded([*STEADY, 150.0])) == TrendVerdict(
         verdict="worse",
-        sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual",
+        sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 186.7 to 213.3 would be usual",
     )
 
 
@@ -38,12 +38,15 @@ def test_planted_drop_is_reported_in_its_night(tmp_path: Path) -> None:
 
 def test_usual_and_first_runs_are_told(tmp_path: Path) -> None:
     """A usual run is told with its band, and one of the first five with how many there are."""
-    first = compared(tmp_path, *recorded(STEADY[:3]))
-    assert first
-    assert first.sentence == "busbw is 199; 2 earlier runs have this number, and a comparison needs 5"
+    few = [compared(tmp_path, each) for each in recorded(STEADY[:3])]
+    assert [each.sentence for each in few if each] == [
+        "busbw is 200; 0 earlier runs have this number, and a comparison needs 5",
+        "busbw is 201; 1 earlier run has this number, and a comparison needs 5",
+        "busbw is 199; 2 earlier runs have this number, and a comparison needs 5",
+    ]
     last = compared(tmp_path, *recorded([*STEADY, 201.0]))
     assert last
-    assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 194 to 206 is usual"
+    assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 186.7 to 213.3 is usual"
 
 
 def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:

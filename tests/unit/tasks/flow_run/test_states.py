@@ -6,9 +6,9 @@ from uuid import UUID
 import pytest
 from httpx import HTTPStatusError
 
-from tasks.flow_run.states import final_state, open_bounded_client, report_state
+from tasks.flow_run.states import count_person_requests, final_state, open_bounded_client, report_state
 from tests.conftest import RUN_ID
-from tests.fake_prefect import FakePrefect
+from tests.fake_prefect import STATE, FakePrefect
 
 
 @pytest.mark.parametrize(
@@ -44,3 +44,10 @@ def test_end_is_told_again_to_a_prefect_that_was_busy(server: FakePrefect) -> No
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
     report_state(RUN_ID, final_state("swept", "it was lost"))
     assert server.set_to == ["Swept"]
+
+
+def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
+    """Each time that a user asks for a run again counts, whatever happened since."""
+    states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
+    fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
+    assert count_person_requests(RUN_ID) == 1

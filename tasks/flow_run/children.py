@@ -1,0 +1,39 @@
+"""The flow runs that a flow run has started: they end with it if a person cancels it."""
+
+from collections.abc import Iterable
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterParentFlowRunId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
+from prefect.client.schemas.objects import StateType
+from prefect.states import Cancelling
+
+from .states import has_person_request, open_bounded_client
+
+_LIVE_STATES = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
+
+
+def is_cancelled(run_id: str) -> bool:
+    """Whether a user has cancelled a flow run."""
+    with open_bounded_client() as client:
+        state = client.read_flow_run(UUID(run_id)).state
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def cancel_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> list[str]:
+    """Cancel the flow runs that these have started and that have not ended; returns their names.
+
+    A run that a user has asked for again since it ended is the user's, and goes on.
+    """
+    started_by = FlowRunFilterParentFlowRunId(any_=[*parents])
+    living = FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES))
+    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=started_by, state=living))
+    ours = [child for child in found if not has_person_request(str(child.id))]
+    for child in ours:
+        client.set_flow_run_state(child.id, Cancelling(message="the run that has started it was cancelled"))
+    return [child.name for child in ours]

@@ -1,0 +1,33 @@
+"""The flow runs that a flow run has started; real ones are in tests/local/test_lost_benchmark.py."""
+
+from uuid import UUID
+
+import pytest
+
+from tasks.flow_run.children import cancel_children, is_cancelled
+from tasks.flow_run.states import open_bounded_client
+from tests.conftest import RUN_ID
+from tests.fake_prefect import STATE, FakePrefect
+
+ENDED, RETRIED = [("FAILED", "Failed")], [("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
+
+
+@pytest.mark.parametrize(("before", "set_to"), [([], ["Cancelling"]), (ENDED, ["Cancelling"]), (RETRIED, [])])
+def test_child_that_a_user_asked_for_again_goes_on(
+    fake_prefect: FakePrefect, before: list[tuple[str, str]], set_to: list[str]
+) -> None:
+    """A run is cancelled with the one that has started it, unless a user has asked for it again since it ended."""
+    fake_prefect.answers = {
+        "/flow_runs/filter": [fake_prefect.flow_run],
+        "/flow_run_states/": [{**STATE, "type": kind, "name": name} for kind, name in before],
+    }
+    with open_bounded_client() as client:
+        names = cancel_children(client, [UUID(RUN_ID)])
+    assert (fake_prefect.set_to, names) == (set_to, ["a-run"] * len(set_to))
+
+
+@pytest.mark.parametrize(("state", "cancelled"), [("RUNNING", False), ("CANCELLING", True), ("CANCELLED", True)])
+def test_cancel_is_seen_in_the_state(fake_prefect: FakePrefect, state: str, cancelled: bool) -> None:
+    """A run is cancelled from the moment on in which a user asks for that."""
+    fake_prefect.state = state
+    assert is_cancelled(RUN_ID) is cancelled
