@@ -30,7 +30,7 @@ MIN_NIGHTS = 5
 WINDOW_NIGHTS = 30
 ACCEPTED_NIGHTS = 7  # so many unusual nights in a row are a new level, with which the next ones are compared
 MIN_CHANGE = 0.03  # of the median
-_FACTOR, _FACTOR_PER_MISSING_NIGHT, _ENOUGH_NIGHTS = 3.6, 2.0, 11
+_FACTOR, _FACTOR_PER_MISSING_NIGHT, _ENOUGH_NIGHTS = 3.6, 1.0, 11
 _WILD_MADS = 15
 _MAX_WILD_SHARE = 0.2
 
