@@ -151,7 +151,7 @@ def test_sizes_are_binary(text: str, size: int) -> None:
         (["--max-size=0"], "'0' is no size"),
         (["--max-size="], "'' is no size"),
         (["--max-size=K"], "'K' is no size"),
-        (["--min-size=6"], "--min-size 6 must be"),
+        (["--min-size=6"], "--min-size must be at most --max-size 16777216, and whole elements of 4"),
         (["--min-size=64K", "--max-size=32K"], "at most --max-size 32768"),
         (["--trials=0"], "one trial or more"),
         (["--warmups=-1"], "no fewer than 0 warmups"),

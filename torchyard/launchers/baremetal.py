@@ -126,6 +126,8 @@ def _validate_profile(job: _Job) -> None:
             f"fabric: {profile.fabric} needs pods ({', '.join(needs)}); on machines a fabric is its env: use another "
             "fabric, or a hardware file of your own"
         )
+    if profile.files:
+        findings.append("files: is for pods; on machines the program is copied, with its folder if options.source says")
     if not profile.program:
         findings.append("program: is missing: the Python file that torchrun starts")
     findings += [

@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
-from torchyard.model.pod import EnvValue, Mount, Pod, Resources
+from torchyard.model.pod import EnvValue, LocalFile, Mount, Pod, Resources
 from torchyard.model.trend import Trend
 
 
@@ -95,6 +95,11 @@ OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
 
 
+def _is_file_path(path: str) -> bool:
+    """Whether a path can be that of one file in a pod."""
+    return path.startswith("/") and ":" not in path and not {"", ".", ".."} & set(path[1:].split("/"))
+
+
 class Profile(FrozenModel):
     """One job, as its YAML file describes it."""
 
@@ -127,6 +132,10 @@ class Profile(FrozenModel):
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
     mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
+    files: Annotated[
+        dict[str, LocalFile],
+        WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+    ] = Field({}, description="files of this machine to put into the pods, by their path there: 1 MiB in all")
     pod: Pod = Field(Pod(), description="what else the pods need, merged over what the fabric says")
     cluster: Cluster = Field(Cluster(), description="which cluster and namespace")
     manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
@@ -180,6 +189,8 @@ class Profile(FrozenModel):
             raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {known}")
         if self.on_companion_data == "delete" and not self.manifest:
             raise ValueError("on_companion_data: is for objects beside the job in a manifest, and there is no manifest")
+        if self.files and self.manifest:
+            raise ValueError("files: is not for a manifest: put a ConfigMap into it, and mount that in its pods")
         if self.avoid_failed and self.manifest:
             raise ValueError("avoid_failed: is not for a manifest, which itself says where its pods may run")
         if self.fabric and not self.hardware:
@@ -194,6 +205,10 @@ class Profile(FrozenModel):
             )
         if (path := next((path for path in self.mounts if not path.startswith("/")), None)) is not None:
             raise ValueError(f"mounts: {path!r} is no place in a pod: begin it with /")
+        if path := next((path for path in self.files if not _is_file_path(path)), None):
+            raise ValueError(f"files: {path!r} is no file in a pod: begin it with /, without `:`, `.` and `..` in it")
+        if path := next((path for path in self.files if path in self.mounts), None):
+            raise ValueError(f"files: {path} is in `mounts` too: name it in one of them")
         if (name := next((name for name in self.env if not _VARIABLE.fullmatch(name)), None)) is not None:
             raise ValueError(f"env: {name!r} is no name of a variable: use letters, digits and _, no digit first")
         if name := next((name for name in self.env if name in _RANK_VARIABLES), None):
