@@ -155,6 +155,12 @@ class Profile(FrozenModel):
     on_fabric: OnFabric = Field(
         "report", description="what a network does that is not the one promised: report, or fail the attempt at once"
     )
+    check_fabric: Duration | None = Field(
+        None, description="before the program, for so long: an all-reduce, which fails the attempt if it is too slow"
+    )
+    min_busbw: float | None = Field(
+        None, gt=0, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
+    )
     on_stuck_pod: OnStuckPod = Field(
         "report", description="a pod whose dead node does not confirm its end; force deletes it anyway"
     )
@@ -198,6 +204,27 @@ class Profile(FrozenModel):
         return self
 
     @model_validator(mode="after")
+    def checkable(self) -> "Profile":
+        if self.min_busbw and not self.check_fabric:
+            raise ValueError("min_busbw: is what check_fabric must reach: set check_fabric too, such as 30s")
+        if self.check_fabric and self.manifest:
+            raise ValueError("check_fabric: is not for a manifest, whose pods run what it says: leave it out")
+        if self.check_fabric and (self.nodes.max < 2 or self.nodes.min != self.nodes.max):
+            raise ValueError(f"check_fabric: all nodes take part: one number of 2 or more, not {self.nodes}")
+        if self.check_fabric and self.least_busbw is None:
+            raise ValueError(
+                "check_fabric: needs the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
+                "min_busbw in its hardware file"
+            )
+        whole = self.hardware.gpus.per_node if self.hardware else None
+        if self.check_fabric and not self.min_busbw and whole and self.processes < whole:
+            raise ValueError(
+                f"check_fabric: the hardware file's {self.least_busbw:g} GB/s are for all {whole} GPUs of a node, and "
+                f"this job has {self.processes} processes there: set min_busbw"
+            )
+        return self
+
+    @model_validator(mode="after")
     def spelled(self) -> "Profile":
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             raise ValueError(
@@ -237,6 +264,11 @@ class Profile(FrozenModel):
         """`restarts`, or its default: an elastic job loses a node only if it may start its processes again."""
         elastic = self.nodes.min != self.nodes.max
         return self.restarts if self.restarts is not None else _ELASTIC_RESTARTS if elastic else 0
+
+    @property
+    def least_busbw(self) -> float | None:
+        """The GB/s that `check_fabric` must reach: `min_busbw`, or that of the fabric."""
+        return self.min_busbw or (self.network.expect.min_busbw if self.network else None)
 
     @property
     def world_size(self) -> int:
