@@ -36,7 +36,7 @@ from torchyard.model.errors import ProfileError
         ),
         (
             {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "processes": 2},
-            "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, and this job has 2 processes there",
+            "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, and this job has 2 processes",
         ),
         ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
         ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
