@@ -54,7 +54,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--min-size", type=read_size, default="32K", metavar="SIZE", help="the first size, in bytes or 32K")
     add("--max-size", type=read_size, default="16M", metavar="SIZE", help="the largest size")
     add("--least", type=float, metavar="GB/S", help="end at the first size with this busbw, and with 1 if none has it")
-    add("--within", type=float, default=600.0, metavar="SECONDS", help="for a collective; with --least, for all sizes")
+    add("--within", type=float, default=600.0, metavar="SECONDS", help="with --least: all sizes; a hang: 1 min more")
     add("--trials", type=int, default=20, help="for each size")
     add("--warmups", type=int, default=5, help="before the trials of each size, not counted")
     add("--dtype", choices=DTYPES, default="float32")
@@ -284,7 +284,7 @@ def main() -> None:
     """Measure as one of the processes."""
     options = read_options()
     backend = "gloo" if options.device.type == "cpu" else "nccl"
-    distributed.init_process_group(backend, timeout=timedelta(seconds=options.within))
+    distributed.init_process_group(backend, timeout=timedelta(minutes=1, seconds=options.within))
     try:
         check_backend(options)
         rows = check_fabric(options) if options.least else compare(options)
