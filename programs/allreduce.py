@@ -1,22 +1,11 @@
-"""Measures the bandwidth of all-reduce and other collectives between any number of processes.
+"""Measures the bandwidth of all-reduce and other collectives between any number of processes (docs/benchmark.md).
 
     torchrun --nproc-per-node 2 programs/allreduce.py --min-size 32K --max-size 16M
-    torchrun --nproc-per-node 2 programs/allreduce.py --collective all_gather,sendrecv --sizes 1M,64M
+    torchrun --nproc-per-node 2 programs/allreduce.py --least 10 --within 30  # does all_reduce reach 10 GB/s?
 
 Without torchrun RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT must be set, and LOCAL_WORLD_SIZE where processes share a
-machine's GPUs. Rank 0 prints a JSON line for each collective and size, and a last one for the whole run:
-
-    {"step": 1, "steps": 10, "collective": "all_reduce", "size": 32768, "seconds": 0.0002, "min_seconds": 0.0001,
-     "mean_seconds": 0.0003, "algbw": 0.16, "busbw": 0.16, "wrong": 0}
-    {"algbw": 2.1, "busbw": 2.1, "mean_busbw": 1.4, "wrong": 0, "world_size": 2, "backend": "gloo", "dtype": "float32",
-     "timing": "wall"}
-
-`seconds` is the median over the trials, each as long as its slowest rank took. Bandwidths are those of the median, in
-GB/s of 10^9 bytes. They and `size` are as nccl-tests defines them (doc/PERFORMANCE.md): the size is the larger of a
-rank's input and output in bytes, rounded down to equal parts for all ranks; busbw can be compared with the line rate
-for any number of processes. In sendrecv each rank sends to the next one. `wrong` counts the elements of all ranks and
-trials that are not what they should be; with one of them the exit code is 1. The last line's bandwidths are of the
-largest size; those of a second collective are called `all_gather_busbw`.
+machine's GPUs. Rank 0 prints a JSON line for each collective and size, and a last one for the whole run: the median of
+the trials, each as long as its slowest rank took, and its bandwidths as nccl-tests defines them, in GB/s of 10^9 bytes.
 """
 
 import argparse
@@ -25,7 +14,8 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
+from datetime import timedelta
 from typing import Any
 
 import torch
@@ -38,14 +28,12 @@ UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 BUS_FACTORS = {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1, "alltoall": 1}
 COLLECTIVES = (*BUS_FACTORS, "broadcast", "sendrecv")
 Row = dict[str, Any]
-Values = tuple[list[Tensor], list[Tensor]]
 
 
 def say(row: Row) -> None:
     """Print the row on rank 0 in one write, so that nothing else gets into the line."""
     if distributed.get_rank() == 0:
-        sys.stdout.write(json.dumps(row) + "\n")
-        sys.stdout.flush()
+        print(json.dumps(row) + "\n", end="", flush=True)
 
 
 def read_size(text: str) -> int:
@@ -58,16 +46,15 @@ def read_size(text: str) -> int:
 
 def build_parser() -> argparse.ArgumentParser:
     """The options."""
-    # Without a usage text the parser reports an error in one line.
-    parser = argparse.ArgumentParser(prog="allreduce.py", usage=argparse.SUPPRESS)
+    parser = argparse.ArgumentParser(prog="allreduce.py", usage=argparse.SUPPRESS)  # without usage an error is one line
     add = parser.add_argument
-    names = f"of {', '.join(COLLECTIVES)}; several are separated by commas"
-    add("--collective", type=lambda text: text.split(","), default="all_reduce", metavar="NAMES", help=names)
-    listed = "such as 32K,1M,1G, in place of those from --min-size to --max-size, each twice the one before"
-    add("--sizes", type=lambda text: [read_size(each) for each in text.split(",")], help=listed)
+    add("--collective", type=lambda text: text.split(","), default="all_reduce", help=f"of {','.join(COLLECTIVES)}")
+    add("--sizes", type=lambda text: [read_size(each) for each in text.split(",")], help="32K,1M in place of a range")
     # Not --min and --max: torchrun takes a program's --max for an ambiguous abbreviation of its own options, and ends.
     add("--min-size", type=read_size, default="32K", metavar="SIZE", help="the first size, in bytes or 32K")
     add("--max-size", type=read_size, default="16M", metavar="SIZE", help="the largest size")
+    add("--least", type=float, metavar="GB/S", help="end at the first size with this busbw, and with 1 if none has it")
+    add("--within", type=float, default=600.0, metavar="SECONDS", help="with --least: all sizes; a hang: 1 min more")
     add("--trials", type=int, default=20, help="for each size")
     add("--warmups", type=int, default=5, help="before the trials of each size, not counted")
     add("--dtype", choices=DTYPES, default="float32")
@@ -81,11 +68,10 @@ def read_options() -> argparse.Namespace:
     parser = build_parser()
     options = parser.parse_args()
     width = torch.finfo(DTYPES[options.dtype]).bits // 8
-    if options.trials < 1 or options.warmups < 0:
-        parser.error("there must be one trial or more, and no fewer than 0 warmups")
+    if options.trials < 1 or options.warmups < 0 or options.within <= 0:
+        parser.error("there must be one trial or more, no fewer than 0 warmups, and more than 0 seconds")
     if not options.sizes and (options.min_size > options.max_size or options.min_size % width):
-        limits = f"at most --max-size {options.max_size}, and whole elements of {width} bytes"
-        parser.error(f"--min-size {options.min_size} must be {limits}")
+        parser.error(f"--min-size must be at most --max-size {options.max_size}, and whole elements of {width} bytes")
     if unknown := [name for name in options.collective if name not in COLLECTIVES]:
         parser.error(f"{unknown[0]!r} is no collective; there are {', '.join(COLLECTIVES)}")
     if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
@@ -109,10 +95,8 @@ def choose_device() -> tuple[torch.device, str]:
     count = torch.cuda.device_count()
     if not 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= count:
         return torch.device("cpu"), "gloo"
-    # Without torchrun the local rank may be missing.
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count)
-    torch.cuda.set_device(device)
-    return device, "nccl"
+    torch.cuda.set_device(device := int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count)
+    return torch.device("cuda", device), "nccl"
 
 
 def spell(*numbers: int) -> Tensor:
@@ -144,9 +128,9 @@ def cut(elements: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
         yield elements[whole:], values[: len(elements) - whole]
 
 
-def list_values(name: str, rank: int, n: int) -> Values:
+def list_values(name: str, rank: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
     """The values of each part of the rank's input, and those that its output should have."""
-    makers: dict[str, Callable[[], Values]] = {
+    makers = {
         "all_reduce": lambda: ([shares(rank, n)[0]], [shares(rank, n)[1]]),
         "reduce_scatter": lambda: ([shares(rank, n, part)[0] for part in range(n)], [shares(rank, n, rank)[1]]),
         "all_gather": lambda: ([spell(rank, 0)], [spell(giver, 0) for giver in range(n)]),
@@ -266,8 +250,21 @@ def measure(name: str, size: int, options: argparse.Namespace) -> Row:
     return {"collective": name, "size": buffers.size, **spread, "algbw": algbw, "busbw": busbw, "wrong": int(wrong)}
 
 
-def compare(options: argparse.Namespace) -> int:
-    """Measure and print each collective and size, then the whole run; returns the number of wrong elements."""
+def check_fabric(options: argparse.Namespace) -> list[Row]:
+    """Double the size until one reaches --least, or the next would end too late."""
+    rows, begin = list[Row](), time.monotonic()
+    for size in options.sizes:
+        rows.append(measure("all_reduce", size, options))
+        spent = torch.tensor(time.monotonic() - begin, device=options.device)
+        distributed.all_reduce(spent, distributed.ReduceOp.MAX)
+        if rows[-1]["busbw"] >= options.least or 2 * spent > options.within:  # each takes as long as all before it
+            break
+    say({"check_fabric": max(rows, key=lambda row: row["busbw"])})
+    return rows
+
+
+def compare(options: argparse.Namespace) -> list[Row]:
+    """Measure and print each collective and size, then the whole run."""
     whole, rows = Row(), list[Row]()
     for name in options.collective:
         for size in options.sizes:
@@ -276,24 +273,27 @@ def compare(options: argparse.Namespace) -> int:
         own = [row for row in rows if row["collective"] == name]
         told = max(own, key=lambda row: row["size"]) | {"mean_busbw": statistics.fmean(row["busbw"] for row in own)}
         whole |= {(f"{name}_" if whole else "") + key: told[key] for key in ("algbw", "busbw", "mean_busbw")}
-    wrong: int = sum(row["wrong"] for row in rows)
-    where = {"world_size": distributed.get_world_size(), "backend": distributed.get_backend()}
-    say({**whole, "wrong": wrong, **where, "dtype": options.dtype, "timing": "events" if options.events else "wall"})
-    return wrong
+    whole |= {"wrong": sum(row["wrong"] for row in rows), "world_size": distributed.get_world_size()}
+    where = {"backend": distributed.get_backend(), "dtype": options.dtype}
+    say({**whole, **where, "timing": "events" if options.events else "wall"})
+    return rows
 
 
 @record  # torchrun's report of a failure then has the traceback
 def main() -> None:
     """Measure as one of the processes."""
     options = read_options()
-    distributed.init_process_group("gloo" if options.device.type == "cpu" else "nccl")
+    backend = "gloo" if options.device.type == "cpu" else "nccl"
+    distributed.init_process_group(backend, timeout=timedelta(minutes=1, seconds=options.within))
     try:
         check_backend(options)
-        wrong = compare(options)
+        rows = check_fabric(options) if options.least else compare(options)
     finally:
         distributed.destroy_process_group()
-    if wrong:
+    if wrong := sum(row["wrong"] for row in rows):
         sys.exit(f"allreduce.py: {wrong} elements are not the sum or the copies that they should be.")
+    if options.least and (best := max(row["busbw"] for row in rows)) < options.least:
+        sys.exit(f"allreduce.py: all_reduce reached a busbw of {best:.4g} GB/s, and {options.least:g} GB/s are needed.")
 
 
 if __name__ == "__main__":

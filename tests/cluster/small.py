@@ -28,7 +28,7 @@ DIGITS = ("digits.py", ["--epochs=6"])
 TWINS = {
     "my_first_distributed_app.py": ("pi.py", ["--trials=2"]),
     "helloworld.py": ("pi.py", ["--trials=2"]),
-    "all_reduce_bench.py": ("allreduce.py", ["--max-size=1M", "--trials=5"]),
+    **dict.fromkeys(("all_reduce_bench.py", "allreduce.py"), ("allreduce.py", ["--max-size=1M", "--trials=5"])),
 }
 NOWHERE = dict.fromkeys(("claim", "config_map", "secret", "scratch", "ephemeral", "storage_class"))
 OPTIONS: dict[str, Overrides] = {"appwrapper": {"queue": None}, "runai": {"through": "kubernetes"}}
@@ -60,6 +60,8 @@ def started(profile: Profile) -> Overrides:
     if not str(profile.program).endswith(".py"):
         return {"program": profile.program, "args": ["20"], "metrics": "none"}
     twin, args = TWINS.get(Path(str(profile.program)).name, DIGITS)
+    if profile.program in profile.files:  # ours already, and from this machine
+        return {"program": profile.program, "args": args}
     meets = ["--init-method={rendezvous}"] if any("{rendezvous}" in each for each in profile.args) else []
     return {"program": f"/opt/torchyard/programs/{twin}", "args": [*args, *meets]}
 

@@ -106,13 +106,49 @@ def test_ranks_begin_together(tmp_path: Path) -> None:
     assert read_rows(run(break_rank(tmp_path, late)).stdout)[0]["seconds"] < 0.5
 
 
+# Two elements of a result are wrong; small tensors, which are not measured, stay right.
+SPOIL = (
+    "reduce = torch.distributed.all_reduce; torch.distributed.all_reduce = lambda given, *more: (reduce(given, *more), "
+    "given.dtype.is_floating_point and given.numel() > 3 and given[-2:].add_(1))"
+)
+
+
 def test_wrong_sums_are_counted_and_fail(tmp_path: Path) -> None:
     """Two wrong elements of one rank in each of three trials count as six, and the exit code is 1."""
-    spoil = "(reduce(given, *more), given.dtype.is_floating_point and len(given) > 3 and given[-2:].add_(1))"
-    code = f"reduce = torch.distributed.all_reduce; torch.distributed.all_reduce = lambda given, *more: {spoil}"
-    ended = run(break_rank(tmp_path, code))
+    ended = run(break_rank(tmp_path, SPOIL))
     assert [row["wrong"] for row in read_rows(ended.stdout)] == [6, 6]
     assert (ended.returncode, "6 elements are not the sum" in ended.stderr) == (1, True)
+
+
+def test_bandwidth_that_is_enough_ends_the_check() -> None:
+    """With --least the first size that is fast enough is the last, and one line says so."""
+    ended = run(launch(2, PROGRAM, "--least=0.00001", "--within=30", *SHORT))
+    assert ended.returncode == 0, ended.stderr
+    (row,) = read_rows(ended.stdout)
+    assert (row["check_fabric"]["size"], list(row)) == (SIZES[0], ["check_fabric"])
+
+
+def test_bandwidth_that_is_too_low_ends_the_check() -> None:
+    """With --least the exit code is 1 if no size is fast enough, and the best bandwidth is reported."""
+    ended = run(launch(2, PROGRAM, "--least=9999", "--within=30", *SHORT))
+    (row,) = read_rows(ended.stdout)
+    best = row["check_fabric"]["busbw"]
+    assert ended.returncode == 1
+    assert f"all_reduce reached a busbw of {best:.4g} GB/s, and 9999 GB/s are needed." in ended.stderr
+
+
+def test_time_ends_the_check() -> None:
+    """With --least no size begins that would probably end after --within."""
+    ended = run(launch(2, PROGRAM, "--least=9999", "--within=0.4", "--max-size=16G", "--trials=3", "--warmups=0"))
+    (row,) = read_rows(ended.stdout)
+    assert row["check_fabric"]["size"] < 1 << 30
+    assert "GB/s are needed" in ended.stderr
+
+
+def test_wrong_sums_fail_the_check(tmp_path: Path) -> None:
+    """A fabric that is fast and wrong fails too."""
+    ended = run([*break_rank(tmp_path, SPOIL), "--least=0.00001"])
+    assert (ended.returncode, "6 elements are not the sum" in ended.stderr) == (1, True), ended.stderr
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
@@ -151,10 +187,11 @@ def test_sizes_are_binary(text: str, size: int) -> None:
         (["--max-size=0"], "'0' is no size"),
         (["--max-size="], "'' is no size"),
         (["--max-size=K"], "'K' is no size"),
-        (["--min-size=6"], "--min-size 6 must be"),
+        (["--min-size=6"], "--min-size must be at most --max-size 16777216, and whole elements of 4"),
         (["--min-size=64K", "--max-size=32K"], "at most --max-size 32768"),
         (["--trials=0"], "one trial or more"),
         (["--warmups=-1"], "no fewer than 0 warmups"),
+        (["--within=0"], "more than 0 seconds"),
         (["--dtype=int8"], "invalid choice: 'int8'"),
         ([], "RANK, WORLD_SIZE must be set; start it with torchrun"),
     ],

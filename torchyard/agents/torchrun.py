@@ -34,6 +34,7 @@ class JobNode(NamedTuple):
     endpoint: Endpoint
     node: int | str
     address: str = ""  # a name or an address of its own that the others can reach
+    suffix: str = ""  # of the rendezvous id, for agents that meet before those of the job
 
     @property
     def rank(self) -> str:
@@ -72,7 +73,7 @@ def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str
     common = (
         f"--rdzv_backend={profile.rendezvous}",
         f"--rdzv_endpoint={endpoint}",
-        f"--rdzv_id={rendezvous_id(profile, run)}",
+        f"--rdzv_id={rendezvous_id(profile, run)}{place.suffix}",
     )
     if profile.rendezvous == "c10d" and isinstance(place.node, str):
         return common  # the pod's prelude says which one is the host

@@ -18,6 +18,7 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.model.trend import Trend
+from torchyard.pods.files import summarize_files
 from torchyard.run.folder import runs_folder
 
 _TRIAL_RUN_ID = "00000000-0000-0000-0000-000000000000"
@@ -97,7 +98,7 @@ def _make_plan(asked: argparse.Namespace) -> Plan:
 def _show_plan(asked: argparse.Namespace) -> int:
     """show what would run, without running it"""
     plan = _make_plan(asked)
-    dumped = mask_document(plan.model_dump(mode="json", exclude_none=True))
+    dumped = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
     for found in check_exposed_secrets(plan):
         print(f"{found.need}: {found.detail}; {found.remedy}", file=sys.stderr)

@@ -42,7 +42,7 @@ def read_grace_period(plan: ManifestPlan) -> float:
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def delete_all_objects(plan: ManifestPlan) -> list[str]:
-    """Delete the job and, once its pods are gone, the store; return what is left with their labels.
+    """Delete the job and, once its pods are gone, its store and files; return what is left with their labels.
 
     A kind that the run has created or watched, and that may not be listed, counts as left.
     """
@@ -51,7 +51,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         keep_data(server, server.get(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]), plan.labels)
     delete_object(plan, plan.main)
     _await_gone(plan, lambda thing: ROLE_LABEL not in (thing["metadata"].get("labels") or {}))
-    for thing in plan.store:
+    for thing in plan.beside:
         delete_object(plan, thing)
     _await_gone(plan, lambda thing: True)
     known = _list_created_kinds(plan)

@@ -41,6 +41,8 @@ _ASSIGNED_VALUE = re.compile(r"(?<![\w.-])(-{0,2}[A-Za-z][\w.-]{0,80})(=)" + _VA
 _FOLLOWING_VALUE = re.compile(r"(?<![\w.-])(--?[A-Za-z][\w.-]{0,80})( +)(?!-)" + _VALUE)
 _OPTION_NAME = re.compile(r"--?[A-Za-z][\w.-]*")
 _HARMLESS_VALUE = re.compile(r"(?i)[\d.,:+-]*|true|false|yes|no|on|off|none|null|auto|default|\$.*|<.*>|\*+")
+# In a program, `token=args.token` holds none.
+_CODE_VALUE = re.compile(r"[A-Za-z_]+[])}:]*|[A-Za-z_]\w*[.(\[].*")
 
 _known_secrets: set[str] = set()  # values from this process's plans; like those that Prefect knows, they only increase
 
@@ -139,7 +141,12 @@ def _find_in_mapping(thing: dict[str, Any], key: str, value: Any) -> Iterator[Fo
     if isinstance(value, dict) and (key in ("env", "data") or holds):
         named = ((str(name), each) for name, each in value.items() if isinstance(each, str))
         yield from (FoundSecret(name, each) for name, each in named if holds or _is_secret(name, each))
-    yield from _find_secrets(value)
+    is_program = thing.get("kind") == "ConfigMap" and key in ("data", "binaryData")
+    yield from (each for each in _find_secrets(value) if not (is_program and _is_code(each.value)))
+
+
+def _is_code(value: str) -> bool:
+    return bool(_CODE_VALUE.fullmatch(value) and not _SECRET_SHAPE.search(value))
 
 
 def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:

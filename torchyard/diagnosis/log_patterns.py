@@ -41,7 +41,12 @@ _CUDA = r"(?:CUDA|Cuda|cuda|HIP|hip)"
 
 # fmt: off
 CAUSES: tuple[Cause, ...] = (
-    # The fabric
+    # The fabric. A new attempt would get the same nodes: what is slow between them is not known from an all-reduce.
+    Cause("fabric-slow",
+          "measured {found} GB/s (busbw) before the program, and check_fabric needs {least} GB/s: "
+          "`programs/pairwise.py` finds a slow node",
+          _any_of(r"allreduce\.py: all_reduce reached a busbw of (?P<found>[\d.e+-]{1,20}) GB/s, and "
+                  r"(?P<least>[\d.e+-]{1,20}) GB/s are needed")),
     Cause("rdma-missing", "has no RDMA, which `on_fabric: fail` asks for ({said})",
           _any_of("torchyard: error: this pod cannot use RDMA: .{1,300}")),
     Cause("rdma-retry-exceeded",

@@ -88,7 +88,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     return inner.model_copy(
         update={
             "launcher": "appwrapper",
-            "objects": (wrap(inner.main, profile, options),),
+            "objects": (*inner.objects[:-1], wrap(inner.main, profile, options)),
             "template": (*at, *inner.template),
             "inside": at,
             "watch": _list_watched_kinds(options),

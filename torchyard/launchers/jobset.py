@@ -16,6 +16,7 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
 _API, _KIND, _JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
@@ -54,7 +55,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         launcher="jobset",
         cluster=profile.cluster,
         store=etcd,
-        objects=(_build_jobset(profile, run, options),),
+        objects=(*build_files(profile, run), _build_jobset(profile, run, options)),
         tasks={f"{_JOB_NAME}-0": profile.nodes.max},
         suffixed=True,
         container=_JOB_NAME,

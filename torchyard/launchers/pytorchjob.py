@@ -16,6 +16,7 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
 _API, KIND = "kubeflow.org/v1", "PyTorchJob"
@@ -56,7 +57,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         launcher="pytorchjob",
         cluster=profile.cluster,
         store=etcd,
-        objects=(job,),
+        objects=(*build_files(profile, run), job),
         tasks={role.lower(): pods for role, pods in _count_pods_by_role(profile).items()},
         container=_CONTAINER_NAME,
         template=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),

@@ -15,6 +15,7 @@ from torchyard.model.requirements import ClusterRequirement, Controller, CrdServ
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
+from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
 PROGRAM_IS_A_FILE = False
@@ -53,7 +54,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         launcher="volcano",
         cluster=profile.cluster,
         store=etcd,
-        objects=(job,),
+        objects=(*build_files(profile, run), job),
         tasks={_TASK_NAME: profile.nodes.max},
         container=_TASK_NAME,
         template=("spec", "tasks", 0, "template"),

@@ -10,24 +10,14 @@ from pydantic import ValidationError
 
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import registry
+from torchyard.loading.local_files import read_local_files
 from torchyard.loading.yaml_document import merge_mappings, merge_overrides, read_document, read_documents
-from torchyard.loading.yaml_errors import explain_error, format_location, shorten_value, suggest_name
+from torchyard.loading.yaml_errors import NamedFileError, explain_error, format_location, shorten_value, suggest_name
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
 
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
-
-
-class NamedFileError(Exception):
-    """A key of the profile names a file that does not exist or no file at all, or would name the profile itself."""
-
-    def __init__(self, key: str, said: str) -> None:
-        super().__init__(key, said)
-        self.key, self.said = key, said
-
-    def __str__(self) -> str:
-        return f"{self.key}: {self.said}"
 
 
 def _list_profile_folders() -> list[Path]:
@@ -70,9 +60,9 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     except registry.UnknownLauncherError as error:
         raise ProfileError(name, (format_location(path, root, ("launcher",), overrides) + str(error),)) from error
     except NamedFileError as error:
-        raise ProfileError(name, (format_location(path, root, (error.key,), overrides) + str(error),)) from error
+        raise ProfileError(name, (format_location(path, root, error.loc, overrides) + str(error),)) from error
     if profile.program and launcher.PROGRAM_IS_A_FILE:
-        return profile.model_copy(update={"program": str(_locate_program(profile.program, path.parent))})
+        return profile.model_copy(update={"program": str(_locate_file(profile.program, path.parent))})
     return profile
 
 
@@ -140,12 +130,14 @@ def _is_file(path: Path) -> bool:
 
 
 def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
-    """Load the files that the profile names: hardware and manifest. NamedFileError if one does not exist."""
+    """Load the files that the profile names: hardware, manifest, files. NamedFileError if one does not exist."""
     found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
     for key, value in found.items():
         if not isinstance(value, str):
             raise NamedFileError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
         found[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+    if raw.get("files") is not None:
+        found["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
     return found
 
 
@@ -205,6 +197,6 @@ def _is_kubernetes_object(document: object) -> bool:
     return all(each and isinstance(each, str) for each in texts) and all(isinstance(each, dict) for each in maps)
 
 
-def _locate_program(program: str, folder: Path) -> Path:
-    """A program beside its profile, else in the project; preflight reports one that is in neither."""
-    return next((each for each in (folder / program, ROOT / program) if _is_file(each)), folder / program)
+def _locate_file(name: str, folder: Path) -> Path:
+    """A program, or a file for pods: beside its profile, else in the project; the former path if it is in neither."""
+    return next((each for each in (folder / name, ROOT / name) if _is_file(each)), folder / name)

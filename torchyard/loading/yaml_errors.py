@@ -13,6 +13,17 @@ _UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts in
 _MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
 
 
+class NamedFileError(Exception):
+    """A key of the profile names a file that does not exist, or does not name a file at all; `part`: a key in it."""
+
+    def __init__(self, key: str, said: str, part: object = None) -> None:
+        super().__init__(key, said)
+        self.said, self.loc = said, (key,) if part is None else (key, str(part))
+
+    def __str__(self) -> str:
+        return f"{self.loc[0]}: {self.said}"
+
+
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """`did you mean x? there are: …`, for a name that is not among the known ones."""
     names = sorted(known)

@@ -121,7 +121,7 @@ class ManifestPlan(FrozenModel):
     cluster: Cluster = Field(description="None in it until the run is prepared, then read from the kubeconfig")
     lease: dict[str, Any] = Field(description="the Lease, named like the run; it owns the other objects")
     store: tuple[dict[str, Any], ...] = ()
-    objects: tuple[dict[str, Any], ...] = Field(description="the job is the last one")
+    objects: tuple[dict[str, Any], ...] = Field(description="the job, and before it what its pods mount")
     tasks: dict[str, int] = Field(description="number of pods per task; they are named <job>-<task>-<i>")
     suffixed: bool = Field(False, description="pod names end in a random suffix after that")
     container: str = Field(description="the container in each pod whose log and exit code count")
@@ -144,6 +144,11 @@ class ManifestPlan(FrozenModel):
     def main(self) -> dict[str, Any]:
         """The job itself."""
         return self.objects[-1]
+
+    @property
+    def beside(self) -> tuple[dict[str, Any], ...]:
+        """What the job's pods use, and what is deleted once they are gone."""
+        return (*self.objects[:-1], *self.store)
 
     @property
     def parts(self) -> tuple[dict[str, Any], ...]:

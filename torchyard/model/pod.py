@@ -1,6 +1,7 @@
 """The models of a profile's `pod`, `env`, `mounts` and `resources`."""
 
 import re
+from base64 import b64decode
 from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
@@ -67,6 +68,18 @@ class Mount(FrozenModel):
         if self.storage_class and not self.ephemeral:
             raise ValueError("storage_class is only for an ephemeral volume: set ephemeral too, or leave it out")
         return self
+
+
+class LocalFile(FrozenModel):
+    """A file of this machine that goes into the pods, as it was when the profile was loaded."""
+
+    source: str = Field(description="its path on this machine")
+    text: str | None = Field(None, description="its content; None if that is not UTF-8")
+    binary: str | None = Field(None, description="the content that is not UTF-8, in base64")
+
+    @property
+    def content(self) -> bytes:
+        return b64decode(self.binary or "") if self.text is None else self.text.encode()
 
 
 class Init(FrozenModel):

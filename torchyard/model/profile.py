@@ -8,7 +8,7 @@ from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
-from torchyard.model.pod import EnvValue, Mount, Pod, Resources
+from torchyard.model.pod import EnvValue, LocalFile, Mount, Pod, Resources
 from torchyard.model.trend import Trend
 
 
@@ -95,6 +95,11 @@ OnStuckPod = Literal["report", "force"]
 OnCompanionData = Literal["keep", "delete"]
 
 
+def _is_file_path(path: str) -> bool:
+    """Whether a path can be that of one file in a pod."""
+    return path.startswith("/") and ":" not in path and not {"", ".", ".."} & set(path[1:].split("/"))
+
+
 class Profile(FrozenModel):
     """One job, as its YAML file describes it."""
 
@@ -127,6 +132,10 @@ class Profile(FrozenModel):
     resources: Resources = Field({}, description="per pod: gpus, cpu, memory, ephemeral-storage, or a full name")
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before torchrun")
     mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
+    files: Annotated[
+        dict[str, LocalFile],
+        WithJsonSchema({"type": "object", "additionalProperties": {"type": "string"}}),
+    ] = Field({}, description="files of this machine to put into the pods, by their path there: 1 MiB in all")
     pod: Pod = Field(Pod(), description="what else the pods need, merged over what the fabric says")
     cluster: Cluster = Field(Cluster(), description="which cluster and namespace")
     manifest: Annotated[tuple[dict[str, Any], ...], WithJsonSchema({"type": "string"})] = Field(
@@ -145,6 +154,12 @@ class Profile(FrozenModel):
     on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job lives on under its lease")
     on_fabric: OnFabric = Field(
         "report", description="what a network does that is not the one promised: report, or fail the attempt at once"
+    )
+    check_fabric: Duration | None = Field(
+        None, description="before the program, for so long: an all-reduce, which fails the attempt if it is too slow"
+    )
+    min_busbw: float | None = Field(
+        None, gt=0, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
     )
     on_stuck_pod: OnStuckPod = Field(
         "report", description="a pod whose dead node does not confirm its end; force deletes it anyway"
@@ -180,10 +195,33 @@ class Profile(FrozenModel):
             raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {known}")
         if self.on_companion_data == "delete" and not self.manifest:
             raise ValueError("on_companion_data: is for objects beside the job in a manifest, and there is no manifest")
+        if self.files and self.manifest:
+            raise ValueError("files: is not for a manifest: put a ConfigMap into it, and mount that in its pods")
         if self.avoid_failed and self.manifest:
             raise ValueError("avoid_failed: is not for a manifest, which itself says where its pods may run")
         if self.fabric and not self.hardware:
             raise ValueError("fabric: is chosen from a hardware file, and no hardware is named")
+        return self
+
+    @model_validator(mode="after")
+    def checkable(self) -> "Profile":
+        if self.min_busbw and not self.check_fabric:
+            raise ValueError("min_busbw: is what check_fabric must reach: set check_fabric too, such as 30s")
+        if self.check_fabric and self.manifest:
+            raise ValueError("check_fabric: is not for a manifest, whose pods run what it says: leave it out")
+        if self.check_fabric and (self.nodes.max < 2 or self.nodes.min != self.nodes.max):
+            raise ValueError(f"check_fabric: all nodes take part: one number of 2 or more, not {self.nodes}")
+        if self.check_fabric and self.least_busbw is None:
+            raise ValueError(
+                "check_fabric: needs the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
+                "min_busbw in its hardware file"
+            )
+        whole = self.hardware.gpus.per_node if self.hardware else None
+        if self.check_fabric and not self.min_busbw and whole and self.processes < whole:
+            raise ValueError(
+                f"check_fabric: the hardware file's {self.least_busbw:g} GB/s are for all {whole} GPUs of a node, and "
+                f"this job has {self.processes} processes there: set min_busbw"
+            )
         return self
 
     @model_validator(mode="after")
@@ -194,6 +232,10 @@ class Profile(FrozenModel):
             )
         if (path := next((path for path in self.mounts if not path.startswith("/")), None)) is not None:
             raise ValueError(f"mounts: {path!r} is no place in a pod: begin it with /")
+        if path := next((path for path in self.files if not _is_file_path(path)), None):
+            raise ValueError(f"files: {path!r} is no file in a pod: begin it with /, without `:`, `.` and `..` in it")
+        if path := next((path for path in self.files if path in self.mounts), None):
+            raise ValueError(f"files: {path} is in `mounts` too: name it in one of them")
         if (name := next((name for name in self.env if not _VARIABLE.fullmatch(name)), None)) is not None:
             raise ValueError(f"env: {name!r} is no name of a variable: use letters, digits and _, no digit first")
         if name := next((name for name in self.env if name in _RANK_VARIABLES), None):
@@ -222,6 +264,11 @@ class Profile(FrozenModel):
         """`restarts`, or its default: an elastic job loses a node only if it may start its processes again."""
         elastic = self.nodes.min != self.nodes.max
         return self.restarts if self.restarts is not None else _ELASTIC_RESTARTS if elastic else 0
+
+    @property
+    def least_busbw(self) -> float | None:
+        """The GB/s that `check_fabric` must reach: `min_busbw`, or that of the fabric."""
+        return self.min_busbw or (self.network.expect.min_busbw if self.network else None)
 
     @property
     def world_size(self) -> int:

@@ -23,6 +23,9 @@ _RUN_PERMISSIONS = (
 )
 
 
+_FILES_PERMISSION = Permission(verbs=("create", "get", "list", "delete"), resource="configmaps")
+
+
 def list_run_permissions(profile: Profile) -> tuple[Permission, ...]:
     """The permissions that a run needs on any job's pods, and on its Lease."""
     force = profile.on_stuck_pod == "force"
@@ -39,6 +42,7 @@ def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tu
     return (
         WritableFolder(host="localhost", path=run.folder),
         *list_run_permissions(profile),
+        *((_FILES_PERMISSION,) if profile.files else ()),
         _required_capacity(profile, ports),
         Admitted(what="objects"),
         Admitted(what="pod"),

@@ -155,6 +155,8 @@ def _find_unsupported_environment(profile: Profile) -> Iterator[str]:
 
 
 def _find_unsupported_mounts(profile: Profile, generation: Generation) -> Iterator[str]:
+    if profile.files:
+        yield f"files: the CLI cannot create a ConfigMap: put the files into the image or on a claim; {_WAY_OUT}"
     for path, mount in merge_mounts(profile).items():
         if not mount.claim:
             yield f"mounts.{path}: the CLI mounts a claim, and this is none; {_WAY_OUT}"

@@ -8,7 +8,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.pod import Bundle, Init, Pod, Source
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
-from torchyard.pods.volumes import build_init_volumes, build_volumes
+from torchyard.pods.volumes import build_file_mounts, build_files_volume, build_init_volumes, build_volumes
 
 Manifest = dict[str, Any]
 KeyPath = tuple[str | int, ...]  # keys, from the outermost to the innermost
@@ -32,6 +32,11 @@ def attempt_labels(profile: Profile, run: Run) -> dict[str, str]:
     return {RUN_LABEL: run.name(profile), ATTEMPT_KEY: str(run.attempt)}
 
 
+def files_name(profile: Profile, run: Run) -> str:
+    """The name of the ConfigMap with the profile's files."""
+    return f"{run.job(profile)}-files"
+
+
 def merge_pod_settings(profile: Profile) -> Pod:
     """The pod settings of the fabric and the profile together; the profile takes precedence."""
     return profile.pod.over(profile.network.pod) if profile.network else profile.pod
@@ -46,6 +51,7 @@ def pod_template(profile: Profile, run: Run, container: Manifest) -> Manifest:
         raise ProfileError(profile.name, (said,))
     mounted = [volume for volume, _ in build_volumes(profile, needs)]
     mounted += [volume for index in range(len(needs.init)) for volume, _ in build_init_volumes(needs, index)]
+    mounted += build_files_volume(profile, files_name(profile, run))
     networks = [name for name, count in needs.networks.items() for _ in range(count)]
     annotations = {**needs.annotations, **({_NETWORKS_ANNOTATION: ",".join(networks)} if networks else {})}
     return {
@@ -78,7 +84,7 @@ def build_container(profile: Profile, name: str, command: tuple[str, ...], env: 
         "env": env,
         "envFrom": [_build_env_source(each) for each in needs.env_from],
         "resources": build_resources(profile),
-        "volumeMounts": [mount for _, mount in build_volumes(profile, needs)],
+        "volumeMounts": [*(mount for _, mount in build_volumes(profile, needs)), *build_file_mounts(profile)],
         "securityContext": _build_security_context(needs),
         "imagePullPolicy": needs.pull_policy,
         "workingDir": needs.workdir,

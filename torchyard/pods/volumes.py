@@ -1,11 +1,15 @@
 """The volumes of a pod: devices, shared memory, and what the profile mounts."""
 
+import re
+from collections.abc import Iterator
 from typing import Any
 
-from torchyard.model.pod import Mount, Pod
+from torchyard.model.pod import LocalFile, Mount, Pod
 from torchyard.model.profile import Profile
 
 Manifest = dict[str, Any]
+_FILES_VOLUME = "files"
+_MAX_KEY_CHARS = 253  # of a ConfigMap
 
 
 def build_volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
@@ -33,6 +37,26 @@ def _name_volumes(prefix: str, sources: dict[str, Manifest], read_only: set[str]
         )
         for index, (path, source) in enumerate(sources.items())
     ]
+
+
+def build_files_volume(profile: Profile, config_map: str) -> list[Manifest]:
+    """The volume of the profile's files; they can be executed, because a program may be one of them."""
+    return [{"name": _FILES_VOLUME, "configMap": {"name": config_map, "defaultMode": 0o555}}] if profile.files else []
+
+
+def build_file_mounts(profile: Profile) -> list[Manifest]:
+    """A mount for each file: one of its folder would hide what the image has there."""
+    return [
+        {"name": _FILES_VOLUME, "mountPath": path, "subPath": key, "readOnly": True}
+        for path, key, _ in name_files(profile)
+    ]
+
+
+def name_files(profile: Profile) -> Iterator[tuple[str, str, LocalFile]]:
+    """The path of each file in the pods, its key in the ConfigMap, and the file; two files may have one name."""
+    for index, (path, file) in enumerate(profile.files.items()):
+        name = re.sub(r"[^A-Za-z0-9._-]", "_", path.rpartition("/")[2])
+        yield path, f"{index}-{name}"[:_MAX_KEY_CHARS], file
 
 
 def merge_mounts(profile: Profile) -> dict[str, Mount]:

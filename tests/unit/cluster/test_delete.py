@@ -175,3 +175,29 @@ def test_claim_of_the_version_before_stays(launched: Launched, fake_api: FakeApi
     lease.release_lease(made)
     assert is_there(fake_api, at_home(CLAIM))
     assert not (fake_server.get("v1", "PersistentVolumeClaim", "checkpoints") or {})["metadata"].get("labels")
+
+
+# --- files of this machine
+
+
+def test_files_go_after_the_job(planned: Planned, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The ConfigMap belongs to the run's Lease, is created before the job, and teardown deletes it after the job."""
+    monkeypatch.setattr(delete, "REMOVAL_TIMEOUT_S", -1.0)
+    plan = planned(deadlines={"grace": 1}, files={"/opt/sample.py": "sample.py"})
+    create.create_job(plan)
+    made = client.get_cluster_client(plan.cluster).get("v1", "ConfigMap", f"{plan.job}-files")
+    assert made is not None
+    assert [each["kind"] for each in made["metadata"]["ownerReferences"]] == ["Lease"]
+    assert delete.delete_all_objects(plan) == []
+    assert not is_there(fake_api, made)
+    gone = [each.path.rpartition("/")[2] for each in fake_api.asked if each.method == "DELETE"]
+    assert gone == [plan.job, f"{plan.job}-files"]
+
+
+def test_files_that_may_not_be_seen_may_be_left(planned: Planned, fake_api: FakeApi) -> None:
+    """A run that has created a ConfigMap proves that it is gone: if ConfigMaps may not be listed, it says so."""
+    plan = planned(files={"/opt/sample.py": "sample.py"})
+    create.create_job(plan)
+    fake_api.fail("GET", r"/configmaps\?", 403)
+    (left,) = delete.delete_all_objects(plan)
+    assert left.startswith("ConfigMap in default: cannot be seen, so may be left")

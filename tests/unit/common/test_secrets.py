@@ -122,3 +122,22 @@ def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
         describe_exposed_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}})
         == ""
     )
+
+
+@pytest.mark.parametrize(
+    ("line", "names"),
+    [
+        ("load(name, token=args.hf_token, api_key=os.environ['KEY'], password=get_password())", []),
+        ("login(token=token)", []),
+        ("TOKEN = 1\nHF_TOKEN='abc123def456'", ["secret HF_TOKEN"]),
+        ("login('hf_abcdefghijklmnopqrstuvwx')", ["secret a value"]),
+        ("key = 'eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abcdefghijkl'", ["secret a value"]),
+    ],
+)
+def test_program_in_a_file_is_not_called_a_secret(
+    planned: Planned, tmp_path: Path, line: str, names: list[str]
+) -> None:
+    """Of a program among the files for pods, only what is written out counts, not what it computes."""
+    (tmp_path / "train.py").write_text(f"import os\n{line}\n")
+    found = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
+    assert [each.need for each in found] == names

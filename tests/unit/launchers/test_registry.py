@@ -23,6 +23,7 @@ from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, regis
 from torchyard.loading.profile import list_profiles, load_profile
 from torchyard.model.plan import Plan
 from torchyard.model.run import Observation
+from torchyard.pods.files import summarize_files
 
 # --- plans
 
@@ -43,7 +44,7 @@ GOLDEN = ROOT / "tests" / "golden"
 
 def recorded(plan: Plan) -> str:
     """The plan as text, without what differs between machines."""
-    text = json.dumps(plan.model_dump(mode="json", exclude_none=True), indent=1) + "\n"
+    text = json.dumps(summarize_files(plan.model_dump(mode="json", exclude_none=True)), indent=1) + "\n"
     return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT")
 
 

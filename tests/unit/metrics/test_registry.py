@@ -21,6 +21,18 @@ from torchyard.metrics.registry import (
 )
 from torchyard.model.profile import MetricsFormat
 
+# What programs/allreduce.py prints before a program whose fabric is checked.
+CHECKED = json.dumps({"check_fabric": {"collective": "all_reduce", "size": 1 << 30, "busbw": 12.5, "wrong": 0}})
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_check_of_the_fabric_is_no_metric(name: MetricsFormat) -> None:
+    """The line of the check before a program is not read as the program's own, in any format."""
+    found = READERS[name]([CHECKED])
+    assert (found.rows, found.summary) == ((), {})
+    assert LINE_READERS[name](CHECKED) == {}
+
+
 # Pieces of lines of the formats, which are combined at random.
 PIECES = (
     *(

@@ -20,11 +20,31 @@ from torchyard.model.errors import ProfileError
             {"rendezvous": "env", "restarts": 2},
             "restarts: torchrun starts processes again, and this job has no torchrun",
         ),
+        ({"min_busbw": 10}, "min_busbw: is what check_fabric must reach: set check_fabric too"),
+        (
+            {"check_fabric": "30s", "nodes": 2},
+            "check_fabric: needs the GB/s that an all-reduce must reach: set min_busbw",
+        ),
+        ({"check_fabric": "30s", "min_busbw": 1}, "check_fabric: all nodes take part: one number of 2 or more, not 1"),
+        (
+            {"check_fabric": "30s", "min_busbw": 1, "nodes": {"min": 2, "max": 3}},
+            "check_fabric: all nodes take part: one number of 2 or more, not 2:3",
+        ),
+        (
+            {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "no-rdma"},
+            "check_fabric: needs the GB/s",
+        ),
+        (
+            {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "processes": 2},
+            "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, and this job has 2 processes",
+        ),
+        ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
+        ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: env needs a fixed number of nodes: one number"),
     ],
 )
 def test_what_does_not_go_together_is_refused(write: Write, keys: dict[str, Any], said: str) -> None:
-    """The agent and the rendezvous must fit together, with any launcher."""
+    """Agent and rendezvous, and the check of the fabric and its threshold, must fit together, with any launcher."""
     with pytest.raises(ProfileError, match=said):
         load(write(**keys))
 
@@ -75,3 +95,11 @@ def test_value_that_only_looks_odd_is_taken(write: Write, keys: dict[str, Any]) 
 def test_bad_name_is_told(write: Write) -> None:
     """A file name that cannot become a job's name is refused, with the rule."""
     assert "name: string should match pattern" in refused(write("My_Profile"))
+
+
+def test_own_threshold_comes_first(write: Write) -> None:
+    """`min_busbw` takes precedence over the hardware file's; without both there is none."""
+    shape = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": 2, "processes": 8, "launcher": "volcano"}
+    shape |= {"image": "train:v1", "check_fabric": "30s"}
+    found = [load(write(**shape, **own)).least_busbw for own in ({}, {"min_busbw": 20})]
+    assert [*found, load(write()).least_busbw] == [185, 20, None]

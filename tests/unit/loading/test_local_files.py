@@ -1,0 +1,83 @@
+"""Files of this machine for pods: read when the profile is loaded, or refused in one sentence."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, load
+from torchyard.common.project_root import ROOT
+from torchyard.model.errors import ProfileError
+
+PODS = {"launcher": "volcano", "image": "train:v1", "program": "/x.py"}
+
+
+def refused(path: Path) -> str:
+    with pytest.raises(ProfileError) as found:
+        load(path)
+    return str(found.value)
+
+
+def test_file_is_looked_for_beside_the_profile(write: Write, tmp_path: Path) -> None:
+    """A relative path is relative to the profile's file, and comes before one of the project."""
+    (tmp_path / "programs").mkdir()
+    (tmp_path / "programs" / "pi.py").write_text("mine")
+    files = load(write(**PODS, files={"/x.py": "programs/pi.py", "/y.py": "programs/allreduce.py"})).files
+    assert files["/x.py"].text == "mine"
+    assert files["/y.py"].content == (ROOT / "programs" / "allreduce.py").read_bytes()
+
+
+@pytest.mark.parametrize("content", [b"", b"a\r\nb", "Zürich".encode(), b"\xff\xfe", b"a\0b", bytes(range(256))])
+def test_content_stays_as_it_is(write: Write, tmp_path: Path, content: bytes) -> None:
+    """Every byte of a file is kept; only what is UTF-8 without NUL is text."""
+    (tmp_path / "data").write_bytes(content)
+    found = load(write(**PODS, files={"/data": str(tmp_path / "data")})).files["/data"]
+    assert found.content == content
+    assert (found.text is None) == (b"\xff" in content or b"\0" in content)
+
+
+def test_content_is_that_of_the_load(write: Write, tmp_path: Path) -> None:
+    """A file that changes after the load does not change the profile: its plan is pure."""
+    (tmp_path / "data").write_text("before")
+    profile = load(write(**PODS, files={"/data": "data"}))
+    (tmp_path / "data").write_text("after")
+    assert profile.files["/data"].text == "before"
+
+
+def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
+    """1 MiB in all is accepted, and one byte more is refused with the file, its size and the line of its key."""
+    for name, size in (("small", 1 << 10), ("large", (1 << 20) - (1 << 10))):
+        (tmp_path / name).write_bytes(bytes(size))
+    files = {"/a-small": "small", "/b-large": "large"}
+    assert len(load(write(**PODS, files=files)).files) == 2
+    (tmp_path / "large").write_bytes(bytes((1 << 20) - 1023))
+    said = refused(path := write(**PODS, files=files))
+    line = next(at for at, text in enumerate(path.read_text().splitlines(), 1) if "/b-large" in text)
+    assert f"{path}:{line}: files: {tmp_path}/large has 1,047,553 bytes, 1,048,577 with those before it" in said
+    assert "a ConfigMap holds 1,048,576" in said
+
+
+@pytest.mark.parametrize(
+    ("files", "said"),
+    [
+        (["/x.py"], "is a file for each path in the pods, not"),
+        ({"/x.py": 3}, "/x.py needs the name of a file of this machine, not 3"),
+        ({"/x.py": "none.py"}, "none.py does not exist, or is no regular file"),
+        ({"/x.py": "/"}, "/ is a folder: name its files one by one"),
+        ({"x.py": "sample.py"}, "'x.py' is no file in a pod: begin it with /"),
+        ({"/opt/": "sample.py"}, "'/opt/' is no file in a pod"),
+        ({"/a/../x.py": "sample.py"}, "'/a/../x.py' is no file in a pod"),
+        ({"/a:b": "sample.py"}, "'/a:b' is no file in a pod"),
+        ({"/data": "sample.py"}, "files: /data is in `mounts` too"),
+    ],
+)
+def test_wrong_file_is_refused(write: Write, files: Any, said: str) -> None:
+    """What is no file of this machine, or no path of one file in a pod, is refused before anything is planned."""
+    assert said in refused(write(**PODS, mounts={"/data": {"claim": "coco"}}, files=files))
+
+
+def test_manifest_brings_its_own(write: Write, tmp_path: Path) -> None:
+    """The pods of a manifest are its own: files are refused there."""
+    (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: x}\n")
+    keys = {"launcher": "volcano", "manifest": "job.yaml", "program": None, "files": {"/x.py": "sample.py"}}
+    assert "files: is not for a manifest: put a ConfigMap into it" in refused(write(**keys))

@@ -1,0 +1,76 @@
+"""The check before a long training: a short all-reduce over the job's nodes and fabric, which ends a job if it is slow.
+
+It is a torchrun of its own on each node, with the job's rendezvous and another port and id. Every process finds the
+same bandwidth, so every node ends if it is too low.
+"""
+
+import shlex
+from typing import NamedTuple
+
+from torchyard.agents import torchrun
+from torchyard.agents.placement import Placement
+from torchyard.agents.process_env import command_word
+from torchyard.agents.torchrun import Endpoint, JobNode
+from torchyard.common.project_root import ROOT
+from torchyard.model.profile import WITH_AGENT, Profile
+from torchyard.model.run import Run
+
+_PROGRAM = "programs/allreduce.py"
+PORT_OFFSET = 2  # from the job's own port; its etcd may have the one between
+_MODULE = ("-m", torchrun.MODULES["torchrun"])
+_RENDEZVOUS_SUFFIX = "-check"
+_SIZES = ("--min-size=1M", "--max-size=1G", "--trials=5", "--warmups=2")
+# Written to a file, because torchrun starts no program from its input.
+_LINES = """\
+cat >{path} <<'CHECK_FABRIC'
+{program}CHECK_FABRIC
+{agent} {path} {options}
+rm -f {path}
+"""
+
+
+def pod_check(profile: Profile, run: Run, place: JobNode) -> str:
+    """The lines of a pod's shell, under `set -e`, that check the fabric; none if the profile does not ask for it."""
+    agent = ("torchrun",) if profile.starter == "torchrun" else ("python3", *_MODULE)
+    return _build_lines(profile, run, place, _CheckFiles(agent, '"${TMPDIR:-/tmp}/torchyard-allreduce.py"'))
+
+
+def machine_check(profile: Profile, run: Run, place: JobNode, seat: Placement) -> tuple[str, ...]:
+    """The words before a node's command on a machine, which then starts after the check."""
+    folder = f"{seat.folder}/node-{place.node}"
+    files = _CheckFiles((seat.python, *_MODULE, f"--log_dir={folder}/check"), shlex.quote(f"{folder}/allreduce.py"))
+    lines = _build_lines(profile, run, place, files)
+    return ("sh", "-c", f'set -e\n{lines}exec "$@"\n', "torchyard") if lines else ()
+
+
+class _CheckFiles(NamedTuple):
+    """The words that start an agent of the check, and the file that it starts, as a word of a shell."""
+
+    agent: tuple[str, ...]
+    path: str
+
+
+def _build_lines(profile: Profile, run: Run, place: JobNode, files: _CheckFiles) -> str:
+    if profile.check_fabric is None:
+        return ""
+    static = {} if profile.rendezvous in WITH_AGENT else {"rendezvous": "static"}
+    agents = profile.model_copy(update={"restarts": 0, **static})
+    meets = place._replace(endpoint=_choose_endpoint(profile, run, place), suffix=_RENDEZVOUS_SUFFIX)
+    limits = (f"--least={profile.least_busbw:g}", f"--within={profile.check_fabric:g}")
+    return _LINES.format(
+        path=files.path,
+        program=command_word((ROOT / _PROGRAM).read_text("utf-8"), place),
+        agent=shlex.join((*files.agent, *torchrun.agent_options(agents, run, meets), "--")),
+        options=shlex.join((*limits, *_SIZES)),
+    )
+
+
+def _choose_endpoint(profile: Profile, run: Run, place: JobNode) -> Endpoint:
+    """Where the check's agents meet: in the same etcd, or at a port that the job itself does not use.
+
+    Run:ai alone knows the job's port; its pods can reach any.
+    """
+    if profile.rendezvous == "etcd-v2":
+        return place.endpoint
+    own = place.endpoint.port if isinstance(place.endpoint.port, int) else torchrun.first_port(run)
+    return Endpoint(address=place.endpoint.address, port=own + PORT_OFFSET)
