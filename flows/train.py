@@ -3,25 +3,26 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow
-from prefect.client.schemas.objects import State
 
-from tasks.train import train_profile
 from torchyard.cli.main import add_overrides, read_overrides
 from torchyard.common.escaping import spell_anything
+from torchyard.model.result import RunResult
+from torchyard.tasks.train import train_flow_run
 
 
-@flow(name="train")
-def train(profile: str, overrides: dict[str, Any] | None = None) -> State[Any]:
+# The result is stored for callers alone: no run depends on it (docs/reuse.md).
+@flow(name="train", persist_result=True, result_serializer="json")
+def train(profile: str, overrides: dict[str, Any] | None = None) -> RunResult:
     """Run the training that a profile describes, from preflight to the report.
 
     Args:
         profile: A name from `torchyard profiles`, or the path of a YAML file.
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
     """
-    return train_profile(profile, overrides)
+    return cast(RunResult, train_flow_run(profile, overrides))  # Prefect takes the state, and callers get its data
 
 
 def main(words: Sequence[str]) -> int:

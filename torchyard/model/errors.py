@@ -11,11 +11,14 @@ TorchyardError
     LeftError          this process cannot go on, and leaves the job alone
     RunInUseError      another process owns this run
     BenchmarkError     the runs of a benchmark cannot be compared
+    TrainingError      a training in somebody's flow did not succeed; holds its result
+    ResultError        a run has left no result that this process can read
 
 They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
 """
 
 from torchyard.model.requirements import Check
+from torchyard.model.result import RunResult
 
 
 class TorchyardError(Exception):
@@ -125,3 +128,18 @@ class RunInUseError(TorchyardError):
 
 class BenchmarkError(TorchyardError):
     """The runs of a benchmark cannot be started or compared."""
+
+
+class TrainingError(TorchyardError):
+    """A training that a flow asked for did not succeed; its result holds what it measured until then."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return f"{self.result.run} {self.result.end}: {self.result.sentence}"
+
+
+class ResultError(TorchyardError):
+    """A run has left no result that can be read from here."""

@@ -1,7 +1,7 @@
 """The Prefect tasks of a benchmark; whole ones are played in tests/local/test_benchmark.py."""
 
-from tasks.benchmark import _describe_end, measure_fabric
 from tests.benchmarks import compared_fabrics
+from torchyard.tasks.benchmark import _describe_end, measure_fabric
 
 
 def test_task_measures_one_fabric() -> None:

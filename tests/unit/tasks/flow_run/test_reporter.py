@@ -6,7 +6,6 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.flow_run.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from tests.histories import KEY, recorded
@@ -15,6 +14,7 @@ from tests.waiting import until
 from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import runs_folder
 from torchyard.run.signals import CancelRequested
+from torchyard.tasks.flow_run.reporter import PrefectReporter
 from torchyard.trend.records import history_path, keep_record
 
 

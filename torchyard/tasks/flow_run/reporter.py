@@ -41,6 +41,7 @@ from torchyard.run.signals import CancelRequested
 from torchyard.trend.page import render_history
 
 from . import states
+from .result import build_result, make_result_artifact
 
 _POLL_INTERVAL_S = 3.0  # between two checks of the run's state in Prefect
 _RETRY_INTERVAL_S = 1.0
@@ -67,6 +68,8 @@ class PrefectReporter:
 
     def __init__(self, run_id: str, count: int = 1) -> None:
         self._run_id, self.count = UUID(run_id), count
+        self.report: Report | None = None
+        self.stop: BaseException | None = None
         self._artifact: UUID | None = None
         self._calls: dict[str, tuple[PrefectCall, Future[None]]] = {}
         self._news = threading.Condition()
@@ -109,6 +112,7 @@ class PrefectReporter:
 
     def is_void(self, stop: BaseException) -> bool:
         """Whether Prefect's client has given up renewing the run's slot: it cancels a flow for no other reason."""
+        self.stop = stop
         context = FlowRunContext.get()
         limited = context is not None and context.flow is not None and context.flow.timeout_seconds is not None
         if not isinstance(stop, asyncio.CancelledError) or limited:
@@ -136,9 +140,10 @@ class PrefectReporter:
 
     def show_report(self, report: Report) -> None:
         """Show the report and the history in Prefect; an unreachable server costs the pages, not the report."""
-        until = time.monotonic() + _PAGE_TIMEOUT_S
+        self.report, until = report, time.monotonic() + _PAGE_TIMEOUT_S
         said = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
         pages = {"report": self._send_page(f"report-{report.profile}", render_markdown(report), said)}
+        pages["result"] = self._send_artifact("result", make_result_artifact(self._run_id, build_result(report)))
         if history := render_history(report.history):
             told = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
             pages["history"] = self._send_page(f"trend-{Path(report.history).stem}", history, told)
@@ -152,8 +157,9 @@ class PrefectReporter:
 
     def _send_page(self, key: str, text: str, about: str) -> Future[None]:
         fields = {"key": key, "type": "markdown", "description": about}
-        page = ArtifactCreate(data=text, flow_run_id=self._run_id, **fields)
+        return self._send_artifact(key, ArtifactCreate(data=text, flow_run_id=self._run_id, **fields))
 
+    def _send_artifact(self, key: str, page: ArtifactCreate) -> Future[None]:
         def call(client: SyncPrefectClient) -> None:
             client.create_artifact(page)
 

@@ -1,0 +1,111 @@
+"""One run of a profile inside a Prefect flow: the engine's runner, with each step as a task.
+
+`train_flow_run` is the flow `train`: the flow run is the run. `train_profile` is a training in a flow of a user's own:
+a run of its own, of which a flow run may have many.
+"""
+
+import logging
+import os
+import signal
+from typing import Any
+
+from prefect.client.schemas.objects import State, StateType
+from prefect.context import FlowRunContext
+from prefect.exceptions import TerminationSignal
+from prefect.runtime import flow_run
+from prefect.states import Failed
+
+from torchyard.common.escaping import spell_anything, strip_control_codes
+from torchyard.common.log import get_log
+from torchyard.common.secrets import describe_exposed_overrides, mask_text
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import LeftError, RunInUseError, TorchyardError, TrainingError
+from torchyard.model.result import RunResult
+from torchyard.pods import seal
+from torchyard.run.resume import CRASHED
+from torchyard.run.runner import Runner
+from torchyard.steps.descriptors import raise_file_limit
+from torchyard.steps.line import StepFunctions
+
+from .collect import collect
+from .flow_run.inner_run import derive_run_id
+from .flow_run.ownership import obtain_key
+from .flow_run.reporter import PrefectReporter
+from .flow_run.result import build_result, read_result
+from .flow_run.states import final_state
+from .flow_run.step import make_task
+from .preflight import preflight
+from .rendezvous import ensure_rendezvous
+from .submit import submit
+from .teardown import teardown
+from .wait import wait
+
+STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
+
+
+def train_flow_run(profile: str, overrides: dict[str, Any] | None = None) -> State[RunResult]:
+    """Take this flow run from its current state to its end; returns its final state, which holds a success's result."""
+    try:
+        result = _run(profile, overrides or {}, str(flow_run.id), PrefectReporter(str(flow_run.id), flow_run.run_count))
+        return final_state(result.end, result.sentence, result)
+    except RunInUseError as error:
+        return _leave_to_owner(error)
+    except LeftError as error:  # its watchdog has the run resumed
+        return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
+    except TorchyardError as error:
+        get_log().error("%s", error)
+        return Failed(message=mask_text(strip_control_codes(str(error))))
+
+
+@make_task
+def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: str = "") -> RunResult:
+    """Train in a flow of your own, as often as you like, one after the other or with `.submit` at the same time.
+
+    Each training is a run of its own, with a journal, a lease, progress and a report. If the flow run is started again,
+    a training that has ended is not repeated, and one that goes on is attached to; it is found by its profile,
+    overrides and `name`. TrainingError if it does not succeed; a cancelled flow run ends it, and is ended by it.
+    """
+    run_id = derive_run_id(profile, overrides or {}, name)
+    reporter = PrefectReporter(str(flow_run.id), flow_run.run_count)
+    result = _run(profile, overrides or {}, run_id, reporter)
+    if result.end in ("cancelled", "stopped"):
+        # Not an Exception, as before the training caught it: `except Exception` must not go on with the next training.
+        raise reporter.stop or TerminationSignal(signal.SIGTERM)
+    if result.end != "succeeded":
+        raise TrainingError(result)
+    return result
+
+
+def _run(profile: str, overrides: dict[str, Any], run_id: str, reporter: PrefectReporter) -> RunResult:
+    """Take a run to its end, whatever that is; its result."""
+    raise_file_limit()
+    spell_anything()
+    seal.key_source = obtain_key
+    if said := describe_exposed_overrides(overrides):
+        get_log().warning("%s", said)
+    runner = Runner(load_profile(profile, overrides), run_id, reporter, STEPS)
+    end, sentence = runner.run()
+    report = reporter.report or runner.folder.report()  # a run that has ended already makes no report again
+    if report and report.end == end:
+        return build_result(report)
+    try:  # of a process on another machine
+        return read_result(str(flow_run.id), runner.folder.name)
+    except Exception as error:
+        get_log().debug("%s", error)
+        return RunResult(
+            profile=runner.profile.name, run=runner.folder.name, end=end, sentence=sentence, seconds=0.0, attempts=0
+        )
+
+
+def _leave_to_owner(error: RunInUseError) -> State[Any]:
+    """End this process without touching the run: its owner will report how it ended.
+
+    A subflow shares its process with the flow around it, which goes on.
+    """
+    get_log().warning("%s", error)
+    context = FlowRunContext.get()
+    this = context.flow_run if context else None
+    if this and this.parent_task_run_id and this.deployment_id is None:
+        return Failed(message=str(error))
+    logging.shutdown()
+    os._exit(0)
