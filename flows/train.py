@@ -14,7 +14,7 @@ from torchyard.tasks.train import train_flow_run
 
 
 # The result is stored for callers alone: no run depends on it (docs/reuse.md).
-@flow(name="train", persist_result=True, result_serializer="json")
+@flow(name="train", persist_result=True)
 def train(profile: str, overrides: dict[str, Any] | None = None) -> RunResult:
     """Run the training that a profile describes, from preflight to the report.
 

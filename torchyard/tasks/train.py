@@ -29,7 +29,7 @@ from torchyard.steps.line import StepFunctions
 
 from .collect import collect
 from .flow_run.inner_run import derive_run_id
-from .flow_run.ownership import obtain_key
+from .flow_run.ownership import name_flow_run, obtain_key
 from .flow_run.reporter import PrefectReporter
 from .flow_run.result import build_result, read_result
 from .flow_run.states import final_state
@@ -46,7 +46,10 @@ STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teard
 def train_flow_run(profile: str, overrides: dict[str, Any] | None = None) -> State[RunResult]:
     """Take this flow run from its current state to its end; returns its final state, which holds a success's result."""
     try:
-        result = _run(profile, overrides or {}, str(flow_run.id), PrefectReporter(str(flow_run.id), flow_run.run_count))
+        reporter = PrefectReporter(str(flow_run.id), flow_run.run_count)
+        result = _run(profile, overrides or {}, str(flow_run.id), reporter)
+        if _is_subflow():
+            _pass_stop_on(result, reporter)
         return final_state(result.end, result.sentence, result)
     except RunInUseError as error:
         return _leave_to_owner(error)
@@ -66,14 +69,26 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     overrides and `name`. TrainingError if it does not succeed; a cancelled flow run ends it, and is ended by it.
     """
     run_id = derive_run_id(profile, overrides or {}, name)
+    name_flow_run(run_id, str(flow_run.id))
     reporter = PrefectReporter(str(flow_run.id), flow_run.run_count)
     result = _run(profile, overrides or {}, run_id, reporter)
-    if result.end in ("cancelled", "stopped"):
-        # Not an Exception, as before the training caught it: `except Exception` must not go on with the next training.
-        raise reporter.stop or TerminationSignal(signal.SIGTERM)
+    _pass_stop_on(result, reporter)
     if result.end != "succeeded":
         raise TrainingError(result)
     return result
+
+
+def _pass_stop_on(result: RunResult, reporter: PrefectReporter) -> None:
+    """Raise again what has stopped this run: the flow around it must not go on, not even if it catches Exception."""
+    if reporter.report and result.end in ("cancelled", "stopped"):  # a run that has ended before is not stopped now
+        raise reporter.stop or TerminationSignal(signal.SIGTERM)
+
+
+def _is_subflow() -> bool:
+    """Whether another flow has called this one, in this process."""
+    context = FlowRunContext.get()
+    this = context.flow_run if context else None
+    return this is not None and this.parent_task_run_id is not None and this.deployment_id is None
 
 
 def _run(profile: str, overrides: dict[str, Any], run_id: str, reporter: PrefectReporter) -> RunResult:
@@ -103,9 +118,7 @@ def _leave_to_owner(error: RunInUseError) -> State[Any]:
     A subflow shares its process with the flow around it, which goes on.
     """
     get_log().warning("%s", error)
-    context = FlowRunContext.get()
-    this = context.flow_run if context else None
-    if this and this.parent_task_run_id and this.deployment_id is None:
+    if _is_subflow():
         return Failed(message=str(error))
     logging.shutdown()
     os._exit(0)

@@ -28,7 +28,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run, task_run
 from prefect.states import Crashed, Running
@@ -76,6 +76,8 @@ class PrefectReporter:
         self._over = threading.Event()
         self._cancelled_at = math.inf
         self._looked_at = -math.inf
+        self._around: tuple[UUID, ...] | None = None  # the flow runs around this one, once Prefect has said them
+        self._pool_ended, self._is_abandoned = _find_pool_event(), False
 
     def __enter__(self) -> Self:
         run = contextvars.copy_context().run  # Prefect's settings and the run's log belong to a context
@@ -101,7 +103,7 @@ class PrefectReporter:
 
     def check_cancelled(self) -> None:
         """Raise CancelRequested if the run was cancelled a moment ago and no signal has arrived."""
-        if time.monotonic() - self._cancelled_at > _SIGNAL_TIMEOUT_S:
+        if self._is_abandoned or time.monotonic() - self._cancelled_at > _SIGNAL_TIMEOUT_S:
             raise CancelRequested
 
     def is_cancelled(self) -> bool:
@@ -209,11 +211,18 @@ class PrefectReporter:
         done.set_exception(refusal) if refusal else done.set_result(None)
 
     def _look(self, client: SyncPrefectClient) -> None:
-        """Check whether a user has cancelled or suspended the run."""
+        """Check whether a user has cancelled or suspended the run, or cancelled one around it."""
         self._looked_at = time.monotonic()
-        state = client.read_flow_run(self._run_id).state
-        if state and (state.is_cancelling() or state.is_cancelled()):
+        this = client.read_flow_run(self._run_id)
+        if self._around is None:
+            self._around = states.list_flow_runs_around(client, this)
+        state = this.state
+        if any(map(states.is_cancelled, (state, *(client.read_flow_run(each).state for each in self._around)))):
             self._cancelled_at = min(self._cancelled_at, self._looked_at)
+        elif (
+            self._pool_ended.is_set() and state and state.is_running()
+        ):  # not so if the flow returns
+            self._is_abandoned = True
         elif state and state.is_paused():
             get_log().warning("%s; its state is Running again", _NO_SUSPENSION)
             client.set_flow_run_state(self._run_id, Running(message=_NO_SUSPENSION), force=True)
@@ -224,6 +233,16 @@ def _is_transient_error(error: Exception) -> bool:
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
     return isinstance(error, TransportError)
+
+
+def _find_pool_event() -> threading.Event:
+    """What Prefect sets if the flow around a submitted task ends or is stopped: a signal reaches only its main thread.
+
+    It has no public name; without it only a cancel ends such a run.
+    """
+    flow, step = FlowRunContext.get(), TaskRunContext.get()
+    events = getattr(getattr(flow, "task_runner", None), "_cancel_events", {})
+    return (events.get(step.task_run.id) if step else None) or threading.Event()
 
 
 def _ignore_suspension() -> None:

@@ -57,6 +57,20 @@ def read_liveness(run_id: str) -> str:
     return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
 
 
+def is_cancelled(state: State[Any] | None) -> bool:
+    """Whether a user has cancelled the run."""
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def list_flow_runs_around(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
+    """The flow runs that have started this one, as a subflow or through its deployment: the nearest first."""
+    found = list[UUID]()
+    while run.parent_task_run_id and (above := client.read_task_run(run.parent_task_run_id).flow_run_id):
+        found.append(above)
+        run = client.read_flow_run(above)
+    return tuple(found)
+
+
 def read_reported_state(state: State[Any] | None) -> ReportedState:
     """A state of Prefect as a plain value."""
     if state is None:
