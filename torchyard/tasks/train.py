@@ -20,6 +20,7 @@ from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import LeftError, RunInUseError, TorchyardError, TrainingError
+from torchyard.model.profile import Profile
 from torchyard.model.result import RunResult
 from torchyard.pods import seal
 from torchyard.run.resume import CRASHED
@@ -46,8 +47,9 @@ STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teard
 def train_flow_run(profile: str, overrides: dict[str, Any] | None = None) -> State[RunResult]:
     """Take this flow run from its current state to its end; returns its final state, which holds a success's result."""
     try:
-        reporter = PrefectReporter(str(flow_run.id), flow_run.run_count)
-        result = _run(profile, overrides or {}, str(flow_run.id), reporter)
+        chosen, run_id = _load(profile, overrides or {}), str(flow_run.id)
+        reporter = PrefectReporter(run_id, flow_run.run_count)
+        result = _run(chosen, run_id, reporter)
         if _is_subflow():
             _pass_stop_on(result, reporter)
         return final_state(result.end, result.sentence, result)
@@ -68,10 +70,10 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     a training that has ended is not repeated, and one that goes on is attached to; it is found by its profile,
     overrides and `name`. TrainingError if it does not succeed; a cancelled flow run ends it, and is ended by it.
     """
-    run_id = derive_run_id(profile, overrides or {}, name)
+    chosen, run_id = _load(profile, overrides or {}), derive_run_id(profile, overrides or {}, name)
     name_flow_run(run_id, str(flow_run.id))
     reporter = PrefectReporter(str(flow_run.id), flow_run.run_count)
-    result = _run(profile, overrides or {}, run_id, reporter)
+    result = _run(chosen, run_id, reporter)
     _pass_stop_on(result, reporter)
     if result.end != "succeeded":
         raise TrainingError(result)
@@ -91,14 +93,19 @@ def _is_subflow() -> bool:
     return this is not None and this.parent_task_run_id is not None and this.deployment_id is None
 
 
-def _run(profile: str, overrides: dict[str, Any], run_id: str, reporter: PrefectReporter) -> RunResult:
-    """Take a run to its end, whatever that is; its result."""
+def _load(profile: str, overrides: dict[str, Any]) -> Profile:
+    """The profile, in a process that is ready to run it."""
     raise_file_limit()
     spell_anything()
     seal.key_source = obtain_key
     if said := describe_exposed_overrides(overrides):
         get_log().warning("%s", said)
-    runner = Runner(load_profile(profile, overrides), run_id, reporter, STEPS)
+    return load_profile(profile, overrides)
+
+
+def _run(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
+    """Take a run to its end, whatever that is; its result."""
+    runner = Runner(profile, run_id, reporter, STEPS)
     end, sentence = runner.run()
     report = reporter.report or runner.folder.report()  # a run that has ended already makes no report again
     if report and report.end == end:
@@ -108,7 +115,7 @@ def _run(profile: str, overrides: dict[str, Any], run_id: str, reporter: Prefect
     except Exception as error:
         get_log().debug("%s", error)
         return RunResult(
-            profile=runner.profile.name, run=runner.folder.name, end=end, sentence=sentence, seconds=0.0, attempts=0
+            profile=profile.name, run=runner.folder.name, end=end, sentence=sentence, seconds=0.0, attempts=0
         )
 
 

@@ -219,9 +219,7 @@ class PrefectReporter:
         state = this.state
         if any(map(states.is_cancelled, (state, *(client.read_flow_run(each).state for each in self._around)))):
             self._cancelled_at = min(self._cancelled_at, self._looked_at)
-        elif (
-            self._pool_ended.is_set() and state and state.is_running()
-        ):  # not so if the flow returns
+        elif self._pool_ended.is_set() and state and state.is_running():  # not so if the flow returns
             self._is_abandoned = True
         elif state and state.is_paused():
             get_log().warning("%s; its state is Running again", _NO_SUSPENSION)

@@ -54,7 +54,7 @@ def _find_checkpoints(report: Report, metrics: Metrics) -> tuple[str, ...]:
         *_list_newest_last(report.folder, "attempt-*/*/files/checkpoints/*"),
         *_list_newest_last(report.folder, "checkpoints/*"),
     )
-    return (*_keep_last(named), *_keep_last(found))
+    return tuple(dict.fromkeys((*_keep_last(named), *_keep_last(found))))
 
 
 def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
