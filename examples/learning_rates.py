@@ -21,7 +21,7 @@ def learning_rates(trials: int = 8, epochs: int = 3) -> dict[str, float]:
 
     study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0))
     study.optimize(train, n_trials=trials, catch=TrainingError)
-    return study.best_params
+    return dict(study.best_params)
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ from examples.one_after_the_other import one_after_the_other
 from examples.own_step import own_step
 from examples.register import train_and_register
 from torchyard.host.processes import find_labelled
-from torchyard.run.folder import list_run_folders
+from torchyard.run.folder import list_run_folders, runs_folder
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 
@@ -49,7 +49,8 @@ def test_optuna_searches_for_the_learning_rate() -> None:
 def test_steps_are_used_alone_on_machines() -> None:
     """From preflight to teardown without a runner, with a step of one's own between; no process is left."""
     assert own_step(epochs=2) > 0.5
-    assert [each for each in find_labelled("digits-local-") if each] == []
+    (folder,) = runs_folder().glob("digits-local-*")
+    assert find_labelled(f"{folder.name}/") == []
 
 
 def test_model_is_registered_if_it_is_good_enough(tmp_path: Path) -> None:

@@ -104,7 +104,7 @@ class PrefectReporter:
     def check_cancelled(self) -> None:
         """Raise CancelRequested if the run was cancelled a moment ago and no signal has arrived."""
         if self._is_abandoned or time.monotonic() - self._cancelled_at > _SIGNAL_TIMEOUT_S:
-            raise CancelRequested
+            raise CancelRequested("a flow run was cancelled or stopped, and no signal has arrived here")
 
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, as far as Prefect answers within a few seconds."""

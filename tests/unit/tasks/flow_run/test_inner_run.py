@@ -27,9 +27,8 @@ def test_trainings_of_one_flow_are_runs_of_their_own(inside: pytest.MonkeyPatch)
     first = derive_run_id("x", {}, "")
     assert derive_run_id("x", {}, "") == first
     calls(inside, 1, "second")
-    assert (
-        len({first, derive_run_id("x", {}, ""), derive_run_id("x", {"nodes": 2}, ""), derive_run_id("x", {}, "b")}) == 4
-    )
+    others = [("x", {}, ""), ("x", {"nodes": 2}, ""), ("x", {}, "b")]
+    assert len({first, *(derive_run_id(*words) for words in others)}) == 4
 
 
 def test_flow_that_starts_again_finds_its_trainings(inside: pytest.MonkeyPatch) -> None:
@@ -50,6 +49,6 @@ def test_plan_is_the_same_in_the_same_flow_run(inside: pytest.MonkeyPatch, write
     profile = load(write())
     other = profile.model_copy(update={"args": ("--lr=1",)})
     assert plan(profile) == plan(profile)
-    assert len({plan(profile).label, plan(profile, "b").label, plan(other).label}) == 3
+    assert len({plan(profile).job, plan(profile, "b").job, plan(other).job}) == 3
     inside.delenv("PREFECT__RUNTIME__FLOW_RUN__ID")
-    assert plan(profile).label != plan(profile).label
+    assert plan(profile).job != plan(profile).job

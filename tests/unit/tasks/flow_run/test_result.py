@@ -62,7 +62,7 @@ def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("api")
 def test_result_is_read_from_prefect(tmp_path: Path) -> None:
-    """The last result of a flow run is found, or the one of a named run; a flow run without one is told in a sentence."""
+    """The last result of a flow run is found, or that of a named run; one that has left none is told in a sentence."""
     flow_run = uuid4()
     first = build_result(report_with(tmp_path, Metrics()))
     second = first.model_copy(update={"run": "x-2"})
