@@ -6,9 +6,9 @@ from torchyard.tasks import collect, ensure_rendezvous, load_profile, plan, pref
 
 
 @task
-def warm_up(command: tuple[str, ...]) -> None:
+def bring_data(nodes: tuple[str, ...]) -> None:
     """Stands for a step of your own, such as copying the data to where the job reads it."""
-    print(f"about to run {' '.join(command)}")
+    print(f"data for {', '.join(nodes)}")
 
 
 @flow
@@ -17,7 +17,7 @@ def own_step(epochs: int = 10) -> float:
     profile = load_profile("digits-local", {"args": [f"--epochs={epochs}"]})
     job = plan(profile)
     preflight(job)
-    warm_up(tuple(job.nodes))
+    bring_data(tuple(job.nodes))
     try:
         ensure_rendezvous(job)
         outcome = wait(submit(job, profile.deadlines))
