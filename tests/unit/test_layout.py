@@ -12,7 +12,7 @@ from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.model.base import FrozenModel
 
 CODE = ("torchyard", "tasks", "flows", "scripts")
-SHIMS = {"tasks/sweep.py", "tasks/host/runai.py"}  # for runs of version 0.1
+SHIMS = {"tasks/recovery.py", "tasks/sweep.py", "tasks/host/runai.py"}  # for runs of earlier versions
 
 
 def list_modules() -> list[Path]:
@@ -78,7 +78,7 @@ def test_functions_and_modules_stay_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md"]
+    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md", "docs/reuse.md"]
 )
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page leads to a file."""
