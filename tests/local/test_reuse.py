@@ -1,5 +1,6 @@
 """Trainings inside flows of a user's own: their results, retries, and what a stop of the flow does to them."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -61,6 +62,13 @@ def has_processes() -> bool:
     return any(find_labelled(f"{folder.name}/") for folder in list_run_folders())
 
 
+def cancel_when_waiting(run: Any, count: int) -> None:
+    """What `prefect flow-run cancel` does, once that many trainings wait for their jobs."""
+    until(lambda: are_waiting(count))
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run, State(type=StateType.CANCELLING))
+
+
 def test_subflow_returns_the_result(write: Write) -> None:
     """`train` in another flow returns a typed result, and so does its state for a caller that asks Prefect for it."""
     path = str(write(code=ROW, metrics="json-lines"))
@@ -118,18 +126,29 @@ def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
     @flow
     def outer() -> None:
         started = [train_profile.submit(path, name=name) for name in "ab"]
-        threading.Thread(target=cancel, args=(flow_run.id,)).start()
+        threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 2)).start()
         for each in started:
             each.wait()
-
-    def cancel(run: Any) -> None:
-        until(lambda: are_waiting(2))
-        with get_client(sync_client=True) as client:
-            client.set_flow_run_state(run, State(type=StateType.CANCELLING))
 
     with pytest.raises(CancelRequested):
         outer()
     assert (read_ends(), has_processes()) == ({"cancelled"}, False)
+
+
+def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
+    """`train` as a subflow asks for the state of the flow around it as well, and lets nothing follow."""
+    path, went_on = str(write(code=SLEEP)), list[bool]()
+
+    @flow
+    def outer() -> None:
+        threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 1)).start()
+        with contextlib.suppress(Exception):
+            train(path)
+        went_on.append(True)
+
+    with pytest.raises(CancelRequested):
+        outer()
+    assert (read_ends(), has_processes(), went_on) == ({"cancelled"}, False, [])
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
