@@ -5,7 +5,7 @@ from typing import Any
 from prefect import flow
 from prefect.client.schemas.objects import State
 
-from tasks.benchmark import benchmark_profile
+from torchyard.tasks.benchmark import benchmark_profile
 
 
 @flow(name="benchmark")

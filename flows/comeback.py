@@ -7,7 +7,7 @@ from prefect import flow
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.recovery import recover_lost_runs
+from torchyard.tasks.recovery import recover_lost_runs
 
 
 @flow(name="comeback")

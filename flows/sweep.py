@@ -12,9 +12,6 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from tasks.flow_run.ownership import confirm_flow_run, read_liveness_by_name
-from tasks.flow_run.states import final_state, read_liveness, report_end, report_state, reschedule_run
-from tasks.recovery import recover_lost_runs
 from torchyard.common.escaping import escape_markdown, spell_anything, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.machines.strays import end_stray, find_strays
@@ -22,6 +19,9 @@ from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
+from torchyard.tasks.flow_run.ownership import confirm_flow_run, read_liveness_by_name
+from torchyard.tasks.flow_run.states import final_state, read_liveness, report_end, report_state, reschedule_run
+from torchyard.tasks.recovery import recover_lost_runs
 
 
 class AbandonedRun(NamedTuple):

@@ -3,18 +3,19 @@
 import argparse
 import sys
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast
 
 from prefect import flow
-from prefect.client.schemas.objects import State
 
-from tasks.train import train_profile
+from tasks.train import train_flow_run
 from torchyard.cli.main import add_overrides, read_overrides
 from torchyard.common.escaping import spell_anything
+from torchyard.model.result import RunResult
 
 
-@flow(name="train")
-def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> State[Any]:
+# The result is stored for callers alone: no run depends on it (docs/reuse.md).
+@flow(name="train", persist_result=True)
+def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> RunResult:
     """Run the training that a profile describes, from preflight to the report.
 
     Args:
@@ -22,7 +23,9 @@ def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool =
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
         dry_run: Show the plan and run preflight; start nothing.
     """
-    return train_profile(profile, overrides, dry_run)
+    return cast(
+        RunResult, train_flow_run(profile, overrides, dry_run)
+    )  # Prefect takes the state, and callers get its data
 
 
 def main(words: Sequence[str]) -> int:

@@ -20,11 +20,11 @@ from prefect.exceptions import ObjectNotFound
 from scripts.api import YardError, open_prefect_client
 from scripts.deployments import POOL_NAME
 from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
-from tasks.flow_run.states import report_end
 from torchyard.machines.strays import end_stray, find_strays
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
+from torchyard.tasks.flow_run.states import report_end
 
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient

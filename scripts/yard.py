@@ -81,7 +81,7 @@ def _start_worker(api: str) -> None:
 
 def _recover_lost_runs() -> None:
     """Resume runs that lost their launcher in a crash of this machine now, not when Prefect notices the loss."""
-    from tasks import recovery
+    from torchyard.tasks import recovery
 
     looked = recovery.recover_lost_runs()
     if looked.back:

@@ -1,7 +1,5 @@
-"""Read the logs of an ended job: metrics and root cause."""
+"""Read the logs of an ended job: its metrics, its network, and why it failed."""
 
-from torchyard.steps.collect import collect as run
+from torchyard.tasks import collect
 
-from .flow_run.step import make_task
-
-collect = make_task(run)
+__all__ = ["collect"]

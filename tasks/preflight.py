@@ -1,7 +1,5 @@
-"""Check everything that a plan needs."""
+"""Check that a plan can run: all findings at once, each with a remedy."""
 
-from torchyard.steps.preflight import preflight as run
+from torchyard.tasks import preflight
 
-from .flow_run.step import make_task
-
-preflight = make_task(run)
+__all__ = ["preflight"]

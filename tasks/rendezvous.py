@@ -1,7 +1,5 @@
-"""Make sure that the rendezvous store of a plan serves, if it has one."""
+"""Start and probe the rendezvous store of a plan, if it brings one."""
 
-from torchyard.steps.rendezvous import ensure_rendezvous as run
+from torchyard.tasks import ensure_rendezvous
 
-from .flow_run.step import make_task
-
-ensure_rendezvous = make_task(run)
+__all__ = ["ensure_rendezvous"]

@@ -1,7 +1,5 @@
-"""Start the job of a plan, or adopt an existing one."""
+"""Submit a plan"s job, or attach to it."""
 
-from torchyard.steps.submit import submit as run
+from torchyard.tasks import submit
 
-from .flow_run.step import make_task
-
-submit = make_task(run)
+__all__ = ["submit"]

@@ -1,7 +1,5 @@
-"""Remove everything of a plan, and prove it."""
+"""Remove all that a plan has created, and prove it."""
 
-from torchyard.steps.teardown import teardown as run
+from torchyard.tasks import teardown
 
-from .flow_run.step import make_task
-
-teardown = make_task(run)
+__all__ = ["teardown"]

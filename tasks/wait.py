@@ -1,7 +1,5 @@
 """Watch a job until it has ended."""
 
-from torchyard.steps.wait import wait as run
+from torchyard.tasks import wait
 
-from .flow_run.step import make_task
-
-wait = make_task(run)
+__all__ = ["wait"]

@@ -147,7 +147,9 @@ class World:
         """Do what `make up` does once the server answers; `supervise` restarts server and worker."""
         until("the server", self.healthy, 180, 0.5)
         environment = {**self.env, "TORCHYARD_RUNS": str(self.runs["worker"])}
-        subprocess.run([sys.executable, "-m", "tasks.recovery", "back"], env=environment, check=False, cwd=ROOT)
+        subprocess.run(
+            [sys.executable, "-m", "torchyard.tasks.recovery", "back"], env=environment, check=False, cwd=ROOT
+        )
 
     def lose_machine(self) -> None:
         """Kill everything on the worker's machine; from now on another machine's worker takes the runs."""

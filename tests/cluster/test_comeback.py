@@ -11,7 +11,6 @@ import pytest
 import yaml
 
 from flows.sweep import sweep
-from tasks.flow_run.states import report_end
 from tests.cluster.jobs import ANNOTATION, Jobs, until
 from tests.cluster.test_logs import Said
 from tests.flow_processes import Carried
@@ -21,6 +20,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
 from torchyard.run.sweep import sweep_run
+from torchyard.tasks.flow_run.states import report_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -10,8 +10,6 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tasks.flow_run.ownership import obtain_key
-from tasks.flow_run.states import report_end
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.test_comeback import Training, training  # noqa: F401  a fixture
 from torchyard.cluster import create, lease, lease_renewal, orphans
@@ -24,6 +22,8 @@ from torchyard.run.sweep import sweep_run
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
+from torchyard.tasks.flow_run.ownership import obtain_key
+from torchyard.tasks.flow_run.states import report_end
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 

@@ -8,11 +8,11 @@ from prefect import flow, get_client
 from prefect.client.schemas.objects import State, StateType
 
 from flows.train import train
-from tasks.flow_run import ownership
-from tasks.flow_run.ownership import _ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name
 from tests.leases import lease
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
+from torchyard.tasks.flow_run import ownership
+from torchyard.tasks.flow_run.ownership import _ENTRYPOINT, confirm_flow_run, obtain_key, read_liveness_by_name
 
 pytestmark = pytest.mark.usefixtures("api")
 

@@ -20,12 +20,12 @@ from prefect.states import Cancelling
 
 from flows.benchmark import benchmark
 from flows.train import train
-from tasks.recovery import recover_lost_runs
 from tests.conftest import Write
 from tests.flow_processes import until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_benchmark_folders, list_run_folders
 from torchyard.run.sweep import sweep_run
+from torchyard.tasks.recovery import recover_lost_runs
 
 pytestmark = pytest.mark.usefixtures("api")
 POOL = "torchyard"

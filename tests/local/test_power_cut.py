@@ -39,7 +39,7 @@ def start_again(world: World) -> str:
     world.start("server")
     until("server", world.healthy, PATIENCE_S)
     environment = world.env | {"TORCHYARD_RUNS": str(world.runs["worker"])}
-    command = [sys.executable, "-m", "tasks.recovery", "back"]
+    command = [sys.executable, "-m", "torchyard.tasks.recovery", "back"]
     said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     world.start("worker")
     return said

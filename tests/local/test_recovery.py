@@ -20,13 +20,13 @@ from prefect.states import Scheduled
 from flows.comeback import comeback
 from flows.train import train
 from scripts.automations import _RECOVERY_DEPLOYMENT, _RETIRED_NAMES, _heartbeat_automation, create_automations
-from tasks.flow_run.states import report_end, reschedule_run
-from tasks.recovery import _report_lost_run, recover_lost_runs
 from tests.conftest import Write
 from tests.flow_processes import Carried, until
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.run.sweep import sweep_run
+from torchyard.tasks.flow_run.states import report_end, reschedule_run
+from torchyard.tasks.recovery import _report_lost_run, recover_lost_runs
 
 pytestmark = pytest.mark.usefixtures("api")
 CRASHED = State[Any](type=StateType.CRASHED, name="Crashed")

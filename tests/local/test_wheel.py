@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 import zipfile
@@ -10,10 +11,16 @@ from typing import Any
 
 import pytest
 import yaml
+from prefect.settings import PREFECT_API_URL
 
 from torchyard.common.project_root import ROOT
 
 MAIN = "from torchyard.cli.console import main; main()"
+STEPS = "load_profile, plan, preflight, ensure_rendezvous, submit, wait, collect, teardown, train_profile"
+ONE_IMPORT = f"""
+from torchyard.tasks import {STEPS}
+print(*[each.__module__ for each in ({STEPS})], sep="\\n")
+"""
 LOOK = """
 import json, tasks, flows, tasks.load, torchyard
 from torchyard.tasks.collect import collect
@@ -39,6 +46,15 @@ def project(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         (folder / name).mkdir()
         (folder / name / "__init__.py").touch()
     (folder / "tasks" / "load.py").touch()
+    return folder
+
+
+@pytest.fixture(scope="module")
+def example(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """examples/project, copied out of this checkout, beside the unpacked wheel."""
+    folder = tmp_path_factory.mktemp("example") / "project"
+    shutil.copytree(ROOT / "examples" / "project", folder, ignore=shutil.ignore_patterns("__pycache__", "best.json"))
+    zipfile.ZipFile(wheel).extractall(folder / "site")
     return folder
 
 
@@ -78,3 +94,41 @@ def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> 
     shipped = python(project, MAIN, "plan", "digits-local")
     assert shipped.returncode == 0, shipped.stderr
     assert str(project / "site" / "torchyard" / "programs") in shipped.stdout
+
+
+def test_steps_come_by_one_import(project: Path) -> None:
+    """One import brings every step, from a wheel beside a project's own `tasks` and from a checkout alike."""
+    done = python(project, ONE_IMPORT)
+    assert done.returncode == 0, done.stderr
+    here = subprocess.run([sys.executable, "-c", ONE_IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert done.stdout == here.stdout
+
+
+def test_checkout_leaves_a_project_its_own_tasks(tmp_path: Path) -> None:
+    """An editable install puts the checkout on sys.path: a project's folder `tasks` is still its own."""
+    look = "import tasks.mine, torchyard.tasks; print(tasks.mine.__file__)"
+    (tmp_path / "tasks").mkdir()
+    (tmp_path / "tasks" / "mine.py").touch()
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
+    done = subprocess.run(
+        [sys.executable, "-c", look], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    )
+    assert done.stdout.strip() == str(tmp_path / "tasks" / "mine.py"), done.stderr
+
+
+def test_wheel_is_typed(wheel: Path) -> None:
+    """A type checker believes the wheel's annotations."""
+    assert "torchyard/py.typed" in zipfile.ZipFile(wheel).namelist()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("api")
+def test_example_project_runs_with_the_wheel_alone(example: Path) -> None:
+    """The example's flow trains twice with its own profile, program, tasks and flows, and notes the better run."""
+    url = {"PREFECT_API_URL": PREFECT_API_URL.value() or ""}
+    done = python(example, f"import os; os.environ.update({url}); import flows; print(flows.nightly().run)")
+    assert done.returncode == 0, done.stderr
+    best = json.loads((example / "best.json").read_text())
+    assert best["run"] == done.stdout.split()[-1]
+    assert Path(best["model"]).is_relative_to(example / "runs" / best["run"])
+    assert len([*(example / "runs").glob("line-*/report.json")]) == 2

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from prefect.client.schemas.objects import State
 
-import tasks.train
+import torchyard.tasks.train
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
@@ -234,7 +234,7 @@ def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytes
     def fault(*_: object) -> Any:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(wait=fault))
+    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(wait=fault))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
     (folder,) = list_run_folders()
     try:
@@ -266,6 +266,6 @@ def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytes
         until(lambda: mtime(folder) > old)
         return collect(*of)
 
-    monkeypatch.setattr(tasks.train, "STEPS", tasks.train.STEPS._replace(collect=slow))
+    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(collect=slow))
     assert train(str(write(code="")), return_state=True).is_completed()
     until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])

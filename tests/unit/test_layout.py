@@ -1,5 +1,6 @@
 """The rules of the project's layout."""
 
+import importlib
 import importlib.util
 import re
 from pathlib import Path
@@ -12,7 +13,7 @@ from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.model.base import FrozenModel
 
 CODE = ("torchyard", "tasks", "flows", "scripts")
-SHIMS = {"tasks/sweep.py", "tasks/host/runai.py"}  # for runs of version 0.1
+SHIMS = {"tasks/recovery.py", "tasks/sweep.py", "tasks/host/runai.py"}  # for runs of earlier versions
 
 
 def list_modules() -> list[Path]:
@@ -52,6 +53,14 @@ def test_packages_are_namespaces(folder: str) -> None:
     assert not (ROOT / folder / "__init__.py").exists()
 
 
+@pytest.mark.parametrize("name", ["preflight", "rendezvous", "submit", "wait", "collect", "teardown", "train"])
+def test_tasks_are_the_packages(name: str) -> None:
+    """tasks/ has the names of torchyard.tasks, and no second copy of a task."""
+    here, there = importlib.import_module(f"tasks.{name}"), importlib.import_module("torchyard.tasks")
+    task = {"rendezvous": "ensure_rendezvous", "train": "train_profile"}.get(name, name)
+    assert getattr(here, task) is getattr(there, task)
+
+
 @pytest.mark.parametrize("path", sorted((ROOT / "flows").glob("*.py")), ids=lambda path: path.stem)
 def test_no_flow_shadows_a_library(path: Path) -> None:
     """Prefect puts flows/ first on sys.path, where a file named like a library would hide it."""
@@ -78,7 +87,7 @@ def test_functions_and_modules_stay_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md"]
+    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md", "docs/reuse.md"]
 )
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page leads to a file."""

@@ -12,11 +12,14 @@ TorchyardError
     RunInUseError      another process owns this run
     BenchmarkError     the runs of a benchmark cannot be compared
       NoReportError      the run over one fabric has left no report
+    TrainingError      a training in somebody's flow did not succeed; holds its result
+    ResultError        a run has left no result that this process can read
 
 They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
 """
 
 from torchyard.model.requirements import Check
+from torchyard.model.result import RunResult
 
 
 class TorchyardError(Exception):
@@ -137,3 +140,18 @@ class NoReportError(BenchmarkError):
 
     def __str__(self) -> str:
         return f"the run {self.run} has no report: {self.why}"
+
+
+class TrainingError(TorchyardError):
+    """A training that a flow asked for did not succeed; its result holds what it measured until then."""
+
+    def __init__(self, result: RunResult) -> None:
+        super().__init__(result)
+        self.result = result
+
+    def __str__(self) -> str:
+        return f"{self.result.run} {self.result.end}: {self.result.sentence}"
+
+
+class ResultError(TorchyardError):
+    """A run has left no result that can be read from here."""

@@ -1,7 +1,7 @@
 """Proof that a launcher of the run wrote something on its Lease: an HMAC with the run's own key.
 
 Anyone who may change Leases in the namespace can write anything there. The key is stored where only users of Prefect
-can read it (tasks/flow_run/ownership.py), and is passed in from there: this module does not know Prefect.
+can read it (torchyard/tasks/flow_run/ownership.py), and is passed in from there: this module does not know Prefect.
 """
 
 import functools

@@ -10,7 +10,7 @@ from torchyard.model.run import Report
 
 
 class Reporter(Protocol):
-    """Connects one run to its orchestrator: `LocalReporter` here, `PrefectReporter` in tasks/flow_run/reporter.py.
+    """Connects one run to its orchestrator: `LocalReporter` here, `PrefectReporter` in torchyard/tasks/flow_run.
 
     No call delays the run for more than a few seconds, and none raises but `check_cancelled`.
 

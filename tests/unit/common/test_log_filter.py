@@ -2,10 +2,10 @@
 
 import logging
 
-from tasks.flow_run.step import _EngineLogFilter
 from torchyard.common.log_filter import SafeText
 from torchyard.common.secrets import _MASK
 from torchyard.model.errors import FolderError
+from torchyard.tasks.flow_run.step import _EngineLogFilter
 
 
 def record(message: str, *words: object, error: Exception | None = None) -> logging.LogRecord:

@@ -21,7 +21,6 @@ from flows.sweep import (
     _sweep_state,
     main,
 )
-from tasks.flow_run import ownership
 from tests import removed_folders
 from tests.fake_api import FakeApi
 from tests.leases import RUN, Cast, lease
@@ -30,6 +29,7 @@ from tests.waiting import until
 from torchyard.cluster import orphans
 from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.tasks.flow_run import ownership
 
 Folder = Callable[..., RunFolder]
 

@@ -14,6 +14,7 @@ from torchyard.model.errors import (
     RendezvousError,
     RunInUseError,
     TorchyardError,
+    TrainingError,
     UnreachedError,
 )
 from torchyard.model.requirements import (
@@ -21,6 +22,7 @@ from torchyard.model.requirements import (
     passed_check,
     warning_check,
 )
+from torchyard.model.result import RunResult
 
 CHECKS = (
     passed_check("program", "train.py"),
@@ -38,6 +40,11 @@ ERRORS = [
     FolderError("/runs/a", "no room"),
     LeftError("the disk is full"),
     RunInUseError("/runs/a", "host:/runs#1"),
+    TrainingError(
+        RunResult(
+            profile="a", run="a-1", end="failed", sentence="it broke", seconds=1, attempts=1, metrics={"loss": 2.0}
+        )
+    ),
 ]
 
 

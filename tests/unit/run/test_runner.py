@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from tasks.flow_run.reporter import PrefectReporter
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.fake_api import FakeApi
 from tests.lone_processes import lone_profile
@@ -18,6 +17,7 @@ from torchyard.model.run import End
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.run.signals import SignalHold
+from torchyard.tasks.flow_run.reporter import PrefectReporter
 
 
 @pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])

@@ -8,7 +8,6 @@ from collections.abc import Iterator
 import pytest
 from prefect.exceptions import TerminationSignal
 
-from tasks.flow_run.reporter import PrefectReporter
 from tests.conftest import RUN_ID, Write
 from torchyard.loading.profile import load_profile
 from torchyard.model.run import End
@@ -20,6 +19,7 @@ from torchyard.run.signals import (
     describe_stop,
     find_hidden_stop,
 )
+from torchyard.tasks.flow_run.reporter import PrefectReporter
 
 
 def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:

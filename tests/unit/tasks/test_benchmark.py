@@ -2,12 +2,12 @@
 
 import pytest
 
-from tasks.benchmark import _carry_benchmark, _describe_end, measure_fabric
 from tests.benchmarks import compared_fabrics
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
 from torchyard.model.run import End
 from torchyard.run.folder import RunFolder, benchmark_folder
+from torchyard.tasks.benchmark import _carry_benchmark, _describe_end, measure_fabric
 
 
 @pytest.fixture

@@ -1,10 +1,10 @@
 """The Prefect task that reads the logs of an ended job."""
 
-from tasks.collect import collect
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 from torchyard.steps.wait import wait
+from torchyard.tasks.collect import collect
 
 
 def test_task_returns_the_logs(plan: CommandPlan) -> None:

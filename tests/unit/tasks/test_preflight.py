@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tasks.preflight import preflight
 from torchyard.model.errors import PreflightError
 from torchyard.model.plan import CommandPlan
+from torchyard.tasks.preflight import preflight
 
 
 def test_task_reports_every_check(plan: CommandPlan, tmp_path: Path) -> None:

@@ -7,10 +7,10 @@ import pytest
 from prefect.settings import PREFECT_API_URL, temporary_settings
 
 from scripts.server import _find_free_port
-from tasks.recovery import main, recover_lost_runs
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
+from torchyard.tasks.recovery import main, recover_lost_runs
 
 
 @pytest.fixture

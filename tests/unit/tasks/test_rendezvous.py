@@ -2,9 +2,9 @@
 
 import pytest
 
-from tasks.rendezvous import ensure_rendezvous
 from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import CommandPlan
+from torchyard.tasks.rendezvous import ensure_rendezvous
 
 
 def test_task_asks_for_a_store_only_if_there_is_one(plan: CommandPlan, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,9 @@
 """The Prefect task that starts a job."""
 
-from tasks.submit import submit
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
+from torchyard.tasks.submit import submit
 
 
 def test_task_adopts_what_it_has_started(plan: CommandPlan) -> None:

@@ -2,12 +2,12 @@
 
 from pathlib import Path
 
-from tasks.teardown import teardown
 from tests.conftest import Write, load
 from tests.lone_processes import lone_plan
 from torchyard.host.processes import find_labelled
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
+from torchyard.tasks.teardown import teardown
 
 
 def test_task_can_run_again(write: Write, tmp_path: Path) -> None:

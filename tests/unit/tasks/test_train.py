@@ -5,9 +5,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tasks.train import train_profile
 from tests.conftest import Write
 from torchyard.pods import seal
+from torchyard.tasks.train import train_flow_run
 
 
 @pytest.fixture(autouse=True)
@@ -21,7 +21,7 @@ def same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 def test_mistake_in_a_profile_is_a_failed_run(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """The run fails with one sentence, which is also logged, and starts nothing."""
-    end = train_profile(str(write(nodez=2)))
+    end = train_flow_run(str(write(nodez=2)))
     assert (end.type.value, "unknown key nodez: did you mean nodes?" in str(end.message)) == ("FAILED", True)
     assert "unknown key nodez" in caplog.text
     assert "Traceback" not in caplog.text
@@ -29,6 +29,6 @@ def test_mistake_in_a_profile_is_a_failed_run(write: Write, caplog: pytest.LogCa
 
 def test_secret_in_the_parameters_is_warned_of(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """The log names a secret among the overrides, which everyone can read in Prefect, and does not show it."""
-    assert train_profile(str(write()), {"env.HF_TOKEN": "abcdef0123", "nodez": 2}).is_failed()
+    assert train_flow_run(str(write()), {"env.HF_TOKEN": "abcdef0123", "nodez": 2}).is_failed()
     assert "overrides: HF_TOKEN: looks like a secret" in caplog.text
     assert "abcdef0123" not in caplog.text

@@ -1,9 +1,9 @@
 """The Prefect task that watches a job."""
 
-from tasks.wait import wait
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
+from torchyard.tasks.wait import wait
 
 
 def test_task_returns_how_the_job_ended(plan: CommandPlan) -> None:

@@ -2,8 +2,8 @@
 
 import pytest
 
-from tasks.flow_run import reporter, states
 from tests.fake_prefect import FakePrefect
+from torchyard.tasks.flow_run import reporter, states
 
 
 @pytest.fixture

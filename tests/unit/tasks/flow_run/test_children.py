@@ -4,10 +4,10 @@ from uuid import UUID
 
 import pytest
 
-from tasks.flow_run.children import cancel_children, is_cancelled
-from tasks.flow_run.states import open_bounded_client
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
+from torchyard.tasks.flow_run.children import cancel_children, is_cancelled
+from torchyard.tasks.flow_run.states import open_bounded_client
 
 ENDED, RETRIED = [("FAILED", "Failed")], [("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
 

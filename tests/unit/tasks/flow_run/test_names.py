@@ -3,9 +3,9 @@
 import coolname
 import pytest
 
-from tasks.flow_run.names import list_tags, name_run, tag_end
 from tests.reports import short_report
 from torchyard.loading.profile import load_profile
+from torchyard.tasks.flow_run.names import list_tags, name_run, tag_end
 
 RUN = "01a2b3c4-0000-7000-8000-0000a1b2c3d4"
 

@@ -5,12 +5,12 @@ from typing import Any
 
 import pytest
 
-from tasks.flow_run import ownership
-from tasks.flow_run.ownership import confirm_flow_run, obtain_key, read_liveness_by_name
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from tests.leases import lease
 from torchyard.pods import lease_record
+from torchyard.tasks.flow_run import ownership
+from torchyard.tasks.flow_run.ownership import confirm_flow_run, obtain_key, read_liveness_by_name
 
 KEY = "a" * 64
 

@@ -6,16 +6,17 @@ import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
 
-from tasks.flow_run.reporter import PrefectReporter
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from tests.histories import KEY, recorded
 from tests.reports import short_report
 from tests.waiting import until
 from torchyard.loading.profile import load_profile
+from torchyard.model.result import RunResult
 from torchyard.model.trend import TrendVerdict
 from torchyard.run.folder import runs_folder
 from torchyard.run.signals import CancelRequested
+from torchyard.tasks.flow_run.reporter import PrefectReporter
 from torchyard.trend.records import history_path, keep_record
 
 
@@ -42,8 +43,8 @@ def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
 
 def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
     """A run has its profile's name at once, a page is one artifact however often it changes, and the end is a tag."""
-    with PrefectReporter(RUN_ID) as told:
-        told.show_profile(load_profile("digits-local"))
+    with PrefectReporter(RUN_ID, profile="digits-local") as told:
+        told.name_flow_run(load_profile("digits-local"))
         told.show_page("metrics", lambda: "one")
         until(lambda: fake_prefect.artifacts)
         told.show_page("metrics", lambda: "two")
@@ -98,11 +99,11 @@ def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
     trend = TrendVerdict(verdict="usual", sentence="busbw is 201")
     with PrefectReporter(RUN_ID) as told:
         told.show_report(short_report().model_copy(update={"history": str(path), "trend": trend}))
-    assert [(page["key"], page["description"]) for page in server.artifacts] == [
+    assert [(page["key"], page["description"]) for page in server.artifacts if "key" in page] == [
         ("report-x", "a sentence"),
         (f"trend-{KEY.stem}", "busbw is 201"),
     ]
-    assert "![busbw](data:image/svg+xml;base64," in server.artifacts[1]["data"]
+    assert "![busbw](data:image/svg+xml;base64," in server.artifacts[-1]["data"]
 
 
 def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
@@ -110,4 +111,14 @@ def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
     server.answering.set()
     with PrefectReporter(RUN_ID) as told:
         told.show_report(short_report())
-    assert [page["key"] for page in server.artifacts] == ["report-x"]
+    assert [page["key"] for page in server.artifacts if "key" in page] == ["report-x"]
+
+
+def test_result_is_kept_beside_the_report(server: FakePrefect) -> None:
+    """Prefect gets the run's result as JSON, of the type that its pages leave out."""
+    server.answering.set()
+    with PrefectReporter(RUN_ID) as told:
+        told.show_report(short_report())
+    (kept,) = [page for page in server.artifacts if page["type"] == "result"]
+    assert (kept["description"], kept["flow_run_id"]) == (short_report().run, RUN_ID)
+    assert RunResult.model_validate(kept["data"]).sentence == "a sentence"

@@ -6,9 +6,9 @@ from uuid import UUID
 import pytest
 from httpx import HTTPStatusError
 
-from tasks.flow_run.states import count_person_requests, final_state, open_bounded_client, report_state
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
+from torchyard.tasks.flow_run.states import count_person_requests, final_state, open_bounded_client, report_state
 
 
 @pytest.mark.parametrize(

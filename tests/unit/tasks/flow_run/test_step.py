@@ -8,8 +8,8 @@ from prefect import Task
 from prefect.cache_policies import NO_CACHE
 from prefect.exceptions import CancelledRun, CrashedRun, FailedRun
 
-from tasks.flow_run.step import _EngineLogFilter, _get_run_log
-from tasks.train import STEPS
+from torchyard.tasks.flow_run.step import _EngineLogFilter, _get_run_log
+from torchyard.tasks.train import STEPS
 
 
 @pytest.mark.parametrize("task", STEPS, ids=lambda task: task.name)

@@ -23,11 +23,18 @@ _FLOW_NAME, _ENTRYPOINT = "train", "flows/train.py:train"
 _REQUEST_TIMEOUT_S, _KEY_TIMEOUT_S = 5.0, 10.0  # of one request; of all requests for a key
 _LIVING_STATES = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
 _RUNS_PER_PAGE = 200
+_flow_run_ids: dict[str, str] = {}  # of runs inside a flow of a user's own
+
+
+def name_flow_run(run_id: str, flow_run_id: str) -> None:
+    """Say which flow run holds the key of a run that is not a flow run itself."""
+    _flow_run_ids[run_id] = flow_run_id
 
 
 def obtain_key(run_id: str) -> str:
     """The key of a run, made if it has none yet; empty if Prefect does not answer soon."""
     found: list[str] = []
+    run_id = _flow_run_ids.get(run_id, run_id)
     ask = contextvars.copy_context().run  # Prefect's settings live in the context
     thread = threading.Thread(target=lambda: found.append(ask(_request_key, run_id)), daemon=True, name="run-key")
     thread.start()

@@ -10,16 +10,16 @@ import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as NotYetError
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 from uuid import UUID
 
 from httpx import HTTPStatusError, TransportError
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
+from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import (
     FlowRunFilter,
     FlowRunFilterId,
@@ -28,7 +28,7 @@ from prefect.client.schemas.filters import (
     TaskRunFilterStateType,
 )
 from prefect.client.schemas.objects import StateType
-from prefect.context import FlowRunContext
+from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run, task_run
 from prefect.states import Crashed, Running
@@ -43,6 +43,8 @@ from torchyard.trend.page import render_history
 
 from . import states
 from .names import list_tags, name_run, tag_end
+from .pages import RunPages
+from .result import build_result, make_result_artifact
 
 _POLL_INTERVAL_S = 3.0  # between two checks of the run's state in Prefect
 _RETRY_INTERVAL_S = 1.0
@@ -67,16 +69,18 @@ class PrefectReporter:
     stops: tuple[type[BaseException], ...] = (TerminationSignal,)
     watchdog: tuple[str, ...] = (sys.executable, "-m", f"{__package__.rpartition('.')[0]}.recovery")
 
-    def __init__(self, run_id: str, count: int = 1) -> None:
+    def __init__(self, run_id: str, count: int = 1, profile: str = "") -> None:
         self._run_id, self.count = UUID(run_id), count
-        self._waiting: tuple[str, str | None] = "", None
-        self._artifacts: dict[str, UUID] = {}
-        self._profile, self._tags = "", tuple[str, ...]()
+        self._pages, self._tags = RunPages(self._run_id, profile), tuple[str, ...]()
+        self.report: Report | None = None
+        self.stop: BaseException | None = None
         self._calls: dict[str, tuple[PrefectCall, Future[None]]] = {}
         self._news = threading.Condition()
         self._over = threading.Event()
         self._cancelled_at = math.inf
         self._looked_at = -math.inf
+        self._around: tuple[UUID, ...] | None = None  # the flow runs around this one, once Prefect has said them
+        self._pool_ended, self._is_abandoned = _find_pool_event(), False
 
     def __enter__(self) -> Self:
         run = contextvars.copy_context().run  # Prefect's settings and the run's log belong to a context
@@ -102,8 +106,8 @@ class PrefectReporter:
 
     def check_cancelled(self) -> None:
         """Raise CancelRequested if the run was cancelled a moment ago and no signal has arrived."""
-        if time.monotonic() - self._cancelled_at > _SIGNAL_TIMEOUT_S:
-            raise CancelRequested
+        if self._is_abandoned or time.monotonic() - self._cancelled_at > _SIGNAL_TIMEOUT_S:
+            raise CancelRequested("a flow run was cancelled or stopped, and no signal has arrived here")
 
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, as far as Prefect answers within a few seconds."""
@@ -113,6 +117,7 @@ class PrefectReporter:
 
     def is_void(self, stop: BaseException) -> bool:
         """Whether Prefect's client has given up renewing the run's slot: it cancels a flow for no other reason."""
+        self.stop = stop
         context = FlowRunContext.get()
         limited = context is not None and context.flow is not None and context.flow.timeout_seconds is not None
         if not isinstance(stop, asyncio.CancelledError) or limited:
@@ -126,54 +131,36 @@ class PrefectReporter:
         return states.has_person_request(str(self._run_id))
 
     def show_progress(self, done: str, percent: float) -> None:
-        """Show in Prefect how much is done, as a bar and in the name of the task that waits."""
-        self._waiting = f"wait: {done}", task_run.id
-
-        def call(client: SyncPrefectClient) -> None:
-            self._show(client, "progress", ArtifactCreate(type="progress", data=percent, description=done))
-            self._name_wait(client)
-
-        self.send("progress", call)
-
-    def _name_wait(self, client: SyncPrefectClient) -> None:
-        name, waiting = self._waiting
-        if waiting:
-            client.set_task_run_name(UUID(waiting), name)
+        """Show in Prefect how much is done."""
+        self._pages.remember_wait(task_run.id, done)
+        self.send("progress", lambda client: self._pages.show_progress(client, done, percent))
 
     def show_page(self, name: str, render: Callable[[], str]) -> None:
         """Show a page among the run's artifacts; it is rendered on the reporter's thread."""
 
         def call(client: SyncPrefectClient) -> None:
-            self._show(client, name, ArtifactCreate(type="markdown", data=render()))
+            self._pages.show(client, name, ArtifactCreate(type="markdown", data=render()))
 
         self.send(f"page {name}", call)
 
-    def show_profile(self, profile: Profile) -> None:
-        """Name the flow run after its profile, unless a user has named it, and tag it with where it runs."""
-        self._profile, self._tags = profile.name, list_tags(profile, flow_run.tags or ())
-        self._name_run(name_run(profile, str(self._run_id), flow_run.name or ""), self._tags)
+    def name_flow_run(self, profile: Profile) -> None:
+        """Name the flow run after its profile, unless a user has named it, and tag it with where it runs.
 
-    def _name_run(self, name: str | None, tags: Sequence[str]) -> None:
-        def call(client: SyncPrefectClient) -> None:
-            client.update_flow_run(self._run_id, name=name, tags=tags)
-
-        self.send("name" if name else "tags", call)
-
-    def _show(self, client: SyncPrefectClient, name: str, page: ArtifactCreate) -> None:
-        """Create an artifact of this run, or write it again."""
-        if known := self._artifacts.get(name):
-            client.update_artifact(known, ArtifactUpdate(data=page.data, description=page.description))
-        else:
-            about = {"key": f"{name}-{self._profile}", "flow_run_id": self._run_id}
-            self._artifacts[name] = client.create_artifact(page.model_copy(update=about)).id
+        Only for a flow run that is the run: a user's flow keeps its name.
+        """
+        name, self._tags = name_run(profile, str(self._run_id), flow_run.name or ""), list_tags(profile, flow_run.tags)
+        self.send("name", lambda client: _update_flow_run(client, self._run_id, name=name, tags=self._tags))
 
     def show_report(self, report: Report) -> None:
         """Show the report and the history in Prefect; an unreachable server costs the pages, not the report."""
-        until = time.monotonic() + _PAGE_TIMEOUT_S
-        self._name_run(None, (*self._tags, tag_end(report)))
-        self.send("wait", self._name_wait)  # again: the task's end has set the name that the task began with
+        self.report, until = report, time.monotonic() + _PAGE_TIMEOUT_S
+        self.send("wait", self._pages.name_wait)
+        if self._tags:
+            tags = (*self._tags, tag_end(report))
+            self.send("tags", lambda client: _update_flow_run(client, self._run_id, tags=tags))
         said = escape_paragraph(report.sentence, MAX_SENTENCE_CHARS)
         pages = {"report": self._send_page(f"report-{report.profile}", render_markdown(report), said)}
+        pages["result"] = self._send_artifact("result", make_result_artifact(self._run_id, build_result(report)))
         if history := render_history(report.history):
             told = escape_paragraph(report.trend.sentence, MAX_SENTENCE_CHARS) if report.trend else ""
             pages["history"] = self._send_page(f"trend-{Path(report.history).stem}", history, told)
@@ -187,8 +174,9 @@ class PrefectReporter:
 
     def _send_page(self, key: str, text: str, about: str) -> Future[None]:
         fields = {"key": key, "type": "markdown", "description": about}
-        page = ArtifactCreate(data=text, flow_run_id=self._run_id, **fields)
+        return self._send_artifact(key, ArtifactCreate(data=text, flow_run_id=self._run_id, **fields))
 
+    def _send_artifact(self, key: str, page: ArtifactCreate) -> Future[None]:
         def call(client: SyncPrefectClient) -> None:
             client.create_artifact(page)
 
@@ -240,14 +228,23 @@ class PrefectReporter:
         done.set_exception(refusal) if refusal else done.set_result(None)
 
     def _look(self, client: SyncPrefectClient) -> None:
-        """Check whether a user has cancelled or suspended the run."""
+        """Check whether a user has cancelled or suspended the run, or cancelled one around it."""
         self._looked_at = time.monotonic()
-        state = client.read_flow_run(self._run_id).state
-        if state and (state.is_cancelling() or state.is_cancelled()):
+        this = client.read_flow_run(self._run_id)
+        if self._around is None:
+            self._around = states.list_flow_runs_around(client, this)
+        state = this.state
+        if any(map(states.is_cancelled, (state, *(client.read_flow_run(each).state for each in self._around)))):
             self._cancelled_at = min(self._cancelled_at, self._looked_at)
+        elif self._pool_ended.is_set() and state and state.is_running():  # not so if the flow returns
+            self._is_abandoned = True
         elif state and state.is_paused():
             get_log().warning("%s; its state is Running again", _NO_SUSPENSION)
             client.set_flow_run_state(self._run_id, Running(message=_NO_SUSPENSION), force=True)
+
+
+def _update_flow_run(client: SyncPrefectClient, run_id: UUID, **fields: Any) -> None:
+    client.update_flow_run(run_id, **fields)
 
 
 def _is_transient_error(error: Exception) -> bool:
@@ -255,6 +252,16 @@ def _is_transient_error(error: Exception) -> bool:
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
     return isinstance(error, TransportError)
+
+
+def _find_pool_event() -> threading.Event:
+    """What Prefect sets if the flow around a submitted task ends or is stopped: a signal reaches only its main thread.
+
+    It has no public name; without it only a cancel ends such a run.
+    """
+    flow, step = FlowRunContext.get(), TaskRunContext.get()
+    events = getattr(getattr(flow, "task_runner", None), "_cancel_events", {})
+    return (events.get(step.task_run.id) if step else None) or threading.Event()
 
 
 def _ignore_suspension() -> None:

@@ -15,20 +15,23 @@ from prefect.states import Scheduled
 from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log import get_log
+from torchyard.model.result import RunResult
 from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
 
 CALL_TIMEOUT_S = 5.0  # of one call to Prefect
 _REPORT_TIMEOUT_S = 30.0  # how long the report of an end is retried while Prefect is unreachable
 
 
-def final_state(end: str, sentence: str) -> State[Any]:
-    """The Prefect state of an end.
+def final_state(end: str, sentence: str, result: RunResult | None = None) -> State[Any]:
+    """The Prefect state of an end; of a success with its result, which callers of the flow get.
 
     An intended end is never *named* Crashed: that is the name of a run that is lost and will be resumed.
     """
     kinds = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
     name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
-    return State(type=kinds.get(end, StateType.CRASHED), name=name, message=sentence)
+    kind = kinds.get(end, StateType.CRASHED)
+    # The data of a failed state would be taken for its exception.
+    return State(type=kind, name=name, message=sentence, data=result if kind == StateType.COMPLETED else None)
 
 
 @contextlib.contextmanager
@@ -52,6 +55,20 @@ def read_liveness(run_id: str) -> str:
     except Exception as error:
         return f"Prefect cannot be asked: {error}"
     return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
+
+
+def is_cancelled(state: State[Any] | None) -> bool:
+    """Whether a user has cancelled the run."""
+    return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def list_flow_runs_around(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
+    """The flow runs that have started this one, as a subflow or through its deployment: the nearest first."""
+    found = list[UUID]()
+    while run.parent_task_run_id and (above := client.read_task_run(run.parent_task_run_id).flow_run_id):
+        found.append(above)
+        run = client.read_flow_run(above)
+    return tuple(found)
 
 
 def read_reported_state(state: State[Any] | None) -> ReportedState:

@@ -37,10 +37,10 @@ def _list_slug_words() -> frozenset[str]:
     return frozenset(word for part in parts.values() for word in part.get("words", ()))
 
 
-def list_tags(profile: Profile, given: Iterable[str]) -> tuple[str, ...]:
+def list_tags(profile: Profile, given: Iterable[str] | None) -> tuple[str, ...]:
     """The tags of a flow run that begins: those that it has, its launcher, its hardware and its fabric."""
     own = [profile.launcher, profile.hardware.name if profile.hardware else "", profile.fabric or ""]
-    kept = [tag for tag in given if not tag.startswith(_END_PREFIX)]
+    kept = [tag for tag in given or () if not tag.startswith(_END_PREFIX)]
     return tuple(dict.fromkeys(tag for tag in (*kept, *own) if tag))
 
 

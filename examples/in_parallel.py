@@ -1,0 +1,26 @@
+"""Three trainings at once, of which one may fail without ending the others."""
+
+from prefect import flow
+
+from torchyard.tasks import RunResult, TrainingError, train_profile
+
+
+@flow
+def in_parallel(epochs: int = 10, seeds: tuple[int, ...] = (0, 1, 2)) -> list[RunResult]:
+    """The result of each seed, the failed ones included."""
+    started = [
+        train_profile.submit("digits-local", {"nodes": 1, "args": [f"--epochs={epochs}", f"--seed={seed}"]})
+        for seed in seeds
+    ]
+    ended: list[RunResult] = []
+    for each in started:
+        try:
+            ended.append(each.result())
+        except TrainingError as error:
+            ended.append(error.result)
+    return ended
+
+
+if __name__ == "__main__":
+    for each in in_parallel():
+        print(each.end, each.metrics.get("accuracy"), each.report)

@@ -1,0 +1,62 @@
+"""The examples of docs/reuse.md, as they are, on this machine."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from examples.in_parallel import in_parallel
+from examples.one_after_the_other import one_after_the_other
+from examples.own_step import own_step
+from examples.register import train_and_register
+from torchyard.host.processes import find_labelled
+from torchyard.run.folder import list_run_folders, runs_folder
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+
+
+def count_runs() -> int:
+    """How many runs of a report there are; each has left nothing behind."""
+    reports = [folder.report() for folder in list_run_folders()]
+    assert [each.left if each else None for each in reports] == [()] * len(reports)
+    return len(reports)
+
+
+def test_one_training_follows_another() -> None:
+    """The second training uses what the first one returned, and both are runs of their own."""
+    result = one_after_the_other(epochs=1)
+    assert (result.end, result.metrics["epoch"], count_runs()) == ("succeeded", 1, 2)
+
+
+def test_trainings_run_at_the_same_time() -> None:
+    """Each seed is a run of its own, and all of them run before one has ended."""
+    found = in_parallel(epochs=1)
+    assert [each.end for each in found] == ["succeeded"] * 3
+    assert len({each.run for each in found}) == count_runs() == 3
+    spans = [(folder.last("start")["at"], folder.last("end")["at"]) for folder in list_run_folders()]
+    assert max(start for start, _ in spans) < min(end for _, end in spans)
+
+
+def test_optuna_searches_for_the_learning_rate() -> None:
+    """Each trial is a run with a report."""
+    pytest.importorskip("optuna")
+    from examples.learning_rates import learning_rates
+
+    assert 1e-4 < learning_rates(trials=2, epochs=1)["lr"] < 1e-1
+    assert count_runs() == 2
+
+
+def test_steps_are_used_alone_on_machines() -> None:
+    """From preflight to teardown without a runner, with a step of one's own between; no process is left."""
+    assert own_step(epochs=2) > 0.5
+    (folder,) = runs_folder().glob("digits-local-*")
+    assert find_labelled(f"{folder.name}/") == []
+
+
+def test_model_is_registered_if_it_is_good_enough(tmp_path: Path) -> None:
+    """The checkpoint that the result names is registered."""
+    model = train_and_register(epochs=1, enough=0.1, models=tmp_path / "models")
+    assert model
+    assert model.stat().st_size > 1000
+    (folder,) = list_run_folders()
+    assert model.stem == json.loads((folder.path / "report.json").read_text())["run"]

@@ -1,0 +1,167 @@
+"""Trainings inside flows of a user's own: their results, retries, and what a stop of the flow does to them."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prefect import flow, get_client
+from prefect.client.schemas.objects import State, StateType
+from prefect.exceptions import FailedRun
+from prefect.runtime import flow_run
+from prefect.settings import PREFECT_API_URL
+
+from flows.train import train
+from tests.conftest import Write
+from tests.flow_processes import until
+from torchyard.common.project_root import ROOT
+from torchyard.host.processes import find_labelled
+from torchyard.model.result import RunResult
+from torchyard.run.folder import list_run_folders
+from torchyard.run.signals import CancelRequested
+from torchyard.tasks import TrainingError, read_result, train_profile
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
+ROW = 'import json; print(json.dumps({"epoch": 1, "accuracy": 0.5}), flush=True)'
+SLEEP = "import time; time.sleep(300)"
+TWO_AT_ONCE = """
+import sys
+from prefect import flow
+from torchyard.tasks import train_profile
+
+@flow
+def outer():
+    started = [train_profile.submit(sys.argv[1], name=name) for name in "ab"]
+    for each in started:
+        try:
+            each.result()
+        except Exception:
+            print("WENT ON")
+
+outer()
+"""
+
+
+def read_ends() -> set[str]:
+    """How the runs have ended, by their reports."""
+    return {report.end for folder in list_run_folders() if (report := folder.report())}
+
+
+def are_waiting(count: int) -> bool:
+    """Whether that many runs wait for their jobs."""
+    waiting = [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"]
+    return len(waiting) == count
+
+
+def has_processes() -> bool:
+    return any(find_labelled(f"{folder.name}/") for folder in list_run_folders())
+
+
+def cancel_when_waiting(run: Any, count: int) -> None:
+    """What `prefect flow-run cancel` does, once that many trainings wait for their jobs."""
+    until(lambda: are_waiting(count))
+    with get_client(sync_client=True) as client:
+        client.set_flow_run_state(run, State(type=StateType.CANCELLING))
+
+
+def test_subflow_returns_the_result(write: Write) -> None:
+    """`train` in another flow returns a typed result, and so does its state for a caller that asks Prefect for it."""
+    path = str(write(code=ROW, metrics="json-lines"))
+    seen: list[str] = []
+
+    @flow
+    def outer() -> RunResult:
+        result = train(path)
+        seen.append(result.run)
+        return result
+
+    result = outer()
+    with get_client(sync_client=True) as client:
+        (run,) = [each for each in client.read_flow_runs() if result.run.endswith(each.id.hex[-8:])]
+    assert run.state
+    assert run.state.result() == read_result(run.id) == result
+    assert (type(result), result.metrics["accuracy"], result.attempts, seen) == (RunResult, 0.5, 1, [result.run])
+
+
+def test_failed_subflow_raises_its_sentence(write: Write) -> None:
+    """FailedRun says why, as it did before there were results; a training as a task has its result in the error."""
+    path = str(write(code="raise ValueError('no such data')"))
+
+    @flow
+    def outer() -> RunResult:
+        with pytest.raises(FailedRun, match="no such data"):
+            train(path)
+        with pytest.raises(TrainingError, match="no such data") as found:
+            train_profile(path)
+        return found.value.result
+
+    assert outer().end == "failed"
+
+
+def test_retried_flow_repeats_no_training(write: Write) -> None:
+    """A flow that fails after its trainings and is retried gets their results again, without a new run."""
+    path = str(write(code=ROW, metrics="json-lines"))
+    tries: list[list[str]] = []
+
+    @flow(retries=1)
+    def outer() -> None:
+        tries.append([train_profile(path).run, train_profile(path).run])
+        if len(tries) == 1:
+            raise ValueError("a fault after the trainings")
+
+    outer()
+    assert tries[0] == tries[1]
+    assert len(set(tries[0])) == len(list_run_folders()) == 2
+
+
+def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
+    """A cancel through Prefect reaches trainings in other threads, where no signal arrives."""
+    path = str(write(code=SLEEP))
+
+    @flow
+    def outer() -> None:
+        started = [train_profile.submit(path, name=name) for name in "ab"]
+        threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 2)).start()
+        for each in started:
+            each.wait()
+
+    with pytest.raises(CancelRequested):
+        outer()
+    assert (read_ends(), has_processes()) == ({"cancelled"}, False)
+
+
+def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
+    """`train` as a subflow asks for the state of the flow around it as well, and lets nothing follow."""
+    path, went_on = str(write(code=SLEEP)), list[bool]()
+
+    @flow
+    def outer() -> None:
+        threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 1)).start()
+        with contextlib.suppress(Exception):
+            train(path)
+        went_on.append(True)
+
+    with pytest.raises(CancelRequested):
+        outer()
+    assert (read_ends(), has_processes(), went_on) == ({"cancelled"}, False, [])
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_of_the_flow_ends_what_it_has_submitted(write: Write, tmp_path: Path, number: signal.Signals) -> None:
+    """SIGTERM and Ctrl-C, which only the main thread gets, tear down every training, and the flow does not go on."""
+    environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
+    script = tmp_path / "outer.py"
+    script.write_text(TWO_AT_ONCE)
+    command = [sys.executable, str(script), str(write(code=SLEEP))]
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        until(lambda: are_waiting(2))
+        process.send_signal(number)
+        said, _ = process.communicate(timeout=90)
+    assert process.returncode == -number
+    assert "WENT ON" not in said
+    assert (read_ends(), has_processes()) == ({"stopped"}, False)

@@ -1,0 +1,54 @@
+"""The ids of the runs inside a flow."""
+
+import pytest
+from prefect.runtime import flow_run, task_run
+
+from tests.conftest import RUN_ID, Write, load
+from torchyard.model.errors import TorchyardError
+from torchyard.tasks.flow_run.inner_run import derive_run_id, plan
+
+
+@pytest.fixture
+def inside(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """A flow run, by the environment variables that Prefect offers for tests."""
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
+    calls(monkeypatch, 1, "first")
+    return monkeypatch
+
+
+def calls(monkeypatch: pytest.MonkeyPatch, count: int, task: str) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(count))
+    monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__ID", task)
+    assert (str(flow_run.run_count), task_run.id) == (str(count), task)
+
+
+def test_trainings_of_one_flow_are_runs_of_their_own(inside: pytest.MonkeyPatch) -> None:
+    """Other words are another run; the same words a second time are one too, but not the same task called again."""
+    first = derive_run_id("x", {}, "")
+    assert derive_run_id("x", {}, "") == first
+    calls(inside, 1, "second")
+    others = [("x", {}, ""), ("x", {"nodes": 2}, ""), ("x", {}, "b")]
+    assert len({first, *(derive_run_id(*words) for words in others)}) == 4
+
+
+def test_flow_that_starts_again_finds_its_trainings(inside: pytest.MonkeyPatch) -> None:
+    """The ids are the same in the flow run's next process, in whichever order the trainings are asked for."""
+    before = {rate: derive_run_id("y", {"lr": rate}, "") for rate in (1, 2)}
+    calls(inside, 2, "third")
+    assert {rate: derive_run_id("y", {"lr": rate}, "") for rate in (2, 1)} == before
+
+
+def test_training_outside_of_a_flow_is_refused() -> None:
+    """Nothing would find it again; the sentence says what to do."""
+    with pytest.raises(TorchyardError, match="outside of a flow: call it in a function with @flow"):
+        derive_run_id("x", {}, "")
+
+
+def test_plan_is_the_same_in_the_same_flow_run(inside: pytest.MonkeyPatch, write: Write) -> None:
+    """A plan comes back for the same profile and name, so that its steps find what they started."""
+    profile = load(write())
+    other = profile.model_copy(update={"args": ("--lr=1",)})
+    assert plan(profile) == plan(profile)
+    assert len({plan(profile).job, plan(profile, "b").job, plan(other).job}) == 3
+    inside.delenv("PREFECT__RUNTIME__FLOW_RUN__ID")
+    assert plan(profile).job != plan(profile).job

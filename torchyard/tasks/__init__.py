@@ -1,0 +1,40 @@
+"""The steps of a run, and whole runs, for flows of your own (docs/reuse.md). Importing this imports Prefect.
+
+Example:
+    from torchyard.tasks import train_profile
+
+    @flow
+    def nightly() -> None:
+        if train_profile("digits-local").metrics["accuracy"] > 0.9:
+            ...
+"""
+
+from torchyard.loading.profile import load_profile
+from torchyard.model.errors import TorchyardError, TrainingError
+from torchyard.model.result import RunResult
+
+from .collect import collect
+from .flow_run.inner_run import plan
+from .flow_run.result import read_result
+from .preflight import preflight
+from .rendezvous import ensure_rendezvous
+from .submit import submit
+from .teardown import teardown
+from .train import train_profile
+from .wait import wait
+
+__all__ = [
+    "RunResult",
+    "TorchyardError",
+    "TrainingError",
+    "collect",
+    "ensure_rendezvous",
+    "load_profile",
+    "plan",
+    "preflight",
+    "read_result",
+    "submit",
+    "teardown",
+    "train_profile",
+    "wait",
+]

@@ -1,0 +1,51 @@
+"""The runs inside a flow of a user's own: each has an id, which is the same whenever that flow run is started again."""
+
+import json
+import threading
+from collections.abc import Mapping
+from typing import Any
+from uuid import UUID, uuid4, uuid5
+
+from prefect.runtime import flow_run, task_run
+
+from torchyard.backend import backend_of
+from torchyard.launchers.registry import load_launcher
+from torchyard.model.errors import TorchyardError
+from torchyard.model.plan import Plan
+from torchyard.model.profile import Profile
+from torchyard.model.run import Run
+from torchyard.run.folder import RunFolder
+
+_LOCK = threading.Lock()
+_calls: dict[str, list[str]] = {}  # the task runs that asked for the same training, in order
+
+
+def plan(profile: Profile, name: str = "") -> Plan:
+    """What would run. ProfileError if the profile asks for something that its launcher cannot do.
+
+    The run's id comes from this flow run, from what the profile says, and from `name`. So the plan is the same when the
+    flow run is started again, and its steps find what they have started. Two runs of one profile need two names.
+    Outside of a flow each plan is a new run.
+    """
+    said = profile.model_dump_json()
+    run_id = str(uuid5(UUID(flow_run.id), json.dumps([name, said])) if flow_run.id else uuid4())
+    run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
+    return backend_of(load_launcher(profile.launcher).plan(profile, run)).locate()
+
+
+def derive_run_id(profile: str, overrides: Mapping[str, Any], name: str) -> str:
+    """The id of a training in this flow run, from what was asked for.
+
+    The same words a second time are a second run, unless the process before this one asked for them. TorchyardError
+    outside of a flow, where nothing would find the run again.
+    """
+    if not flow_run.id:
+        raise TorchyardError(
+            "train_profile was called outside of a flow: call it in a function with @flow, or use `torchyard run`"
+        )
+    asked = json.dumps([name, profile, overrides], sort_keys=True, default=str)
+    with _LOCK:
+        calls = _calls.setdefault(f"{flow_run.id}/{flow_run.run_count}/{asked}", [])
+        if task_run.id not in calls:  # Prefect may call a task again: that is the same training
+            calls.append(str(task_run.id))
+        return str(uuid5(UUID(flow_run.id), f"{asked}/{calls.index(str(task_run.id))}"))

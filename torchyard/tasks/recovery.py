@@ -1,0 +1,236 @@
+"""Resumes runs that have lost their launcher: one, for its watchdog, or all that this machine can know of.
+
+Nothing here acts on an event, which Prefect may deliver 15 minutes late: each check reads the run's current state.
+"""
+
+import sys
+import time
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+from uuid import UUID
+
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowFilter,
+    FlowFilterName,
+    FlowRunFilter,
+    FlowRunFilterState,
+    FlowRunFilterStateName,
+    FlowRunFilterStateType,
+    WorkPoolFilter,
+    WorkPoolFilterName,
+)
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.client.schemas.sorting import FlowRunSort
+from prefect.exceptions import ObjectNotFound
+from prefect.states import Scheduled
+
+from torchyard.common.log import get_log
+from torchyard.model.errors import TorchyardError
+from torchyard.run.folder import RunFolder, list_benchmark_folders, list_run_folders
+from torchyard.run.resume import (
+    CRASHED,
+    LOST_MESSAGE,
+    MAX_LOSS_AGE_S,
+    NEVER_BEGAN_MESSAGE,
+    choose_recovery,
+    find_last_event,
+    is_lost,
+)
+from torchyard.run.sweep import LAUNCHER_LOST_SENTENCE, sweep_run
+from torchyard.steps.descriptors import raise_file_limit
+
+from .flow_run.children import cancel_children
+from .flow_run.states import (
+    final_state,
+    has_person_request,
+    open_bounded_client,
+    read_reported_state,
+    report_end,
+    report_state,
+)
+
+# A living worker reports within a second or two that its flow died; the watchdog acts only after that.
+_WORKER_REPORT_TIMEOUT_S = 5.0
+# The worker reports it twice, and its second report would end the process that resumes the run.
+_SECOND_REPORT_DELAY_S = 1.5
+_POLL_INTERVAL_S = 2.0  # seconds between two checks of a watchdog
+_WATCH_TIMEOUT_S = 125.0  # how long a watchdog follows a run that is being resumed, while Prefect answers
+_BENCHMARK_FLOW_NAME, _POOL_NAME = "benchmark", "torchyard"
+_FLOW_NAMES = ("train", _BENCHMARK_FLOW_NAME)
+_RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
+
+
+class RecoveryResult(NamedTuple):
+    """The result of a recovery: the runs that are resumed, and what could not be checked."""
+
+    back: tuple[str, ...]
+    faults: tuple[str, ...]
+
+    def __str__(self) -> str:
+        return f"resumed {len(self.back)}" + (f": {', '.join(self.back)}" if self.back else "")
+
+
+def recover_lost_runs(leased: bool = False) -> RecoveryResult:
+    """Schedule every run that has lost its launcher: this machine's at once, others once Prefect calls them Crashed.
+
+    `leased`: of this machine's runs, only those whose lease has not ended.
+    """
+    back, faults = list[str](), list[str]()
+    benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))  # they have no lease: nothing is removed
+    here = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
+    try:
+        with open_bounded_client() as client:
+            for run_id in dict.fromkeys(
+                (*_list_unended_runs(client), *(each for each in here if is_lost(here[each].events())))
+            ):
+                try:
+                    leased_only = leased and run_id not in benchmarks
+                    if name := _recover_run(client, run_id, here.get(run_id), leased_only):
+                        back.append(name)
+                except TorchyardError as error:
+                    faults.append(str(error))
+            _cancel_left_children(client)
+    except Exception as error:
+        faults.append(f"Prefect cannot be asked for lost runs: {error}")
+    return RecoveryResult(tuple(back), tuple(faults))
+
+
+def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
+    """The runs of this machine with the ids of their flow runs; one that cannot be read is added to `faults`."""
+    for folder in folders:
+        try:
+            if run_id := folder.last("start").get("run"):
+                yield str(run_id), folder
+        except TorchyardError as error:
+            faults.append(str(error))
+
+
+def _list_unended_runs(client: SyncPrefectClient) -> list[str]:
+    """The runs that Prefect considers alive, and the latest of those that it considers lost."""
+    living = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+    found = list[FlowRun]()
+    while more := _find_flow_runs(client, FlowRunFilterState(type=living), len(found)):
+        found += more
+    crashed = _find_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
+    return [
+        str(run.id)
+        for run in (*found, *(each for each in crashed if read_reported_state(each.state).age_s < MAX_LOSS_AGE_S))
+    ]
+
+
+def _find_flow_runs(
+    client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0, names: Sequence[str] = _FLOW_NAMES
+) -> list[FlowRun]:
+    return client.read_flow_runs(
+        flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
+        flow_run_filter=FlowRunFilter(state=state),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[_POOL_NAME])),
+        sort=FlowRunSort.START_TIME_DESC,
+        limit=_RUNS_PER_PAGE,
+        offset=offset,
+    )
+
+
+def _cancel_left_children(client: SyncPrefectClient) -> None:
+    """Cancel what a cancelled benchmark has started: its process may have been killed before it did so."""
+    over = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
+    found = _find_flow_runs(client, over, names=[_BENCHMARK_FLOW_NAME])
+    if recent := [run.id for run in found if read_reported_state(run.state).age_s < MAX_LOSS_AGE_S]:
+        cancel_children(client, recent)
+
+
+def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, leased: bool = False) -> str:
+    """Do what one run needs now; returns its name if it is resumed."""
+    try:
+        run = client.read_flow_run(UUID(run_id))
+    except (ObjectNotFound, ValueError):  # of another server
+        return ""
+    if folder and (folder.is_owned() or (leased and folder.lease_left() < 0)):
+        return ""
+    events = folder.events() if folder else []
+    match choose_recovery(read_reported_state(run.state), run.run_count, events, lambda: has_person_request(run_id)):
+        case "schedule":
+            return run.name if _schedule_run(client, run, folder) else ""
+        case "finish" if folder:
+            folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
+            sweep_run(folder, "guard", "", report_end)
+        case "tell":
+            end = find_last_event(events, "end")
+            report_state(run_id, final_state(end.get("end", "failed"), end.get("sentence", "")))
+        case _:
+            pass
+    return ""
+
+
+def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
+    """Let a worker start a run again; a run without a deployment would wait for a worker for ever."""
+    began = run.state is None or not run.state.is_pending()
+    if began and run.state and not run.state.is_final():
+        lost: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
+        report_state(str(run.id), lost, run.run_count)
+    if run.deployment_id is None:
+        return False
+    if folder:
+        folder.extend()
+    client.set_flow_run_state(run.id, Scheduled(message=LOST_MESSAGE if began else NEVER_BEGAN_MESSAGE), force=True)
+    return True
+
+
+# --- the watchdog of one run
+
+
+def _report_lost_run(folder: RunFolder) -> None:
+    """Report to Prefect that the launcher died, and have the run resumed now, not after missed heartbeats.
+
+    A run that was being cancelled is not resumed: it is ended here.
+    """
+    start = folder.last("start")
+    _await_worker(UUID(start["run"]))
+    until = time.monotonic() + _WATCH_TIMEOUT_S
+    while time.monotonic() < until and folder.last("start") == start and is_lost(folder.events()):
+        try:
+            with open_bounded_client() as client:
+                _recover_run(client, start["run"], folder)
+        except Exception as error:  # an unreachable server is asked for as long as the lease lasts
+            get_log().debug("%s was not checked: %s", folder.name, error)
+            until = max(until, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
+        time.sleep(_POLL_INTERVAL_S)
+
+
+def _await_worker(run_id: UUID) -> None:
+    """Wait until the worker has reported, completely, how its flow died."""
+    until = time.monotonic() + _WORKER_REPORT_TIMEOUT_S
+    while time.monotonic() < until:
+        try:
+            with open_bounded_client() as client:
+                state = client.read_flow_run(run_id).state
+            if state and not state.is_running():
+                time.sleep(
+                    max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - read_reported_state(state).age_s))
+                )
+                return
+        except Exception as error:
+            get_log().debug("flow run %s was not read: %s", run_id, error)
+        time.sleep(0.3)
+
+
+def main(words: Iterable[str]) -> int:
+    """`keep FOLDER` and `stop FOLDER`: what the watchdog does about one run. `back`: resume all lost runs."""
+    raise_file_limit()
+    verb, *rest = words
+    if verb == "back":
+        looked = recover_lost_runs()
+        print("\n".join((str(looked), *looked.faults)))
+        return 1 if looked.faults else 0
+    folder = RunFolder(Path(rest[0]))
+    if verb == "keep":
+        _report_lost_run(folder)
+    else:
+        sweep_run(folder, "guard", LAUNCHER_LOST_SENTENCE, report_end)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,7 @@
+"""Make sure that the rendezvous store of a plan serves, if it has one."""
+
+from torchyard.steps.rendezvous import ensure_rendezvous as run
+
+from .flow_run.step import make_task
+
+ensure_rendezvous = make_task(run)
