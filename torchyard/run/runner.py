@@ -126,8 +126,8 @@ class Runner:
         """Collect, then tear down: after a success, a failure and a signal alike."""
 
         def read() -> Attempt:
-            collected = self._do.collect(plan, outcome, self.profile.metrics)
-            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collected))
+            found = self._do.collect(plan, outcome, self.profile.metrics)
+            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=found))
 
         attempt = self._step("collect", read, describe_logs)
         self.attempts.append(attempt)
@@ -165,8 +165,6 @@ class Runner:
     def _check_owner(self) -> None:
         if self.plan:
             backend_of(self.plan).check_owner()
-
-    # --- the attempts
 
     def _try_all(self, first: int) -> RunEnd:
         """Run attempts, from the latest one on, while the budget lasts and the cause is worth another."""

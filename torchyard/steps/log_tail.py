@@ -34,7 +34,15 @@ _TELLING_WORDS = (
         b"retry count",
     ),
     *(b"No space left", b"No such file", b"No module named", b"can't open", b"not found", b"not defined", b"denied"),
-    *(b"exceed", b"low on resource", b"reempted", b"nodes are available", b"Failed", b"No more machines"),
+    *(
+        b"exceed",
+        b"low on resource",
+        b"reempted",
+        b"nodes are available",
+        b"are needed",
+        b"Failed",
+        b"No more machines",
+    ),
 )
 _MAX_TOTAL_BYTES, _MIN_NODE_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one if there are many
 

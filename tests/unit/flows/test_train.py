@@ -37,5 +37,5 @@ def test_run_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> N
 
 def test_flow_takes_what_its_deployments_give() -> None:
     """The flow is found by its name, and only the profile is required."""
-    assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", ["profile", "overrides"])
+    assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", ["profile", "overrides", "dry_run"])
     assert flow.train.parameters.required == ["profile"]

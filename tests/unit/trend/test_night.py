@@ -24,7 +24,7 @@ def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
     """The sentence has the value, the median, by how much it is lower, and what would be usual."""
     assert compared(tmp_path, *recorded([*STEADY, 150.0])) == TrendVerdict(
         verdict="worse",
-        sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 186.7 to 213.3 would be usual",
+        sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 191.6 to 208.4 would be usual",
     )
 
 
@@ -46,7 +46,7 @@ def test_usual_and_first_runs_are_told(tmp_path: Path) -> None:
     ]
     last = compared(tmp_path, *recorded([*STEADY, 201.0]))
     assert last
-    assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 186.7 to 213.3 is usual"
+    assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 191.6 to 208.4 is usual"
 
 
 def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePr
         told.show_page("metrics", lambda: "two")
         until(lambda: fake_prefect.patched)
         told.show_report(short_report())
-    assert [(each["key"], each["data"]) for each in fake_prefect.artifacts][:1] == [("metrics-digits-local", "one")]
+    assert [(each.get("key"), each["data"]) for each in fake_prefect.artifacts][:1] == [("metrics-digits-local", "one")]
     assert fake_prefect.patched == ["two"]
     assert fake_prefect.named[0] == {"name": f"digits-local 2x1 {RUN_ID[-8:]}", "tags": ["baremetal"]}
     assert {"tags": ["baremetal", "end: succeeded"]} in fake_prefect.named

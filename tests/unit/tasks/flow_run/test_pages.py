@@ -1,0 +1,33 @@
+"""The artifacts that show a run while it goes on."""
+
+from uuid import UUID
+
+from prefect.client.schemas.actions import ArtifactCreate
+
+from tests.conftest import RUN_ID
+from tests.fake_prefect import FakePrefect
+from torchyard.tasks.flow_run.pages import RunPages
+from torchyard.tasks.flow_run.states import open_bounded_client
+
+
+def test_page_is_one_artifact_however_often_it_is_shown(fake_prefect: FakePrefect) -> None:
+    """The first showing creates NAME-PROFILE, and later ones write it again."""
+    pages = RunPages(UUID(RUN_ID), "digits-local")
+    with open_bounded_client() as client:
+        for text in ("one", "two", "three"):
+            pages.show(client, "plan", ArtifactCreate(type="markdown", data=text))
+    assert [(each["key"], each["data"]) for each in fake_prefect.artifacts] == [("plan-digits-local", "one")]
+    assert fake_prefect.patched == ["two", "three"]
+
+
+def test_progress_is_a_bar_and_the_name_of_the_task_that_waits(fake_prefect: FakePrefect) -> None:
+    """The bar says what is done, and the waiting task is called after it; without a task there is only the bar."""
+    pages = RunPages(UUID(RUN_ID), "digits-local")
+    with open_bounded_client() as client:
+        pages.remember_wait(None, "epoch 1 of 4")
+        pages.show_progress(client, "epoch 1 of 4", 25.0)
+        assert fake_prefect.named == []
+        pages.remember_wait(RUN_ID, "epoch 2 of 4")
+        pages.show_progress(client, "epoch 2 of 4", 50.0)
+    assert fake_prefect.named == [{"name": "wait: epoch 2 of 4"}]
+    assert fake_prefect.patched == [50.0]
