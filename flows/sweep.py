@@ -20,7 +20,14 @@ from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
 from torchyard.steps.descriptors import raise_file_limit
 from torchyard.tasks.flow_run.ownership import confirm_flow_run, read_liveness_by_name
-from torchyard.tasks.flow_run.states import final_state, read_liveness, report_end, report_state, reschedule_run
+from torchyard.tasks.flow_run.states import (
+    delete_like_runs,
+    final_state,
+    read_liveness,
+    report_end,
+    report_state,
+    reschedule_run,
+)
 from torchyard.tasks.recovery import recover_lost_runs
 
 
@@ -32,6 +39,9 @@ class AbandonedRun(NamedTuple):
     why: str
     remove: Callable[[], Sequence[str] | None]
     kept: str = ""  # why it is not removed
+
+
+_QUIET_SENTENCE = "swept 0 runs"  # of a sweep that found nothing to do
 
 
 @flow(name="sweep")
@@ -63,7 +73,10 @@ def sweep(
     _show_table(found, ["; ".join(each or ()) for each in left])
     faults += [thing for things in left for thing in things or ()]
     faults += _explain_refusals(named, found, left) if named else []
-    return _sweep_state(_format_summary(found, dry_run, back), faults)
+    end = _sweep_state(_format_summary(found, dry_run, back), faults)
+    if end.message == _QUIET_SENTENCE:
+        delete_like_runs(end)
+    return end
 
 
 def _format_summary(found: Sequence[AbandonedRun], dry_run: bool, back: int) -> str:

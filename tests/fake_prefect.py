@@ -27,6 +27,7 @@ class FakePrefect:
         self.answers: dict[str, Any] = {}
         self.patched: list[Any] = []  # the data of artifacts
         self.named: list[Any] = []  # other changes: of a flow run, of a task run
+        self.deleted: list[str] = []
         self.posted: list[tuple[str, Any]] = []
         self.set_to: list[str] = []
         self.artifacts: list[Any] = []
@@ -78,6 +79,9 @@ class Handler(BaseHTTPRequestHandler):
         body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
         server = self.server_of
         self._answer({}, lambda: server.patched.append(body["data"]) if "data" in body else server.named.append(body))
+
+    def do_DELETE(self) -> None:
+        self._answer({}, lambda: self.server_of.deleted.append(self.path.rpartition("/")[2]))
 
     def _find(self, default: Any) -> Any:
         """What the test wants this path to answer, or the default."""

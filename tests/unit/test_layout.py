@@ -87,7 +87,16 @@ def test_functions_and_modules_stay_small() -> None:
 
 
 @pytest.mark.parametrize(
-    "page", ["README.md", "CONTRIBUTING.md", "docs/design.md", "docs/guides.md", "docs/nightly.md", "docs/reuse.md"]
+    "page",
+    [
+        "README.md",
+        "CONTRIBUTING.md",
+        "docs/design.md",
+        "docs/guides.md",
+        "docs/nightly.md",
+        "docs/reuse.md",
+        "docs/ui.md",
+    ],
 )
 def test_links_lead_somewhere(page: str) -> None:
     """Every relative link of a page leads to a file."""

@@ -1,5 +1,6 @@
 """Makes text from programs, hosts and clusters harmless where it is shown: on terminals, in Markdown."""
 
+import html
 import re
 import sys
 from collections.abc import Iterable, Sequence
@@ -59,6 +60,12 @@ def format_code_block(lines: Sequence[str], longest: int = 0) -> list[str]:
     shown = [single_line(each, longest) for each in lines]
     ticks = "`" * max(3, _count_longest_ticks(shown) + 1)
     return [ticks, *shown, ticks]
+
+
+def fold_lines(summary: str, lines: Sequence[str]) -> str:
+    """Lines of a page that are shown as they are, once a reader unfolds them: an HTML block has no empty line."""
+    shown = [html.escape(single_line(each)) or " " for each in lines]
+    return "\n".join([f"<details><summary>{html.escape(summary)}</summary><pre>", *shown, "</pre></details>"])
 
 
 def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:

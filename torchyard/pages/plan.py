@@ -4,13 +4,14 @@ from collections.abc import Sequence
 
 import yaml
 
-from torchyard.common.escaping import escape_paragraph, format_code_block, format_markdown_table, single_line
+from torchyard.common.escaping import escape_paragraph, fold_lines, format_markdown_table, single_line
 from torchyard.common.secrets import mask_document
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Check
 
 _MAX_VALUE_CHARS, _MAX_DETAIL_CHARS = 500, 1000
+_MAX_SHOWN_CHECKS = 5  # that are in order
 _MAX_DOCUMENT_CHARS = 100_000  # of the whole plan as YAML
 
 
@@ -26,7 +27,8 @@ def render_plan_page(profile: Profile, plan: Plan) -> str:
             escape_paragraph(profile.about, _MAX_VALUE_CHARS),
             "",
             *format_markdown_table(["", ""], mask_document(rows)),
-            *["", "<details><summary>the whole plan</summary>", "", *format_code_block(shown), "", "</details>"],
+            "",
+            fold_lines("the whole plan", shown),
         ]
     )
 
@@ -57,8 +59,9 @@ def render_checks_page(checks: Sequence[Check]) -> str:
     right = [check for check in checks if check.verdict == "ok"]
     head = f"# preflight: {len(right)} of {len(checks)} checks are in order"
     lines = [head, "", *_tabulate_checks(wrong)] if wrong else [head]
-    folded = ["", "<details><summary>in order</summary>", "", *_tabulate_checks(right), "", "</details>"]
-    return "\n".join([*lines, *(folded if len(right) > 5 else ["", *_tabulate_checks(right)])])
+    told = [f"{check.need}: {check.detail}" for check in right]
+    shown = [fold_lines(f"{len(right)} in order", told)] if len(right) > _MAX_SHOWN_CHECKS else _tabulate_checks(right)
+    return "\n".join([*lines, "", *shown])
 
 
 def _tabulate_checks(checks: Sequence[Check]) -> list[str]:

@@ -21,6 +21,7 @@ def test_plan_page_says_what_would_run_and_folds_the_rest() -> None:
     table, _, folded = page.partition("<details>")
     assert "run 43200 s" in table
     assert "kind: manifests" in folded
+    assert "\n\n" not in folded  # an empty line would end the block that is folded
     assert "hunter2" not in page
 
 

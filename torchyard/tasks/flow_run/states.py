@@ -6,8 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 from uuid import UUID
 
-from prefect import get_client
+from prefect import get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.filters import (
+    FlowRunFilter,
+    FlowRunFilterDeploymentId,
+    FlowRunFilterState,
+    FlowRunFilterStateType,
+)
 from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
@@ -123,6 +129,23 @@ def _set_flow_run_state(run_id: str, state: State[Any], count: int | None) -> No
         over = now is None or (now.is_final() and now.name != CRASHED) or now.name == state.name
         if not over and count in (None, flow_run.run_count):
             client.set_flow_run_state(flow_run.id, state, force=True)
+
+
+def delete_like_runs(end: State[Any]) -> None:
+    """Delete the earlier runs of this flow run's deployment that ended like this one: they fill the list of runs."""
+    if not runtime.deployment.id:
+        return
+    same = FlowRunFilter(
+        deployment_id=FlowRunFilterDeploymentId(any_=[UUID(runtime.deployment.id)]),
+        state=FlowRunFilterState(type=FlowRunFilterStateType(any_=[end.type])),
+    )
+    try:
+        with open_bounded_client() as client:
+            for run in client.read_flow_runs(flow_run_filter=same):
+                if run.state and run.state.message == end.message and str(run.id) != str(runtime.flow_run.id):
+                    client.delete_flow_run(run.id)
+    except Exception as error:
+        get_log().debug("earlier runs were not deleted: %s", error)
 
 
 def reschedule_run(run_id: str) -> bool:

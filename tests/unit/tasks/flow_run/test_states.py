@@ -5,10 +5,17 @@ from uuid import UUID
 
 import pytest
 from httpx import HTTPStatusError
+from prefect.client.schemas.objects import State, StateType
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
-from torchyard.tasks.flow_run.states import count_person_requests, final_state, open_bounded_client, report_state
+from torchyard.tasks.flow_run.states import (
+    count_person_requests,
+    delete_like_runs,
+    final_state,
+    open_bounded_client,
+    report_state,
+)
 
 
 @pytest.mark.parametrize(
@@ -51,3 +58,18 @@ def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
     states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
     fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
     assert count_person_requests(RUN_ID) == 1
+
+
+def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a deployment's runs, those with the same message go; this run, and those that did something, stay."""
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", RUN_ID)
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
+    ids = [RUN_ID[:-1] + end for end in "012"]
+    said = ["swept 0 runs", "swept 1 runs", "swept 0 runs"]
+    fake_prefect.state = "COMPLETED"
+    runs = [{**fake_prefect.flow_run, "id": each} for each in (*ids, RUN_ID)]
+    for run, message in zip(runs, [*said, "swept 0 runs"], strict=True):
+        run["state"] = {**run["state"], "message": message}
+    fake_prefect.answers["/flow_runs/filter"] = runs
+    delete_like_runs(State(type=StateType.COMPLETED, message="swept 0 runs"))
+    assert fake_prefect.deleted == [ids[0], ids[2]]
