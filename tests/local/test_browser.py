@@ -44,7 +44,7 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         try:
             yield server["PREFECT_API_URL"].removesuffix("/api")
         finally:
-            worker.terminate()
+            worker.kill()  # started where SIGINT is ignored, a worker ignores SIGTERM too
             worker.wait()
 
 

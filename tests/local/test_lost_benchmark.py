@@ -118,7 +118,7 @@ def played(write: Write, tmp_path: Path) -> Iterator[Played]:
             made.await_measuring()
             yield made
         finally:
-            worker.terminate()
+            worker.kill()  # started where SIGINT is ignored, a worker ignores SIGTERM too
             worker.wait(60)
             (truth / "go").touch()
             for folder in list_run_folders():

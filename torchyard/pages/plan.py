@@ -9,6 +9,7 @@ from torchyard.common.secrets import mask_document
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Check
+from torchyard.pods.files import summarize_files
 
 _MAX_VALUE_CHARS, _MAX_DETAIL_CHARS = 500, 1000
 _MAX_SHOWN_CHECKS = 5  # that are in order
@@ -18,7 +19,7 @@ _MAX_DOCUMENT_CHARS = 100_000  # of the whole plan as YAML
 def render_plan_page(profile: Profile, plan: Plan) -> str:
     """What would run, as a table that a person reads; the whole plan is folded below it."""
     rows = [[key, single_line(str(value), _MAX_VALUE_CHARS)] for key, value in _list_facts(profile, plan) if value]
-    document = mask_document(plan.model_dump(mode="json", exclude_none=True))
+    document = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     text = yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120)
     shown = text[:_MAX_DOCUMENT_CHARS].splitlines()
     return "\n".join(

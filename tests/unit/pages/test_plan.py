@@ -25,6 +25,15 @@ def test_plan_page_says_what_would_run_and_folds_the_rest() -> None:
     assert "hunter2" not in page
 
 
+def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
+    """Files of this machine are shown by size and digest."""
+    profile = load_profile("allreduce-volcano")
+    plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
+    page = render_plan_page(profile, plan)
+    assert "bytes, sha256" in page
+    assert "import torch" not in page
+
+
 def test_checks_page_shows_first_what_is_wrong() -> None:
     """What failed comes with its remedy before what is in order, which is folded if it is much."""
     page = render_checks_page([OK, FAILED])
