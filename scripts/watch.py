@@ -1,6 +1,7 @@
 """Runs a deployment and watches the run to its final end."""
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 from uuid import UUID
@@ -97,9 +98,10 @@ def run_and_follow(api: str, profile: str) -> int:
 
 def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
     """A run of the profile's own deployment; of a profile that has none, a run of the one that takes any profile."""
-    try:
-        return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
-    except ObjectNotFound:
-        known = client.read_deployment_by_name(f"train/{ANY_PROFILE}").id
-    path = list_profiles().get(profile) or Path(profile).expanduser().absolute()
-    return client.create_flow_run_from_deployment(known, parameters={"profile": str(path)})
+    path = list_profiles().get(profile)
+    with suppress(ObjectNotFound):
+        if path:
+            return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
+    known = client.read_deployment_by_name(f"train/{ANY_PROFILE}").id
+    file = path or Path(profile).expanduser().absolute()
+    return client.create_flow_run_from_deployment(known, parameters={"profile": str(file)})

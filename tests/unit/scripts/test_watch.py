@@ -51,14 +51,14 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
 ) -> None:
     """A file that is not in prefect.yaml is a run of train/any-profile, which is given the file's whole path."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    fake_prefect.answers["/deployments/name/train/mine.yaml"] = None
     whole = {**fake_prefect.flow_run, "name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
     fake_prefect.answers["/deployments/name/train/any-profile"] = whole
     fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     fake_prefect.state = "COMPLETED"
-    assert watch.run_and_follow(fake_prefect.url, "mine.yaml") == 0
-    (created,) = [body for path, body in fake_prefect.posted if path.endswith("/create_flow_run")]
-    assert created["parameters"] == {"profile": str(Path("mine.yaml").absolute())}
+    for name in ("mine.yaml", "/any/mine.yaml"):
+        assert watch.run_and_follow(fake_prefect.url, name) == 0
+    created = [body["parameters"] for path, body in fake_prefect.posted if path.endswith("/create_flow_run")]
+    assert created == [{"profile": str(Path("mine.yaml").absolute())}, {"profile": "/any/mine.yaml"}]
 
 
 def test_exit_code_is_the_runs_end(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
