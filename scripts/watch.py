@@ -85,7 +85,7 @@ def run_and_follow(api: str, profile: str) -> int:
     with open_prefect_client() as client:
         watch = _RunWatch(client, _create_flow_run(client, profile))
         page = f"{api.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
-        print(f"train/{profile}: {page}", flush=True)
+        print(f"train/{Path(profile).stem}: {page}", flush=True)
         try:
             state = watch.follow()
         except KeyboardInterrupt:
