@@ -61,7 +61,7 @@ def _build_overrides_field(profile: Profile | None) -> Schema:
     return {
         "title": "changes",
         "description": "what this run changes in the profile; an empty field changes nothing. The menu at the right "
-        "takes any key as JSON, such as {'deadlines.run': '2h'}",
+        'takes any key as JSON, such as {"deadlines.run": "2h"}',
         "type": "object",
         "properties": {key: {**field, "position": at} for at, (key, field) in enumerate(fields.items())},
         "patternProperties": plain,
