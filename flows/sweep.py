@@ -41,9 +41,6 @@ class AbandonedRun(NamedTuple):
     kept: str = ""  # why it is not removed
 
 
-_QUIET_SENTENCE = "swept 0 runs"  # of a sweep that found nothing to do
-
-
 @flow(name="sweep")
 def sweep(
     dry_run: bool = False,
@@ -74,7 +71,7 @@ def sweep(
     faults += [thing for things in left for thing in things or ()]
     faults += _explain_refusals(named, found, left) if named else []
     end = _sweep_state(_format_summary(found, dry_run, back), faults)
-    if end.message == _QUIET_SENTENCE:
+    if end.message == _format_summary([], dry_run=False, back=0):
         delete_like_runs(end)
     return end
 

@@ -21,14 +21,7 @@ if TYPE_CHECKING:
 ANY_PROFILE = "any-profile"  # the deployment of `train` that takes any profile
 # A run that stays Crashed for longer is not expected to be resumed.
 _CRASHED_TIMEOUT_S = 30.0
-# What Prefect logs for every run.
-_NOISE_PREFIXES = (
-    "Deployment step",
-    "All deployment steps",
-    "Executing deployment",
-    "Running 1 deployment",
-    "Finished in state",
-)
+_END_PREFIX = "Finished in state"  # Prefect's line about an end, which is printed below the log
 
 
 class _RunWatch:
@@ -75,7 +68,7 @@ class _RunWatch:
         """Print the lines that were not shown before. They arrive late and out of order: offsets would skip some."""
         asked = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
         for line in reversed(self.client.read_logs(asked, limit=200, sort=LogSort.TIMESTAMP_DESC)):
-            if line.id not in self._shown and not line.message.startswith(_NOISE_PREFIXES):
+            if line.id not in self._shown and not line.message.startswith(_END_PREFIX):
                 print(f"  {line.timestamp:%H:%M:%S} {line.message}", flush=True)
             self._shown.add(line.id)
 

@@ -6,6 +6,7 @@ A new format is one module in this folder, its two readers in READERS and LINE_R
 
 from collections.abc import Callable, Iterable
 from contextlib import suppress
+from typing import NamedTuple
 
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.json_lines import read_json_lines, read_object
@@ -23,6 +24,7 @@ __all__ = [
     "ROW_KEYS",
     "LineReader",
     "Reader",
+    "RowProgress",
     "describe_row",
     "format_number",
     "read_json_lines",
@@ -60,8 +62,17 @@ LINE_READERS: dict[MetricsFormat, LineReader] = {
 }
 
 
-def read_progress(row: Row) -> float | None:
-    """The run's progress according to a row, 0 to 1: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
+class RowProgress(NamedTuple):
+    """How far a run is: `epoch` 3 of 10, a share of 0.3."""
+
+    key: str
+    done: float
+    total: float
+    share: float
+
+
+def read_progress(row: Row) -> RowProgress | None:
+    """The run's progress according to a row: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
 
     If epochs are counted from 0, the row has `last_epoch` in place of `epochs`.
     """
@@ -69,7 +80,7 @@ def read_progress(row: Row) -> float | None:
         done, total = row.get(key), row.get(f"{key}s", row.get(f"last_{key}"))
         if isinstance(done, int | float) and isinstance(total, int | float) and total > 0 <= done:
             with suppress(OverflowError):  # JSON's integers may be longer than any float
-                return min(done / total, 1.0)
+                return RowProgress(key, done, total, min(done / total, 1.0))
     return None
 
 

@@ -4,7 +4,7 @@ import time
 
 from torchyard.common import escaping
 from torchyard.common.log import get_log
-from torchyard.metrics.registry import LINE_READERS, ROW_KEYS, describe_row, read_progress
+from torchyard.metrics.registry import LINE_READERS, RowProgress, describe_row, read_progress
 from torchyard.metrics.rows import Rows
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Row
@@ -45,20 +45,18 @@ class Progress:
         if self._row:
             get_log().info("%s", escaping.single_line(describe_row(self._row), _MAX_LINE_CHARS))
             if (done := read_progress(self._row)) is not None:
-                self._reporter.show_progress(self._describe(done), round(100 * done, 1))
+                self._reporter.show_progress(self._describe(done), round(100 * done.share, 1))
             self._row = {}
             if time.monotonic() >= self._next_page:
                 self._next_page = time.monotonic() + _PAGE_INTERVAL_S
                 name, rows = self._name, self._rows.all()
                 self._reporter.show_page("metrics", lambda: render_metrics_page(name, rows))
 
-    def _describe(self, done: float) -> str:
+    def _describe(self, done: RowProgress) -> str:
         """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process saw."""
-        key = next((key for key in ROW_KEYS if key in self._row), "")
-        total = self._row.get(f"{key}s", self._row.get(f"last_{key}"))
-        told = escaping.single_line(f"{key} {self._row.get(key)} of {total}", _MAX_NAME_CHARS)
-        since, first = self._began = self._began or (time.monotonic(), done)
-        if not first < done < 1:
+        told = escaping.single_line(f"{done.key} {done.done} of {done.total}", _MAX_NAME_CHARS)
+        since, first = self._began = self._began or (time.monotonic(), done.share)
+        if not first < done.share < 1:
             return told
-        left = (time.monotonic() - since) / (done - first) * (1 - done)
+        left = (time.monotonic() - since) / (done.share - first) * (1 - done.share)
         return f"{told}, about {format_duration(left)} left"

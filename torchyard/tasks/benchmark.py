@@ -30,7 +30,7 @@ from torchyard.model.run import End, Report
 from torchyard.run.folder import RunFolder, benchmark_folder
 from torchyard.run.resume import CRASHED, MAX_LOSSES, choose_entry
 
-from .flow_run.children import cancel_children, is_cancelled
+from .flow_run.children import cancel_children, is_run_cancelled
 from .flow_run.states import count_person_requests, final_state, has_person_request, open_bounded_client
 from .flow_run.step import make_task
 from .train import leave_to_owner
@@ -102,7 +102,7 @@ def _compare_fabrics(
 def _is_cancelled() -> bool:
     """Whether a user has cancelled this benchmark; a cancel that cannot be seen has not arrived yet."""
     try:
-        return is_cancelled(str(flow_run.id))
+        return is_run_cancelled(str(flow_run.id))
     except Exception as error:
         get_log().warning("Prefect does not say whether this benchmark was cancelled: %s", error)
         return False
@@ -177,7 +177,7 @@ def _wait_until_ended(child: FlowRun) -> str:
         try:
             with open_bounded_client() as client:
                 state = client.read_flow_run(child.id).state
-            cancelled = is_cancelled(str(flow_run.id))
+            cancelled = is_run_cancelled(str(flow_run.id))
         except ObjectNotFound as error:
             raise NoReportError(child.name, f"flow run {child.id} was deleted") from error
         except Exception as error:

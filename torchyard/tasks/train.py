@@ -53,7 +53,7 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_ru
     try:
         chosen, run_id = _load(profile, overrides or {}), str(flow_run.id)
         reporter = PrefectReporter(run_id, flow_run.run_count, chosen.name)
-        reporter.name_flow_run(chosen)
+        reporter.label_flow_run(chosen)
         if dry_run:
             return Completed(message=preview_run(chosen, run_id, reporter, STEPS))
         result = _run(chosen, run_id, reporter)

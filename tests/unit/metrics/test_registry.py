@@ -107,7 +107,8 @@ def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
     for line in lines:
         row = LINE_READERS[name](line)
         assert isinstance(describe_row(row), str)
-        assert 0 <= (read_progress(row) or 0) <= 1
+        found = read_progress(row)
+        assert found is None or 0 <= found.share <= 1
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -137,7 +138,8 @@ def test_every_format_has_its_readers() -> None:
 
 def test_progress_is_part_of_the_total() -> None:
     """Epoch 1 of 4 is a quarter; a row without a total gives no progress."""
-    assert (read_progress({"epoch": 1, "epochs": 4}), read_progress({"epoch": 1})) == (0.25, None)
+    assert read_progress({"epoch": 1, "epochs": 4}) == ("epoch", 1, 4, 0.25)
+    assert read_progress({"epoch": 1}) is None
 
 
 @pytest.mark.parametrize("done", ["NaN", "-1", "1" + "0" * 400])

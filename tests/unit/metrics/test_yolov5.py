@@ -71,7 +71,8 @@ def test_yolov5_torn_line_is_no_row(text: str) -> None:
 def test_yolov5_progress() -> None:
     """Epochs are counted from 0: the last of ten is 9, at which progress is complete."""
     row = read_yolov5_line(BAR + BAR.replace("3/9", "9/9"))
-    assert (read_progress(row), describe_row(row)[:20]) == (1.0, "epoch 9: GPU_mem 2.1")
+    assert read_progress(row) == ("epoch", 9, 9, 1.0)
+    assert describe_row(row)[:20] == "epoch 9: GPU_mem 2.1"
     assert read_yolov5_line(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
 
 

@@ -46,6 +46,12 @@ def test_row_is_logged_and_shown_as_a_percentage(shown: Shown, caplog: pytest.Lo
     assert caplog.messages == ["epoch 1: loss 0.25"]
 
 
+def test_progress_names_the_key_that_has_a_total(shown: Shown) -> None:
+    """A row with an epoch without a total and a step with one is so many steps on its way."""
+    Progress("sample-1", "json-lines", shown)(['{"epoch": 3, "step": 50, "steps": 200}'])
+    assert shown.percents == [("step 50 of 200", 25.0)]
+
+
 def test_rows_that_come_fast_are_shown_together(
     shown: Shown, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

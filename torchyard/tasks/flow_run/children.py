@@ -13,16 +13,15 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling
 
-from .states import has_person_request, open_bounded_client
+from .states import has_person_request, is_cancelled, open_bounded_client
 
 _LIVE_STATES = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 
 
-def is_cancelled(run_id: str) -> bool:
-    """Whether a user has cancelled a flow run."""
+def is_run_cancelled(run_id: str) -> bool:
+    """Whether a user has cancelled a flow run; Prefect's own error if it does not answer."""
     with open_bounded_client() as client:
-        state = client.read_flow_run(UUID(run_id)).state
-    return state is not None and (state.is_cancelling() or state.is_cancelled())
+        return is_cancelled(client.read_flow_run(UUID(run_id)).state)
 
 
 def cancel_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> list[str]:

@@ -143,7 +143,7 @@ class PrefectReporter:
 
         self.send(f"page {name}", call)
 
-    def name_flow_run(self, profile: Profile) -> None:
+    def label_flow_run(self, profile: Profile) -> None:
         """Name the flow run after its profile, unless a user has named it, and tag it with where it runs.
 
         Only for a flow run that is the run: a user's flow keeps its name.

@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
-from torchyard.tasks.flow_run.children import cancel_children, is_cancelled
+from torchyard.tasks.flow_run.children import cancel_children, is_run_cancelled
 from torchyard.tasks.flow_run.states import open_bounded_client
 
 ENDED, RETRIED = [("FAILED", "Failed")], [("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
@@ -30,4 +30,4 @@ def test_child_that_a_user_asked_for_again_goes_on(
 def test_cancel_is_seen_in_the_state(fake_prefect: FakePrefect, state: str, cancelled: bool) -> None:
     """A run is cancelled from the moment on in which a user asks for that."""
     fake_prefect.state = state
-    assert is_cancelled(RUN_ID) is cancelled
+    assert is_run_cancelled(RUN_ID) is cancelled

@@ -44,7 +44,7 @@ def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
 def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
     """A run has its profile's name at once, a page is one artifact however often it changes, and the end is a tag."""
     with PrefectReporter(RUN_ID, profile="digits-local") as told:
-        told.name_flow_run(load_profile("digits-local"))
+        told.label_flow_run(load_profile("digits-local"))
         told.show_page("metrics", lambda: "one")
         until(lambda: fake_prefect.artifacts)
         told.show_page("metrics", lambda: "two")
