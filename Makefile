@@ -9,23 +9,35 @@ CHAOS ?=
 CASES ?=
 KUBE ?=
 TAKE_OVER ?=
+POOL ?=
+WORKER ?=
+DO ?= install
 NIGHTLY ?=
 BIN := .venv/bin
+YARD_OPTIONS = $(if $(TAKE_OVER),--take-over) $(if $(WORKER),--worker)
+
+# The name of this installation on a Prefect server that several share (docs/operate.md).
+ifneq ($(POOL),)
+export TORCHYARD_POOL := $(POOL)
+endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down check format test e2e bench observe chaos cluster-up cluster-down cluster-status lock
+.PHONY: help train up down service check format test docs picture e2e bench compare observe chaos hang cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
 
 train: .venv/.locked ## train PROFILE (digits-local) and show the report
-	@$(BIN)/python scripts/yard.py train $(PROFILE) $(if $(TAKE_OVER),--take-over)
+	@$(BIN)/python scripts/yard.py train $(PROFILE) $(YARD_OPTIONS)
 
-up: .venv/.locked ## start server, worker and deployments, without a run; TAKE_OVER=1 takes another folder's, NIGHTLY=1 runs nightly
-	@$(BIN)/python scripts/yard.py up $(if $(TAKE_OVER),--take-over) $(if $(NIGHTLY),--nightly)
+up: .venv/.locked ## start server, worker and deployments, without a run; POOL=, TAKE_OVER=1, WORKER=1, NIGHTLY=1: docs/operate.md
+	@$(BIN)/python scripts/yard.py up $(YARD_OPTIONS) $(if $(NIGHTLY),--nightly)
 
 down: ## stop what `make train` or `make up` started, and only that
 	@if [ -x $(BIN)/python ]; then $(BIN)/python scripts/yard.py down; else echo "nothing was running"; fi
+
+service: .venv/.locked ## run server and worker as a systemd user unit, also after a reboot; DO=uninstall, DO=status
+	@$(BIN)/python scripts/service.py $(DO) $(if $(TAKE_OVER),--take-over)
 
 check: .venv/.locked ## run ruff, mypy and the import contracts
 	@$(BIN)/ruff check --no-cache .
@@ -40,6 +52,12 @@ format: .venv/.locked ## fix and format with ruff
 test: check ## run check and the unit tests
 	@$(BIN)/pytest -n 2 --dist loadfile -rs tests/unit
 
+docs: .venv/.locked ## build the documentation into site/, strictly; a test does so too
+	@$(BIN)/zensical build --clean --strict
+
+picture: .venv/.locked ## record the moving picture of README again
+	@$(BIN)/python -m tests.moving_picture
+
 e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one made for it, or KUBE=KUBECONFIG_FILE
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
 		$(BIN)/pytest -n 2 --dist loadfile -rs tests/local
@@ -48,11 +66,17 @@ e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one
 bench: .venv/.locked ## measure what a run costs compared with bare torchrun
 	@$(BIN)/python tests/bench.py
 
+compare: .venv/.locked ## start other launchers beside torchyard, on `make cluster-up`, and write docs/compare.md's table
+	@$(BIN)/python tests/compare.py $(if $(KUBE),--kubeconfig $(KUBE))
+
 observe: .venv/.locked ## record again what the cluster's controllers report about a job; CASES=volcano-ok for some
 	@$(BIN)/python tests/observe.py $(CASES)
 
 chaos: .venv/.locked ## inject every fault at every step, on `make cluster-up`; CHAOS='--only "volcano submit"' for some
 	@$(BIN)/python -m tests.chaos $(CHAOS)
+
+hang: .venv/.locked ## hang jobs in every way, and judge what is told of them; HANG='--classes sleep gil --seeds 5' for some
+	@$(BIN)/python -m tests.hang.matrix $(HANG)
 
 cluster-up: .venv/.locked ## start a Kubernetes control plane with the real job controllers and fake nodes, on this machine
 	@$(BIN)/python tests/cluster/cluster.py up
@@ -73,7 +97,8 @@ cluster-status: .venv/.locked ## show its nodes, controllers, memory and kubecon
 	@$(BIN)/python -m pip check
 	@touch $@
 
-lock: ## write requirements.lock again from pyproject.toml
+lock: ## write both lists of pinned packages again from pyproject.toml: of .venv, and of the launcher's image
 	@tools=$$(mktemp -d) && $(PYTHON) -m venv $$tools && $$tools/bin/pip install -q uv && \
-		$$tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url \
-		--no-annotate --all-extras pyproject.toml -o requirements.lock; rm -rf $$tools
+		compile="$$tools/bin/uv pip compile -q --universal --python-version 3.11 --generate-hashes --no-emit-index-url --no-annotate" && \
+		$$compile --extra local --extra dev --extra kubernetes pyproject.toml -o requirements.lock && \
+		$$compile --extra kubernetes --extra s3 -c requirements.lock pyproject.toml -o deploy/requirements.lock; rm -rf $$tools

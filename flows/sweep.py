@@ -76,6 +76,16 @@ def sweep(
     return end
 
 
+def sweep_here() -> State[Any]:
+    """Do this machine's part of a sweep, outside of any flow run: every machine's `make up` does so by itself."""
+    faults = list[str]()
+    looked = recover_lost_runs(leased=True)
+    found = [*_find_local_runs(None, faults), *_find_stray_runs(None)]
+    left = [_remove_run(each, dry_run=False) for each in found]
+    faults += [*looked.faults, *(thing for things in left for thing in things or ())]
+    return _sweep_state(_format_summary(found, dry_run=False, back=len(looked.back)), faults)
+
+
 def _format_summary(found: Sequence[AbandonedRun], dry_run: bool, back: int) -> str:
     """What was done, in one line."""
     taken = [each for each in found if not each.kept]
@@ -224,15 +234,23 @@ def _show_table(due: Sequence[AbandonedRun], left: Sequence[str]) -> None:
 
 
 def main(words: Sequence[str]) -> int:
-    """`python flows/sweep.py [--dry-run] [--run NAME ...] [--without-lease] [--context NAME ...]`: the same flow."""
+    """`python flows/sweep.py [--dry-run] [--run NAME ...] [--without-lease] [--context NAME ...]`: the same flow.
+
+    `python flows/sweep.py --here`: only this machine's runs, without a flow run.
+    """
     parser = argparse.ArgumentParser(prog="flows/sweep.py", description=main.__doc__)
     parser.add_argument("--dry-run", action="store_true", help="only report what would be removed")
     parser.add_argument("--run", action="append", help="only this run, even before its lease has ended; repeatable")
     parser.add_argument("--without-lease", action="store_true", help="also objects whose run has no Lease")
     parser.add_argument("--context", action="append", help="a context of the kubeconfig; repeatable")
+    parser.add_argument("--here", action="store_true", help="only this machine's runs, without a flow run in Prefect")
     asked = parser.parse_args(words)
     spell_anything()
-    end = sweep(asked.dry_run, asked.run, asked.without_lease, asked.context, return_state=True)
+    if asked.here:
+        raise_file_limit()
+        end = sweep_here()
+    else:
+        end = sweep(asked.dry_run, asked.run, asked.without_lease, asked.context, return_state=True)
     print(end.message)
     return 0 if end.is_completed() else 1
 

@@ -13,30 +13,38 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-from torchyard.run.resume import IMPORT_FAILURE_MESSAGES, WORKER_START_TIMEOUT_S
+from torchyard.common.pool import name_deployment, read_pool
+from torchyard.run.resume import IMPORT_FAILURE_MESSAGES, SILENT_MESSAGE, WORKER_START_TIMEOUT_S
 
 _RUN_MATCH = {"prefect.resource.id": "prefect.flow-run.*"}
-# Our flows in our pool: another project on the same server may have flows of these names.
-_RELATED_MATCH: list[dict[str, str | list[str]]] = [
-    {"prefect.resource.role": "flow", "prefect.resource.name": ["train", "benchmark"]},
-    {"prefect.resource.role": "work-pool", "prefect.resource.name": "torchyard"},
-]
 _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
 _RECOVERY_DEPLOYMENT = "comeback/crashed"  # the deployment that checks all lost runs
 # Automations of the previous version, which scheduled runs themselves.
-_RETIRED_NAMES = ("torchyard: a Crashed run comes back", "torchyard: a run that never began is scheduled again")
+_RETIRED_NAMES = ("a Crashed run comes back", "a run that never began is scheduled again")
+
+
+def _match_runs() -> list[dict[str, str | list[str]]]:
+    """Our flows in our pool: another project on the same server may have flows of these names."""
+    return [
+        {"prefect.resource.role": "flow", "prefect.resource.name": ["train", "benchmark"]},
+        {"prefect.resource.role": "work-pool", "prefect.resource.name": read_pool()},
+    ]
+
+
+def _name_automation(what: str) -> str:
+    return f"{read_pool()}: {what}"
 
 
 def _heartbeat_automation() -> AutomationCore:
     """Sets a run whose heartbeats have stopped to Crashed; Prefect refuses that for a run that has ended."""
     return AutomationCore(
-        name="torchyard: a run without heartbeat is Crashed",
+        name=_name_automation("a run without heartbeat is Crashed"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
-            match_related=_RELATED_MATCH,
+            match_related=_match_runs(),
             for_each={"prefect.resource.id"},
             after={_HEARTBEAT_EVENT},
             # Any event of the run: one that ends, waits or is being cancelled need not send heartbeats.
@@ -46,7 +54,7 @@ def _heartbeat_automation() -> AutomationCore:
             within=_HEARTBEAT_TIMEOUT,
         ),
         actions=[
-            ChangeFlowRunState(state=StateType.CRASHED, message=f"no heartbeat for {_HEARTBEAT_TIMEOUT.seconds} s")
+            ChangeFlowRunState(state=StateType.CRASHED, message=f"{SILENT_MESSAGE} {_HEARTBEAT_TIMEOUT.seconds} s")
         ],
     )
 
@@ -58,10 +66,10 @@ def _crashed_automation(looks: UUID) -> AutomationCore:
     the server this automation may fire 15 minutes late.
     """
     return AutomationCore(
-        name="torchyard: a run that stays Crashed is looked at",
+        name=_name_automation("a run that stays Crashed is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH | {"prefect.state-message": f"!{IMPORT_FAILURE_MESSAGES[0]}*"},
-            match_related=_RELATED_MATCH,
+            match_related=_match_runs(),
             for_each={"prefect.resource.id"},
             after={"prefect.flow-run.Crashed"},
             expect={"prefect.flow-run.*"},
@@ -77,10 +85,10 @@ def _pending_automation(looks: UUID) -> AutomationCore:
     """Has all lost runs checked when a worker took a run and died before it started the run."""
     begun = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name="torchyard: a run that never began is looked at",
+        name=_name_automation("a run that never began is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
-            match_related=_RELATED_MATCH,
+            match_related=_match_runs(),
             for_each={"prefect.resource.id"},
             after={"prefect.flow-run.Pending", "prefect.flow-run.Submitting"},
             expect={f"prefect.flow-run.{name}" for name in begun},
@@ -99,7 +107,7 @@ def _automation_facts(automation: AutomationCore) -> dict[str, Any]:
 def create_automations() -> None:
     """Create each automation once. A correct one is kept: a new one would not know the runs that it should watch."""
     with get_client(sync_client=True) as client:
-        looks = client.read_deployment_by_name(_RECOVERY_DEPLOYMENT).id
+        looks = client.read_deployment_by_name(name_deployment(_RECOVERY_DEPLOYMENT, read_pool())).id
         for wanted in (_heartbeat_automation(), _crashed_automation(looks), _pending_automation(looks)):
             found = client.read_automations_by_name(wanted.name)
             kept = [each for each in found if _automation_facts(each) == _automation_facts(wanted)][:1]
@@ -108,7 +116,7 @@ def create_automations() -> None:
                     client.delete_automation(each.id)
             if not kept:
                 client.create_automation(wanted)
-        for each in [old for name in _RETIRED_NAMES for old in client.read_automations_by_name(name)]:
+        for each in [old for what in _RETIRED_NAMES for old in client.read_automations_by_name(_name_automation(what))]:
             client.delete_automation(each.id)
 
 

@@ -12,6 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, open_prefect_client
+from torchyard.common.pool import DEFAULT_POOL, name_deployment, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.loading.form import build_form
 from torchyard.loading.profile import load_profile
@@ -21,7 +22,6 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
     from prefect.client.schemas.responses import DeploymentResponse
 
-POOL_NAME = "torchyard"
 _LOCAL_NIGHTLY_TAGS = frozenset({"nightly", "local"})
 _DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
@@ -56,18 +56,26 @@ class WantedDeployment(BaseModel):
     def full_name(self) -> str:
         return f"{self.flow}/{self.name}"
 
+    def for_pool(self, pool: str) -> "WantedDeployment":
+        """This deployment of the installation of that name; one that names another work pool stays there."""
+        place = {"name": pool} if self.work_pool.name == DEFAULT_POOL else {}
+        work_pool = self.work_pool.model_copy(update=place)
+        return self.model_copy(update={"name": name_deployment(self.name, pool), "work_pool": work_pool})
 
-def deploy_flows(take_over: bool = False, nightly: bool = False) -> None:
+
+def deploy_flows(take_over: bool = False, nightly: bool = False, kind: str = "process") -> None:
     """Write the work pool and the deployments of prefect.yaml. YardError if that would take over another folder's.
 
-    `nightly`: start the schedules of the nightly runs that need no cluster.
+    `nightly`: start the schedules of the nightly runs that need no cluster. `kind`: the work pool's type; YardError if
+    there is one of this name and another type.
     """
-    every = _read_wanted_deployments()
+    pool = read_pool()
+    every = [each.for_pool(pool) for each in _read_wanted_deployments()]
     with open_prefect_client() as client:
         found = {each.full_name: _find_deployment(client, each.full_name) for each in every}
         if not take_over:
             _refuse_foreign({name: each for name, each in found.items() if each})
-        _create_pool(client)
+        _create_pool(client, pool, kind)
         for each in every:
             known = found[each.full_name]
             if known:
@@ -116,21 +124,28 @@ def _refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
     raise YardError(
         f"{len(foreign)} of the deployments on this server ({first}{', ...' if len(foreign) > 1 else ''}) belong to "
         f"{folders}: anyone who runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a "
-        "server of this folder's own, or take them over: make up TAKE_OVER=1"
+        "server of this folder's own, give this folder's deployments a name of their own on this server: make up "
+        "POOL=team-b, or take those over: make up TAKE_OVER=1"
     )
 
 
-def _create_pool(client: "SyncPrefectClient") -> None:
+def _create_pool(client: "SyncPrefectClient", name: str, kind: str) -> None:
     """Create the work pool, if there is none: an existing one keeps its limit, its pause and its job template."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
-        client.read_work_pool(POOL_NAME)
+        found = client.read_work_pool(name).type
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=POOL_NAME, type="process", base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=name, type=kind, base_job_template=template))
+        return
+    if found != kind:
+        raise YardError(
+            f"the work pool {name} of this server is of type {found}, and {kind} is needed here: give this "
+            "installation a name of its own (make up POOL=team-b, or TORCHYARD_POOL), or delete that pool"
+        )
 
 
 @cache

@@ -18,6 +18,7 @@ from torchyard.common.identity import holder_identity
 from torchyard.common.project_root import ROOT
 
 PREFECT_HOME = ROOT / ".prefect"
+DATABASE_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # holds a password, and is for the server alone
 YARD_SCRIPT = ROOT / "scripts" / "yard.py"
 FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the previous version
 
@@ -38,11 +39,13 @@ def worker_name() -> str:
     return f"torchyard {holder_identity(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
 
 
-def find_yard_processes() -> dict[str, YardProcess]:
-    """This folder's running `server` and `worker`, each by one of its processes."""
+def find_yard_processes(skipped: int = 0) -> dict[str, YardProcess]:
+    """This folder's running `server`, `worker` and `service`, each by one of its processes but the skipped one."""
     found: dict[str, YardProcess] = {}
     for folder in Path("/proc").iterdir():
-        if folder.name.isdigit() and (process := _read_process(folder)) and (name := _identify_process(process)):
+        if folder.name == str(skipped) or not folder.name.isdigit():
+            continue
+        if (process := _read_process(folder)) and (name := _identify_process(process)):
             found.setdefault(name, process)
     return found
 
@@ -61,6 +64,8 @@ def _read_process(folder: Path) -> YardProcess | None:
 def _identify_process(process: YardProcess) -> str:
     if worker_name() in process.words or process.words[1:3] == [str(YARD_SCRIPT), "tend"]:
         return "worker"
+    if process.words[1:3] == [str(YARD_SCRIPT), "serve"]:
+        return "service"
     serves = process.words[2:4] == ["server", "start"] and process.environment.get("PREFECT_HOME") == str(PREFECT_HOME)
     return "server" if serves else ""
 
@@ -80,11 +85,16 @@ def start_yard_process(
             stderr=log,
             start_new_session=True,
             cwd=ROOT,
-            env={**os.environ, **(environment or {})},
+            env={**(os.environ if name == "server" else list_worker_environment()), **(environment or {})},
         )
     finally:
         signal.signal(signal.SIGINT, before)
         os.close(log)
+
+
+def list_worker_environment() -> dict[str, str]:
+    """This process's environment without what only the server may know."""
+    return {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
 
 
 def stop_yard_process(name: str) -> None:

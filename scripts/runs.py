@@ -18,8 +18,8 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import YardError, open_prefect_client
-from scripts.deployments import POOL_NAME
 from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
+from torchyard.common.pool import read_pool
 from torchyard.machines.strays import end_stray, find_strays
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
@@ -50,7 +50,7 @@ def cancel_worker_runs() -> None:
 def _list_carried_runs(client: "SyncPrefectClient") -> list[FlowRun]:
     """The runs that our worker took and that have not ended."""
     going = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES)))
-    pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[POOL_NAME]))
+    pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[read_pool()]))
     return _list_taken_runs(client, flow_run_filter=going, work_pool_filter=pool)
 
 

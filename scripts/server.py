@@ -3,6 +3,7 @@
 .prefect/          0700: other users' processes cannot read the password or the database
   password         what the server asks every client and every browser for
   env              for a shell: the server's address and password, as environment variables
+  database         where the server's data are, if PREFECT_SERVER_DATABASE_CONNECTION_URL has named a PostgreSQL
 """
 
 import contextlib
@@ -14,9 +15,11 @@ import socket
 import sys
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from scripts.api import YardError, open_prefect_client
 from scripts.processes import (
+    DATABASE_VARIABLE,
     PREFECT_HOME,
     YardProcess,
     await_result,
@@ -26,6 +29,7 @@ from scripts.processes import (
 )
 
 _PASSWORD_FILE, ENV_FILE = PREFECT_HOME / "password", PREFECT_HOME / "env"
+_DATABASE_FILE = PREFECT_HOME / "database"
 _START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 180, 60  # long, because a busy machine is slow
 # The user's settings for another server, which must not reach this folder's.
 _FOREIGN_SETTINGS = ("PREFECT_API_KEY", "PREFECT_PROFILE")
@@ -75,7 +79,7 @@ def _ensure_password() -> str:
         if found := re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text()):
             return found[1]
     made = secrets.token_urlsafe(32)
-    _write_private_file(_PASSWORD_FILE, made + "\n")
+    write_private_file(_PASSWORD_FILE, made + "\n")
     return made
 
 
@@ -91,10 +95,10 @@ def use_own_server(api: str) -> None:
         "PREFECT_API_AUTH_STRING": _ensure_password(),
     }
     secret = f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(_PASSWORD_FILE))})"'
-    _write_private_file(ENV_FILE, f"export PREFECT_API_URL={api}\n{secret}\n")
+    write_private_file(ENV_FILE, f"export PREFECT_API_URL={api}\n{secret}\n")
 
 
-def _write_private_file(path: Path, text: str) -> None:
+def write_private_file(path: Path, text: str) -> None:
     """Write a file atomically, for this user alone."""
     part = path.with_suffix(".part")
     part.unlink(missing_ok=True)
@@ -124,6 +128,7 @@ def _await_running_server(server: YardProcess) -> str:
 
 
 def _start_server() -> str:
+    _check_database()
     last = read_last_address().removesuffix("/api").rpartition(":")[2]
     port = int(last) if last and _is_port_free(int(last)) else _find_free_port()
     use_own_server(api := f"http://127.0.0.1:{port}/api")
@@ -145,6 +150,19 @@ def _start_server() -> str:
         last_lines = (PREFECT_HOME / "server.log").read_text(errors="replace").splitlines()[-15:]
         raise YardError("\n  ".join([f"{error}; the end of {PREFECT_HOME}/server.log:", *last_lines])) from error
     return api
+
+
+def _check_database() -> None:
+    """Note which database the server is about to use. YardError if it would start with an empty one by mistake."""
+    named = os.environ.get(DATABASE_VARIABLE, "")
+    if not named and _DATABASE_FILE.exists():
+        raise YardError(
+            f"this folder's server has its data in {_DATABASE_FILE.read_text().strip()}: set {DATABASE_VARIABLE} to "
+            f"its address, or remove {_DATABASE_FILE} to start again with a database in {PREFECT_HOME}"
+        )
+    if named:
+        place = urlsplit(named)  # without the password
+        write_private_file(_DATABASE_FILE, f"{place.hostname or 'a socket'}:{place.port or 5432}{place.path}\n")
 
 
 def _is_healthy(port: int, pid: int) -> bool:

@@ -13,6 +13,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import open_prefect_client
+from torchyard.common.pool import name_deployment, read_pool
 from torchyard.loading.profile import list_profiles
 
 if TYPE_CHECKING:
@@ -94,7 +95,11 @@ def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
     path = list_profiles().get(profile)
     with suppress(ObjectNotFound):
         if path:
-            return client.create_flow_run_from_deployment(client.read_deployment_by_name(f"train/{profile}").id)
-    known = client.read_deployment_by_name(f"train/{ANY_PROFILE}").id
+            return client.create_flow_run_from_deployment(_find_deployment(client, profile))
+    known = _find_deployment(client, ANY_PROFILE)
     file = path or Path(profile).expanduser().absolute()
     return client.create_flow_run_from_deployment(known, parameters={"profile": str(file)})
+
+
+def _find_deployment(client: "SyncPrefectClient", name: str) -> UUID:
+    return client.read_deployment_by_name(f"train/{name_deployment(name, read_pool())}").id

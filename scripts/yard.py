@@ -1,4 +1,7 @@
-"""`make train`, `make up` and `make down`: a Prefect server, a worker and the deployments, on this machine."""
+"""`make train`, `make up` and `make down`: a Prefect server, a worker and the deployments, on this machine.
+
+`serve` runs them in the foreground, for a service or a container.
+"""
 
 import argparse
 import fcntl
@@ -23,6 +26,8 @@ from scripts.processes import (
     worker_name,
 )
 from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
+from scripts.tend import serve_runs, tend_worker
+from torchyard.common.pool import DEFAULT_POOL, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import TorchyardError
@@ -30,18 +35,26 @@ from torchyard.model.errors import TorchyardError
 # Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
 
-def _start_yard(take_over: bool = False, nightly: bool = False) -> str:
+def _start_yard(asked: argparse.Namespace) -> str:
     """Start everything that a run needs; returns the API's address."""
     from_nothing = time.monotonic()
+    api = _start_server(asked)
     with _lock_yard():
-        api = choose_server()
+        _start_worker(asked.worker)
+    print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
+    return api
+
+
+def _start_server(asked: argparse.Namespace) -> str:
+    """Start everything but the worker; returns the API's address."""
+    read_pool()  # a name that cannot be used is an error before anything is started
+    with _lock_yard():
+        _check_running_worker(api := choose_server())
         from scripts.deployments import deploy_flows
 
-        deploy_flows(take_over, nightly)
+        deploy_flows(asked.take_over, asked.nightly)
         _create_automations()
         _recover_lost_runs()  # before the worker starts: a sweep that is due must not find them first
-        _start_worker(api)
-    print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
     return api
 
 
@@ -61,20 +74,30 @@ def _create_automations() -> None:
         raise YardError(f"the automations were not created: {done.stderr.strip().splitlines()[-1:]}")
 
 
-def _start_worker(api: str) -> None:
-    """Start a worker, if none serves the pool; `tend` restarts it when it dies."""
-    from scripts.deployments import POOL_NAME
+def _check_running_worker(api: str) -> None:
+    """YardError if this folder's worker serves another server or another pool."""
+    if not (running := find_yard_processes().get("worker")):
+        return
+    served = running.environment.get("PREFECT_API_URL", "")
+    if served != api:
+        raise YardError(f"this folder's worker serves {served}, not {api}: stop it first with `make down`")
+    pool = running.environment.get("TORCHYARD_POOL") or DEFAULT_POOL
+    if pool != read_pool():
+        raise YardError(
+            f"this folder's worker serves the work pool {pool}, not {read_pool()}: add POOL={pool} to this command, or "
+            "stop the worker first with `make down`"
+        )
 
-    if running := find_yard_processes().get("worker"):
-        served = running.environment.get("PREFECT_API_URL", "")
-        if served != api:
-            raise YardError(f"this folder's worker serves {served}, not {api}: stop it first with `make down`")
+
+def _start_worker(always: bool) -> None:
+    """Start a worker, if none serves the pool; with `always`, also beside those of other machines."""
+    if "worker" in find_yard_processes():
         return
     with open_prefect_client() as client:
-        found = client.read_workers_for_work_pool(POOL_NAME)
+        found = client.read_workers_for_work_pool(read_pool())
     others = [each.name for each in found if each.status == "ONLINE" and each.name != worker_name()]
-    if others:
-        print(f"worker: {others[0]} (it is already running, and was not started from here)")
+    if others and not always:
+        print(f"worker: {others[0]} (it is already running, and was not started from here; WORKER=1 adds one here)")
     else:
         start_yard_process("worker", [sys.executable, str(YARD_SCRIPT), "tend"])
 
@@ -90,19 +113,15 @@ def _recover_lost_runs() -> None:
         print(f"not resumed: {fault}", file=sys.stderr)
 
 
-def _tend_worker() -> int:
-    """Keep a worker running until this process is ended."""
-    prefect = str(Path(sys.executable).parent / "prefect")
-    while True:
-        words = ["worker", "start", "--pool", "torchyard", "--type", "process", "--name", worker_name()]
-        subprocess.run([prefect, *words], check=False, cwd=ROOT)
-        time.sleep(1)
-
-
 def _stop_yard() -> int:
     """Stop what `up` started, its worker's runs first; nothing else, here or in a cluster."""
     with _lock_yard():
-        if known := find_yard_processes():
+        if "service" in (known := find_yard_processes()):
+            raise YardError(
+                f"a service (process {known['service'].pid}) keeps server and worker running, and would start them "
+                "again: `make service DO=uninstall` removes it, `systemctl --user stop` stops it until the next boot"
+            )
+        if known:
             _adopt_environment(known)
             try:
                 _end_worker_runs()
@@ -142,22 +161,14 @@ def _end_worker_runs() -> None:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/yard.py", description=__doc__)
-    parser.add_argument("verb", choices=["train", "up", "down", "tend"])
+    parser.add_argument("verb", choices=["train", "up", "down", "tend", "serve"])
     parser.add_argument("profile", nargs="?", default="digits-local")
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
     parser.add_argument("--nightly", action="store_true", help="start the schedules of nightly runs on this machine")
+    parser.add_argument("--worker", action="store_true", help="start a worker here, also if other machines have one")
     asked = parser.parse_args()
     try:
-        match asked.verb:
-            case "train":
-                return _train_profile(asked.profile, asked.take_over)
-            case "up":
-                _show_access(_start_yard(asked.take_over, asked.nightly))
-                return 0
-            case "down":
-                return _stop_yard()
-            case _:
-                return _tend_worker()
+        return _do_verb(asked)
     except (YardError, TorchyardError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -165,12 +176,27 @@ def main() -> int:
         return 130
 
 
-def _train_profile(profile: str, take_over: bool) -> int:
-    load_profile(profile)
-    api = _start_yard(take_over)
+def _do_verb(asked: argparse.Namespace) -> int:
+    match asked.verb:
+        case "train":
+            return _train_profile(asked)
+        case "up":
+            _show_access(_start_yard(asked))
+            return 0
+        case "down":
+            return _stop_yard()
+        case "serve":
+            return serve_runs(lambda: _start_server(asked))
+        case _:
+            return tend_worker()
+
+
+def _train_profile(asked: argparse.Namespace) -> int:
+    load_profile(asked.profile)
+    api = _start_yard(asked)
     from scripts.watch import run_and_follow
 
-    return run_and_follow(api, profile)
+    return run_and_follow(api, asked.profile)
 
 
 def _show_access(api: str) -> None:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
-from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_scale
+from tests import bench_cluster, bench_hosts, bench_logs, bench_many, bench_pods, bench_queue, bench_scale
 from tests.caller import forget_caller
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import baremetal, registry
@@ -49,6 +49,8 @@ def main() -> None:
         plan()
         start()
         fail_fast(folder)
+    print("many runs on one worker", flush=True)
+    bench_queue.main(show)
     bench_scale.main(show)
     print("a job over many hosts", flush=True)
     bench_hosts.main(show)

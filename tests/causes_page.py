@@ -7,7 +7,15 @@ from itertools import groupby
 from tests.failure_logs import NAMES, SPELLINGS, load
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis.event_rules import EVENT_RULES
-from torchyard.diagnosis.log_patterns import CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN_CAUSE, Cause
+from torchyard.diagnosis.log_patterns import (
+    CAUSES,
+    PROGRAM_ERROR,
+    PROGRAM_EXIT,
+    RANK_HANGS,
+    STORE_ENDED,
+    UNKNOWN_CAUSE,
+    Cause,
+)
 from torchyard.diagnosis.pod_reasons import REASONS, PodCause
 from torchyard.diagnosis.root_cause import read_failure
 
@@ -57,7 +65,7 @@ def render() -> str:
     """The page."""
     rows = [
         (code(cause.slug), cause.says, code(example(cause)), "yes" if cause.retry else "no")
-        for cause in (*CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, STORE_ENDED, UNKNOWN_CAUSE)
+        for cause in (*CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, RANK_HANGS, STORE_ENDED, UNKNOWN_CAUSE)
     ]
     causes = sorted(REASONS.items(), key=lambda each: each[1].slug)
     pods = [

@@ -11,6 +11,7 @@ from hypothesis import settings
 
 from tests.caller import forget_caller
 from tests.fake_api import FakeApi
+from tests.receiver import Receiver, receiving
 from tests.skips import refuse_skip
 from tests.user_manifests import KINDS, MANIFESTS, Launched, read
 from torchyard.kube.client import Client
@@ -48,6 +49,7 @@ def own_runs(tmp_path: Path) -> Iterator[None]:
     before = dict(os.environ)
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "runs")
     os.environ.pop("TORCHYARD_PROFILES", None)
+    os.environ.pop("TORCHYARD_POOL", None)
     yield
     os.environ.clear()
     os.environ.update(before)
@@ -89,6 +91,13 @@ def fake_prefect() -> Iterator["FakePrefect"]:
     from tests.fake_prefect import serving  # Prefect takes 1.5 s to import
 
     with serving() as made:
+        yield made
+
+
+@pytest.fixture
+def receiver() -> Iterator[Receiver]:
+    """A receiver of webhooks on the loopback interface."""
+    with receiving() as made:
         yield made
 
 

@@ -6,6 +6,7 @@ nothing else. It needs only the standard library.
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import subprocess
@@ -16,6 +17,11 @@ if TYPE_CHECKING:
     import pytest
 
 MAY_SKIP = "TORCHYARD_MAY_SKIP"
+_TOOLS = {
+    **dict.fromkeys(("busybox", "dash"), "a shell"),
+    **dict.fromkeys(("systemctl", "systemd-analyze"), "the service's unit"),
+    "prometheus": "Prometheus",
+}
 
 
 def refuse_skip(report: pytest.TestReport) -> None:
@@ -32,9 +38,11 @@ def refuse_skip(report: pytest.TestReport) -> None:
 def list_lacks() -> list[tuple[str, str]]:
     """What this machine lacks, each with the parts of reasons for which its tests may be skipped."""
     lacks = [] if shutil.which("sshd") else [("hosts behind ssh (there is no sshd)", "no OpenSSH server")]
-    for shell in ("busybox", "dash"):
-        if not shutil.which(shell):
-            lacks.append((f"a shell (there is no {shell})", f"there is no {shell}"))
+    for tool, what in _TOOLS.items():
+        if not shutil.which(tool):
+            lacks.append((f"{what} (there is no {tool})", f"there is no {tool}"))
+    if not find_postgres():
+        lacks.append(("a server on PostgreSQL (it is not installed)", "there is no PostgreSQL"))
     if not find_chromium():
         lacks.append(("a browser (there is no chromium)", "there is no chromium"))
     if os.getuid():
@@ -50,6 +58,13 @@ def list_lacks() -> list[tuple[str, str]]:
 def find_chromium() -> str | None:
     """The path of the distribution's Chromium."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
+
+
+def find_postgres() -> str | None:
+    """The folder of PostgreSQL's programs; a distribution keeps those of a server out of PATH."""
+    folders = sorted(glob.glob("/usr/lib/postgresql/*/bin"), key=lambda path: int(path.split("/")[-2]))
+    found = [*reversed(folders), os.path.dirname(shutil.which("initdb") or "")]
+    return next((folder for folder in found if folder and os.path.exists(f"{folder}/initdb")), None)
 
 
 def can_shape() -> bool:

@@ -57,7 +57,7 @@ class Backend(Protocol):
 
     before the job      locate, reach, check, prepare
     the job             start_store, submit, watch, stop, stop_unwatched, remove
-    who owns the run    take_over, check_owner, refuse_carried, record_ending, abandon_lease, release
+    who owns the run    take_over, check_owner, refuse_carried, record_ending, abandon_lease, hand_over, release
 
     HostError or ClusterError if a host or the API server refuses; RunInUseError if another living process owns the run.
 
@@ -105,6 +105,9 @@ class Backend(Protocol):
 
     def abandon_lease(self) -> None:
         """Stop renewing the lease: anything that is left is for the sweep."""
+
+    def hand_over(self) -> None:
+        """Leave a run that goes on to its next process, which is about to start."""
 
     def record_ending(self, end: End, sentence: str) -> None:
         """Record which end the run is coming to, where another machine will read it."""

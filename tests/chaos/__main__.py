@@ -30,6 +30,7 @@ from tests.chaos.table import publish, row, table
 from tests.chaos.trial import Trial
 from tests.chaos.world import World
 from tests.cluster.plane import ClusterError
+from tests.postgres import create_database, running_postgres
 
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world
@@ -168,6 +169,7 @@ def read(words: list[str]) -> argparse.Namespace:
     )
     parser.add_argument("--skip", default=[], nargs="+", help="no cells with one of these texts, e.g. 'API server'")
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel worlds")
+    parser.add_argument("--postgres", action="store_true", help="keep the servers' data in a PostgreSQL, not in SQLite")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
     return parser.parse_args(words)
 
@@ -186,7 +188,9 @@ def main(words: list[str]) -> int:
             sys.exit(f"{error}; `--only baremetal` needs none")
         if space:
             stack.callback(space.close)
-        worlds = [World(folder / f"world-{lane}") for lane in range(min(asked.jobs, len(cells)))]
+        lanes = [f"world-{lane}" for lane in range(min(asked.jobs, len(cells)))]
+        address = stack.enter_context(running_postgres()) if asked.postgres else ""
+        worlds = [World(folder / name, create_database(address, name) if address else "") for name in lanes]
         run_all([partial(stack.enter_context, world) for world in worlds])
         matrix = Matrix(worlds, space, len(cells))
         matrix.play(waves(cells, "run"), WIDTH * len(worlds))

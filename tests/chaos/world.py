@@ -58,7 +58,7 @@ def kill_all(*marks: str) -> None:
 class World:
     """A place for runs: `worker` is on this machine; `other` acts as another machine, with its own runs folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, database: str = "") -> None:
         # A new port: a worker left over from an earlier, killed matrix must not find this server and take its runs.
         folder.mkdir(parents=True)
         self.folder, self.port = folder, _find_free_port()
@@ -67,6 +67,7 @@ class World:
         self.gates = folder / "gates.yaml"
         self.env = {
             **{name: value for name, value in os.environ.items() if name not in SERVER},
+            **({"PREFECT_SERVER_DATABASE_CONNECTION_URL": database} if database else {}),
             "PREFECT_HOME": str(folder / "prefect"),
             "PREFECT_API_URL": self.api,
             "KUBECONFIG": os.pathsep.join(filter(None, (os.environ.get("KUBECONFIG"), str(self.gates)))),

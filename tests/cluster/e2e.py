@@ -13,7 +13,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
 from tests.caller import CLUSTER, forget_caller
-from tests.cluster import nodes
+from tests.cluster import launcher_image, nodes
 from tests.cluster.plane import Plane
 from tests.skips import MAY_SKIP
 from torchyard.kube.client import get_cluster_client
@@ -53,7 +53,7 @@ def cluster() -> Iterator[None]:
 def may_skip() -> str:
     """The reasons for which tests may be skipped on this machine, or on a cluster that is not ours."""
     lacking = REAL if os.environ.get(CLUSTER) or nodes.why_not() else ()
-    return ",".join((OTHER_DISPATCHER, *lacking))
+    return ",".join(filter(None, (OTHER_DISPATCHER, launcher_image.why_not(), *lacking)))
 
 
 def main() -> int:

@@ -28,7 +28,7 @@ JOBS = (
 
 
 def as_user() -> dict[str, Any]:
-    """Overrides that run a job with the rights of docs/rbac.yaml, if KUBECONFIG has such a user."""
+    """Overrides that run a job with the rights of deploy/kubernetes/rbac.yaml, if KUBECONFIG has such a user."""
     try:
         return {"cluster.context": get_cluster_client(Cluster(context=USER)).context}
     except ClusterError:

@@ -16,7 +16,7 @@ NAMESPACES = ("default", "volcano-system", "kubeflow", "appwrapper-system", "job
 UNUSED = ("cronjobs.batch.volcano.sh", "jobflows.flow.volcano.sh", "jobtemplates.flow.volcano.sh")
 USER = "torchyard"
 FLOW_SCHEMA = "torchyard-user"
-RIGHTS = fake.ROOT / "docs" / "rbac.yaml"  # what a user of torchyard needs
+RIGHTS = fake.ROOT / "deploy" / "kubernetes" / "rbac.yaml"  # what a user of torchyard needs
 
 
 def namespaces() -> list[Object]:
@@ -188,7 +188,7 @@ def deployment(where: str, label: str, image: str, args: list[str] | None = None
 
 
 def user() -> list[Object]:
-    """User torchyard's rights from docs/rbac.yaml, if that exists, and a flow schema that counts its requests.
+    """User torchyard's rights, those of deploy/kubernetes/rbac.yaml, and a flow schema that counts its requests.
 
     apiserver_flowcontrol_dispatched_requests_total{flow_schema="torchyard-user"} counts only this user's requests.
     """

@@ -74,7 +74,7 @@ class Plane:
 
     @property
     def user(self) -> Path:
-        """The kubeconfig of user `torchyard`, who is in no group and has the rights of docs/rbac.yaml."""
+        """The kubeconfig of user `torchyard`, who is in no group and has the rights of deploy/kubernetes/rbac.yaml."""
         return self.state / "user.kubeconfig"
 
     @property

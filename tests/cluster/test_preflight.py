@@ -248,7 +248,7 @@ def test_missing_rights_name_the_verbs_and_the_user(plane: Client) -> None:
     who = f"system:serviceaccount:{SPACE}:nobody"
     lacks = "create, watch jobs.batch.volcano.sh, nor get pods/log"
     assert found.detail == f"{who} may not {lacks} in namespace {SPACE}"
-    assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
+    assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in found.remedy
 
 
 def test_only_missing_verbs_are_told(plane: Client, make: Make) -> None:

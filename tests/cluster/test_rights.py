@@ -1,4 +1,4 @@
-"""Least privilege: runs of an account that has only the role in docs/rbac.yaml, or less."""
+"""Least privilege: runs of an account that has only the role in deploy/kubernetes/rbac.yaml, or less."""
 
 import os
 from collections.abc import Callable, Iterable, Iterator
@@ -38,8 +38,8 @@ Rights = frozenset[tuple[str, str]]  # resource, as preflight spells it, and ver
 
 
 def role(name: str) -> Rights:
-    """The rights that a role of docs/rbac.yaml grants."""
-    documents = yaml.safe_load_all((ROOT / "docs" / "rbac.yaml").read_text())
+    """The rights that a role of deploy/kubernetes/rbac.yaml grants."""
+    documents = yaml.safe_load_all((ROOT / "deploy" / "kubernetes" / "rbac.yaml").read_text())
     (rules,) = (each["rules"] for each in documents if each["metadata"]["name"] == name)
     return frozenset(
         (f"{resource}.{group}" if group else resource, verb)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from prefect import get_client
+from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.flow_engine import run_flow
 from prefect.states import Scheduled
 
@@ -63,7 +64,9 @@ def test_fabrics_are_measured_one_after_the_other(profile: Path, worker: list[st
     assert "fast: not-applicable: one node" in table
     assert (folder / "plot.svg").read_text().count("line rate of a node") > 0
     with get_client(sync_client=True) as client:
-        (page,) = [each for each in client.read_artifacts() if (each.key or "").startswith("benchmark-")]
+        mine = FlowRunFilter(id=FlowRunFilterId(any_=[end.state_details.flow_run_id]))
+        pages = client.read_artifacts(flow_run_filter=mine)
+        (page,) = [each for each in pages if (each.key or "").startswith("benchmark-")]
     assert "data:image/svg+xml;base64," in str(page.data)
 
 

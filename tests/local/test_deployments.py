@@ -11,16 +11,17 @@ import pytest
 import yaml
 from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
-from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolUpdate
+from prefect.client.schemas.actions import DeploymentScheduleUpdate, DeploymentUpdate, WorkPoolCreate, WorkPoolUpdate
 from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterState, FlowRunFilterStateType
 from prefect.client.schemas.objects import StateType
 from prefect.client.schemas.responses import DeploymentResponse
 from prefect.client.schemas.schedules import CronSchedule
 
 from scripts.api import YardError
-from scripts.deployments import _DIRECTORY_STEP, POOL_NAME, deploy_flows
+from scripts.deployments import _DIRECTORY_STEP, deploy_flows
 from scripts.server import choose_server
 from tests.yard import prefect_server, speaking_to
+from torchyard.common.pool import DEFAULT_POOL
 from torchyard.common.project_root import ROOT
 
 DEPLOYMENTS: list[dict[str, Any]] = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
@@ -92,14 +93,14 @@ def test_automations_are_made_once(client: SyncPrefectClient, server: dict[str, 
 def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
     """A user's limits, pauses and schedules survive `make up`, which resets only what the code decides."""
     lost, digits = read(client, "sweep/lost"), read(client, "train/digits-local")
-    client.update_work_pool(POOL_NAME, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
+    client.update_work_pool(DEFAULT_POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
     hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
     client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
     client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
     kept = [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit]
     deploy_flows()
     assert [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit] == kept
-    pool, again = client.read_work_pool(POOL_NAME), read(client, "train/digits-local")
+    pool, again = client.read_work_pool(DEFAULT_POOL), read(client, "train/digits-local")
     assert (pool.concurrency_limit, pool.is_paused, again.paused) == (3, True, True)
     assert again.tags == digits.tags
 
@@ -133,3 +134,12 @@ def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
 
 def read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
     return client.read_deployment_by_name(name)
+
+
+def test_pool_of_another_type_is_refused(client: SyncPrefectClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Runs that need processes of this machine are not sent to a pool that starts pods."""
+    client.create_work_pool(WorkPoolCreate(name="in-the-cluster", type="kubernetes"))
+    monkeypatch.setenv("TORCHYARD_POOL", "in-the-cluster")
+    with pytest.raises(YardError, match=r"in-the-cluster of this server is of type kubernetes.*make up POOL="):
+        deploy_flows()
+    assert not [each for each in client.read_deployments() if "in-the-cluster" in each.name]

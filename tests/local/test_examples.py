@@ -9,6 +9,7 @@ from examples.in_parallel import in_parallel
 from examples.one_after_the_other import one_after_the_other
 from examples.own_step import own_step
 from examples.register import train_and_register
+from examples.two_steps import can_it_run
 from torchyard.host.processes import find_labelled
 from torchyard.run.folder import list_run_folders, runs_folder
 
@@ -51,6 +52,12 @@ def test_steps_are_used_alone_on_machines() -> None:
     assert own_step(epochs=2) > 0.5
     (folder,) = runs_folder().glob("digits-local-*")
     assert find_labelled(f"{folder.name}/") == []
+
+
+def test_two_steps_are_used_alone() -> None:
+    """A flow that only plans and checks gets an answer, and starts no run."""
+    assert can_it_run()
+    assert count_runs() == 0
 
 
 def test_model_is_registered_if_it_is_good_enough(tmp_path: Path) -> None:

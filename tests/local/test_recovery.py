@@ -1,6 +1,7 @@
 """Lost runs are resumed, ended ones are not: the states of real flow runs on a real Prefect API."""
 
 import contextlib
+import os
 import subprocess
 import threading
 from collections.abc import Callable, Iterator
@@ -19,7 +20,13 @@ from prefect.states import Scheduled
 
 from flows.comeback import comeback
 from flows.train import train
-from scripts.automations import _RECOVERY_DEPLOYMENT, _RETIRED_NAMES, _heartbeat_automation, create_automations
+from scripts.automations import (
+    _RECOVERY_DEPLOYMENT,
+    _RETIRED_NAMES,
+    _heartbeat_automation,
+    _name_automation,
+    create_automations,
+)
 from tests.conftest import Write
 from tests.flow_processes import Carried, until
 from torchyard.run.folder import RunFolder, runs_folder
@@ -111,6 +118,15 @@ def test_run_of_another_machine_that_crashed_is_brought_back(run: Callable[[Stat
     lost = run(CRASHED)
     said = comeback(return_state=True).message
     assert (said, lost.now().state_type) == (f"resumed 1: {lost.now().name}", StateType.SCHEDULED)
+
+
+def test_run_of_another_installation_is_not_ours(run: Callable[[State[Any]], Run]) -> None:
+    """A check looks only at its own work pool: the runs of another installation on the server are that one's."""
+    lost = run(CRASHED)
+    os.environ["TORCHYARD_POOL"] = "team-b"
+    assert (recover_lost_runs().back, reschedule_run(str(lost.id)), lost.now().state_name) == ((), False, "Crashed")
+    del os.environ["TORCHYARD_POOL"]
+    assert recover_lost_runs().back == (lost.now().name,)
 
 
 def test_broken_run_does_not_hide_the_others(run: Callable[[State[Any]], Run]) -> None:
@@ -206,10 +222,11 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, looks: UUID) -> N
 
 def test_automations_of_the_version_before_are_removed(client: SyncPrefectClient, looks: UUID) -> None:
     """An upgrade removes the old automations that scheduled runs by themselves."""
-    for name in _RETIRED_NAMES:
+    names = [_name_automation(what) for what in _RETIRED_NAMES]
+    for name in names:
         client.create_automation(_heartbeat_automation().model_copy(update={"name": name}))
     create_automations()
-    assert [each for name in _RETIRED_NAMES for each in client.read_automations_by_name(name)] == []
+    assert [each for name in names for each in client.read_automations_by_name(name)] == []
 
 
 def test_ended_run_is_never_called_crashed(run: Callable[[State[Any]], Run]) -> None:

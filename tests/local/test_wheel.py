@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,64 @@ def python(project: Path, code: str, *words: str) -> "subprocess.CompletedProces
     environment["PYTHONPATH"] = os.pathsep.join([str(project), str(project / "site")])
     command = [sys.executable, "-c", code, *words]
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize(
+    ("words", "told"),
+    [
+        (["--without-torch"], ("succeeded", "3.141592654")),
+        (["--fail"], ("failed", "node-1 did not find a file")),
+        pytest.param([], ("succeeded", "epoch 10: "), marks=pytest.mark.slow),
+    ],
+    ids=["without torch", "fail", "digits"],
+)
+def test_demo_of_the_wheel(project: Path, tmp_path: Path, words: list[str], told: tuple[str, str]) -> None:
+    """The demo really runs two agents in a folder that holds nothing, with the wheel alone, and keeps its run there."""
+    environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
+    done = subprocess.run(
+        [sys.executable, "-c", MAIN, "demo", *words],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(project / "site")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (report,) = tmp_path.glob("runs/*/report.json")
+    assert (done.returncode, json.loads(report.read_text())["end"]) == (0, told[0]), done.stdout + done.stderr
+    assert told[1] in done.stdout
+
+
+def list_pythons() -> list[Path]:
+    """Every other interpreter of this machine that the package allows: on PATH, and of pyenv."""
+    names = [Path(folder) / f"python3.{minor}" for folder in os.get_exec_path() for minor in range(11, 30)]
+    names += (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")
+    ask = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 4) else 0)"
+    found: dict[int, Path] = {}
+    for path in filter(Path.exists, names):
+        said = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False).stdout
+        found.setdefault(int(said or 0), path)  # pyenv's shim of a version that is not chosen says nothing
+    return [path for minor, path in sorted(found.items()) if minor not in (0, sys.version_info.minor)]
+
+
+@pytest.mark.parametrize("path", list_pythons(), ids=lambda path: str(path.parent.parent.name))
+def test_other_pythons_can_read_the_wheel(project: Path, path: Path) -> None:
+    """Each newer Python compiles every module without a warning: `.ci/installed` runs them, with all packages."""
+    compile_all = ["-W", "error", "-m", "compileall", "-q", "-f", str(project / "site" / "torchyard")]
+    done = subprocess.run([path, *compile_all], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
+    """What an installer builds from the sdist has the files of the wheel, and the version of pyproject.toml."""
+    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip, "install", "--target", str(tmp_path / "tools"), "hatchling"], check=True)
+    make = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(make, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "tools")})
+    version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
+    sdist = tmp_path / f"torchyard-{version}.tar.gz"
+    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist)], check=True)
+    built = tmp_path / wheel.name
+    assert zipfile.ZipFile(built).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
 def test_wheel_brings_one_name(wheel: Path) -> None:

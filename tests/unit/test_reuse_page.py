@@ -27,3 +27,10 @@ def test_page_lists_what_can_be_imported() -> None:
     assert rows == functions
     names, *_ = re.findall(r"^from torchyard.tasks import \((.*?)\)$", PAGE, re.MULTILINE | re.DOTALL)
     assert set(re.findall(r"\w+", names)) == functions - {"read_result"}
+
+
+def test_errors_of_the_table_can_be_imported() -> None:
+    """A flow can catch what the table says that a task raises, with an import from torchyard.tasks."""
+    named = set(re.findall(r"`(\w+Error)`", PAGE.partition("## The result")[0])) - {"OSError"}
+    assert named
+    assert named <= set(torchyard.tasks.__all__)

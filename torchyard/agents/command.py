@@ -4,6 +4,7 @@ import shlex
 from pathlib import Path
 
 from torchyard.agents import torchrun
+from torchyard.agents.black_box import pod_recorder
 from torchyard.agents.fabric_check import pod_check
 from torchyard.agents.process_env import command_word, escape_dollars, program_arguments, rendezvous_file
 from torchyard.agents.roce_gid import gid_script
@@ -47,7 +48,7 @@ def pod_command(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     whole = (
         ("torchrun", *words[2:]) if profile.starter == "torchrun" else (*choose_interpreter(profile, "python3"), *words)
     )
-    begin = _pod_prelude(profile, run, place) + pod_check(profile, run, place)
+    begin = pod_recorder(profile) + _pod_prelude(profile, run, place) + pod_check(profile, run, place)
     return ("/bin/sh", "-c", f'set -e\n{begin}exec "$@"\n', "torchyard", *whole) if begin else whole
 
 

@@ -1,4 +1,8 @@
-"""`torchyard`: plan, check, run or benchmark a profile, list profiles, read a run's log, and compare runs."""
+"""`torchyard`: plan, check, run or benchmark a profile; list profiles; read a run's log; say why it hangs;
+compare runs; serve metrics.
+
+Begin with `torchyard demo`.
+"""
 
 import argparse
 import json
@@ -12,7 +16,7 @@ from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
-from torchyard.loading.profile import list_profiles, load_profile
+from torchyard.loading.profile import find_file, list_profiles, load_profile
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
@@ -40,6 +44,7 @@ def main(words: list[str] | None = None) -> int:
 
 def _build_parser() -> argparse.ArgumentParser:
     top = argparse.ArgumentParser(prog="torchyard", description=__doc__)
+    top.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
     verbs = top.add_subparsers(required=True, metavar="VERB")
     made = {}
     for name, run in VERBS.items():
@@ -55,16 +60,39 @@ def _build_parser() -> argparse.ArgumentParser:
         metavar="FABRIC",
         help="one to compare, once for each (default: the profile's own, then the shape's TCP)",
     )
+    made["profiles"].add_argument("name", nargs="?", metavar="NAME", help="print this one's file; or hardware/NAME")
     made["profiles"].add_argument(
-        "--as", dest="form", choices=_CATALOG_FORMATS, help="as the README's table, or as prefect.yaml's entries"
+        "--as",
+        dest="form",
+        choices=_CATALOG_FORMATS,
+        help="as the table of docs/profiles.md, or as prefect.yaml's entries",
     )
-    for name in ("logs", "attach"):
-        made[name].add_argument("run_name", metavar="RUN", help="a run's name, such as digits-local-a1b2c3d4")
+    dumps = "; or FOLDER/ with dumps of torch's flight recorder"
+    for name in ("logs", "why", "attach"):
+        which = f"a run's name, such as digits-local-a1b2c3d4{dumps if name == 'why' else ''}"
+        made[name].add_argument("run_name", metavar="RUN", help=which)
+    made["why"].add_argument("--json", action="store_true", help="print every rank's record as well, as JSON")
     made["trend"].add_argument("history", nargs="?", metavar="PROFILE", help="or the name of one history")
     made["trend"].add_argument("--value", help="the number to compare; by default the one that the last runs compared")
     made["trend"].add_argument("--lower", action="store_true", help="a lower --value is better")
     made["trend"].add_argument("--plot", metavar="FILE", help="write the plot as SVG")
+    made["metrics"].add_argument("--port", type=int, default=9464)
+    made["metrics"].add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
+    made["metrics"].add_argument("--once", action="store_true", help="print what a scrape would get, and exit")
+    made["service"].add_argument("verb", choices=["install", "uninstall", "status"])
+    made["demo"].add_argument("--fail", action="store_true", help="a run that fails, and how it is explained")
+    made["demo"].add_argument("--without-torch", action="store_true", help="a run that needs no torch")
     return top
+
+
+class _ShowVersion(argparse.Action):
+    """`--version`: what is installed; read only if it is asked for."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
+        from importlib.metadata import version
+
+        print(f"torchyard {version('torchyard')}")
+        parser.exit()
 
 
 def add_overrides(parser: argparse.ArgumentParser) -> None:
@@ -87,8 +115,11 @@ def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
     return overrides
 
 
-def _make_plan(asked: argparse.Namespace) -> Plan:
-    profile = load_profile(asked.profile, read_overrides(asked.set))
+def _load_profile(asked: argparse.Namespace) -> Profile:
+    return load_profile(asked.profile, read_overrides(asked.set))
+
+
+def _make_plan(profile: Profile) -> Plan:
     run = Run(id=_TRIAL_RUN_ID, attempt=1, folder="")
     return registry.load_launcher(profile.launcher).plan(
         profile, run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
@@ -97,7 +128,7 @@ def _make_plan(asked: argparse.Namespace) -> Plan:
 
 def _show_plan(asked: argparse.Namespace) -> int:
     """show what would run, without running it"""
-    plan = _make_plan(asked)
+    plan = _make_plan(_load_profile(asked))
     dumped = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
     for found in check_exposed_secrets(plan):
@@ -107,10 +138,11 @@ def _show_plan(asked: argparse.Namespace) -> int:
 
 def _show_checks(asked: argparse.Namespace) -> int:
     """run preflight only; exit code 1 if a check failed"""
-    plan = _make_plan(asked)
+    profile = _load_profile(asked)
+    from torchyard.run.outlets import check_outlets
     from torchyard.steps.preflight import run_checks
 
-    checks = run_checks(plan)
+    checks = (*run_checks(_make_plan(profile)), *check_outlets(profile))
     for found in checks:
         remedy = f"\n        {found.remedy}" if found.remedy else ""
         print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.need}: {found.detail}{remedy}"))
@@ -121,7 +153,7 @@ def _show_checks(asked: argparse.Namespace) -> int:
 
 def _run_profile(asked: argparse.Namespace) -> int:
     """run a profile to its end without a Prefect server; exit code 1 if the run does not succeed"""
-    profile = load_profile(asked.profile, read_overrides(asked.set))
+    profile = _load_profile(asked)
     from torchyard.cli.run import run_profile
 
     return run_profile(profile)
@@ -142,7 +174,10 @@ def _run_benchmark(asked: argparse.Namespace) -> int:
 
 
 def _show_profiles(asked: argparse.Namespace) -> int:
-    """list every profile that can be named"""
+    """list every profile that can be named, or print the file of one"""
+    if asked.name:
+        print(find_file(asked.name).read_text(encoding="utf-8"), end="")
+        return 0
     if asked.form:
         print("\n".join(_CATALOG_FORMATS[asked.form](catalog.load_catalog())))
         return 0
@@ -176,14 +211,10 @@ def _show_schema(_: argparse.Namespace) -> int:
 
 def _show_logs(asked: argparse.Namespace) -> int:
     """show what global rank 0 of a run printed, without the other ranks and the agents; and which network was used"""
-    from torchyard.run.folder import RunFolder, list_run_folders
+    from torchyard.cli.find import find_run
     from torchyard.steps.log_reader import read_rank_zero
 
-    path = runs_folder() / asked.run_name
-    folder = RunFolder(path)
-    if not folder.attempts():
-        known = ", ".join(each.name for each in list_run_folders()) or "none"
-        raise ProfileError(asked.run_name, (f"there is no such run in {runs_folder()}; there are: {known}",))
+    folder = find_run(asked.run_name)
     plan = folder.plans()[-1]
     safe: Callable[[str], str] = strip_control_codes if sys.stdout.isatty() else str  # a file or a pipe gets every byte
     for text in read_rank_zero(plan):
@@ -194,6 +225,15 @@ def _show_logs(asked: argparse.Namespace) -> int:
     return 0
 
 
+def _explain_run(asked: argparse.Namespace) -> int:
+    """show which rank of a run hangs, where, and why; or what each rank does now"""
+    from torchyard.cli.why import explain_dumps, explain_run
+
+    if "/" in asked.run_name:
+        return explain_dumps(asked.run_name, as_json=asked.json)
+    return explain_run(asked.run_name, as_json=asked.json)
+
+
 def _show_trend(asked: argparse.Namespace) -> int:
     """list the histories of all profiles, or show how a profile's number has changed from run to run"""
     from torchyard.cli.trend import show_histories, show_history
@@ -202,7 +242,29 @@ def _show_trend(asked: argparse.Namespace) -> int:
     return show_history(asked.history, trend, asked.plot) if asked.history else show_histories()
 
 
+def _serve_metrics(asked: argparse.Namespace) -> int:
+    """serve the state of all runs to Prometheus, until it is stopped"""
+    from torchyard.cli.metrics import print_metrics, serve_until_stopped
+
+    return print_metrics() if asked.once else serve_until_stopped(asked.host, asked.port)
+
+
+def _run_service(asked: argparse.Namespace) -> int:
+    """run a checkout's Prefect server and worker as a systemd user unit, also after a reboot"""
+    from torchyard.cli.service import run_service
+
+    return run_service(asked.verb)
+
+
+def _run_demo(asked: argparse.Namespace) -> int:
+    """run an example in this folder, in ./torchyard-demo: two agents learn handwritten digits"""
+    from torchyard.cli.demo import run_demo
+
+    return run_demo(fail=asked.fail, without_torch=asked.without_torch)
+
+
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
+    "demo": _run_demo,
     "plan": _show_plan,
     "check": _show_checks,
     "run": _run_profile,
@@ -211,5 +273,8 @@ VERBS: dict[str, Callable[[argparse.Namespace], int]] = {
     "profiles": _show_profiles,
     "schema": _show_schema,
     "logs": _show_logs,
+    "why": _explain_run,
     "trend": _show_trend,
+    "metrics": _serve_metrics,
+    "service": _run_service,
 }

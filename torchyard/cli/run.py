@@ -9,6 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from torchyard.cli.find import bring_run_here
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
@@ -25,8 +26,14 @@ _PROFILE_FILE = "profile.json"  # what `attach` resumes with
 
 def run_profile(profile: Profile) -> int:
     """Start a new run and own it to its end. Exit code 0 if it succeeded."""
+    return run_new(profile)[1]
+
+
+def run_new(profile: Profile) -> tuple[str, int]:
+    """As `run_profile`; gives the new run's name too."""
     _log_to_terminal()
-    return _carry_run(_start_runner(profile))
+    runner = _start_runner(profile)
+    return runner.folder.name, _carry_run(runner)
 
 
 def _start_runner(profile: Profile) -> Runner:
@@ -62,6 +69,7 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
 
 def attach_run(name: str) -> int:
     """Resume a run whose launcher was lost; one that has ended only reports its end again."""
+    bring_run_here(name)
     folder = RunFolder(runs_folder() / name)
     start = folder.last("start") if folder.path.is_dir() else {}
     if not start:

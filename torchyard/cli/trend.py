@@ -3,6 +3,8 @@
 from collections.abc import Sequence
 from pathlib import Path
 
+from torchyard.archive.histories import fetch_histories
+from torchyard.archive.store import open_store
 from torchyard.common.escaping import strip_control_codes
 from torchyard.model.errors import FolderError, ProfileError
 from torchyard.model.trend import Trend
@@ -15,6 +17,7 @@ from torchyard.trend.records import History, history_folder, list_histories, rea
 
 def show_histories() -> int:
     """List every history: its name, its runs, and what these have in common."""
+    _fetch_archived()
     found = [(path, _read(path)) for path in list_histories(runs_folder())]
     if not found:
         print(f"there is no history in {history_folder(runs_folder())}: the first run begins one")
@@ -36,6 +39,7 @@ def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
 
     ProfileError if there is none, or more than one.
     """
+    _fetch_archived()
     path = _find_history(name)
     history = _read(path)
     trend = trend or find_trend(history)
@@ -45,6 +49,12 @@ def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
     _print_columns([head, *rows])
     print(f"{path}" + (f": {history.skipped} lines cannot be read" if history.skipped else ""))
     return 0
+
+
+def _fetch_archived() -> None:
+    """Add what the archive has of runs on other machines. ArchiveError."""
+    if store := open_store():
+        fetch_histories(store, runs_folder())
 
 
 def _find_history(name: str) -> Path:

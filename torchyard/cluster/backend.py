@@ -85,6 +85,13 @@ class ClusterBackend:
     def abandon_lease(self) -> None:
         get_renewer().drop(self._plan)
 
+    def hand_over(self) -> None:
+        self.abandon_lease()
+        try:
+            lease.hand_lease_over(self._plan)
+        except TorchyardError as error:  # the next process waits until the Lease is old enough
+            get_log().debug("the Lease of %s is not handed over: %s", self._plan.run, error)
+
     def record_ending(self, end: End, sentence: str) -> None:
         try:
             lease.record_ending(self._plan, end, sentence)

@@ -19,7 +19,7 @@ _STORE_READY_TIMEOUT_S = 300.0  # seconds, including the pull of its image
 _STORE_POLL_INTERVAL_S = 0.25
 _STORE_LOG_TIMEOUT_S = 2.0
 _NETWORK_POLICIES = "networkpolicies.networking.k8s.io"
-_NO_POLICY = "this user may not create one; role torchyard-policy of docs/rbac.yaml allows it"
+_NO_POLICY = "this user may not create one; role torchyard-policy of deploy/kubernetes/rbac.yaml allows it"
 
 
 def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:

@@ -71,7 +71,8 @@ def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
 
 
 def _describe_unseen_kind(server: Client, kind: GroupVersionKind, why: str) -> str:
-    return f"{kind[1]} in {server.namespace}: cannot be seen, so may be left: {why}; docs/rbac.yaml has the rights"
+    where = f"{kind[1]} in {server.namespace}"
+    return f"{where}: cannot be seen, so may be left: {why}; deploy/kubernetes/rbac.yaml has the rights"
 
 
 def keep_data(server: Client, thing: KubeObject | None, labels: Mapping[str, str]) -> None:

@@ -16,6 +16,7 @@ from torchyard.pods.template import ATTEMPT_KEY
 RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
 _HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
+_SUCCESSOR = "another process, which has taken it over"
 TEST_FAILED_STATUS = 422  # the API server's answer if a test in a JSON patch fails
 
 
@@ -26,7 +27,9 @@ def _holder_identity(plan: ManifestPlan) -> str:
 
 def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
     """Whether the Lease is held from here, also under the name that the previous version gave to this place."""
-    return is_holder(lease_record.read_holder(lease), str(Path(plan.folder).parent))
+    return not lease_record.is_handed_over(lease) and is_holder(
+        lease_record.read_holder(lease), str(Path(plan.folder).parent)
+    )
 
 
 # --- acquiring it
@@ -48,9 +51,8 @@ def acquire_lease(plan: ManifestPlan) -> KubeObject:
     if there is None:
         return server.create(fresh)
     if not is_held_here(plan, there):
-        get_log().info(
-            "%s is taken over from %s, which no longer renews its Lease", plan.run, lease_record.read_holder(there)
-        )
+        why = "has handed it over" if lease_record.is_handed_over(there) else "no longer renews its Lease"
+        get_log().info("%s is taken over from %s, which %s", plan.run, lease_record.read_holder(there), why)
     for fault in lease_record.list_lease_faults(there, server.now()):
         get_log().warning("Lease %s: %s; this is corrected", plan.run, fault)
     found = (
@@ -125,6 +127,8 @@ def _await_holder(server: Client, plan: ManifestPlan) -> KubeObject | None:
 
 def _is_held_elsewhere(server: Client, plan: ManifestPlan, there: KubeObject) -> bool:
     """Whether another place, which may be alive, holds the Lease."""
+    if lease_record.is_handed_over(there):
+        return False
     age = lease_record.measure_lease_age(there, server.now())
     return not is_held_here(plan, there) and (age is None or age < HOLDER_DEAD_AFTER_S)
 
@@ -174,7 +178,7 @@ def renew_lease(plan: ManifestPlan) -> None:
     """Renew the run's Lease. Raises RunInUseError if another process has taken the run over."""
     _patch_lease(
         plan,
-        "another process, which has taken it over",
+        _SUCCESSOR,
         _holder_test(plan),
         *spec_patch({"renewTime": format_server_time(get_cluster_client(plan.cluster))}),
     )
@@ -183,9 +187,7 @@ def renew_lease(plan: ManifestPlan) -> None:
 def _annotate_lease(plan: ManifestPlan, key: str, text: str) -> None:
     """Record a fact on the Lease. Raises RunInUseError if another process has taken the run over."""
     path = f"/metadata/annotations/{key.replace('/', '~1')}"
-    _patch_lease(
-        plan, "another process, which has taken it over", _holder_test(plan), {"op": "add", "path": path, "value": text}
-    )
+    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), {"op": "add", "path": path, "value": text})
 
 
 def record_submission(plan: ManifestPlan) -> None:
@@ -208,6 +210,13 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
         lease_record.ENDING_ANNOTATION,
         lease_record.seal_ending(plan.run, plan.labels[ATTEMPT_KEY], ending, lease_record.get_lease_key(plan.lease)),
     )
+
+
+def hand_lease_over(plan: ManifestPlan) -> None:
+    """Leave the Lease to the next process of the run, which need not wait to see whether this one is dead."""
+    path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
+    left_by = {"op": "add", "path": path, "value": _holder_identity(plan)}
+    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), *spec_patch({"holderIdentity": ""}), left_by)
 
 
 def release_lease(plan: ManifestPlan) -> None:

@@ -41,7 +41,7 @@ _LEASE_OBSERVATION_S = 1.5 * RENEW_INTERVAL_S  # a living holder renews its Leas
 _REMOVAL_POLL_INTERVAL_S = 1.0
 _LEASE_KIND: GroupVersionKind = (lease_record.LEASE_API, lease_record.LEASE_KIND)
 _POD_KIND: GroupVersionKind = ("v1", "Pod")
-_SWEEP_ROLE_HINT = "docs/rbac.yaml has it in role torchyard-sweep"
+_SWEEP_ROLE_HINT = "deploy/kubernetes/rbac.yaml has it in role torchyard-sweep"
 LivenessCheck = Callable[[str], str]  # why a run may be alive; empty if it is not
 
 
@@ -202,7 +202,8 @@ def remove_orphan(orphan: Orphan) -> list[str] | None:
     labels = {RUN_LABEL: orphan.run}
     seen = _list_orphan_objects(orphan, labels)
     if _POD_KIND in seen.unseen:
-        said = f"{seen.unseen[_POD_KIND]}; what cannot be seen is not removed: docs/rbac.yaml has it in role torchyard"
+        remedy = "deploy/kubernetes/rbac.yaml has it in role torchyard"
+        said = f"{seen.unseen[_POD_KIND]}; what cannot be seen is not removed: {remedy}"
         raise ClusterError(orphan.server.host, f"list pods in {orphan.server.namespace}", said, 403)
     if orphan.lease and not _claim_lease(orphan, orphan.lease):
         return None

@@ -44,6 +44,7 @@ def take_over_run(first: ManifestPlan, plan_of: Callable[[int], Plan], begun: Se
         "at": made,
         "seen_at": time.time() - (lease_record.measure_lease_age(held, server.now()) or 0.0),
         "holder": was,
+        "handed_over": lease_record.is_handed_over(held),
     }
     held = hold_lease(plan)
     get_log().info("attempt %d of this run was owned by %s; it continues here", number, was)

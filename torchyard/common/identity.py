@@ -20,6 +20,11 @@ def holder_identity(path: str) -> str:
         return _former_identity(path)
 
 
+def identify_machine(runs: Path) -> str:
+    """This machine, as one that may hold runs in this folder: `host:folder#id`."""
+    return holder_identity(str(runs / "any")).replace("/any#", "#")
+
+
 def _former_identity(path: str) -> str:
     """The owner as the previous version wrote it, without the id."""
     return f"{socket.gethostname()}:{path}"

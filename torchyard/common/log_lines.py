@@ -5,10 +5,12 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.run import LogLine
 
 BLOCK_BYTES = 1 << 18
 _LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
+_EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # but for the rank that torchrun names
 
 
 def read_line(text: str, node: str) -> LogLine:
@@ -40,3 +42,12 @@ def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
                 return
             offset += len(line)
             yield line[:-1].decode(errors="replace"), offset
+
+
+def cut_record(text: str) -> str | None:
+    """What of a line the job itself has printed: all of it, but for a record of the recorder; None if that is nothing.
+
+    A record may follow a line that the program has not ended yet.
+    """
+    said, mark, _ = text.partition(RECORD_MARK)
+    return said if not mark or not _EMPTY_LINE.fullmatch(said) else None

@@ -4,7 +4,7 @@ A plan on disk keeps them because the job needs them; only its user can read it.
 """
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, NamedTuple, TypeVar
 
@@ -101,9 +101,12 @@ def mask_model(noun: N) -> N:
 
 def remember_secrets(plan: Plan) -> None:
     """Mask a plan's secrets from now on wherever they occur: a program may print them."""
-    _known_secrets.update(
-        each.value for each in _find_secrets(plan.model_dump()) if len(each.value) >= _MIN_SECRET_CHARS
-    )
+    remember_values(each.value for each in _find_secrets(plan.model_dump()))
+
+
+def remember_values(values: Iterable[str]) -> None:
+    """Mask these values from now on wherever they occur; short ones are also words, and are not masked."""
+    _known_secrets.update(each for each in values if len(each) >= _MIN_SECRET_CHARS)
 
 
 def _find_secrets(thing: Any) -> Iterator[FoundSecret]:

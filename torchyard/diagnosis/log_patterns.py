@@ -203,14 +203,16 @@ CAUSES: tuple[Cause, ...] = (
     Cause("worker-lost", "lost a Ray worker: look at that worker's own log, and for the OOM killer",
           _any_of("ActorUnavailableError", "ActorDiedError", "RayActorError", "WorkerCrashedError",
             "worker died or was killed", "worker process has died", "NodeDiedError"), retry=True),
-    # Signals. A guess in a text ("killed by the OOM killer", as Ray writes) is not a proof.
-    Cause("oom-host",
-          "was killed by SIGKILL, most likely by the OOM killer: ask for more memory, or load less data at once",
+    # Signals. Nobody signs a SIGKILL, and a guess in a text ("killed by the OOM killer", as Ray writes) is not a proof.
+    Cause("oom-host", "was killed by the OOM killer: ask for more memory, or load less data at once",
           _any_of("oom[-_ ]kill", "OOM ?Killed", "OOM-killed", "Memory cgroup out of memory", "Out of memory: Kill",
-            r"task \d+: (?:Out Of Memory|Killed)", "by signal: Killed", "signal SIGKILL", r"\(SIGKILL\)",
-            r"Signals\.SIGKILL", r"[Ss]ignal 9\b", "return code = -9", "^Killed$", r"\d Killed\b",
-            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b", "DefaultCPUAllocator",
-            "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc"), kills=True, worker=(-9,)),
+            r"task \d+: Out Of Memory"), kills=True),
+    Cause("oom-host", "could not allocate host memory ({said}): ask for more memory, or load less data at once",
+          _any_of("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc")),
+    Cause("killed", "was killed by SIGKILL: look into its host's kernel log for the OOM killer, else for who sent it",
+          _any_of(r"task \d+: Killed", "by signal: Killed", "signal SIGKILL", r"\(SIGKILL\)", r"Signals\.SIGKILL",
+            r"[Ss]ignal 9\b", "return code = -9", "^Killed$", r"\d Killed\b",
+            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b"), kills=True, worker=(-9,)),
     Cause("agent-killed", "lost its agent to {signal}: the OOM killer, a node that went away, or a user's kill -9",
           retry=True, agent=(-9, -11, -6, -4, -8)),
     Cause("segfault",
@@ -292,6 +294,7 @@ PROGRAM_EXIT = Cause(
     "program-error", "left with exit code {code} and no traceback: read its last lines", echo=_ECHO_STOPPED
 )
 STORE_ENDED = Cause("etcd-gone", "ended before the job did: look at its log and at its memory", retry=True)
+RANK_HANGS = Cause("rank-hangs", "hangs: the sentence says where, why, and which ranks wait for it", retry=True)
 UNKNOWN_CAUSE = Cause("unknown", "failed, and its log does not say why: read its last lines", echo=_ECHO_NOTHING)
 # Decided by the exit code alone: a process that was killed has no last words.
 DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})

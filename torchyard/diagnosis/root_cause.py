@@ -21,7 +21,7 @@ from torchyard.diagnosis.log_patterns import (
     Cause,
 )
 from torchyard.diagnosis.proof import quote_around, read_details
-from torchyard.diagnosis.spoken_lines import SpokenLine, drop_noise, find_exceptions, parse_line
+from torchyard.diagnosis.spoken_lines import SpokenLine, drop_noise, find_exceptions, parse_line, read_lost_worker
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -35,7 +35,6 @@ _RANK = re.compile(r"\[(?:PG [^\]]{0,80} )?[Rr]ank:? ?(\d{1,6})\]")
 
 # torchrun's own report on its workers, unchanged since 1.9
 _GLOBAL_RANKS = re.compile(r"global_ranks=\[([\d, ]{1,2000})\]")
-_LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 _FIELD = re.compile(r"\s{0,8}(time|host|rank|exitcode|error_file|traceback|msg)\s{0,8}: ?(.{0,400})")
 _WORKER = re.compile(r"(\d{1,6}) \(local_rank: (\d{1,6})\)")
 _EXIT_CODE = re.compile(r"-?\d{1,5}")
@@ -130,9 +129,9 @@ def _read_global_ranks(lines: Iterable[SpokenLine]) -> dict[int | None, int]:
 def _read_lost_workers(lines: Sequence[SpokenLine], ranks: Mapping[int | None, int]) -> list[_LostWorker]:
     """Every worker in torchrun's final report, the root cause first; if it is cut off, those it logged as lost."""
     agent = [seen for seen in lines if seen.local is None]
-    lost = ((seen, int(m[1]), int(m[2])) for seen in agent if (m := _LOST_WORKER.search(seen.text)))
+    lost = ((seen, *said) for seen in agent if (said := read_lost_worker(seen.text)))
     return list(_read_items(agent))[::-1] or [
-        _LostWorker(ranks.get(at), at, code, "", seen, []) for seen, code, at in lost
+        _LostWorker(ranks.get(at), at, code, "", seen, []) for seen, at, code in lost
     ]
 
 

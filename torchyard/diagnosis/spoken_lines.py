@@ -26,6 +26,8 @@ _INFORMATION = re.compile(
     r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: "
 )
 _REAL_WARNING = re.compile("death signal|worker (?:process has )?died")  # what torchrun and Ray only warn about
+LOST_WORKER_MARK = "failed (exitcode: "
+_LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 _TRACEBACK_HEAD = "Traceback (most recent call last)"
 _INDENTED_HEAD = re.compile(r"([\s|+-]{0,100})" + re.escape(_TRACEBACK_HEAD))
 _FRAME = re.compile(r'[\s|]{1,200}File "')
@@ -103,3 +105,9 @@ def find_exceptions(lines: Iterable[SpokenLine]) -> list[list[SpokenLine]]:
         for chain in (chains if any(chains) else bare)
     ]
     return [chain for chain in chains if chain]
+
+
+def read_lost_worker(text: str) -> tuple[int, int] | None:
+    """Local rank and exit code of a worker, as torchrun logs them the moment it has lost it."""
+    found = _LOST_WORKER.search(text)
+    return (int(found[2]), int(found[1])) if found else None

@@ -56,6 +56,8 @@ def probe_file(need: Json) -> Json:
 
 
 def probe_package(need: Json) -> Json:
+    if need["name"] == "python":
+        return {"version": "%d.%d.%d" % sys.version_info[:3]}
     try:
         return {"version": importlib.metadata.version(need["name"])}
     except importlib.metadata.PackageNotFoundError:

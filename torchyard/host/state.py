@@ -22,6 +22,14 @@ def file_path(folder: str, name: str) -> str:
     return os.path.join(folder, name)
 
 
+def add_recorder(env: dict[str, str], spec: Json) -> dict[str, str]:
+    """The environment of a process with the black box, if the spec has its folder for PYTHONPATH (`recorder`)."""
+    if "recorder" not in spec:
+        return env
+    path = os.pathsep.join(filter(None, (spec["recorder"], env.get("PYTHONPATH"))))
+    return dict(env, PYTHONPATH=path, TORCHYARD_BLACK_BOX=file_path(os.path.abspath(spec["folder"]), "black-box"))
+
+
 # --- state ---------------------------------------------------------------------------------------------------------
 
 

@@ -10,7 +10,8 @@ The launcher starts this, on its own machine or through ssh, as `python3 -I -S s
     cancel   SIGTERM, SIGKILL after the grace (third argument, seconds); prints what is left
 
 Other keys of the JSON: `site`, the run's folder on a host behind ssh; `toward`, another host of the job; `meeting`, a
-rendezvous file that is deleted with the process; `serves`, how to reach a store.
+rendezvous file that is deleted with the process; `serves`, how to reach a store; `recorder`, the folder for PYTHONPATH
+that starts the black box (torchyard/host/black_box).
 
 The supervisor is a daemon in its own session. It outlives the launcher and keeps all it knows in FOLDER:
     state    JSON, padded to one block at its creation, so that a full disk cannot stop the exit code from being written
@@ -50,6 +51,7 @@ from torchyard.host.staging import record_heartbeat
 from torchyard.host.state import (
     Json,
     StateCache,
+    add_recorder,
     file_path,
     note_state,
     read_boot_id,
@@ -182,7 +184,7 @@ def _execute_program(spec: Json, failed: int) -> None:
         os.umask(spec["umask"])
         urls = find_listen_urls(spec["serves"]) if "serves" in spec else ""
         argv = [word.replace(LISTEN_URLS_PLACEHOLDER, urls) for word in spec["argv"]] if urls else spec["argv"]
-        os.execvpe(argv[0], argv, dict(kept, **spec["env"], **marks))
+        os.execvpe(argv[0], argv, add_recorder(dict(kept, **spec["env"], **marks), spec))
     except (OSError, ValueError) as error:  # ValueError: an argument that this host's locale cannot encode
         os.write(failed, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
     finally:

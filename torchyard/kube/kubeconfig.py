@@ -48,7 +48,7 @@ def load_settings(context: str | None) -> tuple[Any, dict[str, Any]]:
     except yaml.YAMLError as error:
         raise ClusterError("kubeconfig", "read it", str(error), 0) from error
     except ConfigException as error:
-        return _load_pod_account(loaded, str(error))
+        return _load_pod_account(loaded, context, str(error))
 
 
 def kubeconfig_files() -> str:
@@ -69,8 +69,14 @@ def read_current_context() -> str | None:
     return None
 
 
-def _load_pod_account(loaded: Any, why: str) -> tuple[Any, dict[str, Any]]:
-    """The account of the pod that this runs in, or the reason why there is no kubeconfig."""
+def _load_pod_account(loaded: Any, context: str | None, why: str) -> tuple[Any, dict[str, Any]]:
+    """The account of the pod that this runs in, or the reason why there is no kubeconfig.
+
+    A named context is refused: the pod's own cluster may be another one.
+    """
+    if context:
+        remedy = "set KUBECONFIG to the file that has it; without `cluster.context` a pod uses its own cluster"
+        raise ClusterError("kubeconfig", f"context {context}", f"{why}; {remedy}", 0)
     try:
         config.load_incluster_config(client_configuration=loaded)
         with open("/var/run/secrets/kubernetes.io/serviceaccount/namespace", encoding="utf-8") as file:

@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from torchyard.agents import command, fabric_check, placement, process_env, torchrun
+from torchyard.agents import black_box, command, fabric_check, placement, process_env, torchrun
 from torchyard.agents.placement import Options, Placement
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis.process_status import read_status
@@ -19,6 +19,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import Command, CommandPlan, Process
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
+    INTERPRETER,
     Clock,
     FreePort,
     HostRequirement,
@@ -105,6 +106,7 @@ def plan(profile: Profile, run: Run) -> CommandPlan:
         ranks=command.rank_source(profile),
         expect=profile.network.expect if profile.network else None,
         on_fabric=profile.on_fabric,
+        on_hang=profile.on_hang,
         requires=_list_host_requirements(job),
     )
 
@@ -172,7 +174,7 @@ def _build_agent(job: _Job, node: int) -> Process:
     check = fabric_check.machine_check(profile, run, place, seat)
     argv = (*check, *command.choose_interpreter(program, seat.python), *words)
     env = {**process_env.program_environment(profile, place), **_build_environment(job, node)}
-    process: dict[str, Any] = {"argv": argv, "env": env}
+    process: dict[str, Any] = {"argv": argv, "env": env, **black_box.list_recorder(profile, seat.site)}
     if profile.shared_file and node == 0:
         process["meeting"] = process_env.rendezvous_file(profile, run, run.attempt)
     if job.spread:
@@ -230,7 +232,6 @@ def _build_supervised_process(job: _Job, seat: Placement, name: str, process: di
 def _build_environment(job: _Job, node: int) -> dict[str, str]:
     """What is added to the host's own environment for every process; the profile's variables come last and win."""
     profile, run, seat = job.profile, job.run, job.seats[node]
-    shared = {"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}
     return {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
         "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
@@ -238,7 +239,7 @@ def _build_environment(job: _Job, node: int) -> dict[str, str]:
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
         "TORCHYARD_CHECKPOINTS": seat.checkpoints,
-        **shared,
+        **({"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}),
         **_assign_gpus(job, node),
         **(process_env.NCCL_LOG_ENV if profile.network or int(profile.resources.get("gpus", 0)) else {}),
         **(profile.network.env if profile.network else {}),
@@ -278,20 +279,22 @@ def _list_program_requirements(job: _Job, seat: Placement) -> list[HostRequireme
     host, python = seat.host.host, seat.python
     copied = seat.site and seat.site.work
     needs: list[HostRequirement] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
-    why = "torchrun starts the job"
-    needs.append(Package(host=host, python=python, name="torch", at_least=_MIN_TORCH_VERSION, why=why))
+    packages: list[tuple[str, str, str]] = []
+    if job.profile.starter != "none" or job.profile.check_fabric:  # else only the program knows what it imports
+        packages.append(("torch", _MIN_TORCH_VERSION, "torchrun starts the job"))
+    elif str(job.profile.program).endswith(".py"):
+        packages.append((INTERPRETER, "3", "it starts the program"))
     if job.profile.rendezvous == "etcd-v2":
-        why = "torchrun's etcd-v2 rendezvous imports it"
-        needs.append(Package(host=host, python=python, name="python-etcd", at_least="0.4.5", why=why))
+        packages.append(("python-etcd", "0.4.5", "torchrun's etcd-v2 rendezvous imports it"))
+    needs += [Package(host=host, python=python, name=name, at_least=least, why=why) for name, least, why in packages]
     return needs
 
 
 def _list_remote_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
     """What a host must have besides its program if it is one of several, or behind ssh."""
     host, first = seat.host.host, job.seats[0].host
-    needs: list[HostRequirement] = []
-    if seat.site:
-        needs += [WritableFolder(host=host, path=seat.site.folder), Clock(host=host)]
+    site, needs = seat.site, list[HostRequirement]()
+    needs += [WritableFolder(host=host, path=site.folder), Clock(host=host)] if site else []
     if host != first.host:
         needs.append(Reaches(host=host, address=first.reached))
     return needs

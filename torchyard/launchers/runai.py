@@ -76,6 +76,7 @@ def plan(profile: Profile, run: Run) -> Plan:
         ranks=command.rank_source(profile),
         expect=profile.network.expect if profile.network else None,
         on_fabric=profile.on_fabric,
+        on_hang=profile.on_hang,
         requires=(WritableFolder(host="localhost", path=run.folder), needs),
     )
 

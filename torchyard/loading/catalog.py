@@ -1,4 +1,4 @@
-"""The list of profiles, as the README's table and as the deployments of prefect.yaml; tests compare both with it."""
+"""The list of profiles, as the table of docs/profiles.md and as the deployments of prefect.yaml; tests compare both."""
 
 from collections.abc import Iterable, Iterator
 

@@ -16,8 +16,22 @@ from torchyard.loading.yaml_errors import NamedFileError, explain_error, format_
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
+from torchyard.notify.targets import find_wrong_address
 
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
+
+
+def find_file(name: str) -> Path:
+    """The file of a profile, or of a shape of node with its name as `hardware/oke/bm-gpu-h100-8`.
+
+    ProfileError if there is none.
+    """
+    folder, _, shape = name.partition("/")
+    if folder != "hardware" or not shape:
+        return _find_profile(name)
+    if path := _find_named_file("hardware", shape):
+        return path
+    raise ProfileError(name, (f"there is no such hardware file; {suggest_name(shape, _list_hardware())}",))
 
 
 def _list_profile_folders() -> list[Path]:
@@ -50,6 +64,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
         profile = Profile.model_validate({**raw, **_load_named_files(raw, path), "name": name})
         launcher = registry.load_launcher(profile.launcher)
         launcher.Options.model_validate(profile.options)
+        _refuse_wrong_address(profile)
     except ValidationError as error:
         prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
         model = Profile if error.title == "Profile" else registry.load_launcher(str(raw["launcher"])).Options
@@ -70,6 +85,12 @@ def _refuse_name(raw: Mapping[str, Any], stem: str) -> None:
     """NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
     if "name" in raw:
         raise NamedFileError("name", _NAME_REFUSAL.format(stem))
+
+
+def _refuse_wrong_address(profile: Profile) -> None:
+    """NamedFileError if a message could not be sent to an address of `notify`."""
+    if profile.notify and (wrong := find_wrong_address(profile.notify)):
+        raise NamedFileError("notify", wrong, "to")
 
 
 def _find_profile(name: str) -> Path:

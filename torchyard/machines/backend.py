@@ -74,6 +74,9 @@ class MachinesBackend:
     def abandon_lease(self) -> None:
         """Nothing to do: each supervisor ends its process once the lease is no longer renewed."""
 
+    def hand_over(self) -> None:
+        """Nothing to do: each supervisor takes the next process of the run for its launcher."""
+
     def record_ending(self, end: End, sentence: str) -> None:
         """Nothing to do: the run's folder has it already."""
 

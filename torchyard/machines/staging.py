@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
+from torchyard.agents import black_box
 from torchyard.machines import processes
 from torchyard.machines.archive import END_MEMBER, unpack_archive
 from torchyard.machines.job_watch import ProcessWatch
@@ -32,6 +33,7 @@ _SUPERVISOR_FILES = (
     "staging.py",
     "state.py",
     "supervisor.py",
+    *(f"black_box/{name}" for name in black_box.FILES),
 )
 _END_GRACE_S = 10.0  # for processes without a folder that says how long theirs is
 _LOG_QUIET_S = 60.0  # seconds without a byte of a log that is still being copied

@@ -8,12 +8,16 @@ TorchyardError
     ClusterError       the API server refused a request, or cannot be reached
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
+    ArchiveError       the archive of run folders refuses, fails or cannot be reached
     LeftError          this process cannot go on, and leaves the job alone
     RunInUseError      another process owns this run
+    HolderGoneError    the machine that holds this run does not come back
     BenchmarkError     the runs of a benchmark cannot be compared
       NoReportError      the run over one fabric has left no report
+    SettingError       an environment variable has a value that cannot be used
     TrainingError      a training in somebody's flow did not succeed; holds its result
     ResultError        a run has left no result that this process can read
+    EndpointError      metrics cannot be served
 
 They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
 """
@@ -105,6 +109,17 @@ class FolderError(TorchyardError):
         return f"run folder {self.path}: {self.why}; {self.remedy}"
 
 
+class ArchiveError(TorchyardError):
+    """The archive of run folders cannot be used: that never means that it is empty."""
+
+    def __init__(self, url: str, why: str, remedy: str = "see docs/archive.md") -> None:
+        super().__init__(url, why, remedy)
+        self.url, self.why, self.remedy = url, why, remedy
+
+    def __str__(self) -> str:
+        return f"archive {self.url}: {self.why}; {self.remedy}"
+
+
 class LeftError(TorchyardError):
     """This process cannot go on, for a reason that says nothing about the job."""
 
@@ -116,6 +131,10 @@ class LeftError(TorchyardError):
         return f"{self.why}: this process ends and leaves the job under its lease, for the next process to resume"
 
 
+class HandedOnError(LeftError):
+    """The orchestrator has stopped this process, and another one goes on with the run."""
+
+
 class RunInUseError(TorchyardError):
     """Another living process owns the run."""
 
@@ -125,6 +144,21 @@ class RunInUseError(TorchyardError):
 
     def __str__(self) -> str:
         return f"{self.folder} is owned by {self.owner}; this process ends and leaves the run alone"
+
+
+class HolderGoneError(TorchyardError):
+    """The machine that holds a run has not taken it back, and cannot be seen from here; `lease_s` is the run's."""
+
+    def __init__(self, machine: str, lease_s: float) -> None:
+        super().__init__(machine, lease_s)
+        self.machine, self.lease_s = machine, lease_s
+
+    def __str__(self) -> str:
+        return (
+            f"this run's processes are on {self.machine}, which has not taken the run back for its lease of "
+            f"{self.lease_s:.0f} s: whether they have ended cannot be seen from here. If that machine is gone, retry "
+            "this run: it then starts from the beginning"
+        )
 
 
 class BenchmarkError(TorchyardError):
@@ -142,6 +176,17 @@ class NoReportError(BenchmarkError):
         return f"the run {self.run} has no report: {self.why}"
 
 
+class SettingError(TorchyardError):
+    """An environment variable has a value that cannot be used; `allowed` says what can."""
+
+    def __init__(self, variable: str, value: str, allowed: str) -> None:
+        super().__init__(variable, value, allowed)
+        self.variable, self.value, self.allowed = variable, value, allowed
+
+    def __str__(self) -> str:
+        return f"{self.variable}: {self.value!r} cannot be used: {self.allowed}"
+
+
 class TrainingError(TorchyardError):
     """A training that a flow asked for did not succeed; its result holds what it measured until then."""
 
@@ -155,3 +200,7 @@ class TrainingError(TorchyardError):
 
 class ResultError(TorchyardError):
     """A run has left no result that can be read from here."""
+
+
+class EndpointError(TorchyardError):
+    """Metrics cannot be served at this address."""

@@ -34,6 +34,7 @@ class Expect(FrozenModel):
     min_busbw: float | None = Field(
         None,
         gt=0,
+        le=1e6,
         description="GB/s, 10^9 bytes: the source's floor for the bus bandwidth of all_reduce over 2 nodes. Sources "
         "differ in what they compare with it: OCI's is for nccl-tests' average over 1G to 16G",
     )
@@ -50,10 +51,10 @@ class Expect(FrozenModel):
 class Fabric(FrozenModel):
     """One way to use a shape's network."""
 
-    about: str
-    pod: Pod = Pod()
+    about: str = Field(description="one line for the list of fabrics")
+    pod: Pod = Field(Pod(), description="what the pods need for it, as in a profile")
     mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
-    env: dict[str, Text] = Field({})
+    env: dict[str, Text] = Field({}, description="environment variables; the profile's own win")
     find_gid: bool = Field(
         False, description="find NCCL_IB_GID_INDEX in each pod, for the ports of NCCL_IB_HCA; else NCCL chooses it"
     )
@@ -65,7 +66,7 @@ class Fabric(FrozenModel):
     )
     setup: tuple[Text, ...] = Field((), description="shell commands in each pod, before the profile's own `setup`")
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers `pod.resources`")
-    expect: Expect
+    expect: Expect = Field(description="what NCCL's log must show if it is used")
 
     @model_validator(mode="after")
     def one_gid(self) -> "Fabric":
@@ -78,11 +79,11 @@ class Hardware(FrozenModel):
     """One node shape: its labels, GPUs, line rate and fabrics."""
 
     name: str = Field("", description="the file's path below profiles/hardware, without .yaml")
-    about: str
+    about: str = Field(description="one line for the list of shapes")
     source: str = Field(description="where the values come from")
     match: dict[str, Text] = Field(description="labels of its nodes; {} if they have none of their own")
-    gpus: Gpus
+    gpus: Gpus = Field(description="what a node has")
     line_rate: Annotated[float, Field(gt=0)] | None = Field(
         description="GB/s per node, 10^9 bytes; null, with the reason beside it, if it is not published"
     )
-    fabrics: dict[str, Fabric]
+    fabrics: dict[str, Fabric] = Field(description="by name: a profile chooses one")

@@ -5,6 +5,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field
 
 from torchyard.model.base import FrozenModel
+from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Expect, OnFabric
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import ClusterRequirement, HostRequirement
@@ -71,6 +72,7 @@ class CommandPlan(FrozenModel):
     ranks: Ranks = "teed"
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
+    on_hang: OnHang = Field("off", description="off: no rank is recorded, as in plans of earlier versions")
     requires: tuple[HostRequirement, ...]
 
     @property
@@ -133,6 +135,7 @@ class ManifestPlan(FrozenModel):
     folder: str = Field(description="the attempt's folder on the launcher's machine")
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
+    on_hang: OnHang = Field("off", description="off: no rank is recorded, as in plans of earlier versions")
     requires: tuple[ClusterRequirement, ...]
 
     @property

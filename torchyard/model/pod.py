@@ -32,8 +32,8 @@ Resources = Annotated[dict[str, Quantity], BeforeValidator(_read_resources)]
 class Bundle(FrozenModel):
     """A ConfigMap or a Secret."""
 
-    secret: str | None = None
-    config_map: str | None = None
+    secret: str | None = Field(None, description="the name of a Secret")
+    config_map: str | None = Field(None, description="the name of a ConfigMap")
 
     @model_validator(mode="after")
     def one(self) -> "Bundle":
@@ -45,20 +45,20 @@ class Bundle(FrozenModel):
 class Source(Bundle):
     """Where a variable's value comes from; plans and reports show only the reference."""
 
-    key: str
+    key: str = Field(description="which entry of it")
 
 
 class Mount(FrozenModel):
     """What is mounted at a path: exactly one of these."""
 
     claim: str | None = Field(None, description="a PersistentVolumeClaim")
-    config_map: str | None = None
-    secret: str | None = None
+    config_map: str | None = Field(None, description="the name of a ConfigMap: each entry a file")
+    secret: str | None = Field(None, description="the name of a Secret: each entry a file")
     host: str | None = Field(None, description="a folder of the node")
     scratch: Quantity | None = Field(None, description="an empty folder of this size, deleted with the pod")
     ephemeral: Quantity | None = Field(None, description="a volume of this size, created and deleted with the pod")
     storage_class: str | None = Field(None, description="of the ephemeral volume; default: the cluster's")
-    read_only: bool = False
+    read_only: bool = Field(False, description="the pods cannot write there")
 
     @model_validator(mode="after")
     def one(self) -> "Mount":
@@ -85,12 +85,12 @@ class LocalFile(FrozenModel):
 class Init(FrozenModel):
     """A container that starts before the job's, and runs to completion or, as a sidecar, beside it."""
 
-    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$")
-    image: str
+    name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="the container's name")
+    image: str = Field(description="its image, with a tag")
     command: tuple[Text, ...] = Field((), description="default: the image's own")
     sidecar: bool = Field(False, description="runs until the job's container ends; needs Kubernetes 1.29")
     capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: NET_ADMIN")
-    env: dict[str, Text] = Field({})
+    env: dict[str, Text] = Field({}, description="environment variables")
     mounts: dict[str, Mount] = Field({}, description="what to mount in this container, by path")
 
 
@@ -101,16 +101,16 @@ class Pod(FrozenModel):
     """
 
     host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
-    host_ipc: bool = False
+    host_ipc: bool = Field(False, description="the node's own shared memory and semaphores")
     spread: bool = Field(True, description="one pod per node; false if a node has room for more than one")
-    privileged: bool = False
+    privileged: bool = Field(False, description="every right on the node; some clusters refuse it")
     capabilities: tuple[str, ...] = Field((), description="without the prefix CAP_: IPC_LOCK")
     devices: tuple[str, ...] = Field((), description="folders of the node, at the same path in the pod")
     shm: Quantity | None = Field(None, description="size of /dev/shm, in memory; default: 64 MiB")
     resources: Resources = Field({}, description="per pod")
     limits: Resources = Field({}, description="per pod, for CPU and memory; devices are limited to the request")
     networks: dict[str, int] = Field({}, description="secondary networks (namespace/name) and how many of each")
-    node_selector: dict[str, Text] = Field({})
+    node_selector: dict[str, Text] = Field({}, description="labels that a node must have")
     avoid: dict[str, tuple[Text, ...]] = Field({}, description="node labels, and the values that keep pods off a node")
     only: dict[str, tuple[Text, ...]] = Field(
         {}, description="node labels, and the values of which a node must have one"
@@ -119,13 +119,15 @@ class Pod(FrozenModel):
     scheduler: str | None = Field(None, description="default: the cluster's, or that of the job's controller")
     env_from: tuple[Bundle, ...] = Field((), description="{config_map: NAME} or {secret: NAME}: a variable per key")
     init: tuple[Init, ...] = Field((), description="containers that start before the job's: to completion, or sidecars")
-    annotations: dict[str, Text] = Field({})
-    labels: dict[str, Text] = Field({})
+    annotations: dict[str, Text] = Field({}, description="annotations of the pods")
+    labels: dict[str, Text] = Field({}, description="labels of the pods, beside torchyard's own")
     workdir: str | None = Field(None, description="default: the image's own")
-    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = None
-    pull_secrets: tuple[str, ...] = ()
-    service_account: str | None = None
-    priority_class: str | None = None
+    pull_policy: Literal["Always", "IfNotPresent", "Never"] | None = Field(
+        None, description="when to pull the image; default: the cluster's rule"
+    )
+    pull_secrets: tuple[str, ...] = Field((), description="names of the Secrets for the image's registry")
+    service_account: str | None = Field(None, description="default: the namespace's own")
+    priority_class: str | None = Field(None, description="of the pods, for the scheduler")
 
     def over(self, base: "Pod") -> "Pod":
         """Merge these settings over those of `base`: mappings and lists are joined, any other value here wins."""

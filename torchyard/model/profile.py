@@ -7,7 +7,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
 
 from torchyard.model.base import Duration, FrozenModel, Text
+from torchyard.model.hang import OnHang
 from torchyard.model.hardware import Fabric, Hardware, OnFabric
+from torchyard.model.observe import NotifySetting, Trackers, TrackersSetting
 from torchyard.model.pod import EnvValue, LocalFile, Mount, Pod, Resources
 from torchyard.model.trend import Trend
 
@@ -72,8 +74,8 @@ class Deadlines(FrozenModel):
 class Cluster(FrozenModel):
     """Which cluster and namespace; what is left out comes from the kubeconfig."""
 
-    context: str | None = None
-    namespace: str | None = None
+    context: str | None = Field(None, description="default: the kubeconfig's current one")
+    namespace: str | None = Field(None, description="default: that of the context")
 
 
 Rendezvous = Literal["c10d", "etcd-v2", "static", "env", "file"]
@@ -155,11 +157,16 @@ class Profile(FrozenModel):
     on_fabric: OnFabric = Field(
         "report", description="what a network does that is not the one promised: report, or fail the attempt at once"
     )
+    on_hang: Annotated[OnHang, BeforeValidator(lambda value: "off" if value is False else value)] = Field(
+        "report",
+        description="what a job does in which a rank hangs: report it, restart (end the attempt, which attempts: may "
+        "repeat), or fail the run at once; off starts no recorder",
+    )
     check_fabric: Duration | None = Field(
         None, description="before the program, for so long: an all-reduce, which fails the attempt if it is too slow"
     )
     min_busbw: float | None = Field(
-        None, gt=0, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
+        None, gt=0, le=1e6, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
     )
     on_stuck_pod: OnStuckPod = Field(
         "report", description="a pod whose dead node does not confirm its end; force deletes it anyway"
@@ -170,6 +177,13 @@ class Profile(FrozenModel):
     )
     metrics: MetricsFormat = Field("none", description="how rank 0 prints its metrics")
     trend: Trend | None = Field(None, description="the number that is compared with the last runs; all are recorded")
+    metrics_to: TrackersSetting = Field(
+        Trackers(),
+        description="where the metrics are recorded as well: tensorboard, mlflow, wandb, or {mlflow: {uri: …}}",
+    )
+    notify: NotifySetting = Field(
+        None, description="who gets a message if a run fails, recovers, became worse or waits: apprise addresses"
+    )
     options: dict[str, Any] = Field({}, description="options of the launcher")
 
     @model_validator(mode="after")
@@ -195,6 +209,8 @@ class Profile(FrozenModel):
             raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {known}")
         if self.on_companion_data == "delete" and not self.manifest:
             raise ValueError("on_companion_data: is for objects beside the job in a manifest, and there is no manifest")
+        if self.on_hang == "restart" and self.attempts < 2:
+            raise ValueError("on_hang: restart needs another attempt: set attempts to 2 or more, or use report or fail")
         if self.files and self.manifest:
             raise ValueError("files: is not for a manifest: put a ConfigMap into it, and mount that in its pods")
         if self.avoid_failed and self.manifest:

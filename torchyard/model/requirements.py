@@ -28,8 +28,11 @@ class ProgramFile(FrozenModel):
     path: str
 
 
+INTERPRETER = "python"  # the name of a `Package` that is the interpreter itself
+
+
 class Package(FrozenModel):
-    """A Python distribution in the job's interpreter."""
+    """A Python distribution in the job's interpreter, or that interpreter itself."""
 
     kind: Literal["package"] = "package"
     host: str

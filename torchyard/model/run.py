@@ -10,6 +10,7 @@ from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 from torchyard.model.fabric import FabricVerdict
+from torchyard.model.hang import Hang, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.trend import TrendVerdict
@@ -109,6 +110,8 @@ class Outcome(FrozenModel):
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
     lost: dict[str, str] = Field({}, description="what is missing from a log for good, by process")
     machines: dict[str, str] = Field({}, description="where each node ran: a cluster node or a host")
+    hang: Hang | None = Field(None, description="the last one that was seen, if the job did not go on after it")
+    straggler: Straggler | None = Field(None, description="the rank that the others waited for most, if it was one")
 
 
 # --- what is left: logs, metrics, report ---------------------------------------------------------------------------
@@ -171,6 +174,7 @@ class Step(FrozenModel):
 
 
 End = Literal["succeeded", "failed", "cancelled", "stopped", "swept", "gave-up"]
+RunEnd = tuple[End, str]  # and the sentence that says why
 
 
 class Report(FrozenModel):
@@ -187,6 +191,8 @@ class Report(FrozenModel):
     folder: str
     trend: TrendVerdict | None = Field(None, description="None if the profile compares no number")
     history: str = Field("", description="the file with the numbers of this profile's runs")
+    archive: str = Field("", description="where the run's folder is archived, or what is missing there")
+    unsent: tuple[str, ...] = Field((), description="messages and records of this run that have not arrived, and why")
 
     @property
     def collected(self) -> Collected | None:

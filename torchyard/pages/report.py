@@ -3,10 +3,9 @@
 It quotes what programs, hosts and clusters printed; common/escaping.py removes what a terminal or browser would obey.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TypeVar
 
 from torchyard.common.escaping import (
     escape_markdown,
@@ -23,9 +22,10 @@ from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
 from torchyard.model.plan import CommandPlan
 from torchyard.model.requirements import Check
 from torchyard.model.run import Attempt, Handle, LogFile, Metrics, Outcome, Report, Row
+from torchyard.pages.hang import describe_hang, render_hang, tabulate_clusters
 from torchyard.pages.plot import draw_plot
+from torchyard.pages.text import align_columns, format_duration, select_ends
 
-T = TypeVar("T")
 _TOTAL_KEYS = frozenset(f"{key}s" for key in ROW_KEYS)
 _MAX_TABLE_ROWS = 30  # rows of a table; a long run shows its first and last ones
 _MAX_COLUMNS, _MAX_VALUES, _MAX_STEPS, _MAX_LOGS, _MAX_LEFTOVERS = 12, 30, 30, 20, 20  # of a report, at most
@@ -37,13 +37,15 @@ def render_text(report: Report) -> str:
     """The report as the terminal shows it."""
     head = f"{report.profile}  {report.run}  {report.end} in {format_duration(report.seconds)}"
     lines = [head]
-    for each in _select_ends(report.steps, _MAX_STEPS):
+    for each in select_ends(report.steps, _MAX_STEPS):
         detail = single_line(each.detail, _MAX_DETAIL_CHARS)
         lines.append(f"  {each.name:<12} {format_duration(each.seconds):>9}   {detail}")
     lines += [f"  {name:<12} {told}" for name, told in _format_attempts(report)]
     lines.append(f"  {report.end:<12} {_indent_sentence(report.sentence)}")
     lines += [f"  {name:<12} {told}" for name, told in _format_findings(report)]
-    lines += _align_columns(_format_nodes(report), str.ljust)
+    lines += align_columns(_format_nodes(report), str.ljust)
+    lines += [f"  {name:<12} {told}" for name, told in describe_hang(report)]
+    lines += align_columns(tabulate_clusters(report), str.ljust)
     lines += [f"  {'left':<12} {thing}" for thing in _format_leftovers(report)]
     if report.collected:
         lines += [f"  {'log':<12} {path}  {told}" for path, told in _format_logs(report.collected.logs)]
@@ -62,7 +64,7 @@ def render_markdown(report: Report) -> str:
 
 def _render_page(report: Report, picture: str | None) -> str:
     parts = [f"# {report.profile}: {report.end}", escape_paragraph(report.sentence, MAX_SENTENCE_CHARS), ""]
-    steps = _select_ends(report.steps, _MAX_STEPS)
+    steps = select_ends(report.steps, _MAX_STEPS)
     parts += format_markdown_table(
         ["step", "took", ""],
         [[each.name, format_duration(each.seconds), shorten_text(each.detail, _MAX_DETAIL_CHARS)] for each in steps],
@@ -71,6 +73,7 @@ def _render_page(report: Report, picture: str | None) -> str:
     parts += ["", *format_markdown_table(["cause", ""], causes)] if causes else []
     if nodes := _format_nodes(report):
         parts += ["", *format_markdown_table(nodes[0], nodes[1:])]
+    parts += render_hang(report)
     parts += ["", *format_markdown_table(["attempt", ""], _format_attempts(report))] if _format_attempts(report) else []
     parts += (
         ["", *format_markdown_table(["left behind"], [[thing] for thing in _format_leftovers(report)])]
@@ -94,12 +97,6 @@ def render_metrics_page(job: str, rows: Sequence[Row]) -> str:
     return "\n\n".join([*parts, "\n".join(_render_metrics(Metrics(rows=tuple(rows))))])
 
 
-def _select_ends(things: Sequence[T], most: int) -> Sequence[T]:
-    """The first and the last things, if there are more than `most`."""
-    half = most // 2
-    return things if len(things) <= most else [*things[:half], *things[-half:]]
-
-
 def _indent_sentence(sentence: str) -> str:
     """Indent a sentence of several lines, so that none of them looks like a row of the report."""
     return "\n      ".join(single_line(each) for each in shorten_text(sentence, MAX_SENTENCE_CHARS).split("\n"))
@@ -119,7 +116,7 @@ def _format_logs(files: Sequence[LogFile]) -> list[tuple[str, str]]:
     """Path and completeness of each log; of many, the first, the last, incomplete ones, and the rest as one line."""
     every = range(len(files))
     lacking = [at for at in every if files[at].lost][: _MAX_LOGS // 2]
-    shown = every if len(files) <= _MAX_LOGS else sorted({*_select_ends(every, _MAX_LOGS // 2), *lacking})
+    shown = every if len(files) <= _MAX_LOGS else sorted({*select_ends(every, _MAX_LOGS // 2), *lacking})
     found = [(single_line(files[at].path, _MAX_DETAIL_CHARS), _describe_log(files[at])) for at in shown]
     if rest := [files[at] for at in every if at not in shown]:
         torn = sum(bool(each.lost) for each in rest)
@@ -135,10 +132,12 @@ def _format_attempts(report: Report) -> list[tuple[str, str]]:
 
 
 def _format_findings(report: Report) -> list[tuple[str, str]]:
-    """Why a run failed, what its network was, and how its number compares with earlier runs."""
-    trend = report.trend
-    told = [("trend", single_line(f"{trend.verdict}: {trend.sentence}", _MAX_DETAIL_CHARS))] if trend else []
-    return [*_format_cause(report), *_format_endings(report), *_format_fabric(report), *told]
+    """Why a run failed, what its network was, how its number compares, its archive, and which messages were lost."""
+    told = [("trend", f"{report.trend.verdict}: {report.trend.sentence}")] if report.trend else []
+    told += [("archive", report.archive)] if report.archive else []
+    told += [("unsent", each) for each in select_ends(report.unsent, _MAX_LEFTOVERS)]
+    short = [(name, single_line(text, _MAX_DETAIL_CHARS)) for name, text in told]
+    return [*_format_cause(report), *_format_endings(report), *_format_fabric(report), *short]
 
 
 def _format_fabric(report: Report) -> list[tuple[str, str]]:
@@ -168,7 +167,7 @@ def _format_endings(report: Report) -> list[tuple[str, str]]:
         f"{each.node} {describe_exit(each.exit_code)} at {datetime.fromtimestamp(each.at, UTC):%H:%M:%S} UTC"
         for each in outcome.endings
     ]
-    return [("try", each) for each in _select_ends(told, _MAX_STEPS)]
+    return [("try", each) for each in select_ends(told, _MAX_STEPS)]
 
 
 def _format_cause(report: Report) -> list[tuple[str, str]]:
@@ -193,16 +192,6 @@ def _failure_tail(report: Report) -> tuple[str, ...]:
     """The last lines of what failed; a run that was stopped has nothing to explain."""
     failure = report.collected.failure if report.collected else None
     return failure.tail if failure and report.end == "failed" else ()
-
-
-def format_duration(seconds: float) -> str:
-    """`0.3 s`, `38 s`, `12 min 41 s`, `2 h 05 min`."""
-    if seconds < 10:
-        return f"{seconds:.1f} s"
-    whole = round(seconds)
-    if whole < 60:
-        return f"{whole} s"
-    return f"{whole // 60} min {whole % 60:02} s" if whole < 3600 else f"{whole // 3600} h {whole % 3600 // 60:02} min"
 
 
 def _describe_log(log: LogFile) -> str:
@@ -238,7 +227,7 @@ def _table_cells(metrics: Metrics) -> tuple[list[str], list[list[str]]]:
     keys = _varying_columns(metrics.rows)[:_MAX_COLUMNS]
     rows = [
         [single_line(format_number(row[key]), _MAX_CELL_CHARS) if key in row else "" for key in keys]
-        for row in _select_ends(metrics.rows, _MAX_TABLE_ROWS)
+        for row in select_ends(metrics.rows, _MAX_TABLE_ROWS)
     ]
     if len(metrics.rows) > _MAX_TABLE_ROWS:
         rows.insert(_MAX_TABLE_ROWS // 2, ["..."] * len(keys))
@@ -250,15 +239,8 @@ def _format_table(metrics: Metrics) -> list[str]:
     lines = []
     if metrics.rows:
         keys, rows = _table_cells(metrics)
-        lines = _align_columns([keys, *rows], str.rjust)
+        lines = align_columns([keys, *rows], str.rjust)
     return lines + [f"  {key:<12} {value}" for key, value in _summary_values(metrics)]
-
-
-def _align_columns(rows: Sequence[Sequence[str]], align: Callable[[str, int], str]) -> list[str]:
-    widths = [max(len(cell) for cell in column) for column in zip(*rows, strict=True)]
-    return [
-        "    " + "  ".join(align(cell, width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
-    ]
 
 
 def _render_metrics(metrics: Metrics) -> list[str]:
@@ -280,10 +262,8 @@ def describe_logs(attempt: Attempt) -> str:
 
 def describe_success(attempt: Attempt) -> str:
     """`2 of 2 agents ended with 0; epoch 10: accuracy 0.9861`."""
-    rows = attempt.collected.metrics.rows
-    return shorten_text(
-        "; ".join([attempt.outcome.status.reason, *(describe_row(row) for row in rows[-1:])]), MAX_SENTENCE_CHARS
-    )
+    last = [describe_row(row) for row in attempt.collected.metrics.rows[-1:]]
+    return shorten_text("; ".join([attempt.outcome.status.reason, *last]), MAX_SENTENCE_CHARS)
 
 
 def describe_submission(handle: Handle) -> str:

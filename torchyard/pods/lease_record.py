@@ -27,6 +27,7 @@ LEASE_API, LEASE_KIND = "coordination.k8s.io/v1", "Lease"
 _FLOW_RUN_ANNOTATION, SUBMITTED_ANNOTATION, OUTCOME_ANNOTATION, ENDING_ANNOTATION = (
     f"torchyard/{key}" for key in ("flow-run", "submitted", "outcome", "ending")
 )
+HANDED_OVER_ANNOTATION = "torchyard/handed-over-by"  # the holder that has left the run to its next process
 SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: its writer has the key of the flow run that it names
 MAX_ATTEMPT, _MAX_DURATION_S, MAX_TEXT_CHARS, _MAX_HOLDER_CHARS = 9999, 366 * 86400, 100_000, 1000
 _MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie
@@ -63,6 +64,7 @@ def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
         "folder": f"{run.folder}/attempt-{run.attempt}",
         "expect": profile.network.expect if profile.network else None,
         "on_fabric": profile.on_fabric,
+        "on_hang": profile.on_hang,
     }
 
 
@@ -105,8 +107,14 @@ def read_lease_name(lease: LeaseObject) -> str:
 
 
 def read_holder(lease: LeaseObject) -> str:
-    """The process that holds the run, as `host:folder#id`; `nobody` if the Lease names none."""
-    return to_text(get_mapping(lease, "spec").get("holderIdentity"))[:_MAX_HOLDER_CHARS] or "nobody"
+    """The process that holds the run, or has handed it over, as `host:folder#id`; `nobody` if the Lease names none."""
+    left_by = read_annotation(lease, HANDED_OVER_ANNOTATION) if is_handed_over(lease) else ""
+    return (to_text(get_mapping(lease, "spec").get("holderIdentity")) or left_by)[:_MAX_HOLDER_CHARS] or "nobody"
+
+
+def is_handed_over(lease: LeaseObject) -> bool:
+    """Whether its holder has left it to the next process of the run."""
+    return get_mapping(lease, "spec").get("holderIdentity") == ""
 
 
 def read_renew_time(lease: LeaseObject) -> str:
@@ -178,7 +186,7 @@ def seal_outcome(run: str, attempt: str, outcome: Outcome, secret: str) -> str:
         return text
     failure = outcome.status.failure and outcome.status.failure.model_copy(update={"tail": (), "line": None})
     status = outcome.status.model_copy(update={"failure": failure})
-    brief = outcome.model_copy(update={"status": status, "lost": {}, "machines": {}})
+    brief = outcome.model_copy(update={"status": status, "lost": {}, "machines": {}, "hang": None, "straggler": None})
     return _build_sealed_text(secret, (run, attempt, "outcome"), brief.model_dump(mode="json"))
 
 

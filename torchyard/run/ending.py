@@ -4,6 +4,7 @@ import time
 from pathlib import Path
 from typing import Protocol
 
+from torchyard.archive.copier import RunArchive
 from torchyard.backend import backend_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
@@ -14,6 +15,7 @@ from torchyard.model.run import Attempt, End, Outcome, Report, Status, Step
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.report import render_text
 from torchyard.run.folder import RunFolder
+from torchyard.run.outlets import Outlets
 from torchyard.run.reporter import Reporter
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path
@@ -24,7 +26,9 @@ class _OpenRun(Protocol):
 
     profile: Profile
     folder: RunFolder
+    archive: RunArchive
     reporter: Reporter
+    outlets: Outlets
     began: float
     steps: list[Step]
     attempts: list[Attempt]
@@ -67,17 +71,26 @@ class RunFinisher:
             folder=str(run.folder.path),
             trend=trend,
             history=str(history),
+            archive=run.archive.describe(),
         )
         report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self._release()
+        report = report.model_copy(update={"unsent": run.outlets.finish(report)})
+        self._publish(report)
+        if missing := run.archive.settle():
+            report = report.model_copy(update={"archive": missing})
+            self._publish(report)
+        return report
+
+    def _publish(self, report: Report) -> None:
+        """Save the report and show it."""
         get_log().info("\n%s", render_text(report))
         try:
-            run.folder.save_report(report)
+            self._run.folder.save_report(report)
         except FolderError as error:
             get_log().error("the report is not on disk: %s", error)
-        run.reporter.show_report(report)
-        return report
+        self._run.reporter.show_report(report)
 
     def _compare(self, end: End) -> tuple[TrendVerdict | None, Path]:
         """Keep the run's numbers, and compare them with those of earlier runs; returns also where they are."""
@@ -85,6 +98,7 @@ class RunFinisher:
         runs, identity = run.folder.path.parent, RunIdentity(run.folder.name, round(run.began, 3))
         collected = run.attempts[-1].collected if run.attempts else None
         record = build_record(run.profile, identity, end, collected)
+        run.archive.keep_record(record)
         return compare_run(runs, record), history_path(runs, record.key)
 
     def _record(self, end: End, sentence: str) -> None:

@@ -3,7 +3,8 @@
 lock           held (flock) by the process that owns the run
 lease          touched while a process watches the run; its content is how long it lasts, in seconds
 journal        one JSON line per event: start, step, end
-attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process
+attempt-N/     plan.json (written before anything is started), outcome.json, one folder per supervised process,
+               and hang/ if a rank hung: hang.txt, stacks.txt, rank-N.json
 checkpoints/   what the program saves, shared by all attempts
 report.json    the report
 

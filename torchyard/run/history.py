@@ -1,15 +1,32 @@
 """What a run's journal says about earlier processes: when the run started, their steps, and how they were lost."""
 
+import socket
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from itertools import pairwise
 from typing import Any
 
+from torchyard.model.profile import Profile
 from torchyard.model.run import Step
-from torchyard.pages.report import format_duration
+from torchyard.pages.text import format_duration
+from torchyard.pods.template import merge_pod_settings
+from torchyard.run.folder import RunFolder
+from torchyard.run.folder_lease import read_renewal_time
 from torchyard.run.resume import split_by_start
 
 JournalEvent = dict[str, Any]
+
+
+def list_start_facts(profile: Profile, folder: RunFolder) -> dict[str, Any]:
+    """What a process journals at its start: who it is, when the one before was lost, and what the run needs."""
+    needs = {"profile": profile.name, "launcher": profile.launcher, "gpus": _count_gpus(profile)}
+    return {"host": socket.gethostname(), "folder": str(folder.path), "lost_at": read_renewal_time(folder), **needs}
+
+
+def _count_gpus(profile: Profile) -> int | None:
+    """The GPUs of all nodes; None for a manifest, which itself says what its pods need."""
+    each = {**merge_pod_settings(profile).resources, **profile.resources}.get("gpus", "0")
+    return None if profile.manifest else profile.nodes.max * int(each)
 
 
 def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
@@ -35,19 +52,23 @@ def _list_process_steps(life: Sequence[JournalEvent], after: JournalEvent) -> It
         if event["event"] == "did":
             yield Step(name=event["name"], seconds=event["seconds"], detail=event["detail"])
     seen = _find_last_sign(life, after)
-    if life[-1]["event"] == "end":
-        yield Step(name=life[-1]["end"], seconds=_elapsed_seconds(seen, after["at"]), detail=life[-1]["sentence"])
+    last = next((event for event in reversed(life) if event["event"] != "running"), life[-1])
+    if last["event"] == "end":
+        yield Step(name=last["end"], seconds=_elapsed_seconds(seen, after["at"]), detail=last["sentence"])
         return
-    where = ""
-    if life[-1]["event"] == "step":
-        where = f" in {life[-1]['name']}"
-        took = _elapsed_seconds(life[-1]["at"], seen)
-        yield Step(name=life[-1]["name"], seconds=took, detail="cut off: the launcher was lost")
+    where, how = "", "handed the run over" if _is_handed_over(life) else "was lost"
+    if last["event"] == "step":
+        where = f" in {last['name']}"
+        took = _elapsed_seconds(last["at"], seen)
+        yield Step(name=last["name"], seconds=took, detail="cut off: the launcher was lost")
     at = datetime.fromtimestamp(seen, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    detail = (
-        f"the launcher ({_describe_process(life[0])}) was lost{where} at {at}; {_describe_process(after)} took over"
-    )
+    detail = f"the launcher ({_describe_process(life[0])}) {how}{where} at {at}; {_describe_process(after)} took over"
     yield Step(name="comeback", seconds=_elapsed_seconds(seen, after["at"]), detail=detail)
+
+
+def _is_handed_over(life: Sequence[JournalEvent]) -> bool:
+    """Whether a process left the run on purpose for the next one, as its own journal or the run's Lease says."""
+    return bool(life[0].get("handed_over")) or life[-1]["event"] == "left"
 
 
 def describe_last_loss(steps: Sequence[Step]) -> str:

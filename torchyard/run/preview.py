@@ -12,8 +12,10 @@ from torchyard.model.run import Run
 from torchyard.pages.plan import render_checks_page, render_plan_page
 from torchyard.pages.report import describe_checks
 from torchyard.run.folder import RunFolder
+from torchyard.run.outlets import check_outlets
 from torchyard.run.reporter import Reporter
 from torchyard.steps.line import StepFunctions
+from torchyard.steps.preflight import report_warnings
 
 
 def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
@@ -24,15 +26,18 @@ def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
     return plan
 
 
-def check_plan(plan: Plan, steps: StepFunctions, reporter: Reporter) -> tuple[Check, ...]:
-    """Run preflight and show its page. PreflightError if a check failed."""
+def check_plan(
+    plan: Plan, steps: StepFunctions, reporter: Reporter, others: tuple[Check, ...] = ()
+) -> tuple[Check, ...]:
+    """Run preflight and show its page, with the findings of other checks. PreflightError if a check failed."""
+    report_warnings(others)
     try:
-        checks = steps.preflight(plan)
+        checks = (*steps.preflight(plan), *others)
     except PreflightError as error:
-        failed = error.checks
-        reporter.show_page("preflight", lambda: render_checks_page(failed))
-        raise
+        checks = (*error.checks, *others)
     reporter.show_page("preflight", lambda: render_checks_page(checks))
+    if any(found.verdict == "failed" for found in checks):
+        raise PreflightError(checks)
     return checks
 
 
@@ -45,7 +50,7 @@ def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFu
         run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
         plan = make_plan(profile, run, reporter)
         try:
-            checks = check_plan(plan, steps, reporter)
+            checks = check_plan(plan, steps, reporter, check_outlets(profile))
         finally:
             reporter.flush()
         for check in checks:

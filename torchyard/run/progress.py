@@ -1,6 +1,7 @@
 """What a user sees while the job runs: rank 0's measurements as log lines and curves, and how much is left."""
 
 import time
+from collections.abc import Callable
 
 from torchyard.common import escaping
 from torchyard.common.log import get_log
@@ -8,7 +9,8 @@ from torchyard.metrics.registry import LINE_READERS, RowProgress, describe_row, 
 from torchyard.metrics.rows import Rows
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Row
-from torchyard.pages.report import format_duration, render_metrics_page
+from torchyard.pages.report import render_metrics_page
+from torchyard.pages.text import format_duration
 from torchyard.run.reporter import Reporter
 
 _REPORT_INTERVAL_S = 2.0
@@ -17,13 +19,15 @@ _MAX_LINE_CHARS, _MAX_NAME_CHARS = 500, 60  # characters of a line, and of what 
 
 
 class Progress:
-    """Called by `wait` with rank 0's new lines. Its own failures never affect the job.
+    """Called by `wait` with rank 0's new lines; passes each row on. Its own failures never affect the job.
 
     Every two seconds it checks whether the run was cancelled, which ends the wait.
     """
 
-    def __init__(self, name: str, metrics: MetricsFormat, reporter: Reporter) -> None:
-        self._name, self._read, self._reporter = name, LINE_READERS[metrics], reporter
+    def __init__(
+        self, name: str, metrics: MetricsFormat, reporter: Reporter, on_row: Callable[[Row], object] = lambda _: None
+    ) -> None:
+        self._name, self._read, self._reporter, self._on_row = name, LINE_READERS[metrics], reporter, on_row
         self._row: Row = {}
         self._rows = Rows()
         self._next = 0.0
@@ -35,6 +39,7 @@ class Progress:
             if row := self._read(line):
                 self._row = {**self._row, **row}
                 self._rows.add(row)
+                self._on_row(row)
         if time.monotonic() >= self._next:
             self._next = time.monotonic() + _REPORT_INTERVAL_S
             self._reporter.check_cancelled()

@@ -17,11 +17,13 @@ class Reporter(Protocol):
     stops      exceptions, besides Ctrl-C, by which the orchestrator ends a run
     count      how many processes have started this run, this one included
     watchdog   the command that takes over from a process that died; `keep` or `stop` and the run's folder are appended
+    link       where the orchestrator shows the run to people; empty if it does not
     """
 
     stops: tuple[type[BaseException], ...]
     count: int
     watchdog: tuple[str, ...]
+    link: str
 
     def __enter__(self) -> Self: ...
     def __exit__(self, *_: object) -> None: ...
@@ -31,6 +33,9 @@ class Reporter(Protocol):
 
     def is_cancelled(self) -> bool:
         """Whether the run was cancelled, as far as that can be found out within seconds."""
+
+    def is_handed_on(self) -> bool:
+        """Whether the orchestrator starts another process of this run after it has stopped this one."""
 
     def is_void(self, stop: BaseException) -> bool:
         """Whether a stop comes from the orchestrator's own trouble and is not meant for the run."""
@@ -63,6 +68,7 @@ class LocalReporter:
 
     stops: tuple[type[BaseException], ...] = (Terminated,)
     watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.run.sweep")
+    link = ""
 
     def __init__(self, count: int = 1, asked_again: bool = True) -> None:
         self.count, self._asked_again = count, asked_again
@@ -81,6 +87,9 @@ class LocalReporter:
         """Do nothing: only signals cancel the run."""
 
     def is_cancelled(self) -> bool:
+        return False
+
+    def is_handed_on(self) -> bool:
         return False
 
     def is_void(self, stop: BaseException) -> bool:

@@ -15,6 +15,7 @@ MAX_LOSSES = 3
 _SHORT_LIFE_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
 LOST_MESSAGE, NEVER_BEGAN_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
+SILENT_MESSAGE = "no heartbeat for"  # of the state that an automation sets: the launcher is dead or cut off
 CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
 WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
 MAX_LOSS_AGE_S = 86_400.0  # a run that is unknown on this machine is resumed only if it was lost less than this ago
@@ -69,13 +70,35 @@ def _choose_entry_after_end(end: JournalEvent, asked: Callable[[], bool]) -> Ent
     return "attach" if end.get("end") == "gave-up" else "fresh"
 
 
+def describe_loop(lease_left_s: float, journal: str) -> str:
+    """Why a run is given up whose processes are lost again and again."""
+    return (
+        f"given up: {MAX_LOSSES} processes of this run were lost in a row at the same step; the job, if any, lives on "
+        f"for {max(lease_left_s, 0):.0f} s; see {journal}, fix the cause, then retry this run"
+    )
+
+
 def is_requested_again(states: Sequence[ReportedState]) -> bool:
     """Whether a user asked for a run again since it ended. `states`: all its states, the oldest first.
 
     Recovery, workers and workers' deaths schedule runs too: what counts is who did so first after an end.
     """
-    ends = [at for at, state in enumerate(states) if state.kind in _FINAL_STATE_TYPES and state.name != CRASHED]
+    ends = [at for at, state in enumerate(states) if _is_end(state)]
     return count_requests(states[ends[-1] :] if ends else states) > 0
+
+
+def is_started_anew(states: Sequence[ReportedState]) -> bool:
+    """Whether a user has asked for a run again after its end. `states`: since a machine holds it, the oldest first."""
+    return any(map(_is_end, states)) and is_requested_again(states)
+
+
+def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
+    """Whether somebody on the launcher's own machine has said that it died: a silent one may only be cut off.
+
+    `states`: since that machine holds the run, the oldest first; what later processes have suffered does not count.
+    """
+    lost = next((state for state in states if state.name == CRASHED), None)
+    return lost is not None and not lost.message.startswith(SILENT_MESSAGE)
 
 
 def count_requests(states: Sequence[ReportedState]) -> int:
@@ -113,6 +136,10 @@ def choose_recovery(
     comes_back = crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)
     never_began = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
     return "schedule" if comes_back or never_began or (lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
+
+
+def _is_end(state: ReportedState) -> bool:
+    return state.kind in _FINAL_STATE_TYPES and state.name != CRASHED
 
 
 def is_lost(events: Sequence[JournalEvent]) -> bool:

@@ -1,12 +1,12 @@
 """Runs one run in one process: from its current state, attempt after attempt, to its end."""
 
 import contextlib
-import socket
 import time
 from collections.abc import Callable
-from pathlib import Path
+from functools import partial
 from typing import Any, TypeVar
 
+from torchyard.archive.copier import RunArchive, archived
 from torchyard.backend import backend_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
@@ -22,7 +22,7 @@ from torchyard.model.errors import (
 )
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
-from torchyard.model.run import Attempt, End, Failure, Outcome, Run, Status, Step
+from torchyard.model.run import Attempt, Outcome, Run, RunEnd, Step
 from torchyard.pages.report import (
     describe_checks,
     describe_logs,
@@ -33,17 +33,18 @@ from torchyard.pages.report import (
 from torchyard.run import history, takeover, watchdog
 from torchyard.run.ending import RunFinisher
 from torchyard.run.folder import AttemptPlan, RunFolder
-from torchyard.run.folder_lease import hold_folder_lease, read_renewal_time
+from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines
+from torchyard.run.outlets import Outlets, check_outlets
 from torchyard.run.preview import check_plan, make_plan
 from torchyard.run.progress import Progress
 from torchyard.run.reporter import Reporter
-from torchyard.run.resume import MAX_LOSSES, EntryMode, choose_entry, find_submission_time, has_possible_job
-from torchyard.run.signals import STOP_EXCEPTIONS, SignalHold, describe_stop, find_hidden_stop
+from torchyard.run.resume import EntryMode, choose_entry, describe_loop, find_submission_time, has_possible_job
+from torchyard.run.signals import SignalHold, protect_run
 from torchyard.steps.line import StepFunctions
+from torchyard.steps.rendezvous import describe_dead_store
 
 T = TypeVar("T")
-RunEnd = tuple[End, str]  # and the sentence that says why
 
 
 class Runner:
@@ -63,12 +64,14 @@ class Runner:
     def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
         self.profile, self.run_id, self.reporter = profile, run_id, reporter
         self.folder = RunFolder.of(profile, run_id)
+        self.outlets = Outlets(profile, run_id, self.folder, reporter.link)
         self.began = time.time()
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
         self.left: list[str] = []
         self.open: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
+        self.archive = RunArchive(self.folder.path, self._check_owner, None)
         self.may_run = False  # whether a job may be running: only its own end or a user may end it
         self._do = steps or StepFunctions()
 
@@ -102,7 +105,8 @@ class Runner:
 
     def _check(self, profile: Profile, run: Run) -> Plan:
         plan = make_plan(profile, run, self.reporter)
-        self._step("preflight", lambda: check_plan(plan, self._do, self.reporter), describe_checks)
+        others = check_outlets(profile, run.attempt == 1)
+        self._step("preflight", lambda: check_plan(plan, self._do, self.reporter, others), describe_checks)
         return plan
 
     def _execute(self, number: int, intent: AttemptPlan) -> Outcome:
@@ -112,11 +116,13 @@ class Runner:
             try:
                 self._step("rendezvous", lambda: self._do.rendezvous(plan), str)
             except RendezvousError as error:
-                return _rendezvous_outcome(error)
+                return describe_dead_store(error)
         handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), describe_submission)
         self.may_run = True
-        progress = Progress(plan.job, self.profile.metrics, self.reporter)
-        outcome = self._step("wait", lambda: self._do.wait(handle, progress), lambda end: describe_outcome(end, handle))
+        self.outlets.open(number)
+        progress = Progress(plan.job, self.profile.metrics, self.reporter, self.outlets.add_row)
+        watch, describe = self.outlets.watch_status, partial(describe_outcome, handle=handle)
+        outcome: Outcome = self._step("wait", lambda: self._do.wait(handle, progress, watch), describe)
         progress.close()
         with contextlib.suppress(FolderError):  # the next process asks the supervisors again
             self.folder.save_outcome(number, outcome)
@@ -191,12 +197,14 @@ class Runner:
 
         RunInUseError if another process owns it. LeftError if this process cannot go on and the job can.
         """
-        with self.folder.owned(), self.reporter:
-            if self.reporter.count > 1:
-                takeover.adopt_run(self.folder, self.profile, self.run_id)
+        archive = archived(self.folder.path, self._check_owner, resumes := self.reporter.count > 1)
+        with self.folder.owned(), self.reporter, archive as self.archive:
+            if resumes:
+                takeover.learn_past(self.folder, self.profile, self.run_id, self.archive)
+            self.archive.start(self.profile)
             how = choose_entry(self.folder.events(), self.reporter.was_asked_again)
             first = self._first_attempt(how)
-            facts = {"host": socket.gethostname(), "lost_at": read_renewal_time(self.folder)}
+            facts = history.list_start_facts(self.profile, self.folder)
             self.folder.note("start", entry=how, run=self.run_id, count=self.reporter.count, first=first, **facts)
             if how not in ("echo", "give-up"):
                 return self._go_on(how, first)
@@ -211,11 +219,11 @@ class Runner:
     def _go_on(self, how: EntryMode, first: int) -> RunEnd:
         """Take the run to its end; a watchdog takes over if this process dies."""
         then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
-        guard = Watchdog(("-I", "-S", str(Path(watchdog.__file__)), self.profile.on_launcher_lost, *then))
+        guard = Watchdog(("-I", "-S", str(watchdog.__file__), self.profile.on_launcher_lost, *then))
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
             self._remember()
             try:
-                end = self._reopen() if how == "finish" else self.protect(lambda: self._try_all(first), signals)
+                end = self._reopen() if how == "finish" else protect_run(self, lambda: self._try_all(first), signals)
                 signals.begin()
                 guard.send("ending")
                 report = RunFinisher(self).finish(*end)
@@ -225,7 +233,7 @@ class Runner:
                 raise
             except LeftError as error:
                 self.folder.note("left", sentence=str(error))
-                get_log().error("%s; see %s/journal", error, self.folder.path)
+                get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
             guard.send("done")
         return report.end, report.sentence
@@ -245,56 +253,15 @@ class Runner:
             self.open, self.plan = (begun[-1], intent.plan), intent.plan
         return past["end"], past["sentence"]
 
-    def protect(self, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
-        """Turn whatever happens into an end with a sentence, so that teardown and report always follow.
-
-        LeftError if what happened says nothing about the job, and the job may be running: it is left alone.
-        """
-        stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *self.reporter.stops)
-        try:
-            return work()
-        except RunInUseError:
-            raise
-        except TorchyardError as error:
-            return self._fail_or_leave(str(error), error)
-        except stops as stop:
-            if self.reporter.is_void(stop):
-                return self.protect(work, signals)
-            return self._end_stopped(stop, signals)
-        except Exception as error:
-            if hidden := find_hidden_stop(error, stops):
-                return self._end_stopped(hidden, signals)
-            get_log().exception("a fault in torchyard itself")
-            return self._fail_or_leave(f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
-
-    def _end_stopped(self, stop: BaseException, signals: SignalHold) -> RunEnd:
-        signals.begin()
-        if self.reporter.is_cancelled():
-            return "cancelled", "cancelled through Prefect"
-        return "stopped", f"stopped by {describe_stop(stop)}"
-
-    def _fail_or_leave(self, sentence: str, error: Exception) -> RunEnd:
-        if self.may_run:
-            raise LeftError(sentence) from error
-        return "failed", sentence
-
     def _echo(self, end: dict[str, Any]) -> RunEnd:
         self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
+        self.outlets.repeat_end()
         return end["end"], end["sentence"]
 
     def _give_up(self) -> RunEnd:
-        lease = max(self.folder.lease_left(), 0)
-        sentence = (
-            f"given up: {MAX_LOSSES} processes of this run were lost in a row at the same step; the job, "
-            f"if any, lives on for {lease:.0f} s; see {self.folder.path}/journal, fix the cause, then retry this run"
-        )
+        sentence = describe_loop(self.folder.lease_left(), f"{self.folder.path}/journal")
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
+        self.outlets.tell_end("gave-up", sentence)
         return "gave-up", sentence
-
-
-def _rendezvous_outcome(error: RendezvousError) -> Outcome:
-    """The end of an attempt whose store does not serve."""
-    known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
-    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})

@@ -1,9 +1,17 @@
-"""Signals: which ones end a run on purpose, and how they are held off while something must finish."""
+"""What stops a run: which end follows from it, and how signals are held off while something must finish."""
 
 import asyncio
 import signal
 import threading
-from typing import Self
+from collections.abc import Callable
+from typing import Protocol, Self
+
+from torchyard.backend import backend_of
+from torchyard.common.log import get_log
+from torchyard.model.errors import HandedOnError, LeftError, RunInUseError, TorchyardError
+from torchyard.model.plan import Plan
+from torchyard.model.run import RunEnd
+from torchyard.run.reporter import Reporter
 
 
 class CancelRequested(BaseException):
@@ -32,6 +40,54 @@ class SignalHold:
     def __exit__(self, *_: object) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
+
+
+class _StoppableRun(Protocol):
+    """What a stop needs to know of a run (see Runner)."""
+
+    reporter: Reporter
+    plan: Plan | None
+    may_run: bool
+
+
+def protect_run(run: _StoppableRun, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
+    """Turn whatever happens in `work` into an end with a sentence, so that teardown and report always follow.
+
+    LeftError if what happened says nothing about the job, and the job may be running: it is left alone.
+    """
+    stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
+    try:
+        return work()
+    except RunInUseError:
+        raise
+    except TorchyardError as error:
+        return _fail_or_leave(run, str(error), error)
+    except stops as stop:
+        if run.reporter.is_void(stop):
+            return protect_run(run, work, signals)
+        return _end_stopped(run, stop, signals)
+    except Exception as error:
+        if hidden := find_hidden_stop(error, stops):
+            return _end_stopped(run, hidden, signals)
+        get_log().exception("a fault in torchyard itself")
+        return _fail_or_leave(run, f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
+
+
+def _end_stopped(run: _StoppableRun, stop: BaseException, signals: SignalHold) -> RunEnd:
+    signals.begin()
+    if run.reporter.is_cancelled():
+        return "cancelled", "cancelled through Prefect"
+    if run.reporter.is_handed_on():
+        if run.plan:
+            backend_of(run.plan).hand_over()
+        raise HandedOnError(f"stopped by {describe_stop(stop)}")
+    return "stopped", f"stopped by {describe_stop(stop)}"
+
+
+def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEnd:
+    if run.may_run:
+        raise LeftError(sentence) from error
+    return "failed", sentence
 
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:

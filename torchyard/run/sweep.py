@@ -4,14 +4,17 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from torchyard.archive.copier import archived
 from torchyard.backend import backend_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
+from torchyard.run.outlets import tell_swept_end
 from torchyard.run.resume import find_last_event, split_by_start
 from torchyard.steps.teardown import teardown
 
 EndCallback = Callable[[str, str, str], object]  # the run's id, its end, and the sentence
+_ARCHIVE_TIMEOUT_S = 5.0
 LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launcher_lost)"
 
 
@@ -29,7 +32,11 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
     returned as left over.
     """
     try:
-        with folder.owned():
+        with folder.owned(), archived(folder.path, lambda: None, resumes=True) as archive:
+            if not is_run_open(folder):
+                return ()
+            if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may know more than this folder
+                archive.start()
             if not is_run_open(folder):
                 return ()
             events = folder.events()
@@ -42,7 +49,9 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
         return None
     except TorchyardError as error:
         return (str(error),)
-    tell(find_last_event(events, "start").get("run", ""), end, sentence)
+    run_id = str(find_last_event(events, "start").get("run", ""))
+    tell(run_id, end, sentence)
+    tell_swept_end(folder, run_id, end, sentence)
     return left
 
 

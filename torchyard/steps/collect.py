@@ -6,6 +6,8 @@ from contextlib import suppress
 from torchyard.common.log import get_log
 from torchyard.common.own_trouble import COLLECT_TIMEOUT_S, retry_step
 from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.hang.last_wait import describe_last_wait
+from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.log_patterns import CAUSES, ECHO_OWN, UNKNOWN_CAUSE
 from torchyard.diagnosis.nccl_log import NcclLog
@@ -16,7 +18,7 @@ from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome
-from torchyard.steps.log_reader import read_blocks, read_rank_zero
+from torchyard.steps.log_reader import read_blocks, read_rank_zero, read_records
 from torchyard.steps.log_tail import LogTails, count_lines
 
 
@@ -27,6 +29,7 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
         failure = _blame_disk(failure, logs, {block.name for block in plan.on if block.site})
+    failure = _add_last_wait(plan, failure) if failure and not outcome.hang else failure
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
@@ -91,8 +94,20 @@ def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
 def _blame_deadline(logs: LogTails, outcome: Outcome) -> Failure:
     """The deadline itself, at the node that spoke last."""
     assert outcome.cause
+    sentence = f"{outcome.status.reason}: {outcome.hang.sentence}" if outcome.hang else outcome.status.reason
     node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
-    return Failure(cause=outcome.cause, sentence=outcome.status.reason, node=node, tail=_read_last_words(logs, node))
+    return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_last_words(logs, node))
+
+
+def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
+    """Say whether the rank that failed first was waiting for another one: then look there."""
+    if failure.rank is None or plan.on_hang == "off":
+        return failure
+    box = BlackBox()
+    for line in read_records(plan):
+        box.feed(line.node, f"{line.text}\n")
+    said = describe_last_wait(failure.rank, box.latest)
+    return failure.model_copy(update={"sentence": f"{failure.sentence}; {said}"}) if said else failure
 
 
 def _read_last_words(logs: LogTails, node: str) -> tuple[str, ...]:

@@ -7,8 +7,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from torchyard.agents import torchrun
-from torchyard.common.log_lines import BLOCK_BYTES, read_line, read_line_text, read_new_lines
+from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text, read_new_lines
+from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.nccl_log import NcclLog
+from torchyard.diagnosis.spoken_lines import LOST_WORKER_MARK, read_lost_worker
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
@@ -28,6 +31,9 @@ class _RankZeroFilter:
 
     def feed(self, line: LogLine) -> str | None:
         """The text, if rank 0 printed it."""
+        if RECORD_MARK in line.text:
+            said = cut_record(line.text)
+            return self.feed(line._replace(text=said)) if said else None
         if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
             return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
         worker = torchrun.read_worker_line(line.text)
@@ -78,6 +84,16 @@ def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
                         yield text
 
 
+def read_records(plan: Plan) -> Iterator[LogLine]:
+    """Every line that holds a record of a rank, one node after the other."""
+    mark = RECORD_MARK.encode()
+    for name, path in plan.nodes.items():
+        with suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK_BYTES) as file:
+            for raw in file:
+                if mark in raw and raw.endswith(b"\n"):
+                    yield read_line(raw[:-1].decode(errors="replace"), name)
+
+
 class JobLogReader:
     """Reads the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
@@ -87,6 +103,8 @@ class JobLogReader:
     def __init__(self, plan: Plan) -> None:
         self.lines, self.behind = 0, True
         self.nccl, self.has_nccl_news = NcclLog(), False
+        self.black_box = BlackBox()
+        self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
         self._paths = plan.nodes
         self._placed = plan.ranks == "placed"
         self._nodes = _create_filters(plan)
@@ -138,10 +156,15 @@ class JobLogReader:
             return
         for text, offset in read_new_lines(path, begin):
             self._reached[name] = _LogPosition(about.st_ino, offset)
-            self.lines += 1
             line = read_line(text, name)
-            self.has_nccl_news |= self.nccl.feed_text(name, line.text)
-            yield line
+            if RECORD_MARK in text:
+                self.black_box.feed(name, f"{line.text}\n")
+            else:
+                self.lines += 1
+                if LOST_WORKER_MARK in text and (lost := read_lost_worker(line.text)):
+                    self.lost_workers.setdefault((name, lost[0]), lost[1])
+                self.has_nccl_news |= self.nccl.feed_text(name, line.text)
+                yield line
             if offset - begin >= most:
                 return
 

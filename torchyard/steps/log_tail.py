@@ -1,11 +1,12 @@
-"""The log files of an ended job: how many lines they have, and their last lines."""
+"""The log files of an ended job: how many lines they have, and their last lines, without the recorder's records."""
 
 import os
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from typing import BinaryIO
 
-from torchyard.common.log_lines import BLOCK_BYTES, read_line
+from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.run import LogLine
 
 _MAX_NODE_LINES, _MAX_TOTAL_LINES = 5000, 320_000  # last lines: of a node, and of all nodes together
@@ -44,6 +45,7 @@ _TELLING_WORDS = (
         b"No more machines",
     ),
 )
+_RECORD_MARK = RECORD_MARK.encode()
 _MAX_TOTAL_BYTES, _MIN_NODE_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one if there are many
 
 
@@ -81,29 +83,52 @@ class LogTails(Mapping[str, list[LogLine]]):
 
     def _read(self, node: str, lines: int, early: bool) -> list[LogLine]:
         with suppress(FileNotFoundError), open(self._paths[node], "rb", buffering=0) as file:
-            found = _read_last_lines(file, lines, self._bytes)[-lines:]
-            if early:
-                rest = sum(map(len, found)) + len(found)
-                found = [*_read_telling_lines(file, file.seek(0, os.SEEK_END) - rest), *found]
-            return [read_line(raw.decode(errors="replace"), node) for raw in found]
+            last = _read_last_lines(file, lines, self._bytes)[-lines:]
+            begin = last[0][0] if last else file.seek(0, os.SEEK_END)
+            found = [*(_read_telling_lines(file, begin) if early else ()), *(raw for _, raw in last)]
+            return [_read_spoken(raw, node) for raw in found]
         return []
 
 
-def _read_last_lines(file: BinaryIO, lines: int, most: int) -> list[bytes]:
-    """The whole lines at the end of a file: at least `lines` of them, if about `most` bytes hold so many."""
-    end = start = file.seek(0, os.SEEK_END)
-    blocks: list[bytes] = []
-    ends = 0
-    while start and ends <= lines and end - start < most:
+def _read_spoken(raw: bytes, node: str) -> LogLine:
+    """A line without the record that may follow what the job has printed."""
+    line = read_line(raw.decode(errors="replace"), node)
+    return line._replace(text=cut_record(line.text) or "") if RECORD_MARK in line.text else line
+
+
+def _is_record(raw: bytes) -> bool:
+    return _RECORD_MARK in raw and cut_record(read_line_text(raw, "")) is None
+
+
+def _read_last_lines(file: BinaryIO, lines: int, most: int) -> list[tuple[int, bytes]]:
+    """The whole lines at the end of a file, each with its offset: at least `lines`, if about `most` bytes hold so many.
+
+    Records are left out, and do not count.
+    """
+    start = file.seek(0, os.SEEK_END)
+    found: list[tuple[int, bytes]] = []
+    torn: list[bytes] = []  # the blocks, from the last one, that hold the rest of a line which begins before them
+    while start and len(found) < lines and sum(len(raw) for _, raw in found) + sum(map(len, torn)) < most:
         size = min(BLOCK_BYTES, start)
         start -= size
         file.seek(start)
-        blocks.append(file.read(size))
-        ends += blocks[-1].count(b"\n")
-    text = b"".join(reversed(blocks))
-    if start:
-        text = text.partition(b"\n")[2]
-    return text.split(b"\n")[:-1]  # without the last piece, which has no newline
+        torn.append(file.read(size))
+        head = torn[-1].find(b"\n") + 1
+        if start and not head:
+            continue
+        text = b"".join(reversed(torn))
+        head = head if start else 0
+        torn = [text[:head]]
+        found = [*_split_spoken(text[head:], start + head), *found]
+    return found
+
+
+def _split_spoken(text: bytes, at: int) -> Iterator[tuple[int, bytes]]:
+    """The whole lines of a text that are not records, each with its offset in the file, where the text is at `at`."""
+    for raw in text.split(b"\n")[:-1]:  # without the last piece, which has no newline
+        if not _is_record(raw):
+            yield at, raw
+        at += len(raw) + 1
 
 
 def _read_telling_lines(file: BinaryIO, end: int) -> Iterator[bytes]:
@@ -111,12 +136,11 @@ def _read_telling_lines(file: BinaryIO, end: int) -> Iterator[bytes]:
     done = 0
     for start in _find_telling_lines(file, end):
         file.seek(start)
-        at = start
-        for line in file.read(min(_MAX_TELLING_BYTES, end - start)).split(b"\n")[:-1][:_TELLING_LINES]:
+        read = file.read(min(_MAX_TELLING_BYTES, end - start))
+        for at, line in list(_split_spoken(read, start))[:_TELLING_LINES]:
             if at >= done:
                 yield line
-            at += len(line) + 1
-        done = max(done, at)
+                done = at + len(line) + 1
 
 
 def _find_telling_lines(file: BinaryIO, end: int) -> list[int]:
@@ -131,7 +155,8 @@ def _find_telling_lines(file: BinaryIO, end: int) -> list[int]:
         first = block.find(b"\n") + 1 if start else 0
         torn = block if start and not first else block[:first]
         hits = {block.rfind(b"\n", 0, at) + 1 for word in _TELLING_WORDS for at in _find_all(block, word)}
-        found = sorted(start + at for at in hits if at >= first) + found
+        spoken = (at for at in hits if at >= first and not _is_record(block[at : block.find(b"\n", at)]))
+        found = sorted(start + at for at in spoken) + found
     return found[-_MAX_TELLING_LINES:]
 
 

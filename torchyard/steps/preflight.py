@@ -1,5 +1,7 @@
 """Checks that everything the plan needs is present, and reports all findings at once."""
 
+from collections.abc import Iterable
+
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
 from torchyard.common.secrets import check_exposed_secrets
@@ -13,12 +15,17 @@ def preflight(plan: Plan) -> tuple[Check, ...]:
     """Run every check of the plan. If one fails, PreflightError holds all of them."""
     backend_of(plan).reach()
     checks = run_checks(plan)
-    for found in checks:
-        if found.verdict == "warning":
-            get_log().warning("%s", "; ".join(filter(None, (f"{found.need}: {found.detail}", found.remedy))))
+    report_warnings(checks)
     if any(found.verdict == "failed" for found in checks):
         raise PreflightError(checks)
     return checks
+
+
+def report_warnings(checks: Iterable[Check]) -> None:
+    """Log each warning."""
+    for found in checks:
+        if found.verdict == "warning":
+            get_log().warning("%s", "; ".join(filter(None, (f"{found.need}: {found.detail}", found.remedy))))
 
 
 def run_checks(plan: Plan) -> tuple[Check, ...]:

@@ -4,7 +4,9 @@ import time
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
+from torchyard.model.errors import RendezvousError
 from torchyard.model.plan import Plan
+from torchyard.model.run import Failure, Outcome, Status
 
 
 def ensure_rendezvous(plan: Plan) -> str | None:
@@ -18,3 +20,9 @@ def ensure_rendezvous(plan: Plan) -> str | None:
     backend_of(plan).start_store()
     get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
     return plan.probe
+
+
+def describe_dead_store(error: RendezvousError) -> Outcome:
+    """The end of an attempt whose store does not serve."""
+    known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
+    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})

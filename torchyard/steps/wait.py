@@ -1,5 +1,6 @@
 """Watches a job until all of its processes have ended; the first one that fails ends the others."""
 
+import signal
 import time
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
@@ -15,20 +16,25 @@ from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
+from torchyard.steps.hang_monitor import HangMonitor
 from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
 _LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 RankZeroCallback = Callable[[list[str]], None]
+StatusCallback = Callable[[Status, float], None]
 
 
-def wait(handle: Handle, on_poll: RankZeroCallback = lambda _: None) -> Outcome:
+def wait(
+    handle: Handle, on_poll: RankZeroCallback = lambda _: None, on_status: StatusCallback = lambda *_: None
+) -> Outcome:
     """Wait until the job has ended. `on_poll` is called at least every half second with rank 0's new lines.
 
+    `on_status`: called with each status, whose reason says what the job waits for, and the seconds since the submit.
     A deadline ends the job as well; the outcome says so, nothing is raised. This process's own trouble ends nothing.
     """
-    attendance = _JobPoller(handle, on_poll)
+    attendance = _JobPoller(handle, on_poll, on_status)
     with ExitStack() as stack:
         while not attendance.is_open:
             attendance.open(stack)
@@ -42,16 +48,17 @@ def wait(handle: Handle, on_poll: RankZeroCallback = lambda _: None) -> Outcome:
 class _JobPoller:
     """Polls one job until it has ended and its logs are read."""
 
-    def __init__(self, handle: Handle, on_poll: RankZeroCallback) -> None:
+    def __init__(self, handle: Handle, on_poll: RankZeroCallback, on_status: StatusCallback) -> None:
         self.outcome: Outcome | None = None
-        self._handle, self._on_poll = handle, on_poll
+        self._handle, self._on_poll, self._on_status = handle, on_poll, on_status
+        self._began = time.monotonic() - handle.age
         self._watch: JobWatch
         self.is_open = False
         self._launcher = registry.load_launcher(handle.plan.launcher)
         self._logs, self._trouble = JobLogReader(handle.plan), OwnTrouble()
-        self._waits, self._losses = _WaitReporter(), _LossReporter()
+        self._waits, self._losses, self._workers = _WaitReporter(), _LossReporter(), _WorkerReporter()
         self._begun = ""
-        self._fabric = _FabricMonitor(handle.plan)
+        self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan)
         self._deadline = DeadlineMonitor(handle.deadlines, handle.age, time.monotonic())
 
     def open(self, stack: ExitStack) -> None:
@@ -67,10 +74,12 @@ class _JobPoller:
             self._watch.poll(0.0 if self._logs.behind else _POLL_INTERVAL_S)
             self._losses.report(self._watch.losing_logs())
             heard = self._read() and not self._watch.is_disconnected()
+            self._workers.report(self._logs.lost_workers)
             status, why = self._status(heard)
+            self._tell(status, why)
             if status.state in ENDED_STATES:
                 self.outcome = Outcome(status=status, exits=self._watch.exit_codes())
-            elif broken := self._fabric.judge(self._logs):
+            elif broken := self._fabric.judge(self._logs) or self._judge_hang():
                 self.outcome = Outcome(status=broken, exits=self._watch.exit_codes())
             elif late := self._deadline.judge(self._facts(status, heard)):
                 self.outcome = _deadline_outcome(late, status, self._watch)
@@ -87,6 +96,13 @@ class _JobPoller:
         with self._trouble.endured("report the progress", whatever=True):
             self._on_poll(lines)
         return is_read
+
+    def _tell(self, status: Status, why: Diagnosis | None) -> None:
+        """Pass the status on. A job that had started before its node was lost has not waited since its submit."""
+        started = status.state == "pending" and self._begun
+        shown = status.model_copy(update={"reason": why.failure.sentence}) if why else status
+        with self._trouble.endured("report the status", whatever=True):
+            self._on_status(shown, 0.0 if started else time.monotonic() - self._began)
 
     def _status(self, heard: bool) -> tuple[Status, Diagnosis | None]:
         """The job's status, and why it makes no progress, if it makes none.
@@ -106,6 +122,12 @@ class _JobPoller:
         started = status.state == "running" or bool(self._begun) or bool(self._watch.losing_logs())
         return ProgressSample(time.monotonic(), self._watch.is_fully_seen(), heard, started, self._logs.lines)
 
+    def _judge_hang(self) -> Status | None:
+        """The failed status if a rank hangs and the profile wants that. Trouble with the verdict is not the job's."""
+        with self._trouble.endured("judge the ranks' records", whatever=True):
+            return self._hangs.judge(self._logs.black_box)
+        return None
+
     def _report(self, status: Status, why: Diagnosis | None) -> None:
         """Log once that the job has started, and what it waits for."""
         self._waits.report(status, why)
@@ -121,7 +143,7 @@ class _JobPoller:
             found = _finish_job(self._handle.plan, self._watch, self.outcome, self._read)
             began = _find_start_time(self._logs, self._watch)
             after = began - self._handle.submitted_at if began else None
-            found = found.model_copy(update={"started_after": after})
+            found = found.model_copy(update={"started_after": after, **self._hangs.findings(found.status)})
         self._trouble.pause()
         return found
 
@@ -172,6 +194,25 @@ class _LossReporter:
         for name in lost.keys() - self._said:
             self._said.add(name)
             get_log().warning("%s: log lines are being lost: %s", name, lost[name])
+
+
+class _WorkerReporter:
+    """Warns of a worker that torchrun has lost, which its agent's end shows only some seconds later."""
+
+    def __init__(self) -> None:
+        self._said: set[tuple[str, int]] = set()
+
+    def report(self, lost: Mapping[tuple[str, int], int]) -> None:
+        for node, rank in lost.keys() - self._said:
+            self._said.add((node, rank))
+            get_log().warning("%s: local rank %d %s, says torchrun", node, rank, _describe_end(lost[node, rank]))
+
+
+def _describe_end(code: int) -> str:
+    try:
+        return f"was ended by {signal.Signals(-code).name}"
+    except ValueError:
+        return f"has ended with exit code {code}"
 
 
 def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:

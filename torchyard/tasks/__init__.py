@@ -10,7 +10,17 @@ Example:
 """
 
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import TorchyardError, TrainingError
+from torchyard.model.errors import (
+    ClusterError,
+    HostError,
+    PreflightError,
+    ProfileError,
+    RendezvousError,
+    ResultError,
+    RunInUseError,
+    TorchyardError,
+    TrainingError,
+)
 from torchyard.model.result import RunResult
 
 from .collect import collect
@@ -24,6 +34,13 @@ from .train import train_profile
 from .wait import wait
 
 __all__ = [
+    "ClusterError",
+    "HostError",
+    "PreflightError",
+    "ProfileError",
+    "RendezvousError",
+    "ResultError",
+    "RunInUseError",
     "RunResult",
     "TorchyardError",
     "TrainingError",

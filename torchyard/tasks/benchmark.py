@@ -14,20 +14,24 @@ from prefect.artifacts import create_markdown_artifact
 from prefect.client.schemas.objects import FlowRun, State
 from prefect.deployments import run_deployment
 from prefect.exceptions import ObjectNotFound
+from prefect.runtime import deployment as own_deployment
 from prefect.runtime import flow_run
 
+from torchyard.archive.fetch import fetch_to_read
+from torchyard.archive.store import open_store
 from torchyard.benchmark.curves import DEFAULT_FABRIC
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
 from torchyard.benchmark.table import render_benchmark_page, render_benchmark_text
 from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
+from torchyard.common.pool import name_deployment, read_deployment_pool, read_pool
 from torchyard.common.secrets import mask_text
 from torchyard.model.benchmark import Benchmark
 from torchyard.model.errors import BenchmarkError, NoReportError, RunInUseError, TorchyardError
 from torchyard.model.profile import Profile
 from torchyard.model.run import End, Report
-from torchyard.run.folder import RunFolder, benchmark_folder
+from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.run.resume import CRASHED, MAX_LOSSES, choose_entry
 
 from .flow_run.children import cancel_children, is_run_cancelled
@@ -126,13 +130,28 @@ def _run_fabric(folder: RunFolder, name: str, profile: Profile, overrides: dict[
     fabric = profile.fabric or DEFAULT_FABRIC
     folder.note("step", name=fabric)
     measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
-    child, end = measure(f"{_FLOW_NAME}/{profile.name}", {"profile": name, "overrides": overrides})
+    child, end = measure(_name_child_deployment(profile.name), {"profile": name, "overrides": overrides})
     made = RunFolder.of(profile, child)
-    report = made.report()
+    report = _read_report(made)
     if report is None:
-        shared = "on another machine than this? Then their workers must share TORCHYARD_RUNS"
+        shared = "on another machine than this? Then their workers must share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
         raise NoReportError(made.name, f"{end}; there is no {made.path}/report.json: did it run {shared}")
     return report
+
+
+def _read_report(made: RunFolder) -> Report | None:
+    """The report of a run that was carried here, or elsewhere with the same archive. ArchiveError."""
+    if report := made.report():
+        return report
+    store = open_store()
+    copy = fetch_to_read(store, runs_folder(), made.name) if store else None
+    return RunFolder(copy).report() if copy else None
+
+
+def _name_child_deployment(profile: str) -> str:
+    """The profile's own deployment of the installation that this benchmark's deployment belongs to."""
+    mine = own_deployment.name
+    return f"{_FLOW_NAME}/{name_deployment(profile, read_deployment_pool(mine) if mine else read_pool())}"
 
 
 @make_task

@@ -44,6 +44,7 @@ from torchyard.steps.descriptors import raise_file_limit
 from .flow_run.children import cancel_children
 from .flow_run.states import (
     final_state,
+    find_pool,
     has_person_request,
     open_bounded_client,
     read_reported_state,
@@ -57,7 +58,7 @@ _WORKER_REPORT_TIMEOUT_S = 5.0
 _SECOND_REPORT_DELAY_S = 1.5
 _POLL_INTERVAL_S = 2.0  # seconds between two checks of a watchdog
 _WATCH_TIMEOUT_S = 125.0  # how long a watchdog follows a run that is being resumed, while Prefect answers
-_BENCHMARK_FLOW_NAME, _POOL_NAME = "benchmark", "torchyard"
+_BENCHMARK_FLOW_NAME = "benchmark"
 _FLOW_NAMES = ("train", _BENCHMARK_FLOW_NAME)
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 
@@ -126,7 +127,7 @@ def _find_flow_runs(
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
         flow_run_filter=FlowRunFilter(state=state),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[_POOL_NAME])),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[find_pool()])),
         sort=FlowRunSort.START_TIME_DESC,
         limit=_RUNS_PER_PAGE,
         offset=offset,

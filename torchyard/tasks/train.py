@@ -19,9 +19,10 @@ from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import LeftError, RunInUseError, TorchyardError, TrainingError
+from torchyard.model.errors import HandedOnError, LeftError, RunInUseError, TorchyardError, TrainingError
 from torchyard.model.profile import Profile
 from torchyard.model.result import RunResult
+from torchyard.notify.targets import list_exposed_addresses
 from torchyard.pods import seal
 from torchyard.run.preview import preview_run
 from torchyard.run.resume import CRASHED
@@ -30,6 +31,7 @@ from torchyard.steps.descriptors import raise_file_limit
 from torchyard.steps.line import StepFunctions
 
 from .collect import collect
+from .flow_run.holder import hold_run
 from .flow_run.inner_run import derive_run_id
 from .flow_run.ownership import name_flow_run, obtain_key
 from .flow_run.reporter import PrefectReporter
@@ -42,6 +44,7 @@ from .submit import submit
 from .teardown import teardown
 from .wait import wait
 
+_EXPOSED_ADDRESS = "an address with a secret is visible to everyone who may read this run in Prefect"
 STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 
 
@@ -107,13 +110,20 @@ def _load(profile: str, overrides: dict[str, Any]) -> Profile:
     seal.key_source = obtain_key
     if said := describe_exposed_overrides(overrides):
         get_log().warning("%s", said)
-    return load_profile(profile, overrides)
+    chosen = load_profile(profile, overrides)
+    if "notify" in overrides and chosen.notify and list_exposed_addresses(chosen.notify):
+        get_log().warning("overrides: notify: %s; write $NAME of a variable of the worker", _EXPOSED_ADDRESS)
+    return chosen
 
 
 def _run(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
     """Take a run to its end, whatever that is; its result."""
     runner = Runner(profile, run_id, reporter, STEPS)
-    end, sentence = runner.run()
+    hold_run(profile, run_id, runner.folder, reporter.count)
+    try:
+        end, sentence = runner.run()
+    except HandedOnError as error:  # Prefect's engine knows why, and leaves the flow run's state alone
+        raise TerminationSignal(signal.SIGTERM) from error
     report = reporter.report or runner.folder.report()  # a run that has ended already makes no report again
     if report and report.end == end:
         return build_result(report)

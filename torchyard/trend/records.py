@@ -9,7 +9,7 @@ import fcntl
 import hashlib
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -107,11 +107,17 @@ def keep_record(path: Path, record: Record) -> Record:
         return record
 
 
+def add_records(path: Path, records: Iterable[Record]) -> None:
+    """Append the records of other machines' runs that the file lacks. OSError."""
+    for record in records:
+        keep_record(path, record)
+
+
 def read_history(path: Path) -> History:
-    """The last records of a file; none if there is no file. OSError."""
+    """The last records of a file in order of time; none if there is no file. OSError."""
     lines = _read_last_lines(path)[-_MAX_LINES:]
     found = [record for line in lines if (record := _read_record(line))]
-    return History(tuple(found), len(lines) - len(found))
+    return History(tuple(sorted(found, key=lambda each: each.at)), len(lines) - len(found))
 
 
 def list_histories(runs: Path) -> list[Path]:

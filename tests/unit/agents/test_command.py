@@ -23,9 +23,9 @@ KUBERNETES = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob"])
 @KUBERNETES
 def test_launch_gives_the_local_rank(planned: Planned, launcher: str) -> None:
     """`agent: launch` is torchrun's predecessor, torch.distributed.launch, with the same options."""
-    words = command(planned(launcher=launcher, agent="launch", rendezvous="etcd-v2"))
+    words = command(planned(launcher=launcher, agent="launch", rendezvous="etcd-v2", on_hang="off"))
     assert words[:3] == ["python3", "-m", "torch.distributed.launch"]
-    assert words[3:8] == command(planned(launcher=launcher, rendezvous="etcd-v2"))[1:6]
+    assert words[3:8] == command(planned(launcher=launcher, rendezvous="etcd-v2", on_hang="off"))[1:6]
 
 
 @pytest.mark.parametrize(("node", "left"), [("0", ["meet.sample-a1b2c3d4-3"]), ("1", None)])

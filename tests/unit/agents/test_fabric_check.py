@@ -76,7 +76,7 @@ def test_program_follows_a_check_that_passes(
     planned: Planned, tmp_path: Path, shell: list[str], keys: dict[str, Any]
 ) -> None:
     """The pod first runs allreduce.py, byte by byte ours, with the threshold and the time; then its own program."""
-    ran = start(tmp_path, shell, planned(**CHECK, **keys))
+    ran = start(tmp_path, shell, planned(**CHECK, **keys, on_hang="off"))
     check, program = ran.saw
     assert (ran.code, ran.left) == (0, False)
     assert check["text"] == (ROOT / "programs" / "allreduce.py").read_text()
@@ -87,7 +87,7 @@ def test_program_follows_a_check_that_passes(
 
 def test_program_does_not_follow_a_check_that_fails(planned: Planned, tmp_path: Path, shell: list[str]) -> None:
     """If the check fails, its exit code is the pod's, and the program is not started."""
-    ran = start(tmp_path, shell, planned(**CHECK), code=1)
+    ran = start(tmp_path, shell, planned(**CHECK, on_hang="off"), code=1)
     assert (ran.code, len(ran.saw)) == (1, 1)
 
 

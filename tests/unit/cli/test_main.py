@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -181,3 +182,29 @@ def test_schema_knows_values(capsys: pytest.CaptureFixture[str]) -> None:
     schema = json.loads(capsys.readouterr().out)
     assert (schema["properties"]["values"]["type"], "launcher" in schema["required"]) == ("array", False)
     assert {"required": ["launcher"]} in schema["anyOf"]
+
+
+def test_version_is_that_of_the_installed_package(capsys: pytest.CaptureFixture[str]) -> None:
+    """`torchyard --version` prints the version of the package's metadata, which is that of pyproject.toml."""
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert (
+        capsys.readouterr().out
+        == f"torchyard {tomllib.loads((ROOT / 'pyproject.toml').read_text())['project']['version']}\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "begins"), [("pi-local", "about: Pi by"), ("hardware/oke/bm-gpu-h100-8", "about: OCI BM.GPU.H100.8")]
+)
+def test_profiles_prints_a_file_to_begin_with(capsys: pytest.CaptureFixture[str], name: str, begins: str) -> None:
+    """With a name, the file itself is printed, comments and all: a profile's, or a shape's."""
+    assert main(["profiles", name]) == 0
+    assert begins in capsys.readouterr().out
+
+
+def test_unknown_shape_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A mistyped shape gets the nearest name on stderr, and exit code 1."""
+    assert main(["profiles", "hardware/oke/bm-gpu-h100"]) == 1
+    assert "did you mean oke/bm-gpu-h100-8?" in capsys.readouterr().err

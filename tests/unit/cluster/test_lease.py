@@ -17,6 +17,7 @@ from torchyard.cluster.lease import (
     _holder_identity,
     _is_held_elsewhere,
     acquire_lease,
+    hand_lease_over,
     read_lease,
     record_ending,
     record_outcome,
@@ -49,6 +50,35 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
 def key(monkeypatch: pytest.MonkeyPatch) -> None:
     """The run has a key."""
     monkeypatch.setattr(seal, "get_run_key", lambda run_id: KEY if run_id == ID else "")
+
+
+# --- handing it over
+
+
+def test_lease_that_was_handed_over_is_free(plan: ManifestPlan, fake_server: Client) -> None:
+    """The next process of a run acquires a Lease that was handed over at once, from any machine."""
+    acquire_lease(plan)
+    hand_lease_over(plan)
+    elsewhere = plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"})
+    assert not _is_held_elsewhere(fake_server, elsewhere, read_lease(fake_server, elsewhere) or {})
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(plan)
+    acquire_lease(elsewhere)
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(elsewhere)
+
+
+def test_place_that_handed_a_lease_over_does_not_hold_it(plan: ManifestPlan, fake_server: Client) -> None:
+    """A process that starts again where the Lease was handed over from has to acquire it first."""
+    acquire_lease(plan)
+    hand_lease_over(plan)
+    assert not holding.is_held_here(plan, read_lease(fake_server, plan) or {})
+
+
+def test_only_its_holder_hands_a_lease_over(plan: ManifestPlan, fake_server: Client) -> None:
+    """A process whose run was taken over changes nothing on the Lease."""
+    acquire_lease(plan)
+    with pytest.raises(RunInUseError):
+        hand_lease_over(plan.model_copy(update={"folder": "/elsewhere/runs/x/attempt-1"}))
+    assert lease_record.read_holder(read_lease(fake_server, plan) or {}) == _holder_identity(plan)
 
 
 # --- acquiring it

@@ -104,7 +104,7 @@ def test_refused_list_of_leases_is_a_fault(cast: Make, fake_api: FakeApi) -> Non
     """Without the right to list Leases no run is known to be dead: nothing is removed, and the right is named."""
     run = cast(ago=3)
     fake_api.fail("GET", r"/leases\?", 403)
-    with pytest.raises(ClusterError, match=r"list leases.*docs/rbac\.yaml.*torchyard-sweep"):
+    with pytest.raises(ClusterError, match=r"list leases.*deploy/kubernetes/rbac\.yaml.*torchyard-sweep"):
         due(DEAD._replace(without_lease=True))
     assert run.left == ["Lease", "Job", "Pod"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.identity import _former_identity, holder_identity, is_holder
+from torchyard.common.identity import _former_identity, holder_identity, identify_machine, is_holder
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
 
@@ -52,3 +52,10 @@ def test_torn_id_is_made_anew(folder: RunFolder) -> None:
     """An id that a power cut has emptied is replaced by a new one, so that folders stay distinct."""
     (runs_folder() / ".id").write_bytes(b"\0" * 13)
     assert len(holder_identity(str(folder.path)).rpartition("#")[2]) == 12
+
+
+def test_machine_is_the_place_of_all_its_runs(folder: RunFolder) -> None:
+    """The machine's identity is that of its runs without a run's name."""
+    machine = identify_machine(folder.path.parent)
+    assert machine == holder_identity(str(folder.path)).replace(f"/{folder.name}#", "#")
+    assert identify_machine(folder.path.parent.parent) != machine

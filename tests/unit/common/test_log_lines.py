@@ -4,7 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.log_lines import read_line, read_line_text, read_new_lines
+from torchyard.common.log_lines import cut_record, read_line, read_line_text, read_new_lines
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.run import LogLine
 
 
@@ -42,3 +43,18 @@ def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
     assert list(read_new_lines(path, 0)) == [("one", 4)]
     path.write_bytes(b"one\ntwo\n\xff\n")
     assert list(read_new_lines(path, 4)) == [("two", 8), ("\ufffd", 10)]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a line", "a line"),
+        ("", ""),
+        (RECORD_MARK + "{}", None),
+        (f"[default3]:{RECORD_MARK}{{}}", None),
+        (f"[default3]:50 %{RECORD_MARK}{{}}", "[default3]:50 %"),
+    ],
+)
+def test_record_is_cut_out_of_a_line(text: str, said: str | None) -> None:
+    """Of a line with a record only what stands before it is the job's own."""
+    assert cut_record(text) == said

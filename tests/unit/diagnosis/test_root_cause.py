@@ -71,7 +71,7 @@ def test_killed_rank_is_told_of_late() -> None:
     node_0 = [*raised(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *block(0, 0, 1, 10)]
     node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *block(3, 1, -9, 41)]
     found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
-    assert (found.cause, found.rank, found.exit_code) == ("oom-host", 3, -9)
+    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)
 
 
 def test_later_trouble_explains_nothing() -> None:
@@ -93,7 +93,15 @@ def test_own_error_is_not_blamed_on_others() -> None:
 def test_killed_rank_has_no_last_words() -> None:
     """An error that a rank survived before it was killed is not why it ended."""
     caught = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    assert read({"node_0": 1}, node_0=[*caught, *block(0, 0, -9, 10)]).cause == "oom-host"
+    assert read({"node_0": 1}, node_0=[*caught, *block(0, 0, -9, 10)]).cause == "killed"
+
+
+def test_only_memory_that_ran_out_is_called_so() -> None:
+    """SIGKILL alone names no sender; a line of the OOM killer does, and MemoryError is no signal."""
+    oom = "Memory cgroup out of memory: Killed process 4242 (python)"
+    assert read({"node_0": 1}, node_0=[oom, *block(0, 0, -9, 10)]).cause == "oom-host"
+    raised_it = read({"node_0": 1}, node_0=[*raised(0, "MemoryError"), *block(0, 0, 1, 10)])
+    assert (raised_it.cause, "SIGKILL" in raised_it.sentence) == ("oom-host", False)
 
 
 def test_recorded_traceback_is_read() -> None:
@@ -132,7 +140,7 @@ def test_words_of_torchrun_of_1_9() -> None:
     fields = ["time: 2021-07-13_13:18:54", "rank: 3 (local_rank: 1)", "exitcode: -9 (pid: 4404)", "error_file: <N/A>"]
     old = ["[0]:", *(f"  {field}" for field in fields), '  msg: "Signal 9 (SIGKILL) received by PID 4404"']
     found = read({"node_0": 1}, node_0=old)
-    assert (found.cause, found.rank, found.exit_code) == ("oom-host", 3, -9)
+    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)
 
 
 @pytest.mark.parametrize(("code", "cause"), [(137, "agent-killed"), (143, "terminated"), (1, "unknown")])

@@ -127,4 +127,4 @@ def test_returns_at_line_ends_hide_nothing() -> None:
     rows = [f"{row}\r" for row in block(3, 1, -9, 10)]
     assert [line.text for line in spoken("a\r", "", "\r")] == ["a", "", ""]
     found = read({"node_0": 1}, node_0=rows)
-    assert (found.cause, found.rank, found.exit_code) == ("oom-host", 3, -9)
+    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)

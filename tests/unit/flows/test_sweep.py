@@ -23,6 +23,7 @@ from flows.sweep import (
 )
 from tests import removed_folders
 from tests.fake_api import FakeApi
+from tests.fake_prefect import FakePrefect
 from tests.leases import RUN, Cast, lease
 from tests.removed_folders import LABEL, Start, lives
 from tests.waiting import until
@@ -138,7 +139,7 @@ def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
     end = _sweep_state(_format_summary([], False, 0), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
-    assert "docs/rbac.yaml" in str(end.message)
+    assert "deploy/kubernetes/rbac.yaml" in str(end.message)
     assert run.left == ["Lease", "Job", "Pod"]
 
 
@@ -193,3 +194,14 @@ def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked == [False, ["a", "b"], True, ["c"]]
     with pytest.raises(SystemExit):
         main(["--now"])
+
+
+def test_each_machine_sweeps_its_own_folders(
+    folder: Folder, fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`--here` ends this machine's runs whose lease has ended, without a flow run of its own in Prefect."""
+    old, new = folder("old-00000001", -1), folder("new-00000002", 60)
+    assert main(["--here"]) == 0
+    assert (old.last("end").get("end"), new.last("end").get("end")) == ("swept", None)
+    assert capsys.readouterr().out.splitlines()[-1] == "swept 1 runs"
+    assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]

@@ -26,6 +26,13 @@ def test_missing_kubeconfig_says_what_to_do(tmp_path: Path, monkeypatch: pytest.
         Client(Cluster())
 
 
+def test_named_context_needs_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A context that the profile names is not replaced by the cluster of the pod that this runs in."""
+    monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
+    with pytest.raises(ClusterError, match=r"context lab.*without `cluster.context` a pod uses its own cluster"):
+        Client(Cluster(context="lab"))
+
+
 @pytest.mark.parametrize(
     ("texts", "context"),
     [

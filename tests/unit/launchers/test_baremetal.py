@@ -10,6 +10,7 @@ import pytest
 from tests.conftest import Write, command_plan_of, load, plan_of
 from torchyard.host.network import LISTEN_URLS_PLACEHOLDER
 from torchyard.model.errors import ProfileError
+from torchyard.model.requirements import Package
 
 SHAPE = """\
 about: two machines with two networks
@@ -130,3 +131,12 @@ def test_agents_of_several_hosts_meet_where_the_first_is_reached(write: Write, t
     spec = store_of(write, tmp_path, ["me@gpu1", {"host": "gpu2", "address": "10.0.0.2"}, "gpu1", "gpu3"][:2])
     assert listens(spec) == [LISTEN_URLS_PLACEHOLDER, "http://127.0.0.1:23457"]
     assert spec["serves"] == {"name": "gpu1", "port": 23456, "toward": ["10.0.0.2"]}
+
+
+@pytest.mark.parametrize(("keys", "needed"), [({"agent": "none", "rendezvous": "env"}, False), ({}, True)])
+def test_torch_is_needed_where_torchrun_starts_the_job(
+    write: Write, tmp_path: Path, keys: dict[str, str], needed: bool
+) -> None:
+    """A program that starts without an agent is any program: preflight does not ask for torch."""
+    plan = plan_of(load(write(**keys)), tmp_path)
+    assert any(isinstance(need, Package) and need.name == "torch" for need in plan.requires) == needed

@@ -17,6 +17,7 @@ from tests.conftest import plan_of
 from tests.observed_moments import EVERY, group_of, moments, phase_of, pods_of, read, true_conditions
 from tests.recorded_jobs import FILES, JUNK, SPOKEN, damaged
 from tests.recording import EPOCH, OBSERVED, Recorded
+from torchyard.agents.black_box import pack_files
 from torchyard.common.project_root import ROOT
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers import appwrapper, baremetal, jobset, pytorchjob, registry, runai, volcano
@@ -45,7 +46,7 @@ GOLDEN = ROOT / "tests" / "golden"
 def recorded(plan: Plan) -> str:
     """The plan as text, without what differs between machines."""
     text = json.dumps(summarize_files(plan.model_dump(mode="json", exclude_none=True)), indent=1) + "\n"
-    return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT")
+    return text.replace(sys.executable, "PYTHON").replace(str(ROOT), "PROJECT").replace(pack_files(), "BLACK_BOX")
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))

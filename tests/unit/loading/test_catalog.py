@@ -1,4 +1,4 @@
-"""What shows every profile: README's table, the deployments, the page of the guides."""
+"""What shows every profile: the deployments and the page of the guides; docs/profiles.md is a reference page."""
 
 import re
 
@@ -13,13 +13,6 @@ from torchyard.loading.profile import list_profiles, load_profile
 
 GUIDES = (ROOT / "docs" / "guides.md").read_text()
 COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$", GUIDES, re.MULTILINE)
-
-
-def test_table_of_the_readme_is_true() -> None:
-    """README shows every profile as its file says it."""
-    wanted = "\n".join(catalog.format_catalog_table(catalog.load_catalog()))
-    told = "README's table should be (torchyard profiles --as table):\n"
-    assert f"\n{wanted}\n\n" in (ROOT / "README.md").read_text(), told + wanted
 
 
 def test_every_profile_is_a_deployment() -> None:

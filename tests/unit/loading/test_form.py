@@ -30,6 +30,8 @@ def test_every_profile_has_a_form_that_takes_nothing_and_its_own_values(name: st
         {"nodes": 2, "deadlines.run": "2h"},
         {"nodes": {"min": 2, "max": 4}, "deadlines": {"run": 7200}},
         {"args": ["--lr", 0.1], "env": {"A": "1"}, "pod": {"priority_class": None}},
+        {"notify": ["$HOOK"], "metrics_to": ["tensorboard", {"mlflow": {"uri": "http://mlflow:5000"}}]},
+        {"notify": {"to": ["$HOOK"], "events": ["failed"]}, "metrics_to": {"wandb": {}}},
         {"fabric": "no-rdma", "trend": {"value": "map"}, "hardware": None},
     ],
 )
@@ -48,6 +50,7 @@ def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
         ({"overrides": {"nodes": 0}}, "0 is not valid under any of the given schemas"),
         ({"overrides": {"deadlines": {"run": "soon"}}}, "'soon' is not valid under any of the given schemas"),
         ({"overrides": {"avoid_failed": "maybe"}}, "'maybe' is not of type 'boolean', 'null'"),
+        ({"overrides": {"on_hang": "maybe"}}, "'maybe' is not one of ['off', 'report', 'restart', 'fail']"),
         ({"nodes": 2}, "'nodes' is not one of ['profile', 'overrides', 'dry_run']"),
         ({"dry_run": "yes"}, "'yes' is not of type 'boolean'"),
     ],

@@ -6,6 +6,7 @@ import pytest
 
 from tests.conftest import Write, load
 from tests.user_files import refused
+from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 
 
@@ -40,6 +41,8 @@ from torchyard.model.errors import ProfileError
         ),
         ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
         ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
+        ({"on_hang": "restart"}, "on_hang: restart needs another attempt: set attempts to 2 or more"),
+        ({"on_hang": True}, "on_hang: .*'off', 'report', 'restart' or 'fail'"),
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: env needs a fixed number of nodes: one number"),
     ],
 )
@@ -103,3 +106,12 @@ def test_own_threshold_comes_first(write: Write) -> None:
     shape |= {"image": "train:v1", "check_fabric": "30s"}
     found = [load(write(**shape, **own)).least_busbw for own in ({}, {"min_busbw": 20})]
     assert [*found, load(write()).least_busbw] == [185, 20, None]
+
+
+@pytest.mark.parametrize("written", ["off", "'off'", "no"])
+def test_off_needs_no_quotes(write: Write, written: str) -> None:
+    """A bare `off`, which YAML reads as false, is the value `off`, in a file and with --set."""
+    path = write()
+    path.write_text(f"{path.read_text()}\non_hang: {written}\n")
+    assert load(path).on_hang == "off"
+    assert load_profile(str(write()), {"on_hang": False}).on_hang == "off"

@@ -16,7 +16,7 @@ from torchyard.diagnosis.fabric import judge_fabric
 from torchyard.diagnosis.nccl_log import read_nccl_log
 from torchyard.model.hardware import Expect
 from torchyard.model.run import Ending, Failure, LogFile, Report, Row
-from torchyard.pages.report import _MAX_PAGE_BYTES, format_duration, render_markdown, render_text
+from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
 FORMS = [render_text, render_markdown]
@@ -48,11 +48,6 @@ def test_markdown_holds_the_plot() -> None:
     text = render_markdown(short_report())
     assert "data:image/svg+xml;base64," in text
     assert len(text) < 200_000
-
-
-def test_spans_read_well() -> None:
-    """Durations are shown in seconds, minutes or hours."""
-    assert [format_duration(each) for each in (0.25, 38.2, 761, 7500)] == ["0.2 s", "38 s", "12 min 41 s", "2 h 05 min"]
 
 
 def test_report_survives_the_disk(tmp_path: Path) -> None:
@@ -192,3 +187,18 @@ def test_two_collectives_make_one_readable_table(form: Form) -> None:
 def _strip_marks(line: str) -> str:
     """The words of a line, without marks of markdown."""
     return " ".join(re.sub(r"[|\\]", "", line).split())
+
+
+def test_report_names_the_archive() -> None:
+    """The report says where the run is archived, or what is missing there; without an archive it says nothing."""
+    report = short_report().model_copy(update={"archive": "incomplete: 1 of its logs"})
+    assert "archive      incomplete: 1 of its logs" in render_text(report)
+    assert "incomplete: 1 of its logs" in render_markdown(report)
+    assert "archive" not in render_text(short_report())
+
+
+def test_message_that_did_not_arrive_is_a_row() -> None:
+    """The report says in the terminal and on its page what has not arrived."""
+    lost = short_report().model_copy(update={"unsent": ("json://… has not got 'x: failed': refused",)})
+    assert "  unsent       json://… has not got 'x: failed': refused\n" in render_text(lost)
+    assert "| unsent | json" in render_markdown(lost)

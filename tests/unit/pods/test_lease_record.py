@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from tests.leases import RUN, lease
+from torchyard.model.hang import Hang
 from torchyard.model.run import Failure, Outcome, Status
 from torchyard.pods import lease_record
 
@@ -118,7 +119,8 @@ def test_outcome_is_short_enough_for_an_annotation() -> None:
     """An outcome that is too long is stored without the parts that resuming does not need."""
     failure = Failure(cause="program-error", sentence="it failed", tail=("x" * 5000,) * 50)
     long = DONE.model_copy(update={"status": Status(state="failed", reason="it failed", failure=failure)})
-    text = lease_record.seal_outcome(RUN, "1", long, KEY)
+    hang = Hang(kind="unknown", ranks=(), nodes=(), sentence="it hangs", evidence=("x" * 5000,) * 50)
+    text = lease_record.seal_outcome(RUN, "1", long.model_copy(update={"hang": hang}), KEY)
     assert len(text) < 1000
     assert (found := lease_record.read_outcome(told("outcome", text), KEY))
     assert (found.status.failure and found.status.failure.cause, found.exits) == ("program-error", DONE.exits)

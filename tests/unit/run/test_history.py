@@ -23,6 +23,7 @@ def did(at: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
 
 
 LOST = [start(0), step(1, "preflight"), did(2, "preflight"), step(3, "wait")]
+RUNNING = {"at": T0 + 5, "event": "running", "waited": 2.0, "pid": 7}
 BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
 
 
@@ -36,6 +37,8 @@ def told(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
         ([start(0)], []),
         (LOST, []),
         ([*LOST, BACK], [("preflight", 1.0), ("wait", 47.0), ("comeback", 10.0)]),
+        ([*LOST, RUNNING, BACK], [("preflight", 1.0), ("wait", 47.0), ("comeback", 10.0)]),
+        ([RUNNING, BACK], [("comeback", 10.0)]),
         ([start(0), step(1, "submit"), did(2, "submit"), start(9)], []),
         ([start(0), step(1, "submit"), did(2, "submit"), start(9, "attach")], [("submit", 1.0), ("comeback", 7.0)]),
         ([*LOST, {"at": T0 + 5, "event": "end", "end": "failed", "sentence": "no"}, start(9)], []),
@@ -64,6 +67,8 @@ def test_loss_on_another_machine_names_its_place() -> None:
     moved = start(0, "moved", holder="far:/runs/a", seen_at=T0 + 40)
     said = describe_last_loss(list_past_steps([moved, start(60, "attach", lost_at=0.0)]))
     assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in said
+    said = describe_last_loss(list_past_steps([{**moved, "handed_over": True}, start(60, "attach", lost_at=0.0)]))
+    assert "the launcher (far:/runs/a) handed the run over at 2027-01-15 08:00:40 UTC" in said
 
 
 @pytest.mark.parametrize(

@@ -47,3 +47,15 @@ def test_dry_run_fails_with_what_preflight_finds() -> None:
             load_profile("digits-local", {"options.python": "/no-such-python"}), "0" * 32, shown, StepFunctions()
         )
     assert "no-such-python" in shown.pages["preflight"]
+
+
+@pytest.mark.parametrize("overrides", [{}, {"options.python": "/no-such-python"}])
+def test_findings_about_messages_are_those_of_preflight(overrides: dict[str, str]) -> None:
+    """An address that cannot be used is raised and shown together with whatever else is wrong."""
+    shown = Pages()
+    with pytest.raises(PreflightError, match="NO_SUCH_HOOK is not set") as error:
+        preview_run(
+            load_profile("digits-local", {"notify": ["$NO_SUCH_HOOK"], **overrides}), "0" * 32, shown, StepFunctions()
+        )
+    assert ("no-such-python" in str(error.value)) == bool(overrides)
+    assert r"NO\_SUCH\_HOOK" in shown.pages["preflight"]

@@ -8,6 +8,7 @@ from torchyard.run.resume import (
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
     NEVER_BEGAN_MESSAGE,
+    SILENT_MESSAGE,
     WORKER_START_TIMEOUT_S,
     ReportedState,
     choose_entry,
@@ -15,7 +16,9 @@ from torchyard.run.resume import (
     count_requests,
     find_submission_time,
     has_possible_job,
+    is_launcher_dead,
     is_requested_again,
+    is_started_anew,
 )
 
 NOW = 10_000.0
@@ -184,3 +187,40 @@ def test_journal_tells_whether_a_job_may_run(lives: list[list[dict[str, Any]]], 
     """A job may still run if an earlier process submitted it and it was neither torn down nor ended since."""
     events = joined(*lives)
     assert (find_submission_time(events), has_possible_job(events)) == (at, runs)
+
+
+# --- a run that another machine holds
+
+BEGUN, LOST = ReportedState("RUNNING", "Running"), ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
+KILLED = ReportedState("CRASHED", "Crashed", "Process exited with status code: -9")
+SILENT = ReportedState("CRASHED", "Crashed", f"{SILENT_MESSAGE} 120 s")
+FAILED, AGAIN = ReportedState("FAILED", "Failed"), ReportedState("SCHEDULED", "AwaitingRetry")
+
+
+@pytest.mark.parametrize(
+    ("states", "dead"),
+    [
+        ([BEGUN, KILLED, LOST, BEGUN], True),
+        ([BEGUN, SILENT, LOST, BEGUN], False),
+        ([BEGUN, SILENT, LOST, BEGUN, KILLED, LOST, BEGUN], False),
+        ([BEGUN, LOST, BEGUN], False),
+    ],
+    ids=["its worker said so", "silent", "another machine's process died too", "nobody said anything"],
+)
+def test_silent_launcher_may_be_cut_off(states: list[ReportedState], dead: bool) -> None:
+    """Only what the launcher's own machine has said proves that it is dead: silence does not."""
+    assert is_launcher_dead(states) is dead
+
+
+@pytest.mark.parametrize(
+    ("states", "anew"),
+    [
+        ([BEGUN, FAILED, AGAIN, BEGUN], True),
+        ([BEGUN, FAILED, LOST, BEGUN], False),
+        ([BEGUN, KILLED, AGAIN, BEGUN], False),
+    ],
+    ids=["a user after its end", "an automation after its end", "a user while it is lost"],
+)
+def test_ended_run_that_a_user_asks_for_is_nobodys(states: list[ReportedState], anew: bool) -> None:
+    """A run that has ended, and that a user asks for again, may start on any machine; a lost one has not ended."""
+    assert is_started_anew(states) is anew

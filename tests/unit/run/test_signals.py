@@ -18,6 +18,7 @@ from torchyard.run.signals import (
     SignalHold,
     describe_stop,
     find_hidden_stop,
+    protect_run,
 )
 from torchyard.tasks.flow_run.reporter import PrefectReporter
 
@@ -34,7 +35,7 @@ def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
             raise ValueError("Task run is not set")  # noqa: B904 - as Prefect does it
 
     with SignalHold() as signals:
-        assert line.protect(work, signals) == ("stopped", "stopped by SIGTERM")
+        assert protect_run(line, work, signals) == ("stopped", "stopped by SIGTERM")
 
 
 @pytest.fixture

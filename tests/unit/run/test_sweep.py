@@ -1,12 +1,15 @@
 """Cleaning up after a run whose launcher is gone, from its folder alone."""
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.conftest import Write, command_plan_of
 from tests.lone_processes import lone_profile
+from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.host.processes import find_labelled
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Deadlines
@@ -64,6 +67,23 @@ def test_run_of_a_living_process_is_left_alone(folder: RunFolder, plan: CommandP
     with folder.owned():
         assert swept(folder) == (None, [])
     assert folder.last("end") == {}
+
+
+def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
+    """The archive knows how a run ended that this machine has lost: its end stays what it is."""
+    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    there = RunFolder(tmp_path / "archive" / folder.name)
+    there.path.mkdir(parents=True)
+    there.note("end", end="succeeded", sentence="done")
+    assert swept(folder) == ((), [])
+    assert folder.last("end")["end"] == "succeeded"
+
+
+def test_end_of_a_swept_run_is_archived(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
+    """The archive has the end that the sweep has given to the run."""
+    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    swept(folder)
+    assert RunFolder(tmp_path / "archive" / folder.name).last("end")["end"] == "swept"
 
 
 def test_run_that_cannot_be_read_is_left_over(folder: RunFolder, plan: CommandPlan) -> None:

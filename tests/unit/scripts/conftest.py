@@ -16,6 +16,7 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (server, "PREFECT_HOME", made),
         (server, "_PASSWORD_FILE", made / "password"),
         (server, "ENV_FILE", made / "env"),
+        (server, "_DATABASE_FILE", made / "database"),
     ):
         monkeypatch.setattr(module, name, path)
     server.create_prefect_home()

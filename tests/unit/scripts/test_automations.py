@@ -1,10 +1,12 @@
 """The automations, as they are before they are sent; a real server gets them in tests/local."""
 
+import os
 import re
 import tomllib
 from datetime import timedelta
 from uuid import UUID, uuid4
 
+import pytest
 import yaml
 from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
@@ -41,6 +43,18 @@ def test_lost_benchmarks_are_noticed_too() -> None:
         assert isinstance(each.trigger, EventTrigger)
         assert isinstance(each.trigger.match_related, list)
         assert each.trigger.match_related[0]["prefect.resource.name"] == ["train", "benchmark"]
+
+
+@pytest.mark.parametrize("pool", ["torchyard", "team-b"])
+def test_automations_belong_to_one_pool(pool: str) -> None:
+    """Each installation's automations have its name, and watch the runs of its work pool alone."""
+    os.environ["TORCHYARD_POOL"] = pool
+    for each in (automations._heartbeat_automation(), automations._pending_automation(LOOKS)):
+        assert each.name.startswith(f"{pool}: a run ")
+        assert isinstance(each.trigger, EventTrigger)
+        assert isinstance(each.trigger.match_related, list)
+        assert each.trigger.match_related[1]["prefect.resource.role"] == ["work-pool"]
+        assert each.trigger.match_related[1]["prefect.resource.name"] == [pool]
 
 
 def test_four_missed_heartbeats_are_a_lost_run() -> None:

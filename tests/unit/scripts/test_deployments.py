@@ -49,8 +49,22 @@ def test_deployment_of_another_folder_is_refused() -> None:
     mine = {"train/mine": deployed(str(ROOT))}
     deployments._refuse_foreign(mine)
     foreign = {**mine, "train/a": deployed("/home/ada/torchyard"), "train/b": deployed("")}
-    with pytest.raises(YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: "):
+    with pytest.raises(
+        YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: .* POOL=team-b"
+    ):
         deployments._refuse_foreign(foreign)
+
+
+def test_installation_with_a_name_has_deployments_of_its_own() -> None:
+    """Every deployment of a pool has its name and its work pool; one that names another work pool stays there."""
+    every = deployments._read_wanted_deployments()
+    assert [each.for_pool("torchyard") for each in every] == every
+    renamed = [each.for_pool("team-b") for each in every]
+    assert {each.work_pool.name for each in renamed} == {"team-b"}
+    assert [each.full_name for each in renamed] == [f"{each.full_name}@team-b" for each in every]
+    assert [each.work_pool.work_queue_name for each in renamed] == [each.work_pool.work_queue_name for each in every]
+    elsewhere = every[0].model_copy(update={"work_pool": deployments.WorkPool(name="gpus")})
+    assert elsewhere.for_pool("team-b").work_pool.name == "gpus"
 
 
 @over_nightly

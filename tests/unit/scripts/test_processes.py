@@ -1,5 +1,6 @@
 """The server and the worker of this folder, found by their arguments alone."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -36,3 +37,13 @@ def test_started_processes_are_found_without_a_file(
         for process in (mine, other):
             process.kill()
             process.wait()
+
+
+def test_database_password_is_for_the_server_alone(home: Path) -> None:
+    """The worker, and so every flow, does not get the address of the server's database."""
+    os.environ[processes.DATABASE_VARIABLE] = "postgresql+asyncpg://ada:secret@db.lan/prefect"
+    code = f"import os; print(os.environ.get({processes.DATABASE_VARIABLE!r}))"
+    for name in ("server", "worker"):
+        processes.start_yard_process(name, [sys.executable, "-c", code]).wait()
+    said = [(home / f"{name}.log").read_text().strip() for name in ("server", "worker")]
+    assert said == [os.environ[processes.DATABASE_VARIABLE], "None"]

@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from scripts import server
+from scripts import processes, server
+from scripts.api import YardError
 
 IDLE = "import time\ntime.sleep(60)\n"
 
@@ -79,3 +80,20 @@ def test_stranger_at_the_port_is_not_taken_for_the_server(answering: int) -> Non
         assert server._is_healthy(answering, os.getpid())
         assert not server._is_healthy(answering, other.pid)
         other.kill()
+
+
+def test_database_is_not_forgotten(home: Path) -> None:
+    """A server that had its data in PostgreSQL is not started with an empty SQLite; its password is written nowhere."""
+    os.environ[processes.DATABASE_VARIABLE] = "postgresql+asyncpg://ada:secret@db.lan:5433/prefect"
+    server._check_database()
+    del os.environ[processes.DATABASE_VARIABLE]
+    with pytest.raises(YardError, match=r"has its data in db\.lan:5433/prefect: set PREFECT_SERVER_DATABASE"):
+        server._check_database()
+    assert not [path for path in home.iterdir() if "secret" in path.read_text()]
+
+
+def test_server_without_postgresql_needs_nothing(home: Path) -> None:
+    """By default the database is a file in the server's folder."""
+    os.environ.pop(processes.DATABASE_VARIABLE, None)
+    server._check_database()
+    assert not (home / "database").exists()

@@ -23,6 +23,13 @@ def test_unknown_profile_is_told_before_anything_starts() -> None:
     assert "did you mean digits-local?" in done.stderr
 
 
+def test_name_that_cannot_be_used_is_one_sentence() -> None:
+    """A POOL that Prefect would refuse is told before a server is started."""
+    done = run_yard("up", TORCHYARD_POOL="a/b")
+    assert (done.stdout, done.stderr.count("\n")) == ("", 1)
+    assert done.stderr.startswith("TORCHYARD_POOL: 'a/b' cannot be used: ")
+
+
 def run_yard(*words: str, **environment: str) -> subprocess.CompletedProcess[str]:
     """Run the script, which must fail with a sentence and no traceback."""
     command = [*YARD, *words]

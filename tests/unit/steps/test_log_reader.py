@@ -7,6 +7,7 @@ import pytest
 
 from tests.scripted_jobs import JOINED, OLD, Make
 from torchyard.common.log_lines import read_line
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
 from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader, _RankZeroFilter, read_rank_zero
@@ -87,3 +88,18 @@ def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:
     path.write_text(OLD % "new")
     found.read()
     assert (found.lines, found.joined) == (2, {"node-0"})
+
+
+def test_records_are_not_rank_zeros(plan: ManifestPlan) -> None:
+    """A record of the recorder is none of rank 0's lines; a line that it has interrupted is."""
+    plain = plan.model_copy(update={"ranks": "placed"})
+    write(plain, "worker-0", f"{STAMP}one", f"{STAMP}{RECORD_MARK}{{}}", f"{STAMP}50 %{RECORD_MARK}{{}}")
+    assert list(read_rank_zero(plain)) == ["one", "50 %"]
+
+
+def test_records_are_no_sign_of_life(plan: ManifestPlan) -> None:
+    """A job from which nothing but records comes is silent."""
+    plain = plan.model_copy(update={"ranks": "placed"})
+    write(plain, "worker-0", f"{STAMP}one", *[f"{STAMP}{RECORD_MARK}{{}}"] * 3)
+    logs = JobLogReader(plain)
+    assert (logs.read(), logs.lines, logs.behind) == (["one"], 1, False)

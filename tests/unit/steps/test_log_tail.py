@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from tests.failure_logs import SPELLINGS
 from torchyard.common.log_lines import read_line, read_new_lines
+from torchyard.model.hang import RECORD_MARK
 from torchyard.steps import log_tail
 from torchyard.steps.log_tail import LogTails, count_lines
 
@@ -105,3 +106,37 @@ def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.M
     path = tmp_path / "log"
     path.write_text("".join(f"{STAMP}{text}\n" for text in [line, *(f"step {at}" for at in range(100))]))
     assert early(path)[0] == line
+
+
+RECORD = f"{STAMP}{RECORD_MARK}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
+
+
+def test_records_are_no_lines_of_a_person(tmp_path: Path) -> None:
+    """However many records follow the last words of a program, these are its last lines."""
+    said = [f"{STAMP}[default0]:line {at}" for at in range(5)]
+    (tmp_path / "log").write_text("\n".join([*said[:4], RECORD, said[4], *[RECORD] * 9_000, ""]))
+    found = LogTails({"a": str(tmp_path / "log")}).last("a", 3)
+    assert [line.text for line in found] == ["[default0]:line 2", "[default0]:line 3", "[default0]:line 4"]
+
+
+def test_record_hides_no_words_before_it(tmp_path: Path) -> None:
+    """What a program has printed without ending the line is kept; the record after it is not."""
+    (tmp_path / "log").write_text(f"{STAMP}out of memory{RECORD_MARK}{{}}\n{STAMP}[default0]:{RECORD_MARK}{{}}\n")
+    assert [line.text for line in LogTails({"a": str(tmp_path / "log")})["a"]] == ["out of memory"]
+
+
+def test_record_does_not_sound_like_a_failure(tmp_path: Path) -> None:
+    """A stack in a record with the word error in it is not what failed, far before the end of the log."""
+    path = tmp_path / "log"
+    path.write_text("\n".join([RECORD, f"{STAMP}Boom: an error", *[f"{STAMP}{at}" for at in range(6_000)], ""]))
+    found = LogTails({"a": str(path)}, early=True)["a"]
+    assert [line.text for line in found if line.text.startswith(("Boom", RECORD_MARK))] == ["Boom: an error"]
+
+
+def test_no_line_is_read_twice(tmp_path: Path) -> None:
+    """The last lines and the telling ones before them do not overlap where records lie between them."""
+    path = tmp_path / "log"
+    lines = [each for at in range(6_000) for each in (f"{STAMP}error {at}", RECORD)]
+    path.write_text("\n".join([*lines, ""]))
+    found = [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
+    assert len(found) == len(set(found)) == 6_000

@@ -14,8 +14,10 @@ from tests.pod_jobs import Job, after
 from tests.scripted_jobs import JOINED, OLD, Make, waited
 from torchyard.model.hardware import Expect
 from torchyard.model.plan import ManifestPlan
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Handle, Status
 from torchyard.steps.log_reader import JobLogReader
-from torchyard.steps.wait import _FabricMonitor
+from torchyard.steps.wait import _FabricMonitor, wait
 
 
 def speak(path: Path, stamp: str, times: int) -> None:
@@ -50,6 +52,21 @@ def test_clock_of_a_node_that_is_ahead_hides_no_hang(job: Make) -> None:
 def test_job_that_never_starts_is_late(job: Make) -> None:
     """A job is late if it is known that no node has joined."""
     assert waited(job(tenths=100, log="text")).cause == "start-deadline"
+
+
+def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> None:
+    """A job of 100 s before this process has waited so long; a callback that fails ends nothing."""
+    seen: list[tuple[str, float]] = []
+
+    def keep(status: Status, waited_s: float) -> None:
+        seen.append((status.state, waited_s))
+        raise ValueError("a fault of whoever is told")
+
+    limits = Deadlines(start=1000.0, silence=5.0)
+    handle = Handle(plan=job(tenths=7), deadlines=limits, created=False, submitted_at=1.0, age=100.0)
+    assert wait(handle, on_status=keep).status.state == "succeeded"
+    assert {state for state, _ in seen} >= {"running"}
+    assert min(waited_s for _, waited_s in seen) >= 100
 
 
 # --- the network
@@ -106,3 +123,11 @@ def test_descriptors_that_are_used_up_are_waited_for(job: Make, caplog: pytest.L
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
     assert caplog.text.count("Too many open files; the job goes on, and it is tried again") == 1
+
+
+def test_lost_worker_is_told_before_its_agent_ends(job: Make, caplog: pytest.LogCaptureFixture) -> None:
+    """torchrun logs a killed worker at once, and ends some seconds later: the warning does not wait for that."""
+    lost = "E1123 10:00:00.123000 17 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16890) of binary: python"
+    waited(job(tenths=7, log=f"{JOINED}\n2026-01-01T00:00:00Z node-0 | {lost}"))
+    told = [record.getMessage() for record in caplog.records if "says torchrun" in record.getMessage()]
+    assert told == ["node-0: local rank 1 was ended by SIGKILL, says torchrun"]

@@ -1,13 +1,23 @@
 """The Prefect tasks of a benchmark; whole ones are played in tests/local/test_benchmark.py."""
 
+from pathlib import Path
+
 import pytest
 
 from tests.benchmarks import compared_fabrics
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
+from tests.reports import short_report
+from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.model.run import End
-from torchyard.run.folder import RunFolder, benchmark_folder
-from torchyard.tasks.benchmark import _carry_benchmark, _describe_end, measure_fabric
+from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
+from torchyard.tasks.benchmark import (
+    _carry_benchmark,
+    _describe_end,
+    _name_child_deployment,
+    _read_report,
+    measure_fabric,
+)
 
 
 @pytest.fixture
@@ -68,3 +78,22 @@ def test_task_measures_one_fabric() -> None:
 def test_end_names_the_largest_bandwidth_of_each_fabric() -> None:
     """The final state's sentence has the best busbw over each fabric."""
     assert _describe_end(compared_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
+
+
+@pytest.mark.parametrize(("mine", "child"), [("local", "train/a"), ("local@team-b", "train/a@team-b")])
+def test_runs_are_those_of_the_same_installation(mine: str, child: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A benchmark starts the deployments beside its own, which have the same pool in their names."""
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", mine)
+    assert _name_child_deployment("a") == child
+
+
+def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A run that another pod has carried, whose folder is not here, is compared if both have the same archive."""
+    monkeypatch.setenv(ARCHIVE_VARIABLE, f"file://{tmp_path}/archive")
+    there = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
+    there.path.mkdir(parents=True)
+    there.note("start", run=RUN_ID, folder=str(there.path))
+    there.save_report(short_report())
+    found = _read_report(RunFolder(runs_folder() / there.name))
+    assert found
+    assert (found.run, found.end) == ("x-1", "succeeded")

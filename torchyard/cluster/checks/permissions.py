@@ -11,7 +11,7 @@ from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import Check, Permission, failed_check, passed_check
 
 _MAX_PARALLEL_REVIEWS = 16
-RBAC_COMMAND = "`kubectl apply -f docs/rbac.yaml`"
+RBAC_COMMAND = "`kubectl apply -f deploy/kubernetes/rbac.yaml`"
 # The API server's message, and that of the AppWrapper's webhook.
 _FORBIDDEN_CREATE = re.compile(r'cannot create resource "([^"]+)"|is not authorized to create (\S+) in ')
 

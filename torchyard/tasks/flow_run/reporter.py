@@ -32,6 +32,7 @@ from prefect.context import FlowRunContext, TaskRunContext
 from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run, task_run
 from prefect.states import Crashed, Running
+from prefect.utilities.urls import url_for
 
 from torchyard.common.escaping import escape_paragraph
 from torchyard.common.log import get_log
@@ -71,6 +72,7 @@ class PrefectReporter:
 
     def __init__(self, run_id: str, count: int = 1, profile: str = "") -> None:
         self._run_id, self.count = UUID(run_id), count
+        self.link = url_for("flow-run", obj_id=run_id) or ""
         self._pages, self._tags = RunPages(self._run_id, profile), tuple[str, ...]()
         self.report: Report | None = None
         self.stop: BaseException | None = None
@@ -114,6 +116,9 @@ class PrefectReporter:
         with contextlib.suppress(Exception):
             self.send("look", self._look).result(_SIGNAL_TIMEOUT_S)
         return self._cancelled_at < math.inf
+
+    def is_handed_on(self) -> bool:
+        return states.is_handed_on()
 
     def is_void(self, stop: BaseException) -> bool:
         """Whether Prefect's client has given up renewing the run's slot: it cancels a flow for no other reason."""

@@ -1,6 +1,7 @@
 """The state of a run in Prefect: how an end is shown, and what is set if no process of the run is alive."""
 
 import contextlib
+import os
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -15,12 +16,14 @@ from prefect.client.schemas.filters import (
     FlowRunFilterStateType,
 )
 from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Scheduled
 from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log import get_log
+from torchyard.common.pool import read_pool
 from torchyard.model.result import RunResult
 from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
 
@@ -48,6 +51,12 @@ def open_bounded_client() -> Iterator[SyncPrefectClient]:
         yield made
 
 
+def find_pool() -> str:
+    """The work pool of this flow run; of a process that no worker has started, its installation's."""
+    context = FlowRunContext.get()
+    return (context.flow_run.work_pool_name if context and context.flow_run else None) or read_pool()
+
+
 def read_liveness(run_id: str) -> str:
     """A run's state if Prefect says that it may be alive; empty if it has ended, is scheduled or is unknown.
 
@@ -66,6 +75,11 @@ def read_liveness(run_id: str) -> str:
 def is_cancelled(state: State[Any] | None) -> bool:
     """Whether a user has cancelled the run."""
     return state is not None and (state.is_cancelling() or state.is_cancelled())
+
+
+def is_handed_on() -> bool:
+    """Whether Prefect starts this flow run again elsewhere after a SIGTERM: so it is with a pod that is evicted."""
+    return os.environ.get("PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR", "").lower() in ("reschedule", "relinquish")
 
 
 def list_flow_runs_around(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
@@ -89,7 +103,7 @@ def read_reported_state(state: State[Any] | None) -> ReportedState:
 def has_person_request(run_id: str) -> bool:
     """Whether a user asked for a run again since it ended; False if Prefect does not answer."""
     try:
-        return is_requested_again(_read_states(run_id))
+        return is_requested_again(read_reported_states(run_id))
     except Exception as error:
         get_log().warning("Prefect does not say whether a user asked for this run again: %s", error)
         return False
@@ -97,11 +111,11 @@ def has_person_request(run_id: str) -> bool:
 
 def count_person_requests(run_id: str) -> int:
     """How often a user asked for a run again; Prefect's own error if it does not answer."""
-    return count_requests(_read_states(run_id))
+    return count_requests(read_reported_states(run_id))
 
 
-def _read_states(run_id: str) -> list[ReportedState]:
-    """All states of a run, the oldest first."""
+def read_reported_states(run_id: str) -> list[ReportedState]:
+    """All states of a run, the oldest first; Prefect's own error if it does not answer."""
     with open_bounded_client() as client:
         return [read_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))]
 
@@ -149,11 +163,12 @@ def delete_like_runs(end: State[Any]) -> None:
 
 
 def reschedule_run(run_id: str) -> bool:
-    """Schedule a deployment's run again if its state is still named Crashed."""
+    """Schedule a deployment's run in this pool again if its state is still named Crashed."""
     try:
         with open_bounded_client() as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
-            if flow_run.deployment_id is None or flow_run.state_name != CRASHED:
+            is_ours = flow_run.deployment_id is not None and flow_run.work_pool_name == find_pool()
+            if not is_ours or flow_run.state_name != CRASHED:
                 return False
             client.set_flow_run_state(flow_run.id, Scheduled(message=LOST_MESSAGE), force=True)
     except Exception as error:

@@ -77,7 +77,7 @@ SERVICE = 'failed calling webhook "v.sh": Post "https://volcano-admission.volcan
         (SERVICE, "`kubectl -n volcano-system get endpoints volcano-admission`"),
         ('failed calling webhook "v.sh": timeout', "`kubectl get validatingwebhookconfigurations,"),
         ('pods "x" is forbidden: exceeded quota: q', "`kubectl -n default describe quota`"),
-        ('jobs is forbidden: User "a" cannot create resource "jobs"', "`kubectl apply -f docs/rbac.yaml`"),
+        ('jobs is forbidden: User "a" cannot create resource "jobs"', "`kubectl apply -f deploy/kubernetes/rbac.yaml`"),
     ],
 )
 def test_refusal_comes_with_its_remedy(fake_server: Client, said: str, remedy: str) -> None:

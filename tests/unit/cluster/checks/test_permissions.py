@@ -30,7 +30,7 @@ def test_all_missing_rights_are_named_at_once(fake_api: FakeApi, fake_server: Cl
     (found,) = check_permissions(fake_server, NEEDS)
     missing = "create jobs.batch.volcano.sh, nor get, watch pods, nor get pods/log"
     assert (found.verdict, found.detail) == ("failed", f"fake-user may not {missing} in namespace default")
-    assert "`kubectl apply -f docs/rbac.yaml`" in found.remedy
+    assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in found.remedy
     assert found.remedy.endswith("bind it to fake-user")
 
 

@@ -5,6 +5,7 @@ from collections.abc import Callable
 import pytest
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactUpdate
+from prefect.settings import PREFECT_API_URL, PREFECT_UI_URL, temporary_settings
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
@@ -122,3 +123,11 @@ def test_result_is_kept_beside_the_report(server: FakePrefect) -> None:
     (kept,) = [page for page in server.artifacts if page["type"] == "result"]
     assert (kept["description"], kept["flow_run_id"]) == (short_report().run, RUN_ID)
     assert RunResult.model_validate(kept["data"]).sentence == "a sentence"
+
+
+def test_link_leads_to_the_page_of_the_run() -> None:
+    """Messages and experiments carry the address of the run's page; without a known UI there is none."""
+    with temporary_settings({PREFECT_UI_URL: "http://prefect:4200"}):
+        assert PrefectReporter(RUN_ID).link == f"http://prefect:4200/runs/flow-run/{RUN_ID}"
+    with temporary_settings({PREFECT_UI_URL: None, PREFECT_API_URL: None}):
+        assert PrefectReporter(RUN_ID).link == ""

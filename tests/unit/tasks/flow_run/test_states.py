@@ -1,11 +1,14 @@
 """The state of a run in Prefect: how an end is shown, and calls that end although Prefect is busy."""
 
+import os
 import threading
+from typing import Any
 from uuid import UUID
 
 import pytest
 from httpx import HTTPStatusError
-from prefect.client.schemas.objects import State, StateType
+from prefect.client.schemas.objects import FlowRun, State, StateType
+from prefect.context import FlowRunContext
 
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
@@ -13,6 +16,7 @@ from torchyard.tasks.flow_run.states import (
     count_person_requests,
     delete_like_runs,
     final_state,
+    find_pool,
     open_bounded_client,
     report_state,
 )
@@ -73,3 +77,17 @@ def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, mo
     fake_prefect.answers["/flow_runs/filter"] = runs
     delete_like_runs(State(type=StateType.COMPLETED, message="swept 0 runs"))
     assert fake_prefect.deleted == [ids[0], ids[2]]
+
+
+def test_process_without_a_worker_has_its_installations_pool() -> None:
+    """Outside of a flow run the environment names the pool, as for `make up` and a watchdog."""
+    os.environ["TORCHYARD_POOL"] = "team-b"
+    assert find_pool() == "team-b"
+
+
+def test_flow_run_has_its_workers_pool(fake_prefect: FakePrefect) -> None:
+    """A flow run that a worker has taken belongs to that worker's pool, whatever the environment says."""
+    made = FlowRun.model_validate({"flow_id": RUN_ID, "work_pool_name": "team-b"})
+    context: Any = FlowRunContext
+    with open_bounded_client() as client, context.model_construct(flow_run=made, client=client):
+        assert find_pool() == "team-b"

@@ -1,0 +1,21 @@
+"""Two of our steps in a flow of one's own: it asks whether a profile can run now, and starts nothing."""
+
+from prefect import flow
+
+from torchyard.tasks import PreflightError, load_profile, plan, preflight
+
+
+@flow
+def can_it_run(profile: str = "digits-local") -> bool:
+    """Whether no check fails; a failed one says what to do."""
+    try:
+        checks = preflight(plan(load_profile(profile)))
+    except PreflightError as error:
+        checks = error.checks
+    for check in checks:
+        print(f"{check.verdict:8}{check.need}: {check.detail} {check.remedy}")
+    return all(check.verdict != "failed" for check in checks)
+
+
+if __name__ == "__main__":
+    print(can_it_run())

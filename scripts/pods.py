@@ -1,0 +1,138 @@
+"""Sets up a Kubernetes work pool: the pool, its deployments and its automations, as the worker's own image has them.
+
+The worker's pod runs this before its worker starts (deploy/kubernetes/worker.yaml). A run's pod is Prefect's own job,
+with the files of /etc/torchyard merged into it, in the order of their names.
+"""
+
+import os
+import sys
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from scripts.api import YardError, open_prefect_client
+from torchyard.common.pool import read_pool
+from torchyard.kube.client import get_cluster_client
+from torchyard.model.errors import TorchyardError
+from torchyard.model.profile import Cluster
+
+_RUN_POD_FOLDER = Path("/etc/torchyard")
+_SERVER_TIMEOUT_S, _RETRY_INTERVAL_S = 300.0, 2.0  # a server that starts together with this pod
+_FINISHED_JOB_TTL_S = 600  # the logs of a finished pod can be read for so long
+_CONTAINER_NAME = "prefect-job"  # Prefect's name for it
+
+KubeObject = dict[str, Any]
+
+
+def main() -> int:
+    """`python -m scripts.pods`, in a pod that knows its POD_NAME and POD_NAMESPACE."""
+    try:
+        _await_server()
+        template = build_job_template(_read_run_pod(_RUN_POD_FOLDER), _read_own_image(), os.environ["POD_NAMESPACE"])
+        _write_pool(template)
+        from scripts.automations import create_automations
+        from scripts.deployments import deploy_flows
+
+        deploy_flows(kind="kubernetes")
+        create_automations()
+    except (YardError, TorchyardError) as error:
+        print(error, file=sys.stderr)
+        return 1
+    return 0
+
+
+def build_job_template(run_pod: KubeObject, image: str, namespace: str) -> KubeObject:
+    """The job template of the work pool: Prefect's own, with `run_pod` merged into the pod that it describes."""
+    from prefect_kubernetes.worker import KubernetesWorker
+
+    template: KubeObject = KubernetesWorker.get_default_base_job_template()
+    spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+    (container,) = spec["containers"]
+    del container["env"], container["resources"]  # Prefect adds its own variables to those that run_pod has
+    containers = [{"name": _CONTAINER_NAME, **each} for each in run_pod.get("containers", [])]
+    template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"] = merge_manifest(
+        spec, {**run_pod, "containers": containers}
+    )
+    # With a limit of 0 Prefect itself starts a run again whose pod is evicted: Kubernetes would not say so to it.
+    fixed = {"backoff_limit": 0, "finished_job_ttl": _FINISHED_JOB_TTL_S, "image": image, "namespace": namespace}
+    fields = template["variables"]["properties"]
+    for name, value in fixed.items():
+        fields[name]["default"] = value
+    return template
+
+
+def merge_manifest(base: Any, change: Any) -> Any:
+    """One manifest merged into another: mappings by key, lists by the names of their items; null removes a key."""
+    if isinstance(base, Mapping) and isinstance(change, Mapping):
+        merged = {**base, **{key: merge_manifest(base.get(key), value) for key, value in change.items()}}
+        return {key: value for key, value in merged.items() if value is not None}
+    if _has_names(base) and _has_names(change):
+        known = {each["name"]: each for each in base}
+        named = {each["name"]: merge_manifest(known.get(each["name"]), each) for each in change}
+        return list({**known, **named}.values())
+    return change
+
+
+def _has_names(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(each, Mapping) and "name" in each for each in value)
+
+
+def _read_run_pod(folder: Path) -> KubeObject:
+    """What the files of a folder say about a run's pod, all merged."""
+    merged: KubeObject = {}
+    for path in sorted(folder.glob("*.yaml")):
+        try:
+            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+        except yaml.YAMLError as error:
+            raise YardError(f"{path}: {error}") from error
+        if not isinstance(found, Mapping):
+            raise YardError(f"{path}: the fields of a pod's spec are needed, and this is {type(found).__name__}")
+        merged = merge_manifest(merged, found)
+    return merged
+
+
+def _read_own_image() -> str:
+    """The image of this pod: that of the runs too, so code and deployments are always of one version."""
+    name = os.environ["POD_NAME"]
+    pod = get_cluster_client(Cluster()).get("v1", "Pod", name)
+    if pod is None:
+        raise YardError(f"there is no pod {name} in this namespace, although this runs in it: check POD_NAME")
+    return str(pod["spec"]["containers"][0]["image"])
+
+
+def _await_server() -> None:
+    """Wait until the Prefect server answers."""
+    until = time.monotonic() + _SERVER_TIMEOUT_S
+    while True:
+        try:
+            with open_prefect_client(timeout_s=10) as client:
+                client.read_work_pools(limit=1)
+            return
+        except YardError as error:
+            if time.monotonic() > until:
+                raise
+            print(error, file=sys.stderr, flush=True)
+            time.sleep(_RETRY_INTERVAL_S)
+
+
+def _write_pool(template: KubeObject) -> None:
+    """Create the work pool, or give it this template; its limit and its pause stay as they are."""
+    from prefect.client.schemas.actions import WorkPoolCreate, WorkPoolUpdate
+    from prefect.exceptions import ObjectNotFound
+
+    pool_name = read_pool()
+    with open_prefect_client() as client:
+        try:
+            pool = client.read_work_pool(pool_name)
+        except ObjectNotFound:
+            client.create_work_pool(WorkPoolCreate(name=pool_name, type="kubernetes", base_job_template=template))
+            return
+        if pool.type == "kubernetes" and pool.base_job_template != template:
+            client.update_work_pool(pool_name, WorkPoolUpdate(base_job_template=template))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,166 @@
+"""Many runs triggered at once on one worker with a limit: what they cost, and that none is lost and none runs twice.
+
+`python tests/bench_queue.py [RUNS [LIMIT]]`. Each run is a flow process with a program of one line. The exit code is 1
+if a run did not succeed, started more than once, or ran its program more than once.
+"""
+
+import contextlib
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import yaml
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import FlowRun
+
+from tests.caller import forget_caller
+from tests.chaos.world import holders, kill_all
+from tests.yard import prefect_server, speaking_to
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import list_run_folders
+
+RUNS, LIMIT = 50, 10
+PATIENCE = 3600.0  # seconds until all runs have ended
+POOL = "torchyard"
+PROGRAM = """
+import os
+open(os.environ["TRUTH"] + "/" + os.environ["TORCHYARD_JOB"].replace("/", " "), "a").write("x")
+print("done")
+"""
+
+
+def main(show: Any, runs: int = RUNS, limit: int = LIMIT) -> int:
+    """Trigger the runs, wait for their ends, print the figures; returns how many faults were found."""
+    with tempfile.TemporaryDirectory() as name, prefect_server(Path(name, "prefect")) as server:
+        folder = Path(name)
+        os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
+        (folder / "truth").mkdir()
+        with speaking_to(server), get_client(sync_client=True) as client, worker(folder, server, limit):
+            ids = trigger(client, folder, runs)
+            began = time.monotonic()
+            peak, ended = watch(client, ids)
+            show(f"{runs} runs at once, {limit} at a time: to the last end", ended - began, None)
+            show(f"{runs} runs at once: a run", (ended - began) / runs, None)
+            show("memory of the worker and its flows, most", peak["MB"], None, "MB")
+            show("memory a run in progress", peak["MB"] / limit, None, "MB")
+            show("runs in progress, most", peak["live"], None, "")
+            faults = find_faults(client, folder, ids, peak["live"] > limit)
+    print("\n".join(faults) or f"nothing lost, nothing twice: {runs} runs, {runs} programs")
+    return len(faults)
+
+
+@contextlib.contextmanager
+def worker(folder: Path, server: dict[str, str], limit: int) -> Iterator[None]:
+    """A worker that takes this many runs at a time; its flows and their programs never outlive it."""
+    words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
+    with (folder / "worker.log").open("wb") as log:
+        subprocess.Popen(
+            [*words, "--limit", str(limit)],
+            env={**os.environ, **server, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            stdout=log,
+            stderr=log,
+            start_new_session=True,
+        )
+    try:
+        yield
+    finally:
+        kill_all(mark())
+
+
+def mark() -> str:
+    return f"TORCHYARD_RUNS={os.environ['TORCHYARD_RUNS']}"
+
+
+def trigger(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID]:
+    """Create all runs, one request after the other."""
+    from flows.train import train
+
+    (folder / "tiny.py").write_text(PROGRAM)
+    profile = {"about": "a line", "launcher": "baremetal", "program": "tiny.py", "agent": "none", "rendezvous": "env"}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump({**profile, "env": {"TRUTH": str(folder / "truth")}}))
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    made = client.create_deployment(
+        client.create_flow(train),
+        name="tiny",
+        work_pool_name=POOL,
+        entrypoint="flows/train.py:train",
+        pull_steps=[step],
+    )
+    asked = {"profile": str(folder / "tiny.yaml")}
+    return [client.create_flow_run_from_deployment(made, parameters=asked).id for _ in range(runs)]
+
+
+def watch(client: SyncPrefectClient, ids: list[UUID]) -> tuple[dict[str, float], float]:
+    """Wait until all runs have ended; returns the most memory and runs in progress, and when the last one ended."""
+    peak, until = {"MB": 0.0, "live": 0.0}, time.monotonic() + PATIENCE
+    while time.monotonic() < until:
+        found = read_runs(client)
+        live = sum(run.state_name in ("Pending", "Submitting", "Running") for run in found)
+        peak = {"MB": max(peak["MB"], measure_memory()), "live": max(peak["live"], live)}
+        if sum(is_over(run) for run in found) == len(ids):
+            return peak, time.monotonic()
+        time.sleep(1)
+    raise TimeoutError(f"after {PATIENCE:.0f} s: {Counter(run.state_name for run in read_runs(client))}")
+
+
+def is_over(run: FlowRun) -> bool:
+    return run.state is not None and run.state.is_final() and run.state_name != "Crashed"
+
+
+def read_runs(client: SyncPrefectClient) -> list[FlowRun]:
+    """All flow runs, a page at a time."""
+    found: list[FlowRun] = []
+    while page := client.read_flow_runs(limit=200, offset=len(found)):
+        found += page
+    return found
+
+
+def measure_memory() -> float:
+    """The memory of the worker, its flows, watchdogs and supervisors in MB; a shared page counts once in all."""
+    return sum(map(read_share, holders(mark()))) / 1024
+
+
+def read_share(pid: int) -> int:
+    """A process's proportional share of the pages that it uses, in kB; 0 if it has ended."""
+    if pid == os.getpid():
+        return 0
+    with contextlib.suppress(OSError):
+        lines = Path("/proc", str(pid), "smaps_rollup").read_text().splitlines()
+        return next((int(line.split()[1]) for line in lines if line.startswith("Pss:")), 0)
+    return 0
+
+
+def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], over_limit: bool) -> list[str]:
+    """What was lost, and what happened twice."""
+    faults = ["more runs in progress than the worker's limit"] if over_limit else []
+    states = {run.id: f"{run.state_name}: {run.state and run.state.message}" for run in read_runs(client)}
+    faults += [f"{run}: {states[run]}" for run in ids if not states[run].startswith("Completed")]
+    starts = Counter(
+        event["run"] for each in list_run_folders() for event in each.events() if event["event"] == "start"
+    )
+    faults += [f"{run} has {starts[str(run)]} starts in its journal" for run in ids if starts[str(run)] != 1]
+    programs = [path.read_text() for path in (folder / "truth").iterdir()]
+    if programs != ["x"] * len(ids):
+        faults.append(f"{len(programs)} programs ran, {sum(len(text) for text in programs)} times, for {len(ids)} runs")
+    return faults
+
+
+if __name__ == "__main__":
+    from tests.bench import show as shown
+
+    forget_caller()
+    sys.exit(1 if main(shown, *map(int, sys.argv[1:])) else 0)

@@ -1,0 +1,116 @@
+"""The cells of the matrix: which fault strikes which rank of which job, and what must be told of it."""
+
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from torchyard.model.hang import HangClass
+
+RANKS = (4, 4, 8, 4, 6, 12, 4, 16)  # of the seeds, in turn
+HANGS: dict[str, tuple[HangClass, ...]] = {
+    "sleep": ("missing-rank",),
+    "lock": ("missing-rank",),
+    "sigstop": ("stopped",),
+    "swallowed": ("missing-rank",),
+    "loader": ("data-loader",),
+    "loader-queue": ("data-loader", "missing-rank"),
+    "gil": ("gil",),
+    "groups": ("deadlock-between-groups",),
+    "size": ("collective-mismatch",),
+    "operation": ("collective-mismatch",),
+    "recv": ("missing-rank",),
+    "fifo": ("storage",),
+    "full-disk": ("storage", "missing-rank", "compute"),
+    "network": ("network",),
+    "exit": ("missing-rank",),
+    "outside": ("all-waiting-outside",),
+    "compute": ("compute",),
+}
+STRAGGLERS = ("slow",)
+LATE = ("outside", "compute", "full-disk")  # told only after a minute: nobody waits, or the rank is at work
+STYLES = ("plain", "checkpoint", "evaluation", "uneven", "compile", "slow-loader", "download")
+ROOTS = ("full-disk", "network")  # need root: a small file system, network namespaces
+NAMES = (*HANGS, *STRAGGLERS, *STYLES)
+_WITHOUT_LINE = ("sigstop", "network", "outside")
+_NETWORK_NODES = 3  # of two, nobody can say which one is cut off
+
+
+class Cell(NamedTuple):
+    """One job: its fault or style, its size, and the seed that draws the rest."""
+
+    name: str
+    ranks: int
+    nodes: int
+    seed: int
+
+    def __str__(self) -> str:
+        return f"{self.name}-{self.ranks}x{self.nodes}-{self.seed}"
+
+    @property
+    def hangs(self) -> bool:
+        return self.name in HANGS
+
+    @property
+    def culprit(self) -> int:
+        return self._draw().randrange(self.ranks)
+
+    @property
+    def step(self) -> int:
+        """The step at which the fault strikes."""
+        return self._draw().randrange(10, 60)
+
+    def _draw(self) -> random.Random:
+        return random.Random(f"{self.name}/{self.ranks}/{self.seed}")
+
+    def node_of(self, rank: int) -> int:
+        return rank * self.nodes // self.ranks
+
+
+class Right(NamedTuple):
+    """A right verdict: one of these classes, ranks among `may` and with all of `must`, a true line if it has one."""
+
+    kinds: tuple[HangClass, ...]
+    must: frozenset[int]
+    may: frozenset[int]
+    has_line: bool
+
+    def has_right_ranks(self, ranks: Sequence[int]) -> bool:
+        return bool(ranks) and self.must <= set(ranks) <= self.may
+
+
+def right(cell: Cell) -> Right:
+    """What must be told of a cell that hangs."""
+    culprit, partner = cell.culprit, (cell.culprit + 1) % cell.ranks
+    every = frozenset(range(cell.ranks))
+    must = frozenset({culprit})
+    may = must
+    if cell.name == "groups":
+        # Of two ranks, none is more guilty than the other; of all ranks, one differs from all others.
+        must, may = (frozenset(), frozenset({culprit, partner})) if cell.seed % 2 == 0 else (must, every)
+    elif cell.name == "recv" and cell.seed % 2:
+        may = every  # its partner waits for all ranks, among them the culprit
+    elif cell.name == "network":
+        cut = cell.node_of(culprit)
+        must, may = frozenset(), frozenset(rank for rank in every if cell.node_of(rank) == cut)
+    elif cell.name == "outside":
+        must, may = frozenset(), every
+    kinds = HANGS[cell.name]
+    if cell.name == "recv" and cell.seed % 2:
+        kinds = (*kinds, "collective-mismatch", "deadlock-between-groups")
+    return Right(kinds, must, may, cell.name not in _WITHOUT_LINE and not _is_without_line(cell))
+
+
+def _is_without_line(cell: Cell) -> bool:
+    """Whether the culprit waits for a thread at its exit, in no line of the program; or is one of several in a ring."""
+    return (cell.name == "exit" and cell.seed % 2 == 0) or (cell.name == "recv" and cell.seed % 2 == 1)
+
+
+def list_cells(names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int]) -> list[Cell]:
+    """The cells of these classes and seeds; each third job has two nodes or four."""
+    found = []
+    for seed in seeds:
+        for name in names:
+            count = ranks[seed % len(ranks)]
+            nodes = _NETWORK_NODES if name == "network" else 1 if seed % 3 != 1 else 4 if count >= 8 else 2
+            found.append(Cell(name, max(count // nodes, 1) * nodes, nodes, seed))
+    return found

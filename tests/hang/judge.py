@@ -1,0 +1,68 @@
+"""What torchyard tells of a job's lines, live or by replay."""
+
+from collections.abc import Iterable
+from typing import NamedTuple
+
+from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.diagnosis.hang.stragglers import find_straggler
+from torchyard.model.hang import Straggler
+
+_LOOK_INTERVAL_S = 0.5
+
+
+class Line(NamedTuple):
+    """A line of a node's log, and when it came: seconds since the cell's start."""
+
+    at: float
+    node: str
+    text: str
+
+
+class Verdict(NamedTuple):
+    """What is told, and since when: seconds since the cell's start."""
+
+    at: float
+    kind: str
+    ranks: tuple[int, ...]
+    where: str
+    sentence: str
+
+
+class Judge:
+    """Feeds a job's lines to torchyard, on the clock of the lines, and keeps what it says whenever that changes."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._box = BlackBox(lambda: self._now)
+        self._last: tuple[object, ...] = ()
+        self.verdicts: list[Verdict] = []
+        self.straggler: Straggler | None = None
+
+    def take(self, line: Line) -> None:
+        self.look(line.at)
+        self._box.feed(line.node, line.text + "\n")
+
+    def look(self, now: float) -> None:
+        """Judge at each half second up to now."""
+        while self._now + _LOOK_INTERVAL_S <= now:
+            self._now += _LOOK_INTERVAL_S
+            self._judge()
+
+    def _judge(self) -> None:
+        box = self._box
+        nodes = {rank: record.node for rank, record in box.latest.items()}
+        self.straggler = find_straggler(box.windows, nodes) or self.straggler
+        hang = judge_hang(box.latest, box.world, box.ages())
+        told = (hang.kind, hang.ranks, hang.where) if hang else ()
+        if hang and told != self._last:
+            self.verdicts.append(Verdict(self._now, hang.kind, hang.ranks, hang.where, hang.sentence))
+        self._last = told
+
+
+def replay(lines: Iterable[Line]) -> Judge:
+    """What would have been told of recorded lines."""
+    judge = Judge()
+    for line in lines:
+        judge.take(line)
+    return judge

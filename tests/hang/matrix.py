@@ -1,0 +1,117 @@
+"""`make hang`: jobs with every kind of hang, and healthy ones that look like it, under the black box; prints a table.
+
+    python -m tests.hang.matrix [--classes NAME ...] [--seeds N] [--ranks N ...] [--jobs N] [--folder FOLDER]
+    python -m tests.hang.matrix --judge FOLDER
+
+A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
+judged by torchyard as they come; `--judge` judges recorded cells again. The exit code is 1 if a figure is worse than
+wanted.
+"""
+
+import argparse
+import queue
+import signal
+import sys
+import tempfile
+import threading
+from pathlib import Path
+
+from tests.hang.cells import NAMES, RANKS, ROOTS, Cell, list_cells
+from tests.hang.figures import HEAD, Row, judge_row, sum_up
+from tests.hang.places import find_missing_right
+from tests.hang.trial import Trial, read_cell, read_truth, replay_cell
+
+
+class Matrix:
+    """The cells to play, and the rows so far."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.rows: list[Row] = []
+        self._printing = threading.Lock()
+
+    def play(self, cells: list[Cell], jobs: int) -> None:
+        """Play all cells, this many at a time."""
+        todo: queue.Queue[Cell] = queue.Queue()
+        for cell in cells:
+            todo.put(cell)
+        lanes = [threading.Thread(target=self._play_lane, args=(lane, todo), daemon=True) for lane in range(jobs)]
+        for lane in lanes:
+            lane.start()
+        for lane in lanes:
+            lane.join()
+
+    def _play_lane(self, lane: int, todo: "queue.Queue[Cell]") -> None:
+        while True:
+            try:
+                cell = todo.get_nowait()
+            except queue.Empty:
+                return
+            folder = self.folder / str(cell)
+            try:
+                Trial(cell, folder, lane).play()
+            except (OSError, RuntimeError) as error:
+                self.say(Row(cell, float("inf"), wrong=f"not played: {error}"))
+            else:
+                self.judge(folder)
+
+    def judge(self, folder: Path) -> None:
+        """Judge a recorded cell, and print its row."""
+        cell, _ = read_cell(folder)
+        self.say(judge_row(cell, read_truth(folder), replay_cell(folder)))
+
+    def say(self, row: Row) -> None:
+        with self._printing:
+            self.rows.append(row)
+            print(row, flush=True)
+
+
+def read(words: list[str]) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="tests.hang.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--classes", nargs="+", choices=NAMES, default=NAMES, metavar="NAME", help=" ".join(NAMES))
+    parser.add_argument("--seeds", type=int, default=3, help="cells of each class")
+    parser.add_argument("--first-seed", type=int, default=0, help="the first of these seeds")
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes, which the seeds take in turn")
+    parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
+    parser.add_argument("--folder", type=Path, help="where the cells are recorded; a new folder of it for each")
+    parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge the cells that were recorded there")
+    return parser.parse_args(words)
+
+
+def choose(asked: argparse.Namespace) -> list[Cell]:
+    """The cells to play; those that need root are left out where there is none."""
+    missing = find_missing_right()
+    names = [name for name in asked.classes if not missing or name not in ROOTS]
+    if len(names) < len(asked.classes):
+        print(f"without {' and '.join(ROOTS)}: this machine {missing}")
+    return list_cells(names, range(asked.first_seed, asked.first_seed + asked.seeds), asked.ranks)
+
+
+def main(words: list[str]) -> int:
+    asked = read(words)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    matrix = Matrix(asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-")))
+    print(f"cells in {matrix.folder}\n{HEAD}", flush=True)
+    if asked.judge:
+        for path in sorted(asked.judge.glob("*/cell.json")):
+            matrix.judge(path.parent)
+    else:
+        matrix.play(choose(asked), asked.jobs)
+    return conclude(matrix.rows)
+
+
+def conclude(rows: list[Row]) -> int:
+    """Print the figures, and the exit code."""
+    if not rows:
+        return 0
+    figures = sum_up(rows)
+    wrong = [f"{row.cell}: {row.wrong}" for row in rows if row.wrong]
+    missed = [f"missed: {name}" for name in figures.list_misses()]
+    print("\n".join(["", str(figures), *wrong, *missed]))
+    return 1 if missed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

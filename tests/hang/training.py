@@ -1,0 +1,50 @@
+"""The loop of the matrix's programs: data-parallel steps with gloo, and a file that holds the truth about a fault."""
+
+import json
+import os
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+
+STEP_S = 0.05
+_BUCKETS = (4096, 1024, 128)  # gradients of a step, each with an all_reduce of its own
+TRUTH_VARIABLE = "HANG_TRUTH"
+
+
+def start() -> tuple[int, int]:
+    """This rank and the number of ranks, in a process group."""
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    return dist.get_rank(), dist.get_world_size()
+
+
+def train(before_step: Callable[[int], None], step_s: Callable[[], float] = lambda: STEP_S) -> None:
+    """Train until the matrix kills it; `before_step` is called with each step's number."""
+    step = 0
+    while True:
+        before_step(step)
+        forward(step_s())
+        for size in _BUCKETS:
+            dist.all_reduce(torch.ones(size))
+        if dist.get_rank() == 0:
+            print(json.dumps({"step": step}), flush=True)
+        step += 1
+
+
+def forward(seconds: float) -> None:
+    """Work a little, and sleep as long as an accelerator would work."""
+    torch.randn(64, 64) @ torch.randn(64, 64)
+    time.sleep(seconds)
+
+
+def tell(lines: int = 1) -> None:
+    """Write down that the fault begins now, in the caller's next lines."""
+    caller = sys._getframe(1)
+    first = caller.f_lineno + 1
+    fact = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first, first + lines))}
+    with Path(os.environ[TRUTH_VARIABLE]).open("a", encoding="utf-8") as file:
+        file.write(json.dumps(fact) + "\n")

@@ -1,0 +1,43 @@
+"""Hangs of a job, and what its ranks have reported."""
+
+from typing import Any
+
+from tests.hang_tables import plant
+from torchyard.model.hang import RECORD_MARK, Cluster, Collective, Frame, GroupProgress, Hang, RankRecord, Straggler
+
+LOADS = (Frame(function="read_shard", file="/code/train.py", line=12), Frame(function="main", file="t.py", line=40))
+WAITS = (Frame(function="all_reduce", file="/torch/distributed.py", line=99), LOADS[1])
+ALL_REDUCE = Collective(group="0", sequence=7, operation="all_reduce", sizes=((4,),), dtypes=("float32",))
+HANG = Hang(
+    kind="storage",
+    ranks=(2,),
+    nodes=("node-1",),
+    sentence="rank 2 on node-1 has read a file for 4 min in read_shard (train.py:12); 3 ranks wait for it",
+    where="read_shard (train.py:12)",
+    collective=ALL_REDUCE,
+    waiting=(0, 1, 3),
+    stalled_s=240,
+    clusters=(
+        Cluster(ranks=(0, 1, 3), place="all_reduce (distributed.py:99)"),
+        Cluster(ranks=(2,), place="read_shard (train.py:12)"),
+    ),
+    evidence=("rank 2 has called 6 collectives, the others 7", "rank 2 sleeps in the kernel, in nfs_wait"),
+)
+STRAGGLER = Straggler(rank=3, node="node-1", lost_percent=21.7, lost_s=65, window_s=300)
+
+
+def record(rank: int, **changes: Any) -> RankRecord:
+    """What a rank reports that waits in an all-reduce, two ranks on a node; rank 2 has not come there."""
+    late = rank == 2
+    progress = GroupProgress(called=6 if late else 7, completed=6)
+    fields: dict[str, object] = {"stalled_s": 240.0, "usual_s": 2.0, "groups": {"0": progress}}
+    fields |= {"waits": None if late else ALL_REDUCE, "stack": LOADS if late else WAITS, "state": "D" if late else "S"}
+    return plant(rank, **{**fields, **changes})
+
+
+RECORDS = {rank: record(rank) for rank in range(4)}
+
+
+def line_of(told: RankRecord) -> str:
+    """The text of a log line that holds a record."""
+    return f"{RECORD_MARK}{told.model_dump_json(exclude={'node'})}"

@@ -1,0 +1,94 @@
+"""A Prefect server on PostgreSQL: a lost run comes back there too, and nobody sees the database's password."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prefect import get_client
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import StateType
+
+from flows.train import train
+from scripts.processes import DATABASE_VARIABLE
+from tests.chaos.world import kill_all
+from tests.conftest import Write
+from tests.flow_processes import until
+from tests.postgres import PASSWORD, create_database, running_postgres
+from tests.skips import find_postgres
+from tests.yard import prefect_server, speaking_to
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import RunFolder, list_run_folders
+
+POOL = "torchyard"
+# Starts are counted in a file; the program ends once the test has killed its launcher.
+WAITS = """
+import os, time
+open(os.environ["TRUTH"] + "/starts", "a").write("x")
+while not os.path.exists(os.environ["TRUTH"] + "/go"):
+    time.sleep(0.1)
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """A server whose data are in a PostgreSQL."""
+    if not find_postgres():
+        pytest.skip("there is no PostgreSQL")
+    with running_postgres() as address, pytest.MonkeyPatch.context() as patch:
+        patch.setenv(DATABASE_VARIABLE, create_database(address, "prefect"))
+        with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
+            patch.delenv(DATABASE_VARIABLE)
+            yield environment
+
+
+@pytest.fixture
+def worker(server: dict[str, str], tmp_path: Path) -> Iterator[Path]:
+    """A worker of our pool; yields its log. Its processes never outlive the test."""
+    words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
+    own = {**os.environ, **server, "PYTHONPATH": str(ROOT)}
+    with speaking_to(server), get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
+    log = tmp_path / "worker.log"
+    with log.open("wb") as said:
+        subprocess.Popen(words, env=own, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+    yield log
+    kill_all(f"TORCHYARD_RUNS={os.environ['TORCHYARD_RUNS']}")
+
+
+def test_run_on_postgresql_comes_back(server: dict[str, str], worker: Path, write: Write, tmp_path: Path) -> None:
+    """The flow of a run is killed: the run is scheduled again, attaches to its program, and ends Completed."""
+    path = write(code=WAITS, env={"TRUTH": str(tmp_path)}, agent="none", rendezvous="env")
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    with speaking_to(server), get_client(sync_client=True) as client:
+        deployment = client.create_deployment(
+            client.create_flow(train),
+            name=path.stem,
+            work_pool_name=POOL,
+            entrypoint="flows/train.py:train",
+            pull_steps=[step],
+        )
+        run = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)}).id
+        until((tmp_path / "starts").exists, 240)
+        (folder,) = list_run_folders()
+        until(lambda: _is_waiting(folder))
+        os.kill(int(folder.last("start")["pid"]), signal.SIGKILL)
+        until(lambda: client.read_flow_run(run).run_count == 2, 240)
+        (tmp_path / "go").touch()
+        until(lambda: client.read_flow_run(run).state_type == StateType.COMPLETED, 240)
+        assert client.hello().status_code == 200
+    assert (tmp_path / "starts").read_text() == "x"
+    assert PASSWORD not in worker.read_text()
+
+
+def _is_waiting(folder: RunFolder) -> bool:
+    return folder.last("step").get("name") == "wait"
+
+
+def test_password_of_the_database_is_not_shown(server: dict[str, str]) -> None:
+    """No process has the database's password among its arguments, where every user could read it."""
+    lines = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert PASSWORD not in lines

@@ -1,0 +1,156 @@
+"""Two machines share a work pool: one loses its launcher, and the other one's worker takes the run."""
+
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import NamedTuple
+from uuid import UUID
+
+import pytest
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.actions import WorkPoolCreate
+from prefect.client.schemas.objects import State, StateType
+from prefect.settings import PREFECT_API_URL
+from prefect.states import Scheduled
+
+from flows.train import train
+from tests.chaos.world import holders, kill_all
+from tests.conftest import Write
+from tests.flow_processes import until
+from torchyard.common.project_root import ROOT
+from torchyard.run.folder import RunFolder
+from torchyard.tasks.recovery import recover_lost_runs
+
+pytestmark = pytest.mark.usefixtures("api")
+POOL = "torchyard"
+# Starts are counted in a file; the program ends once the test lets it.
+WAITS = """
+import os, time
+open(os.environ["TRUTH"] + "/starts", "a").write("x")
+while not os.path.exists(os.environ["TRUTH"] + "/go"):
+    time.sleep(0.1)
+"""
+SILENT = State[None](type=StateType.CRASHED, name="Crashed", message="no heartbeat for 120 s")
+
+
+class Machine(NamedTuple):
+    """A machine is a runs folder of its own, and the processes that use it; one that is apart sees no others."""
+
+    runs: Path
+    is_apart: bool = False
+
+    @property
+    def mark(self) -> str:
+        return f"TORCHYARD_RUNS={self.runs}"
+
+    def start_worker(self) -> None:
+        worker = f"{Path(sys.executable).parent / 'prefect'} worker start --pool {POOL} --type process"
+        # `make up` tends its worker too: a server whose SQLite is locked may refuse it.
+        words = ["sh", "-c", f"while :; do {worker}; sleep 1; done"]
+        if self.is_apart and not os.getuid():  # else it would find the other machine's processes in /proc
+            words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *words]
+        own = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "TORCHYARD_RUNS": str(self.runs)}
+        environment = {**os.environ, **own, "PREFECT_HOME": f"{self.runs}-home", "PYTHONPATH": str(ROOT)}
+        self.runs.mkdir(exist_ok=True)
+        with (self.runs.parent / f"{self.runs.name}.log").open("ab") as log:
+            subprocess.Popen(
+                words, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+            )
+
+    def lose_launcher(self) -> None:
+        """Kill everything but the supervisors and what they supervise: those train on under their lease."""
+        kept = {*holders("TORCHYARD_JOB="), *holders("host/supervisor.py")}
+        for pid in set(holders(self.mark)) - kept - {os.getpid()}:
+            os.kill(pid, signal.SIGKILL)
+
+    def folder(self) -> RunFolder:
+        (found,) = self.runs.glob("*/journal")
+        return RunFolder(found.parent)
+
+
+class Played(NamedTuple):
+    """A run that one of two machines has taken, and that has lost its launcher there."""
+
+    client: SyncPrefectClient
+    id: UUID
+    machines: tuple[Machine, Machine]
+    truth: Path
+
+    def state(self) -> State[None]:
+        found = self.client.read_flow_run(self.id).state
+        assert found
+        return found
+
+    def starts(self) -> int:
+        """How often the program was started, on whichever machine."""
+        file = self.truth / "starts"
+        return len(file.read_text()) if file.exists() else 0
+
+    def is_handed_back(self) -> bool:
+        """Whether the second machine has given the run back; a run that was lost on the way there is recovered."""
+        if self.state().name == "Crashed":
+            recover_lost_runs()
+        return str(self.state().message).startswith("its processes are on ")
+
+    def take_elsewhere(self) -> None:
+        """Let the first machine lose its launcher, and the second one's worker take the run."""
+        first, second = self.machines
+        first.lose_launcher()
+        self.client.set_flow_run_state(self.id, SILENT, force=True)
+        assert recover_lost_runs().back
+        second.start_worker()
+
+
+@pytest.fixture
+def played(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Played]:
+    truth = tmp_path / "truth"
+    truth.mkdir()
+    deadlines = {"lease": request.param, "grace": "2s"}
+    path = write(code=WAITS, env={"TRUTH": str(truth)}, deadlines=deadlines, agent="none", rendezvous="env")
+    machines = (Machine(tmp_path / "first"), Machine(tmp_path / "second", is_apart=True))
+    step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
+    with get_client(sync_client=True) as client:
+        client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
+        deployment = client.create_deployment(
+            client.create_flow(train),
+            name=path.stem,
+            work_pool_name=POOL,
+            pull_steps=[step],
+            entrypoint="flows/train.py:train",
+        )
+        run = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)})
+        made = Played(client, run.id, machines, truth)
+        machines[0].start_worker()
+        try:
+            until(lambda: made.starts() == 1, 240)
+            made.take_elsewhere()
+            yield made
+        finally:
+            kill_all(*(each.mark for each in machines), str(truth))
+
+
+@pytest.mark.parametrize("played", ["3m"], indirect=True)
+def test_run_goes_back_to_the_machine_that_holds_it(played: Played) -> None:
+    """A machine that knows nothing of the run's processes gives it back, and the run ends where it has begun."""
+    until(played.is_handed_back, 120)
+    assert not list(played.machines[1].runs.glob("*/journal"))
+    kill_all(played.machines[1].mark)
+    (played.truth / "go").touch()
+    played.machines[0].start_worker()
+    until(lambda: played.state().is_final() and played.state().name != "Crashed", 240)
+    assert (played.state().name, played.starts()) == ("Completed", 1)
+
+
+@pytest.mark.parametrize("played", ["15s"], indirect=True)
+def test_machine_that_is_gone_holds_a_run_no_longer_than_its_lease(played: Played) -> None:
+    """After the lease the run fails with a sentence: only a person can know that the silent machine is gone."""
+    until(lambda: played.state().is_final() and played.state().name != "Crashed", 240)
+    assert (played.state().name, played.starts()) == ("Failed", 1)
+    assert "retry this run" in str(played.state().message)
+    assert not holders(f"TORCHYARD_JOB={played.machines[0].folder().name}/")
+    played.client.set_flow_run_state(played.id, Scheduled(message="Retry from the UI"), force=True)
+    until(lambda: played.starts() == 2, 240)

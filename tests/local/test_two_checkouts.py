@@ -1,0 +1,153 @@
+"""Two checkouts, as on two machines, share one Prefect server, each under a name of its own."""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
+from prefect.client.schemas.objects import FlowRun
+
+from tests.flow_processes import until
+from tests.yard import prefect_server, speaking_to
+from torchyard.common.project_root import ROOT
+
+CODE = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")
+# prefect.yaml has a form for each profile: a few deployments are enough, and three times as fast to write.
+KEPT = ("digits-local", "any-profile", "lost", "crashed")
+
+
+class Checkout(NamedTuple):
+    """A folder with the project's code, run folders of its own, and the name of its installation."""
+
+    path: Path
+    pool: str
+    server: dict[str, str]
+
+    @property
+    def runs(self) -> Path:
+        return self.path.parent / f"{self.path.name}-runs"
+
+    def yard(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Do what `make up`, `make train` or `make down` does here."""
+        own = {"TORCHYARD_RUNS": str(self.runs), "TORCHYARD_POOL": self.pool, "PYTHONPATH": str(self.path)}
+        command = [sys.executable, str(self.path / "scripts" / "yard.py"), *words]
+        environment = {**os.environ, **self.server, **own}
+        return subprocess.run(
+            command, env=environment, cwd=self.path, capture_output=True, text=True, check=False, timeout=240
+        )
+
+    def has_worker(self) -> bool:
+        """Whether the process that keeps this checkout's worker running is alive."""
+        words = f"{self.path}/scripts/yard.py\0tend".encode()
+        return any(words in _read_command_line(pid) for pid in os.listdir("/proc") if pid.isdigit())
+
+
+def _read_command_line(pid: str) -> bytes:
+    try:
+        return Path("/proc", pid, "cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    with prefect_server(tmp_path_factory.mktemp("prefect")) as environment:
+        yield environment
+
+
+@pytest.fixture(scope="module")
+def checkouts(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) -> Iterator[list[Checkout]]:
+    """Two checkouts: one with the default name, one that is called `team-b`."""
+    base = tmp_path_factory.mktemp("checkouts")
+    made = [Checkout(base / name, pool, server) for name, pool in (("ada", "torchyard"), ("ben", "team-b"))]
+    for each in made:
+        _copy_code(each.path)
+    yield made
+    for each in made:
+        each.yard("down")
+
+
+def _copy_code(path: Path) -> None:
+    path.mkdir()
+    for name in CODE:
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, path / name)
+    text = (path / "prefect.yaml").read_text()
+    head, *entries = re.split(r"(?m)^(?=  - )", text[text.index("deployments:") :])
+    kept = [entry for entry in entries if any(re.search(rf"\bname: {name}\n", entry) for name in KEPT)]
+    (path / "prefect.yaml").write_text(text[: text.index("deployments:")] + head + "".join(kept))
+
+
+@pytest.fixture
+def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    with speaking_to(server), get_client(sync_client=True) as made:
+        yield made
+
+
+def test_each_checkout_carries_its_own_runs(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+    """Each checkout's run is taken by its own worker, with its own code; one `make down` leaves the other one alone."""
+    ada, ben = checkouts
+    with ThreadPoolExecutor() as both:
+        done = list(both.map(lambda each: each.yard("train", "digits-local"), checkouts))
+    assert [each.returncode for each in done] == [0, 0], [each.stdout + each.stderr for each in done]
+    runs = {str(run.work_pool_name): run for run in client.read_flow_runs() if _read_deployment(client, run)}
+    assert {pool: _read_deployment(client, run) for pool, run in runs.items()} == {
+        "torchyard": "digits-local",
+        "team-b": "digits-local@team-b",
+    }
+    for each in checkouts:
+        (folder,) = each.runs.glob("digits-local-*")
+        assert folder.name.endswith(runs[each.pool].id.hex[-8:])
+        assert f"{each.path}/programs/digits.py" in (folder / "attempt-1" / "plan.json").read_text()
+    _check_automations(client)
+    ada.yard("down")
+    assert (ada.has_worker(), ben.has_worker()) == (False, True)
+    assert _finish_run(client, "train/digits-local@team-b").is_completed()
+
+
+def _read_deployment(client: SyncPrefectClient, run: FlowRun) -> str:
+    name = client.read_deployment(run.deployment_id).name if run.deployment_id else ""
+    return name if name.startswith("digits") else ""
+
+
+def _check_automations(client: SyncPrefectClient) -> None:
+    """Each installation has three automations of its own, which watch its work pool alone."""
+    watched = set[tuple[str, ...]]()
+    for each in client.read_automations():
+        trigger: Any = each.trigger
+        watched.add((*each.name.split(": "), *trigger.match_related[1]["prefect.resource.name"]))
+    pools = [(pool, watched_pool) for pool, _, watched_pool in watched]
+    assert sorted(pools) == [("team-b", "team-b")] * 3 + [("torchyard", "torchyard")] * 3
+
+
+def _finish_run(client: SyncPrefectClient, deployment: str) -> Any:
+    """Create a run with a dry run's parameters, and wait for its end."""
+    found = client.read_deployment_by_name(deployment)
+    run = client.create_flow_run_from_deployment(found.id, parameters={**found.parameters, "dry_run": True})
+    return until(lambda: (state := client.read_flow_run(run.id).state) and state.is_final() and state)
+
+
+def test_checkout_without_a_name_of_its_own_is_refused(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+    """A third checkout that uses a taken name starts nothing, and the error says how to get a name of its own."""
+    taken = Checkout(checkouts[0].path.parent / "eve", "team-b", checkouts[0].server)
+    shutil.copytree(checkouts[1].path, taken.path, ignore=shutil.ignore_patterns(".prefect"))
+    said = taken.yard("up")
+    assert said.returncode == 1
+    assert f"belong to {checkouts[1].path}" in said.stderr
+    assert "make up POOL=" in said.stderr
+    assert not taken.has_worker()
+
+
+def test_name_of_a_running_worker_is_kept(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+    """`make up` under another name than that of the running worker is refused, before anything is deployed."""
+    said = checkouts[1]._replace(pool="team-c").yard("up")
+    assert (said.returncode, "serves the work pool team-b, not team-c: add POOL=team-b" in said.stderr) == (1, True)
+    assert not [each.name for each in client.read_work_pools() if each.name == "team-c"]

@@ -1,0 +1,174 @@
+"""Records `torchyard demo` and `torchyard demo --fail` into docs/pictures/demo.svg: `make picture`.
+
+The picture shows what a terminal shows of an installed package, except for two things: waits are shortened, and the
+path of the folder in which the commands run is left out. It has no script, so it plays wherever an image is shown.
+"""
+
+import fcntl
+import os
+import pty
+import shutil
+import struct
+import sys
+import tempfile
+import termios
+import time
+from dataclasses import dataclass
+from html import escape
+from pathlib import Path
+
+from torchyard.common.project_root import ROOT
+
+PICTURE = ROOT / "docs" / "pictures" / "demo.svg"
+COMMANDS = ("torchyard demo", "torchyard demo --fail")
+COLUMNS, ROWS = 100, 34
+_CHARACTER, _LINE, _MARGIN = 8.4, 18, 14  # in pixels, for a font of 14
+_PER_KEY_S, _LONGEST_WAIT_S, _READING_S, _END_S = 0.04, 0.35, 2.5, 3.0
+_START = "import sys; sys.path.insert(0, sys.argv.pop(1)); from torchyard.cli.console import main; main()"
+_STYLE = """
+text{font:14px ui-monospace,SFMono-Regular,Menlo,Consolas,"DejaVu Sans Mono",monospace;fill:#d4dae2;white-space:pre}
+.typed{fill:#fff;font-weight:600}.prompt{fill:#7ee787}
+"""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of the screen, and when it appears in the picture. `typed`: a command, a key after the other."""
+
+    at: float
+    text: str
+    typed: bool = False
+
+
+def record(command: str, package: Path, folder: Path) -> list[tuple[float, str]]:
+    """What the command printed in a pseudo terminal, and how many seconds after its start."""
+    start, heard = time.monotonic(), []
+    pid, terminal = pty.fork()
+    if pid == 0:
+        os.chdir(folder)
+        os.execv(sys.executable, [sys.executable, "-P", "-c", _START, str(package), *command.split()[1:]])
+    fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", ROWS, COLUMNS, 0, 0))
+    while text := _read(terminal):
+        heard.append((time.monotonic() - start, text))
+    os.close(terminal)
+    if code := os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]):
+        raise RuntimeError(f"{command} ended with {code}:\n{''.join(text for _, text in heard)}")
+    return heard
+
+
+def _read(terminal: int) -> str:
+    try:
+        return os.read(terminal, 1 << 16).decode()
+    except OSError:  # Linux says so when the last process has closed its side
+        return ""
+
+
+def wrap(text: str) -> list[str]:
+    """The text as rows of the terminal, which breaks a line wherever it is full."""
+    if "\x1b" in text:
+        raise ValueError("the demo moves the cursor or uses colours now, and this picture knows only lines")
+    lines = text.replace("\r", "").removesuffix("\n").split("\n")
+    return [line[at : at + COLUMNS] for line in lines for at in range(0, max(len(line), 1), COLUMNS)]
+
+
+def play(recordings: dict[str, list[tuple[float, str]]], folder: Path) -> tuple[list[Line], float]:
+    """Every line with its moment, and the seconds of the whole."""
+    lines, now = [], 0.4
+    for command, heard in recordings.items():
+        lines.append(Line(now, f"$ {command}", typed=True))
+        now, last = now + len(command) * _PER_KEY_S, 0.0
+        for at, text in heard:
+            now, last = now + min(at - last, _LONGEST_WAIT_S), at
+            lines += [Line(now, line) for line in wrap(text.replace(f"{folder}/", ""))] if text.strip() else []
+        now += _READING_S
+    return lines, now - _READING_S + _END_S
+
+
+def draw(lines: list[Line], length: float) -> str:
+    """The picture. Without animation it shows the end."""
+    width, height = 2 * _MARGIN + COLUMNS * _CHARACTER, 2 * _MARGIN + ROWS * _LINE
+    steps = {0.0: {"transform": "translateY(0)"}}
+    shapes: list[str] = []
+    frames: list[str] = []
+    moments = sorted({line.at for line in lines})
+    for moment in moments:
+        number = len(frames)
+        frames.append(_keyframes(f"m{number}", length, {0.0: {"opacity": "0"}, moment: {"opacity": "1"}}))
+        shapes += [_draw_line(row, line, f"m{number}") for row, line in enumerate(lines) if line.at == moment]
+        hidden = max(sum(line.at <= moment for line in lines) - ROWS, 0)
+        steps[moment] = {"transform": f"translateY({-hidden * _LINE}px)"}
+    for row, line in enumerate(lines):
+        if line.typed:
+            keys = len(line.text) - 2
+            moved = {line.at + key * _PER_KEY_S: _move(key * _CHARACTER) for key in range(keys + 1)}
+            frames.append(_keyframes(f"t{row}", length, {0.0: _move(0)} | moved))
+            shapes.append(_draw_cover(row, keys, f"t{row}"))
+    frames.append(_keyframes("scroll", length, steps))
+    names = [frame.split("{", 1)[0].removeprefix("@keyframes ") for frame in frames]
+    rules = "\n".join(f".{name}{{animation:{name} {length:.2f}s step-end infinite}}" for name in names)
+    end = steps[moments[-1]]["transform"]
+    label = "A terminal: torchyard demo trains and shows its report; torchyard demo --fail shows why a run failed"
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:g} {height}" role="img" aria-label="{label}">\n'
+        f"<style>{_STYLE}{rules}\n" + "\n".join(frames) + "\n.scroll{transform:" + end + "}\n"
+        "@media (prefers-reduced-motion:reduce){*{animation:none!important}}</style>\n"
+        f'<rect width="{width:g}" height="{height}" rx="8" fill="#0d1117"/>\n'
+        f'<svg y="{_MARGIN}" width="{width:g}" height="{ROWS * _LINE}"><g class="scroll">\n'
+        + "\n".join(shapes)
+        + "\n</g></svg>\n</svg>\n"
+    )
+
+
+def _move(pixels: float) -> dict[str, str]:
+    return {"transform": f"translateX({pixels:.1f}px)"}
+
+
+def _keyframes(name: str, length: float, values: dict[float, dict[str, str]]) -> str:
+    """Every value holds until the next one, the last one until the end."""
+    held = {**values, length: values[max(values)]}
+    parts = (f"{at / length:.3%}{{{';'.join(f'{k}:{v}' for k, v in value.items())}}}" for at, value in held.items())
+    return f"@keyframes {name}{{{''.join(parts)}}}"
+
+
+def _draw_line(row: int, line: Line, name: str) -> str:
+    """A row of the screen, stretched to its columns, whichever font there is."""
+    if line.typed:
+        pieces = _draw_text("prompt", 0, "$") + _draw_text("typed", 2, line.text[2:])
+    else:
+        pieces = _draw_text("printed", 0, line.text)
+    return f'<g class="{name}" transform="translate(0 {row * _LINE + 13})">{pieces}</g>' if line.text.strip() else ""
+
+
+def _draw_text(kind: str, column: int, text: str) -> str:
+    told = text.strip()
+    left = _MARGIN + (column + len(text) - len(text.lstrip())) * _CHARACTER
+    return (
+        f'<text x="{left:.1f}" textLength="{len(told) * _CHARACTER:.1f}" lengthAdjust="spacingAndGlyphs" '
+        f'class="{kind}" xml:space="preserve">{escape(told, quote=False)}</text>'
+    )
+
+
+def _draw_cover(row: int, keys: int, name: str) -> str:
+    """What hides the keys that are not typed yet; at the end it has moved away."""
+    left, width = _MARGIN + 2 * _CHARACTER, keys * _CHARACTER
+    return (
+        f'<rect class="{name}" x="{left:.1f}" y="{row * _LINE}" width="{width:.1f}" height="{_LINE}" fill="#0d1117" '
+        f'style="transform:translateX({width:.1f}px)"/>'
+    )
+
+
+def main() -> None:
+    """Run both commands as a user of the installed package would, and write the picture."""
+    with tempfile.TemporaryDirectory() as temporary:
+        package, folder = Path(temporary, "package"), Path(temporary, "folder").resolve()
+        folder.mkdir()
+        shutil.copytree(ROOT / "torchyard", package / "torchyard", ignore=shutil.ignore_patterns("__pycache__"))
+        for name in ("profiles", "programs"):  # where a wheel has them: runs then lie in the current folder
+            shutil.copytree(ROOT / name, package / "torchyard" / name)
+        lines, length = play({command: record(command, package, folder) for command in COMMANDS}, folder)
+    PICTURE.write_text(draw(lines, length), encoding="utf-8")
+    print(f"{PICTURE.relative_to(ROOT)}: {len(lines)} lines, {length:.1f} s, {PICTURE.stat().st_size >> 10} KiB")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,208 @@
+"""Writes the reference pages of docs/ from the code: `python -m tests.reference_pages`."""
+
+import argparse
+import json
+import re
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+from tests.causes_page import table
+from torchyard.cli.main import _build_parser
+from torchyard.common.project_root import ROOT
+from torchyard.launchers import registry
+from torchyard.loading import catalog
+from torchyard.model.hardware import Hardware
+from torchyard.model.profile import Profile
+
+Schema = dict[str, Any]
+DOCS = ROOT / "docs"
+MADE = "This page is made from the code by `python -m tests.reference_pages`."
+KEYS_HEAD = f"""\
+# Keys of a profile
+
+A profile is a YAML file: in `profiles/`, in a folder of your own (`TORCHYARD_PROFILES`; separate several with `:`), or
+at any path. Only `about`, `launcher` and `program` are required. All mistakes are reported at once, each with file,
+line and key, before anything is started. `--set KEY=VALUE` changes one key for one run, with dots for nested keys:
+`--set deadlines.run=5m`. `torchyard schema > profile.schema.json` gives an editor these keys.
+{MADE}
+
+A duration is a number with a unit, such as `90s`, `30m`, `12h` or `2d`. An amount is a number with or without a unit of
+Kubernetes, such as `64`, `500m` or `512Gi`. How the launchers use the keys of pods:
+[Kubernetes](kubernetes.md#the-keys).
+
+## The profile
+"""
+HARDWARE_HEAD = f"""\
+# Keys of a hardware file
+
+A hardware file describes one shape of node: `profiles/hardware/PLATFORM/SHAPE.yaml`, or the same below `hardware/` of a
+folder in `TORCHYARD_PROFILES`. The shipped shapes, and how to write one: [shapes of nodes](hardware.md).
+{MADE}
+
+## The file
+"""
+COMMANDS_HEAD = f"""\
+# Commands
+
+`torchyard` needs no server. In a checkout it is `.venv/bin/torchyard`.
+{MADE}
+"""
+MAKE_HEAD = """
+## make, in a checkout
+`make train` and the others set up what they need. What each does in Prefect: [with Prefect](prefect.md).
+
+"""
+PROFILES_HEAD = f"""\
+# The profiles that are shipped
+
+Which row of which guide each one implements, and where it differs: [the five guides](guides.md). `torchyard plan NAME`
+shows what would run. Registries, claims and hosts in them are examples: copy the file, or use `--set`. {MADE}
+
+"""
+NAMES = {"Bundle": "env_from", "Source": "env, a reference", "Mount": "mounts, each", "Init": "pod.init, each"}
+PLAIN_TYPES = {
+    "string": "text",
+    "integer": "whole number",
+    "number": "number",
+    "boolean": "`true`, `false`",
+    "object": "mapping",
+}
+INNER = ("Deadlines", "Source", "Mount", "Pod", "Init", "Bundle", "Cluster", "Trend")
+
+
+def describe_type(schema: Schema) -> str:
+    """What a value may be, in a few words."""
+    if name := schema.get("$ref", "").rpartition("/")[2]:
+        return f"[{title(name)}](#{anchor(title(name))})"
+    if kinds := schema.get("anyOf") or schema.get("oneOf"):
+        told = dict.fromkeys(describe_type(kind) for kind in kinds if kind.get("type") != "null")
+        return (", or " if any("," in each for each in told) else " or ").join(told)
+    values = schema.get("enum", [schema["const"]] if "const" in schema else [])
+    return ", ".join(f"`{value}`" for value in values) or describe_plain_type(schema)
+
+
+def describe_plain_type(schema: Schema) -> str:
+    """The same for what is neither a model nor a choice."""
+    match schema:
+        case {"type": "array", "items": items}:
+            return f"list of {describe_type(items)}"
+        case {"type": "object", "additionalProperties": dict() as values}:
+            return f"mapping to {describe_type(values)}"
+        case {"type": ["string", "number"]}:
+            return "duration" if "pattern" in schema else "text or number"
+        case _:
+            bounds = {"minimum": "at least {}", "exclusiveMinimum": "more than {}", "maximum": "at most {}"}
+            told = [text.format(f"{schema[key]:g}") for key, text in bounds.items() if key in schema]
+            return ", ".join([PLAIN_TYPES[schema["type"]], *told])
+
+
+def describe_default(key: str, schema: Schema, required: Iterable[str]) -> str:
+    """The value that a key has if it is left out."""
+    if key in required:
+        return "required"
+    value = schema.get("default")
+    if isinstance(value, float) and "duration" in describe_type(schema):
+        size, unit = next(each for each in ((86400, "d"), (3600, "h"), (60, "m"), (1, "s")) if not value % each[0])
+        return f"`{value / size:g}{unit}`"
+    if value == {"min": 1, "max": 1}:
+        return "`1`"
+    return f"`{json.dumps(value).strip(chr(34))}`" if value not in (None, [], {}, "") and "$ref" not in schema else ""
+
+
+def keys_table(schema: Schema, without: Iterable[str] = ()) -> str:
+    required = schema.get("required", ())
+    rows = [
+        (f"`{key}`", describe_type(each), describe_default(key, each, required), each["description"])
+        for key, each in schema["properties"].items()
+        if key not in without
+    ]
+    return table(("key", "value", "default", "meaning"), rows)
+
+
+def title(name: str) -> str:
+    """The heading of a model: what the user writes."""
+    return NAMES.get(name, name.lower())
+
+
+def anchor(heading: str) -> str:
+    return re.sub(r"[^a-z0-9_]+", "-", re.sub(r"[.,]", "", heading.lower()))
+
+
+def render_keys() -> str:
+    """docs/keys.md"""
+    schema = Profile.model_json_schema()
+    schema["properties"]["launcher"]["enum"] = registry.list_launchers()
+    parts = [KEYS_HEAD, keys_table(schema, ("name",))]
+    parts += [section(title(name), schema["$defs"][name]) for name in INNER]
+    for launcher in registry.list_launchers():
+        options = registry.load_launcher(launcher).Options.model_json_schema()
+        found = section(f"options of {launcher}", options)
+        parts += [found, *(section(f"{name} of {launcher}", each) for name, each in options.get("$defs", {}).items())]
+    return "".join(parts)
+
+
+def section(heading: str, schema: Schema) -> str:
+    said = schema.get("description", "").split("\n\n")[0]
+    return f"\n## {heading}\n{said}\n\n{keys_table(schema)}"
+
+
+def render_hardware_keys() -> str:
+    """docs/hardware-keys.md"""
+    schema = Hardware.model_json_schema()
+    parts = [HARDWARE_HEAD, keys_table(schema, ("name",))]
+    parts += [section(title(name), schema["$defs"][name]) for name in ("Gpus", "Fabric", "Expect")]
+    parts.append("\n## pod\nAs in a profile: [pod](keys.md#pod), [mounts](keys.md#mounts-each).\n\n## mounts, each\n")
+    parts.append("[As in a profile](keys.md#mounts-each).\n")
+    return "".join(parts)
+
+
+def list_verbs() -> dict[str, argparse.ArgumentParser]:
+    """Each verb with its parser."""
+    (verbs,) = (each for each in _build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    return dict(verbs.choices)
+
+
+def render_commands() -> str:
+    """docs/commands.md"""
+    verbs = list_verbs()
+    (told,) = (each for each in _build_parser()._actions if isinstance(each, argparse._SubParsersAction))
+    helps = {each.dest: str(each.help) for each in told._choices_actions}
+    rows = [(f"[`torchyard {name}`](#torchyard-{name})", helps[name]) for name in verbs]
+    rows.append(("`torchyard --version`", "print the version"))
+    parts = [COMMANDS_HEAD, "\n", table(("command", "what it does"), rows)]
+    for name, parser in verbs.items():
+        parts.append(f"\n## torchyard {name}\n{helps[name][0].upper()}{helps[name][1:]}.\n\n")
+        parts.append(table(("argument", "meaning"), [(f"`{each[0]}`", each[1]) for each in list_arguments(parser)]))
+    targets = re.findall(r"^([a-z0-9-]+):.*?## (.*)$", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    parts += [MAKE_HEAD, table(("command", "what it does"), [(f"`make {name}`", what) for name, what in targets])]
+    return "".join(parts).replace("| argument | meaning |\n| --- | --- |\n\n", "It takes no arguments.\n\n")
+
+
+def list_arguments(parser: argparse.ArgumentParser) -> Iterator[tuple[str, str]]:
+    """Each argument as it is typed, and its help."""
+    for action in parser._actions:
+        if isinstance(action, argparse._HelpAction):
+            continue
+        value = action.metavar or (f"{{{','.join(action.choices)}}}" if action.choices else action.dest.upper())
+        words = [*action.option_strings[:1], *([] if action.nargs == 0 else [str(value)])]
+        text = " ".join(words)
+        yield (text if action.required else f"[{text}]"), str(action.help or "")
+
+
+def render_profiles() -> str:
+    """docs/profiles.md"""
+    return PROFILES_HEAD + "\n".join(catalog.format_catalog_table(catalog.load_catalog())) + "\n"
+
+
+PAGES: dict[Path, Callable[[], str]] = {
+    DOCS / "keys.md": render_keys,
+    DOCS / "hardware-keys.md": render_hardware_keys,
+    DOCS / "commands.md": render_commands,
+    DOCS / "profiles.md": render_profiles,
+}
+
+
+if __name__ == "__main__":
+    for page, render in PAGES.items():
+        page.write_text(render())

@@ -1,0 +1,75 @@
+"""How the black box gets into a job's processes."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from torchyard.agents.black_box import FILES, list_recorder, pod_recorder
+from torchyard.host import black_box
+from torchyard.loading.profile import load_profile
+from torchyard.model.plan import Site
+from torchyard.model.profile import Profile
+
+PROFILE = load_profile("digits-local")
+OFF = PROFILE.model_copy(update={"on_hang": "off"})
+SHELLS = ("sh", "bash")
+
+
+def in_pod(shell: str, folder: Path, then: str, profile: Profile = PROFILE) -> subprocess.CompletedProcess[str]:
+    script = f"set -e\n{pod_recorder(profile)}{then}\n"
+    environment = {"TMPDIR": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
+    return subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_pod_unpacks_every_file(shell: str, tmp_path: Path) -> None:
+    """After the lines of the pod's shell every file is there as it is here, and Python finds it."""
+    said = in_pod(shell, tmp_path, 'echo "$PYTHONPATH $TORCHYARD_BLACK_BOX"')
+    unpacked = tmp_path / "torchyard-black-box"
+    assert said.stdout.split() == [str(unpacked / "site"), str(unpacked / "records")]
+    here = Path(black_box.__file__).parent
+    assert [(unpacked / name).read_text() for name in FILES] == [(here / name).read_text() for name in FILES]
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_path_of_the_image_is_kept(shell: str, tmp_path: Path) -> None:
+    """What an image has on PYTHONPATH stays there, behind the black box."""
+    script = f"set -e\n{pod_recorder(PROFILE)}" + 'echo "$PYTHONPATH"'
+    environment = {
+        "TMPDIR": str(tmp_path),
+        "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
+        "PYTHONPATH": "/own",
+    }
+    said = subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=True)
+    assert said.stdout == f"{tmp_path}/torchyard-black-box/site:/own\n"
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_pod_whose_disk_cannot_be_written_goes_on(shell: str, tmp_path: Path) -> None:
+    """A read-only file system costs the black box, says so, and nothing else."""
+    (tmp_path / "torchyard-black-box").write_text("a file where the folder should be")
+    said = in_pod(shell, tmp_path, "echo trained")
+    assert (said.returncode, said.stdout) == (0, "trained\n")
+    assert said.stderr.startswith("torchyard: no black box: ")
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
+    """An image without python3 starts its program."""
+    script = f"set -e\n{pod_recorder(PROFILE)}echo trained"
+    said = subprocess.run([f"/bin/{shell}", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, check=True)
+    assert (said.stdout, said.stderr) == (b"trained\n", b"")
+
+
+def test_supervisor_is_told_where_it_lies() -> None:
+    """On this machine the black box is read from its folder, on a host from what was copied there."""
+    site = Site(host="b", python="python3", folder="run", files="/runs/a", work=None, before=())
+    assert list_recorder(PROFILE, None) == {"recorder": str(Path(black_box.__file__).parent / "site")}
+    assert list_recorder(PROFILE, site) == {"recorder": "run/keeper/torchyard/host/black_box/site"}
+
+
+def test_one_key_switches_it_off() -> None:
+    """With `on_hang: off` nothing of it is in the job."""
+    assert (list_recorder(OFF, None), pod_recorder(OFF)) == ({}, "")

@@ -1,0 +1,86 @@
+"""What an archive holds of a run's folder."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from torchyard.archive.contents import (
+    is_log,
+    is_record,
+    list_ended_logs,
+    list_origins,
+    list_records,
+    merge_journals,
+    move_paths,
+)
+
+
+def line(at: float, event: str = "step", **facts: str) -> bytes:
+    return json.dumps({"at": at, "event": event, **facts}).encode() + b"\n"
+
+
+@pytest.mark.parametrize(
+    ("name", "record", "log"),
+    [
+        ("journal", True, False),
+        ("attempt-2/plan.json", True, False),
+        ("attempt-2/node-0/log", False, True),
+        ("attempt-2/hang/hang.txt", True, False),
+        ("attempt-2/hang/rank-0.json", False, False),
+        ("attempt-2/node-0/spec.json", False, False),
+        ("checkpoints/digits.pt", False, False),
+        ("lock", False, False),
+        ("attempt-1/../log", False, False),
+        ("../journal", False, False),
+        ("attempt-1/plan.json\n", False, False),
+    ],
+)
+def test_archive_holds_records_and_logs_alone(name: str, record: bool, log: bool) -> None:
+    """Checkpoints, locks and supervisors' files are not archived, and no name leads out of the folder."""
+    assert (is_record(name), is_log(name)) == (record, log)
+
+
+def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
+    """The log of an attempt without an outcome still grows."""
+    for number in (1, 2):
+        (tmp_path / f"attempt-{number}" / "node-0").mkdir(parents=True)
+        (tmp_path / f"attempt-{number}" / "node-0" / "log").write_text("a line\n")
+        (tmp_path / f"attempt-{number}" / "plan.json").write_text("{}")
+    (tmp_path / "attempt-2" / "hang").mkdir()
+    (tmp_path / "attempt-2" / "hang" / "stacks.txt").write_text("rank 0:\n")
+    (tmp_path / "attempt-1" / "outcome.json").write_text("{}")
+    (tmp_path / "attempt-1" / "other.json").write_text("{")
+    assert list(list_ended_logs(tmp_path)) == ["attempt-1/node-0/log"]
+    assert list(list_records(tmp_path)) == [
+        "attempt-1/outcome.json",
+        "attempt-1/plan.json",
+        "attempt-2/hang/stacks.txt",
+        "attempt-2/plan.json",
+    ]
+
+
+def test_journals_of_two_machines_become_one() -> None:
+    """The lines of both are there once, in order of time; a torn line is left out."""
+    ours = line(1) + line(2) + line(4, "step", name="wait")
+    theirs = line(1) + line(2) + line(3) + line(5, "end") + b'{"at": 6'
+    assert merge_journals(ours, theirs) == line(1) + line(2) + line(3) + line(4, "step", name="wait") + line(5, "end")
+
+
+def test_journal_that_has_every_line_stays() -> None:
+    """What the archive knows already changes nothing here, not even a torn line."""
+    ours = line(1) + line(2) + b"torn"
+    assert merge_journals(ours, line(1)) is ours
+    assert merge_journals(ours, b"") is ours
+
+
+def test_records_name_the_folder_here() -> None:
+    """Paths of the folder in which a record was written lead to this folder, and others stay."""
+    journal = line(1, "start", folder="/pod/runs/x-1") + line(2, "start", folder="/pod/runs/x-1")
+    text = '{"log": "/pod/runs/x-1/attempt-1/node-0/log", "folder": "/pod/runs/x-1", "other": "/pod/runs/x-12/log"}'
+    moved = move_paths(text, list_origins(journal), "/here/x-1")
+    assert json.loads(moved) == {
+        "log": "/here/x-1/attempt-1/node-0/log",
+        "folder": "/here/x-1",
+        "other": "/pod/runs/x-12/log",
+    }

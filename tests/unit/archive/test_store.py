@@ -1,0 +1,99 @@
+"""The archive: a folder here; tests/local/test_archive.py has one with a real S3 API."""
+
+import os
+import stat
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from torchyard.archive.store import ARCHIVE_VARIABLE, Store, call_bounded, open_store
+from torchyard.common.project_root import ROOT
+from torchyard.model.errors import ArchiveError
+
+
+def test_files_come_back(store: Store, tmp_path: Path) -> None:
+    """What was written and copied is listed with its size, read and fetched, whatever its folder."""
+    (tmp_path / "log").write_bytes(b"line\n")
+    store.write("run-1/journal", b"{}")
+    store.copy(tmp_path / "log", "run-1/attempt-1/node-0/log", lambda: None)
+    store.fetch("run-1/attempt-1/node-0/log", tmp_path / "back")
+    assert store.list_files("run-1") == {"journal": 2, "attempt-1/node-0/log": 5}
+    assert (store.read("run-1/journal"), (tmp_path / "back").read_bytes()) == (b"{}", b"line\n")
+    assert store.read_all(["run-1/journal"]) == {"run-1/journal": b"{}"}
+    assert store.list_runs() == ["run-1"]
+
+
+def test_absent_folder_is_empty(store: Store) -> None:
+    """A run that was never archived has no files: that is no error."""
+    assert store.list_files("run-1") == {}
+
+
+def test_what_cannot_be_listed_is_not_empty(store: Store, root: Path) -> None:
+    """An archive that cannot be read says so, and does not pass for an empty one."""
+    root.rmdir()
+    root.write_text("no folder")
+    with pytest.raises(ArchiveError, match="cannot list run-1"):
+        store.list_files("run-1")
+    with pytest.raises(ArchiveError, match="cannot write run-1/journal"):
+        store.write("run-1/journal", b"")
+
+
+def test_folders_are_private(store: Store, root: Path) -> None:
+    """Plans may hold secrets: only this user may look into a run's folder in an archive on a disk."""
+    store.write("run-1/journal", b"{}")
+    assert {stat.S_IMODE(path.stat().st_mode) for path in (root, root / "run-1")} == {0o700}
+
+
+@pytest.mark.parametrize(
+    ("url", "said"),
+    [
+        ("s3:/bucket", r"not a URL such as s3://BUCKET/PREFIX"),
+        ("s3://", r"not a URL such as s3://BUCKET/PREFIX"),
+        ("nowhere://bucket", r"nowhere.*set TORCHYARD_ARCHIVE to another URL, or unset it"),
+        ("gs://bucket", r"package for gs:// is missing.*pip install 'torchyard\[gcs\]'"),
+    ],
+)
+def test_wrong_url_is_one_clear_error(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The error shows the URL, what is wrong with it, and what to do."""
+    monkeypatch.setitem(sys.modules, "gcsfs", None)  # as if it were not installed
+    os.environ[ARCHIVE_VARIABLE] = url
+    with pytest.raises(ArchiveError, match=said) as caught:
+        open_store()
+    assert url in str(caught.value)
+
+
+def test_password_in_the_url_is_not_shown() -> None:
+    """Errors and reports name the archive without the password that its URL may hold."""
+    os.environ[ARCHIVE_VARIABLE] = "nowhere://user:hunter22@host/x"
+    with pytest.raises(ArchiveError, match="user:") as caught:
+        open_store()
+    assert "hunter22" not in str(caught.value)
+    assert Store("memory://user:hunter22@host/x").url == "memory://user:****@host/x"
+
+
+def test_no_archive_is_no_store() -> None:
+    """Without the variable nothing is archived."""
+    os.environ.pop(ARCHIVE_VARIABLE, None)
+    assert open_store() is None
+
+
+def test_call_is_not_waited_for_longer_than_asked() -> None:
+    """A store that hangs is an error, and an error of the store is passed on."""
+    with pytest.raises(ArchiveError, match="no answer"):
+        call_bounded(lambda: time.sleep(30), 0.01, "s3://x")
+    with pytest.raises(ArchiveError, match="refused"):
+        call_bounded(lambda: (_ for _ in ()).throw(ArchiveError("s3://x", "refused")), 30.0, "s3://x")
+    assert call_bounded(lambda: 7, 30.0, "s3://x") == 7
+
+
+def test_fsspec_is_imported_only_for_an_archive() -> None:
+    """The runner does not pay for fsspec's import if there is no archive."""
+    code = (
+        "import sys, torchyard.run.runner, torchyard.archive.store as s; s.open_store(); print('fsspec' in sys.modules)"
+    )
+    env = {name: value for name, value in os.environ.items() if name != ARCHIVE_VARIABLE}
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
+    assert done.stdout == "False\n"

@@ -1,0 +1,89 @@
+"""`torchyard demo`: what it puts into the folder, and what it says where something is missing."""
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+from torchyard.cli import demo
+from torchyard.cli.main import main
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import load_profile
+from torchyard.model.profile import Profile
+
+PROFILES = sorted((ROOT / "profiles" / "demo").glob("*.yaml"))
+
+
+@pytest.fixture(autouse=True)
+def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Profile]:
+    """The profiles that the demo would run; tests/local/test_wheel.py really runs them."""
+    monkeypatch.chdir(tmp_path)
+    found: list[Profile] = []
+
+    def start(profile: Profile) -> tuple[str, int]:
+        found.append(profile)
+        return f"{profile.name}-1", int(profile.name == "fails" and not Path("torchyard-demo/shard-1.bin").exists())
+
+    monkeypatch.setattr(demo, "run_new", start)
+    return found
+
+
+@pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
+def test_profile_of_the_demo_has_its_program_beside_it(path: Path) -> None:
+    """Each of the demo's profiles is copied with its program, and loads without anything else of the project."""
+    copied = demo._copy_files(path.stem)
+    assert load_profile(str(copied)).program == str(Path.cwd() / copied.parent / demo._PROGRAMS[path.stem])
+
+
+@pytest.mark.parametrize(
+    ("words", "name"), [([], "digits"), (["--without-torch"], "pi"), (["--fail"], "fails")], ids=["torch", "pi", "fail"]
+)
+def test_demo_ends_as_it_is_meant_to(words: list[str], name: str, started: list[Profile]) -> None:
+    """A training that succeeds, and a failure that was asked for, are both exit code 0."""
+    assert main(["demo", *words]) == 0
+    assert [each.name for each in started] == [name]
+
+
+def test_demo_says_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
+    """After the run the user reads commands with the run's and the profile's own names."""
+    assert main(["demo"]) == 0
+    said = capsys.readouterr().out
+    assert "torchyard logs digits-1 " in said
+    assert "torchyard run torchyard-demo/digits.yaml " in said
+
+
+def test_mended_failure_is_not_called_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
+    """With the missing file in place, `--fail` says why nothing failed, and its exit code is 1."""
+    main(["demo", "--fail"])
+    Path("torchyard-demo/shard-1.bin").touch()
+    assert main(["demo", "--fail"]) == 1
+    assert "because torchyard-demo/shard-1.bin is there" in capsys.readouterr().out
+
+
+def test_changed_files_are_kept(started: list[Profile]) -> None:
+    """A second demo runs the profile as the user has changed it."""
+    main(["demo", "--without-torch"])
+    path = Path("torchyard-demo/pi.yaml")
+    path.write_text(path.read_text().replace("nodes: 2", "nodes: 3"))
+    main(["demo", "--without-torch"])
+    assert [each.nodes.max for each in started] == [2, 3]
+
+
+def test_missing_torch_gets_the_line_that_installs_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], started: list[Profile]
+) -> None:
+    """Without torch nothing is started or written, and the error has both ways to install it and the one without."""
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
+    assert main(["demo"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith("torch is not installed in ")
+    assert all(each in said for each in ("pip install 'torchyard[local]'", "/whl/cpu", "demo --without-torch"))
+    assert (started, Path("torchyard-demo").exists()) == ([], False)
+
+
+def test_folder_that_cannot_be_made_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
+    """A file in place of the demo's folder gives one sentence and exit code 1."""
+    Path("torchyard-demo").touch()
+    assert main(["demo", "--without-torch"]) == 1
+    assert "torchyard-demo: File exists; call the demo in a folder of yours" in capsys.readouterr().err

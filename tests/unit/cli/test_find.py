@@ -1,0 +1,70 @@
+"""Runs that are on this machine, or only in the archive."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import Write, command_plan_of
+from tests.lone_processes import lone_profile
+from torchyard.archive.store import ARCHIVE_VARIABLE
+from torchyard.cli.find import bring_run_here, find_run
+from torchyard.cli.main import main
+from torchyard.model.errors import ArchiveError, ProfileError
+from torchyard.model.profile import Deadlines
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
+
+
+@pytest.fixture
+def run(write: Write, tmp_path: Path) -> RunFolder:
+    """A run in the archive that TORCHYARD_ARCHIVE names."""
+    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    there = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
+    there.note("start", run="an-id", folder=str(tmp_path / "gone" / there.name))
+    plan = command_plan_of(lone_profile(write), tmp_path / "gone" / there.name)
+    there.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    return there
+
+
+@pytest.fixture(autouse=True)
+def _folders(tmp_path: Path) -> None:
+    (tmp_path / "archive" / "sample-a1b2c3d4").mkdir(parents=True)
+
+
+def test_archived_run_is_found(run: RunFolder) -> None:
+    """A run that is not here is read from the archive."""
+    assert find_run(run.name).events() == run.events()
+
+
+def test_run_here_is_preferred(run: RunFolder) -> None:
+    """The archive is not asked for a run of this machine."""
+    bring_run_here(run.name)
+    os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
+    assert find_run(run.name).path == runs_folder() / run.name
+
+
+def test_unknown_run_lists_those_of_the_archive(run: RunFolder) -> None:
+    """The error names what there is, here and there."""
+    with pytest.raises(ProfileError, match=f"there are: none; in file://.*: {run.name}"):
+        find_run("other-1")
+
+
+@pytest.mark.parametrize("name", ["../../archive/sample-a1b2c3d4", "..", ""])
+def test_name_leads_nowhere_else(run: RunFolder, name: str) -> None:
+    """A name with a path in it is no run."""
+    with pytest.raises(ProfileError, match="no such run"):
+        find_run(name)
+    assert run.events()
+
+
+def test_archive_that_cannot_be_asked_is_an_error(run: RunFolder) -> None:
+    """It does not say that there is no such run."""
+    os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
+    with pytest.raises(ArchiveError):
+        find_run(run.name)
+
+
+def test_logs_that_are_not_archived_are_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A log that is not there does not look like an empty one."""
+    assert main(["logs", run.name]) == 0
+    assert "has no log of node-0" in capsys.readouterr().err

@@ -1,0 +1,190 @@
+"""Why a run hangs, as a person asks at any time."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, command_plan_of
+from tests.hangs import ALL_REDUCE, HANG, RECORDS, STRAGGLER, WAITS, line_of, record
+from tests.lone_processes import lone_profile
+from tests.reports import report
+from torchyard.archive.store import ARCHIVE_VARIABLE
+from torchyard.cli.main import main
+from torchyard.cli.why import _count_collectives
+from torchyard.common.project_root import ROOT
+from torchyard.model.hang import Frame, GroupProgress, OnHang, RankRecord
+from torchyard.model.profile import Deadlines
+from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, State, Status
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
+from torchyard.steps.hang_files import write_hang
+
+IN_TORCH = WAITS[0].model_copy(update={"file": "/usr/lib/python3.12/site-packages/torch/d.py"})
+STAMP = "2026-11-21T08:00:47.123Z node-0 | "
+
+
+@pytest.fixture
+def run(write: Write) -> RunFolder:
+    """A run of one node that has begun an attempt."""
+    folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
+    plan = command_plan_of(lone_profile(write), folder.path)
+    folder.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    folder.note("start", run="an-id", folder=str(folder.path))
+    return folder
+
+
+def report_ranks(run: RunFolder, *records: RankRecord) -> None:
+    """Write records into the node's log, between lines of the program."""
+    (log,) = run.plans()[-1].nodes.values()
+    Path(log).parent.mkdir(parents=True, exist_ok=True)
+    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + line_of(each) for each in records), f"{STAMP}epoch 2"]
+    Path(log).write_text("\n".join([*lines, ""]))
+
+
+def end(run: RunFolder, state: State = "failed", **found: Any) -> Outcome:
+    outcome = Outcome(status=Status(state=state, reason="it ended"), exits={}, **found)
+    run.save_outcome(1, outcome)
+    return outcome
+
+
+def ask(run: RunFolder, capsys: pytest.CaptureFixture[str], *words: str) -> list[str]:
+    """What the command prints."""
+    assert main(["why", run.name, *words]) == 0
+    return capsys.readouterr().out.splitlines()
+
+
+def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """While no hang is known, a table says what each rank does, by its last record."""
+    healthy = [its.model_copy(update={"kind": "pulse"}) for its in RECORDS.values()]
+    report_ranks(run, record(0, stalled_s=1.0), *healthy)
+    head, columns, first, _, third, last = ask(run, capsys)
+    assert head == "no rank is known to hang; what each has reported last:"
+    assert columns.split() == ["rank", "node", "collectives", "done", "waits", "in", "place", "since", "seen", "(UTC)"]
+    assert first.split() == [
+        *("0", "node-0", "6", "all_reduce", "7", "of", "group", "0"),
+        *("main", "(t.py:40),", "in", "distributed.all_reduce", "4", "min", "00", "s", "00:16:40"),
+    ]
+    assert third.split()[:5] == ["2", "node-0", "6", "read_shard", "(train.py:12)"]
+    assert last.split()[0] == "3"
+
+
+def test_rank_that_has_not_reported_is_named(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A rank without a record is not left out in silence."""
+    report_ranks(run, record(1, world=6))
+    assert ask(run, capsys)[-1] == "not reported: rank 0, 2-5"
+
+
+def test_hang_that_was_seen_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """After the run, the sentence, the places and the evidence are those that the wait has seen."""
+    report_ranks(run, *RECORDS.values())
+    end(run, hang=HANG, straggler=STRAGGLER)
+    lines = ask(run, capsys)
+    assert lines[0] == HANG.sentence
+    assert "    2 (hangs)  read_shard (train.py:12)" in lines
+    assert f"  - {HANG.evidence[0]}" in lines
+    assert lines[-1].startswith("straggler: rank 3 on node-1 arrives last")
+
+
+def test_failure_comes_first(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A run that has failed says so before all else, by its report."""
+    run.save_report(report("rank 2 hangs"))
+    assert ask(run, capsys)[0] == "failed: rank 2 hangs"
+
+
+def test_failed_attempt_of_a_run_that_goes_on_is_told(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Between two attempts there is no report yet, and the last attempt's failure counts."""
+    failure = Failure(cause="rank-hangs", sentence="rank 2 hangs")
+    collected = Collected(logs=(), metrics=Metrics(), failure=failure)
+    run.save_ended(Attempt(number=1, outcome=end(run), collected=collected))
+    assert ask(run, capsys)[0] == "failed: rank 2 hangs"
+
+
+@pytest.mark.parametrize(("on_hang", "why"), [("off", "on_hang is off"), ("report", "the program has not started")])
+def test_run_without_records_says_why(
+    run: RunFolder, capsys: pytest.CaptureFixture[str], on_hang: OnHang, why: str
+) -> None:
+    """No record is no proof that all is well."""
+    intent = run.intent(1)
+    assert intent
+    run.save_intent(1, intent.model_copy(update={"plan": intent.plan.model_copy(update={"on_hang": on_hang})}))
+    (line,) = ask(run, capsys)
+    assert line.startswith(f"no rank of this run has reported: {why}")
+
+
+def test_json_has_every_record(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """A script gets the hang, and what each rank has reported last."""
+    report_ranks(run, *RECORDS.values())
+    end(run, hang=HANG)
+    found = json.loads("\n".join(ask(run, capsys, "--json")))
+    assert (found["hang"]["kind"], found["world"], found["failure"]) == ("storage", 4, None)
+    assert [each["rank"] for each in found["ranks"]] == [0, 1, 2, 3]
+
+
+def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    """A run that is only in the archive is read from there."""
+    report_ranks(run, *RECORDS.values())
+    end(run, hang=HANG)
+    os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
+    (tmp_path / "archive").mkdir()
+    shutil.move(run.path, tmp_path / "archive" / run.name)
+    assert ask(run, capsys)[0] == HANG.sentence
+
+
+def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """An archive has what was written of a hang before it has the logs of a job that still runs."""
+    write_hang(run.attempt(1), HANG, RECORDS)
+    assert ask(run, capsys)[1:3] == ["but a hang has been seen:", HANG.sentence]
+
+
+def test_nothing_of_a_record_reaches_the_terminal_as_more_than_text(
+    run: RunFolder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Names and numbers in a record come from the job, and may be anything: such a record is none."""
+    evil = Frame(function="\x1b[2Jx\n0  all is well", file="a.py", line=1)
+    report_ranks(run, record(0, stack=(evil,), at=1e300, stalled_s=12345.0, world=10**15))
+    (log,) = run.plans()[-1].nodes.values()
+    Path(log).write_text(Path(log).read_text().replace("12345.0", "Infinity"))
+    lines = ask(run, capsys)
+    assert "\x1b" not in "".join(lines)
+    assert len(lines) == 1
+
+
+def test_thousand_ranks_are_shortened(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of many ranks the first and the last are shown, and where the others are found."""
+    report_ranks(run, *(record(rank, world=1000, kind="pulse") for rank in range(1000)))
+    lines = ask(run, capsys)
+    assert len(lines) == 131
+    assert "    ... 872 more: see --json" in lines
+
+
+def test_collectives_are_counted_by_group() -> None:
+    """One group needs no name, several do, and not all of many are listed."""
+    done = GroupProgress(called=7, completed=6)
+    counted = [_count_collectives(record(0, groups=dict.fromkeys(names, done))) for names in ("", "0", "01", "012345")]
+    assert counted == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
+    assert ALL_REDUCE.group == "0"
+
+
+def test_dumps_of_torch_are_explained(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two real dumps of a rank that did not come: it is named, and its number is that of the file."""
+    for rank in (0, 1):
+        shutil.copy(
+            ROOT / f"tests/logs/flight_recorder/gloo-torch-2.13-rank{rank}.json", tmp_path / f"trace_rank_{rank}"
+        )
+    assert main(["why", f"{tmp_path}/"]) == 0
+    assert capsys.readouterr().out.startswith("rank 1")
+
+
+@pytest.mark.parametrize(
+    ("name", "said"), [("notes.txt", "no file there ends with a rank"), ("trace_rank_0", "the dump is refused")]
+)
+def test_folder_without_dumps_is_refused(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+) -> None:
+    """What is no dump is one sentence, with the file."""
+    (tmp_path / name).write_text("hello")
+    assert main(["why", f"{tmp_path}/"]) == 1
+    assert said in capsys.readouterr().err

@@ -1,0 +1,15 @@
+"""Ranks as people read them."""
+
+from torchyard.common.ranks import format_ranks
+
+
+def test_ranks_that_follow_each_other_are_a_range() -> None:
+    """A thousand ranks are as short as two, and a gap is seen."""
+    assert [format_ranks(each) for each in ([], [3], [2, 0, 1, 1], [0, 1, 2, 8, 10, 11], range(1024))] == [
+        *("", "3", "0-2", "0-2, 8, 10-11", "0-1023"),
+    ]
+
+
+def test_long_list_is_cut() -> None:
+    """Of many ranges the first are named, and the ranks of the others are counted."""
+    assert format_ranks(range(0, 40, 2), most=8) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"

@@ -1,0 +1,58 @@
+"""Tests of the fault of a rank that does not come."""
+
+from typing import Any
+
+import pytest
+
+from tests.hang_tables import LOAD, plant
+from torchyard.diagnosis.hang.culprits import explain_absence
+from torchyard.model.hang import Frame
+
+
+def frame(function: str, file: str) -> tuple[Frame, ...]:
+    return (Frame(function=function, file=file, line=1), *LOAD)
+
+
+@pytest.mark.parametrize(
+    ("facts", "limit_s"),
+    [
+        ({}, 3.0),
+        ({"usual_s": 4.0}, 12.0),
+        ({"usual_s": 0.0, "groups": {}}, 20.0),
+        ({"state": "T", "usual_s": 0.1}, 2.0),
+        ({"is_active": True}, 300.0),
+        ({"is_active": True, "usual_s": 30.0}, 600.0),
+        ({"state": "D"}, 8.0),
+        ({"state": "D", "wchan": "jbd2_log_wait_commit"}, 60.0),
+        ({"state": "D", "writes": True}, 300.0),
+    ],
+)
+def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
+    """How long a rank may stay away depends on what it does, and on what is usual in this run."""
+    assert explain_absence(plant(0, **facts), 0.0).limit_s == limit_s
+
+
+@pytest.mark.parametrize(
+    ("facts", "kind"),
+    [
+        ({"stack": frame("load", "/v/site-packages/torch/serialization.py")}, "storage"),
+        ({"wchan": "pipe_read"}, "storage"),
+        ({"wchan": "pipe_read", "stack": frame("_recv", "/l/multiprocessing/connection.py")}, "missing-rank"),
+        ({"wchan": "nfs_wait_bit_killable"}, "storage"),
+        ({"stack": frame("get", "/l/multiprocessing/queues.py")}, "data-loader"),
+        ({"stack": frame("read", "/l/ssl.py")}, "network"),
+        ({"stack": frame("urlopen", "/l/urllib/request.py")}, "network"),
+        ({"wchan": "inet_csk_accept"}, "network"),
+        ({"blind_s": 5.0, "state": "S"}, "gil"),
+        ({"blind_s": 5.0, "state": "D"}, "storage"),
+        ({"blind_s": 5.0, "state": "T"}, "stopped"),
+    ],
+)
+def test_kind_by_facts(facts: dict[str, Any], kind: str) -> None:
+    """The strongest fact decides."""
+    assert explain_absence(plant(0, **facts), 0.0).kind == kind
+
+
+def test_nothing_known_is_patient() -> None:
+    """A rank of which nothing is known may be writing a checkpoint."""
+    assert explain_absence(None, 0.5).limit_s == 300.0

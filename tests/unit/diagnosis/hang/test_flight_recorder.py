@@ -1,0 +1,133 @@
+"""Tests of the reader of torch's flight recorder's dumps: recorded ones, and planted ones of other versions."""
+
+import io
+import json
+import os
+import pickle
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from torchyard.common.project_root import ROOT
+from torchyard.diagnosis.hang.flight_recorder import DumpError, read_dump, to_record
+from torchyard.diagnosis.hang.judge import judge_hang
+
+FOLDER = ROOT / "tests" / "logs" / "flight_recorder"
+
+
+def recorded(suffix: str) -> dict[int, bytes]:
+    return {rank: (FOLDER / f"gloo-torch-2.13-rank{rank}.{suffix}").read_bytes() for rank in (0, 1)}
+
+
+def entry(sequence: int, state: str = "completed", **more: Any) -> dict[str, Any]:
+    return {
+        "record_id": sequence,
+        "pg_id": 0,
+        "process_group": ("0", "default_pg"),
+        "collective_seq_id": sequence,
+        "p2p_seq_id": 0,
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[3, 4]],
+        "input_dtypes": ["Float"],
+        "state": state,
+        "retired": True,
+        **more,
+    }
+
+
+def dump(*entries: dict[str, Any], version: str = "2.4", **more: Any) -> bytes:
+    config = {"0": {"name": "0", "desc": "default_pg", "ranks": "[0, 1]"}}
+    return pickle.dumps({"version": version, "pg_config": config, "entries": list(entries), **more}, protocol=2)
+
+
+@pytest.mark.parametrize("suffix", ["json", "pickle"])
+def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
+    """Of two recorded gloo ranks, the one that did not call the fifth all_reduce is named."""
+    found = judge_hang({rank: to_record(read_dump(data), rank, 2) for rank, data in recorded(suffix).items()}, 2)
+    assert found is not None
+    assert (found.kind, found.ranks, found.waiting) == ("missing-rank", (1,), (0,))
+    assert "all_reduce number 5 of the default group" in found.sentence
+
+
+def test_frames_of_the_open_call() -> None:
+    """A pickle has the stack of the call that is not complete, innermost frame first."""
+    frames = read_dump(recorded("pickle")[0]).stack
+    assert (frames[0].function, str(frames[2])) == ("all_reduce", "make (trains.py:21)")
+
+
+def test_nccl_retires_what_has_timed_out() -> None:
+    """A retired call of NCCL that is not completed has timed out: the rank waits in it."""
+    found = read_dump(dump(entry(1), entry(2, "started")))
+    assert found.waits is not None
+    assert (found.waits.sequence, found.waits.operation, found.waits.sizes) == (2, "all_reduce", ((3, 4),))
+    assert (found.groups["0"].called, found.groups["0"].completed, found.groups["0"].ranks) == (2, 1, (0, 1))
+
+
+def test_old_dumps_have_one_sequence() -> None:
+    """Version 1.5 has `seq_id`, and no counters of groups."""
+    old = {**entry(7, "scheduled"), "seq_id": 7}
+    del old["collective_seq_id"], old["p2p_seq_id"]
+    found = read_dump(dump(old, version="1.5"))
+    assert found.groups["0"].called == 7
+
+
+def test_calls_that_the_buffer_has_lost_count() -> None:
+    """The group's counter shows calls that are no longer among the entries."""
+    status = {"0": {"last_enqueued_collective": 9, "last_completed_collective": 9}}
+    assert read_dump(dump(entry(3), pg_status=status)).groups["0"].called == 9
+
+
+def test_sends_do_not_count_as_collectives() -> None:
+    """Sends and receives have numbers of their own."""
+    send = entry(1, "started", profiling_name="nccl:send 0->1", p2p_seq_id=40, is_p2p=True, record_id=5)
+    found = read_dump(dump(entry(1), send))
+    assert found.groups["0"].called == 1
+    assert found.waits is not None
+    assert found.waits.operation == "send 0->1"
+
+
+class Evil:
+    """An object whose pickle runs a command."""
+
+    def __reduce__(self) -> Any:
+        return os.system, ("exit 1",)
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        (pickle.dumps({"version": Evil()}), "more than plain values"),
+        (dump(entry(1))[:-9], "no whole pickle"),
+        (b"", "no whole pickle"),
+        (b"{", "no valid JSON"),
+        (b"{" + b'"a":[' * 100_000, "no valid JSON"),
+        (json.dumps({"version": "3.0"}).encode(), "no dump"),
+        (pickle.dumps([1], protocol=2), "no dump"),
+        (b"\x80\x02r\xff\xff\xff\x7f.", "refused"),
+    ],
+)
+def test_what_is_no_dump_is_one_clear_error(data: bytes, words: str) -> None:
+    """A file that is no dump, or that would do something, is refused in one sentence."""
+    with pytest.raises(DumpError, match=words):
+        read_dump(data)
+
+
+_VALUES = st.recursive(
+    st.none() | st.integers(-(10**20), 10**20) | st.text(max_size=5) | st.booleans(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+)
+
+
+@given(st.dictionaries(st.sampled_from([*sorted(entry(1)), "frames", "is_p2p", "timeout_ms"]), _VALUES), _VALUES)
+def test_any_values_are_read(values: dict[str, Any], status: Any) -> None:
+    """A dump with unexpected values is read as far as it makes sense."""
+    read_dump(json.dumps({"version": "2.10", "entries": [values], "pg_config": status, "pg_status": status}).encode())
+
+
+@given(st.binary(max_size=60))
+def test_any_bytes_are_refused(data: bytes) -> None:
+    """No bytes do more than raise the reader's error."""
+    with pytest.raises(DumpError):
+        read_dump(io.BytesIO(data).read())

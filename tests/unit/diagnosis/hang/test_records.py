@@ -1,0 +1,140 @@
+"""Tests of the black box: the lines of recorders as the latest record of each rank."""
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from tests.hang_tables import plant
+from torchyard.diagnosis.hang.records import BlackBox, parse_line, parse_records
+from torchyard.model.hang import RECORD_MARK
+
+
+class Clock:
+    """A clock that a test sets."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def line(rank: int = 0, **facts: Any) -> str:
+    return RECORD_MARK + plant(rank, **{"node": "", **facts}).model_dump_json()
+
+
+@pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,0]<stdout>:", "\x1b[32m[rank3]: ", "2026-01-01T00:00:00Z "])
+def test_prefixes_before_the_mark(prefix: str) -> None:
+    """Whatever a launcher puts before the mark, the record is read."""
+    assert parse_line(prefix + line(2)) == plant(2, node="")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        RECORD_MARK,
+        line()[:-5],
+        line().replace('"world":4', '"world":0'),
+        line().replace('"rank":0', '"rank":-1'),
+        line().replace('"stalled_s":12.0', '"stalled_s":NaN'),
+        line().replace('"stalled_s":12.0', '"stalled_s":Infinity'),
+        line(wchan="x" * 5000),
+        line(wchan="a\nb"),
+        line(wchan="a\x1bb"),
+        line().replace('"S"', '"\\ud800"'),
+        RECORD_MARK + "[" * 3000,
+        RECORD_MARK + json.dumps({"kind": "stall", "unknown": 1}),
+    ],
+)
+def test_malformed_lines_are_ignored(text: str) -> None:
+    """A line that is torn, malformed or too long is no record."""
+    assert parse_line(text) is None
+
+
+@given(st.text())
+def test_any_text_is_read(text: str) -> None:
+    """No text breaks the reader."""
+    assert not list(parse_records(RECORD_MARK + text))
+
+
+def test_carriage_returns_end_lines() -> None:
+    """A progress bar before a record does not hide it."""
+    assert next(parse_records(f"50%\r60%\r{line(1)}\r\n")).rank == 1
+
+
+def test_latest_record_and_node_of_a_rank() -> None:
+    """The last record of a rank counts, with the node whose log holds it."""
+    box = BlackBox(Clock())
+    box.feed("node-1", f"{line(2)}\n{line(2, stalled_s=15.0)}\n")
+    assert (box.latest[2].stalled_s, box.latest[2].node, box.world) == (15.0, "node-1", 4)
+
+
+def test_healthy_pulses_are_no_news() -> None:
+    """A pulse after a pulse is no news; a stall is, and so is the pulse after it."""
+    box = BlackBox(Clock())
+    kinds = ["pulse", "pulse", "stall", "stall", "pulse", "pulse", "end"]
+    assert [box.feed("n", line(kind=kind) + "\n") for kind in kinds] == [True, False, True, True, True, False, True]
+
+
+def test_a_line_in_two_pieces() -> None:
+    """A line that was read in two pieces is one record."""
+    box, text = BlackBox(Clock()), line(1)
+    assert not box.feed("n", text[:200])
+    assert box.feed("n", text[200:] + "\n")
+
+
+def test_an_endless_line_is_dropped() -> None:
+    """A line without an end is not kept."""
+    box = BlackBox(Clock())
+    for _ in range(10):
+        box.feed("n", RECORD_MARK + "x" * 4000)
+    assert sum(map(len, box._carry.values())) < 5000
+
+
+def test_ages_are_by_our_clock() -> None:
+    """A node's clock may be wrong: a record's age counts from its arrival."""
+    clock = Clock()
+    box = BlackBox(clock)
+    box.feed("a", line(0, at=5.0))
+    box.feed("b", line(2, at=9e9))
+    clock.now = 4.0
+    assert box.ages() == {0: 4.0, 2: 4.0}
+
+
+def test_a_record_that_comes_late_is_old() -> None:
+    """A log stream that was held up delivers old records, and they count as old."""
+    clock = Clock()
+    box = BlackBox(clock)
+    box.feed("a", line(0, at=1000.0))
+    clock.now = 40.0
+    box.feed("a", line(0, at=1010.0))
+    assert box.ages() == {0: 30.0}
+
+
+def test_a_clock_that_is_set_back_is_forgotten() -> None:
+    """A node whose clock was set back is seen as fresh again after ten minutes."""
+    clock = Clock()
+    box = BlackBox(clock)
+    for clock.now in range(0, 1000, 50):
+        box.feed("a", line(0, at=1000.0 + clock.now - (30 if clock.now else 0)))
+    assert box.ages()[0] == 0.0
+
+
+def test_a_new_process_forgets_ended_ones() -> None:
+    """If torchrun starts the workers again, those that had ended do not count."""
+    box = BlackBox(Clock())
+    box.feed("n", line(0, kind="end") + "\n" + line(1) + "\n")
+    box.feed("n", line(1, pid=999) + "\n")
+    assert set(box.latest) == {1}
+
+
+def test_memory_is_bounded_by_ranks() -> None:
+    """However many records come, one for each rank is kept, and three windows."""
+    box = BlackBox(Clock())
+    for turn in range(20):
+        box.feed("n", "".join(line(rank, kind="pulse", waited=turn / 100) + "\n" for rank in range(4)))
+    assert len(box.latest) == 4
+    assert [each.waited for each in box.windows[3]] == [0.17, 0.18, 0.19]

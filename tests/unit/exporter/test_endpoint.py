@@ -1,0 +1,63 @@
+"""The endpoint, scraped over HTTP."""
+
+import os
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from tests.histories import KEY, recorded
+from torchyard.exporter.endpoint import render_metrics, serve_metrics
+from torchyard.model.errors import EndpointError
+from torchyard.run.folder import RunFolder, runs_folder
+from torchyard.trend.records import history_path, keep_record
+
+
+@pytest.fixture
+def port() -> Iterator[int]:
+    server, _ = serve_metrics("127.0.0.1", 0)
+    yield server.server_port
+    server.shutdown()
+    server.server_close()
+
+
+def scrape(port: int) -> dict[str, float]:
+    """The sums of all families."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
+        families = text_string_to_metric_families(answer.read().decode())
+        return {each.name: sum(sample.value for sample in each.samples) for each in families}
+
+
+def test_each_scrape_reads_the_folders_anew(port: int) -> None:
+    """A run that begins between two scrapes is in the second one."""
+    assert scrape(port)["torchyard_runs"] == 0
+    folder = RunFolder(runs_folder() / "mine-a1b2c3d4")
+    folder.path.mkdir(parents=True)
+    folder.note("start", entry="fresh", profile="mine", launcher="volcano")
+    keep_record(history_path(runs_folder(), KEY), recorded([200.0])[0])
+    found = scrape(port)
+    assert (found["torchyard_runs"], found["torchyard_last_run_succeeded"]) == (1, 1)
+    assert 'torchyard_runs{launcher="volcano",profile="mine",state="lost"} 1.0' in render_metrics()
+
+
+def test_unreadable_folder_fails_the_scrape(port: int, tmp_path: Path) -> None:
+    """If the runs cannot be listed the scrape fails, so that `up` is 0: no figure is better than a wrong one."""
+    (tmp_path / "a-file").write_text("")
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "a-file")
+    with pytest.raises(urllib.error.HTTPError, match="500"):
+        scrape(port)
+
+
+def test_unreadable_history_is_counted(port: int) -> None:
+    """A history that cannot be read is at least one line, and the others are served."""
+    history_path(runs_folder(), KEY).mkdir(parents=True)
+    assert scrape(port)["torchyard_unreadable_history_lines"] == 1
+
+
+def test_port_in_use_is_one_sentence(port: int) -> None:
+    """The error names the address, why it cannot be used, and what to change."""
+    with pytest.raises(EndpointError, match=rf"cannot listen on 127.0.0.1:{port}: Address already in use; choose"):
+        serve_metrics("127.0.0.1", port)

@@ -1,0 +1,136 @@
+"""What run folders say, for a scraper: every state, and folders that cannot be read."""
+
+import os
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, command_plan_of, load
+from torchyard.exporter.facts import RunsReader, read_run
+from torchyard.model.errors import FolderError
+from torchyard.model.profile import Deadlines
+from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
+
+START = {"entry": "fresh", "profile": "mine", "launcher": "volcano", "gpus": 16}
+
+
+def folder_of(*events: tuple[str, dict[str, Any]], name: str = "mine-a1b2c3d4") -> RunFolder:
+    """A run whose journal has these events."""
+    folder = RunFolder(runs_folder() / name)
+    folder.path.mkdir(parents=True, exist_ok=True)
+    for event, facts in events:
+        folder.note(event, **facts)
+    return folder
+
+
+SUBMIT = (("start", START), ("step", {"name": "submit"}), ("did", {"name": "submit"}), ("step", {"name": "wait"}))
+RUNNING = (*SUBMIT, ("running", {"attempt": 1, "waited": 12.5}))
+TORN_DOWN = (*RUNNING, ("step", {"name": "teardown"}), ("did", {"name": "teardown"}))
+
+
+@pytest.mark.parametrize(
+    ("events", "state", "gpus"),
+    [
+        (SUBMIT[:1], "preparing", 0),
+        (SUBMIT, "waiting", 0),
+        (RUNNING, "running", 16),
+        ((*RUNNING, ("start", {**START, "entry": "attach"})), "running", 16),
+        (TORN_DOWN, "preparing", 0),
+        ((*TORN_DOWN, *SUBMIT[1:]), "waiting", 0),
+        ((*RUNNING, ("ending", {"end": "failed"})), "ending", 16),
+        ((*TORN_DOWN, ("end", {"end": "failed"})), "failed", 0),
+        ((*RUNNING, ("end", {"end": "gave-up"})), "gave-up", 16),
+        ((*RUNNING, ("end", {"end": "gave-up"}), ("end", {"end": "swept"})), "swept", 0),
+        ((*TORN_DOWN, ("end", {"end": "failed"}), *SUBMIT), "waiting", 0),
+    ],
+)
+def test_journal_says_the_state_and_what_is_held(
+    events: tuple[tuple[str, dict[str, Any]], ...], state: str, gpus: int
+) -> None:
+    """A run that a process owns is in one of these states, and holds its GPUs from its job's start to its teardown."""
+    folder = folder_of(*events)
+    with folder.owned():
+        facts = read_run(folder, time.time())
+    assert (facts.state, facts.gpus, facts.profile, facts.launcher) == (state, gpus, "mine", "volcano")
+
+
+def test_run_without_a_process_is_lost_and_may_hold_gpus() -> None:
+    """A lost run's job may train on under its lease."""
+    facts = read_run(folder_of(*RUNNING), time.time())
+    assert (facts.state, facts.gpus, facts.is_open) == ("lost", 16, True)
+
+
+def test_wait_is_counted_from_the_submit() -> None:
+    """A job that waits says for how long; one that runs says how long it has waited."""
+    folder = folder_of(*SUBMIT)
+    submitted = next(event["at"] for event in folder.events() if event["event"] == "step")
+    with folder.owned():
+        assert read_run(folder, submitted + 90).waiting_s == 90
+        folder.note("running", waited=12.5)
+        facts = read_run(folder, submitted + 90)
+    assert (facts.waiting_s, facts.start_delay_s) == (0.0, 12.5)
+
+
+def test_recoveries_and_attempts_are_counted(write: Write) -> None:
+    """Each process that went on with the run is a recovery, and each plan an attempt."""
+    folder = folder_of(
+        *SUBMIT, ("start", {"entry": "attach"}), ("start", {"entry": "finish"}), ("start", {"entry": "echo"})
+    )
+    for number in (1, 2):
+        plan = command_plan_of(load(write()), folder.path, number)
+        folder.save_intent(number, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    facts = read_run(folder, time.time())
+    assert (facts.recoveries, facts.attempts) == (2, 2)
+
+
+def test_run_of_an_earlier_version_has_names_too(write: Write) -> None:
+    """A journal without the profile's name and launcher: the folder's name and the plan have them."""
+    folder = folder_of(("start", {"entry": "fresh"}), ("end", {"end": "succeeded"}))
+    plan = command_plan_of(load(write()), folder.path)
+    folder.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    facts = read_run(folder, time.time())
+    assert (facts.profile, facts.launcher, facts.state) == ("mine", "baremetal", "succeeded")
+
+
+def test_folder_that_cannot_be_read_is_counted() -> None:
+    """A torn journal and a journal that is a folder are no runs and are not absent; a history is neither."""
+    folder_of(*RUNNING, name="good-a1b2c3d4")
+    (folder_of(name="torn-a1b2c3d4").path / "journal").write_text("{torn")
+    (folder_of(name="bad-a1b2c3d4").path / "journal").mkdir()
+    folder_of(name="history")
+    found = RunsReader().read()
+    assert ([each.run for each in found.runs], found.unreadable) == (
+        ["good-a1b2c3d4"],
+        ("bad-a1b2c3d4", "torn-a1b2c3d4"),
+    )
+    with pytest.raises(FolderError):
+        read_run(RunFolder(runs_folder() / "torn-a1b2c3d4"), time.time())
+
+
+def test_runs_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
+    """No folder is no runs; a folder that cannot be listed is a fault, not `no runs`."""
+    assert RunsReader().read() == ((), ())
+    os.environ["TORCHYARD_RUNS"] = str(tmp_path / "a-file")
+    (tmp_path / "a-file").write_text("")
+    with pytest.raises(OSError, match="Not a directory"):
+        RunsReader().read()
+
+
+def test_ended_run_is_read_again_only_if_its_journal_changes() -> None:
+    """The reader keeps what it knows of ended runs, follows a run that starts again, and forgets a removed one."""
+    folder, reader = folder_of(*TORN_DOWN, ("end", {"end": "failed"})), RunsReader()
+
+    def read_state() -> list[str]:
+        return [each.state for each in reader.read().runs]
+
+    assert read_state() == ["failed"]
+    plan = folder.attempt(1) / "plan.json"
+    plan.parent.mkdir()
+    plan.write_text("")
+    assert [each.attempts for each in reader.read().runs] == [0]
+    folder.note("end", end="succeeded")
+    assert [(each.state, each.attempts) for each in reader.read().runs] == [("succeeded", 1)]
+    (folder.path / "journal").unlink()
+    assert (read_state(), reader._known) == ([], {})

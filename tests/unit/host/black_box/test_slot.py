@@ -1,0 +1,74 @@
+"""A rank's record in its file."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from torchyard.host.black_box.slot import SLOT_BYTES, RecordSlot, read_slots
+
+
+def claim(folder: Path, rank: int = 0) -> RecordSlot:
+    slot = RecordSlot.claim(str(folder), rank)
+    assert slot
+    return slot
+
+
+def test_record_is_read_as_it_was_written(tmp_path: Path) -> None:
+    """What a rank writes last is what its node reads, under the rank's number."""
+    slot = claim(tmp_path, 3)
+    slot.write({"rank": 3, "stack": [1, 2, 3]})
+    slot.write({"rank": 3})
+    assert read_slots(str(tmp_path)) == {3: {"rank": 3}}
+
+
+def test_rank_that_has_written_nothing_has_no_record(tmp_path: Path) -> None:
+    """A slot that is only claimed is no record."""
+    claim(tmp_path)
+    assert read_slots(str(tmp_path)) == {}
+
+
+def test_torn_record_is_left_out(tmp_path: Path) -> None:
+    """A record of which only a part is there is not read."""
+    claim(tmp_path).write({"rank": 0, "stalled": 1.0})
+    with (tmp_path / "rank-0").open("r+b") as file:
+        file.seek(20)
+        file.write(b"#")
+    assert read_slots(str(tmp_path)) == {}
+
+
+def test_slot_has_its_size_from_the_start(tmp_path: Path) -> None:
+    """The blocks of a slot are there before a disk can be full."""
+    claim(tmp_path)
+    about = (tmp_path / "rank-0").stat()
+    assert (about.st_size, about.st_blocks * 512 >= SLOT_BYTES) == (SLOT_BYTES, True)
+
+
+def test_long_record_loses_its_stack(tmp_path: Path) -> None:
+    """A record that does not fit is written without its stack."""
+    claim(tmp_path).write({"rank": 0, "stack": ["x" * SLOT_BYTES]})
+    assert read_slots(str(tmp_path)) == {0: {"rank": 0, "groups": {}, "stack": [], "waits": None}}
+
+
+def test_long_record_loses_members_of_groups_first(tmp_path: Path) -> None:
+    """A rank in many large groups keeps its counts and its stack."""
+    groups = {str(name): {"ranks": list(range(500)), "called": 5} for name in range(20)}
+    claim(tmp_path).write({"groups": groups, "stack": ["train"]})
+    found = read_slots(str(tmp_path))[0]
+    assert (found["groups"]["7"], found["stack"]) == ({"ranks": [], "called": 5}, ["train"])
+
+
+def test_helper_of_a_rank_gets_no_slot(tmp_path: Path) -> None:
+    """A process that inherits a living rank's environment does not take its slot."""
+    claim(tmp_path)
+    code = f"from torchyard.host.black_box.slot import RecordSlot; print(RecordSlot.claim({str(tmp_path)!r}, 0))"
+    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert said.stdout == "None\n"
+
+
+def test_slot_of_a_dead_rank_is_taken(tmp_path: Path) -> None:
+    """A rank that torchrun has started again takes the slot of its dead predecessor."""
+    code = f"from torchyard.host.black_box.slot import RecordSlot; RecordSlot.claim({str(tmp_path)!r}, 0)"
+    subprocess.run([sys.executable, "-c", code], check=True)
+    claim(tmp_path).write({"pid": os.getpid()})
+    assert read_slots(str(tmp_path)) == {0: {"pid": os.getpid()}}

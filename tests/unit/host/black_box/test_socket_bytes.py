@@ -1,0 +1,28 @@
+"""What the kernel says of a process's TCP connections."""
+
+import os
+import socket
+
+import pytest
+
+from tests.waiting import until
+from torchyard.host.black_box.socket_bytes import count_received
+
+
+@pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
+def test_received_bytes_are_counted(family: socket.AddressFamily) -> None:
+    """What arrives on a connection is counted, whether the program has read it or not."""
+    with socket.socket(family) as listening:
+        listening.bind(("localhost" if family == socket.AF_INET else "::1", 0))
+        listening.listen()
+        with socket.create_connection(listening.getsockname()[:2]) as sender, listening.accept()[0] as receiver:
+            inode = os.fstat(receiver.fileno()).st_ino
+            before = count_received([os.getpid()])[inode]
+            sender.sendall(bytes(5000))
+            assert before == 0
+            until(lambda: count_received([os.getpid()])[inode] == 5000)
+
+
+def test_process_that_is_gone_has_received_nothing() -> None:
+    """A process without a folder in /proc has no connections, and that is no error."""
+    assert count_received([2**22 + 1]) == {}

@@ -1,0 +1,66 @@
+"""What a profile says about messages and trackers, in its short and its long form."""
+
+from typing import Any
+
+import pytest
+
+from tests.conftest import Write, load
+from torchyard.model.errors import ProfileError
+from torchyard.model.observe import Mlflow, Notify, TensorBoard
+from torchyard.model.profile import Profile
+
+
+@pytest.mark.parametrize(
+    ("written", "read"),
+    [
+        ("json://host", Notify(to=("json://host",))),
+        (["json://a", "json://b"], Notify(to=("json://a", "json://b"))),
+        ({"to": "json://a", "events": ["failed"]}, Notify(to=("json://a",), events=("failed",))),
+        ({"to": ["json://a"], "waiting": "10m"}, Notify(to=("json://a",), waiting=600.0)),
+    ],
+)
+def test_short_and_long_forms_of_notify(write: Write, written: object, read: Notify) -> None:
+    """An address, a list of them and a mapping say the same; everything but plain success is told by default."""
+    profile = load(write(notify=written))
+    assert profile.notify == read
+    assert "succeeded" not in Notify(to=("x",)).events
+    assert Profile.model_validate_json(profile.model_dump_json(exclude_unset=True)) == profile
+
+
+@pytest.mark.parametrize(
+    "written", [["tensorboard", {"mlflow": {"uri": "http://x"}}], {"tensorboard": {}, "mlflow": {"uri": "http://x"}}]
+)
+def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> None:
+    """Trackers are names, or names with options."""
+    found = load(write(metrics_to=written)).metrics_to
+    assert (found.tensorboard, found.mlflow, found.wandb) == (TensorBoard(), Mlflow(uri="http://x"), None)
+    assert (bool(found), bool(load(write()).metrics_to)) == (True, False)
+
+
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            {"notify": 5},
+            "notify: it is a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}, not 5",
+        ),
+        ({"notify": {"to": []}}, "notify.to: tuple should have at least 1 item"),
+        (
+            {"notify": {"to": ["json://a"], "events": ["late"]}},
+            "notify.events.0: input should be 'failed', 'regressed'",
+        ),
+        ({"notify": {"to": ["json://a"], "waiting": "long"}}, "notify.waiting: a duration is a number with a unit"),
+        ({"metrics_to": ["excel"]}, "metrics_to: unknown tracker excel: use tensorboard, mlflow, wandb"),
+        ({"metrics_to": ["wandb", {"wandb": {}}]}, "metrics_to: wandb is named twice"),
+        ({"metrics_to": [{"mlflow": {"url": "x"}}]}, "unknown key metrics_to.mlflow.url: did you mean uri?"),
+        ({"metrics_to": [["mlflow"]]}, "metrics_to: unknown tracker ['mlflow']: use"),
+    ],
+)
+def test_mistake_is_one_sentence_with_its_line(write: Write, keys: dict[str, Any], said: str) -> None:
+    """A wrong value names the file, the line, the key and what is allowed."""
+    path = write(**keys)
+    with pytest.raises(ProfileError) as error:
+        load(path)
+    (finding,) = error.value.findings
+    assert finding.startswith(f"{path}:")
+    assert said in finding

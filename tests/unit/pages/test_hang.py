@@ -1,0 +1,75 @@
+"""What a report says of a rank that hangs, and of one that the others wait for."""
+
+import re
+from typing import Any
+
+import pytest
+
+from tests.hangs import HANG, STRAGGLER
+from tests.markdown import rendered
+from tests.reports import short_report
+from torchyard.diagnosis.hang.stragglers import describe_straggler
+from torchyard.model.hang import Cluster
+from torchyard.model.run import Report
+from torchyard.pages.hang import render_hang
+from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
+
+LATE = "rank 3 on node-1 arrives last: the others wait 22 % of their time for it (13 s a minute)"
+
+
+def ended(**found: Any) -> Report:
+    """A run whose last attempt ended with a hang or a straggler."""
+    report = short_report("failed")
+    (attempt,) = report.attempts
+    return report.model_copy(
+        update={"attempts": (attempt.model_copy(update={"outcome": attempt.outcome.model_copy(update=found)}),)}
+    )
+
+
+def test_terminal_shows_the_hang() -> None:
+    """The sentence, the evidence, and where the ranks are, with the one that hangs marked."""
+    lines = render_text(ended(hang=HANG, straggler=STRAGGLER)).splitlines()
+    at = lines.index(f"  hang         {HANG.sentence}")
+    assert lines[at + 1 : at + 7] == [
+        *(f"               {each}" for each in HANG.evidence),
+        f"  straggler    {LATE}",
+        "    ranks      place",
+        "    0-1, 3     all_reduce (distributed.py:99)",
+        "    2 (hangs)  read_shard (train.py:12)",
+    ]
+
+
+def test_page_has_a_section_of_the_hang() -> None:
+    """Heading, sentence, table and evidence are in Prefect's page."""
+    html = rendered(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
+    for part in ("<h2>Hang</h2>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>", LATE):
+        assert part in html
+
+
+def test_straggler_alone_is_one_line() -> None:
+    """A run without a hang has no section of that name, and no table."""
+    assert render_hang(ended(straggler=STRAGGLER))[1:3] == ["## Straggler", LATE]
+    assert "straggler    " + LATE in render_text(ended(straggler=STRAGGLER))
+
+
+def test_nothing_is_said_of_a_run_that_did_not_hang() -> None:
+    """A report without a hang says nothing of one, and neither does one without an attempt."""
+    assert (render_hang(ended()), render_hang(ended().model_copy(update={"attempts": ()}))) == ([], [])
+    assert "hang" not in render_text(ended())
+
+
+@pytest.mark.parametrize("form", [render_text, render_markdown])
+def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
+    """A thousand places with long names, and names that a terminal or a page would obey, change nothing else."""
+    evil = "\x1b[2J<img src=x> | **a**\n# big" * 100
+    places = tuple(Cluster(ranks=tuple(range(at, 3000, 7)), place=evil) for at in range(1000))
+    hang = HANG.model_copy(update={"sentence": evil, "clusters": places, "evidence": (evil,) * 100})
+    text = form(ended(hang=hang))
+    assert len(text.encode()) < _MAX_PAGE_BYTES / 2
+    assert not re.search(r"\x1b|\n# big", text)
+    assert form is render_text or "<img src=x" not in rendered(text)
+
+
+def test_straggler_of_no_time_is_told() -> None:
+    """A window without a length divides by nothing."""
+    assert describe_straggler(STRAGGLER.model_copy(update={"window_s": 0})).endswith("(0 s a minute)")

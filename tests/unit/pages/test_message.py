@@ -1,0 +1,82 @@
+"""What a message about a run says, and for which end there is one."""
+
+import pytest
+
+from tests.hangs import HANG
+from tests.reports import attempt, report_of, short_report
+from torchyard.loading.profile import load_profile
+from torchyard.model.run import Report, Step
+from torchyard.model.trend import TrendVerdict
+from torchyard.pages.message import list_end_events, write_end_message, write_waiting_message
+
+LOSS = Step(name="comeback", seconds=3, detail="the launcher was lost")
+WORSE = TrendVerdict(verdict="worse", sentence="busbw is 150, 25 % below 200")
+
+
+def ended(end: str = "succeeded", **fields: object) -> Report:
+    return short_report(end).model_copy(update=fields)
+
+
+@pytest.mark.parametrize(
+    ("report", "before", "events"),
+    [
+        (ended("failed"), [], ["failed"]),
+        (ended("gave-up"), [], ["failed"]),
+        (ended("swept"), [], ["failed"]),
+        (ended("cancelled"), ["failed"], []),
+        (ended("stopped"), ["failed"], []),
+        (ended(), [], ["succeeded"]),
+        (ended(), ["failed", "succeeded"], ["succeeded"]),
+        (ended(), ["succeeded", "failed"], ["recovered", "succeeded"]),
+        (ended(), ["failed", "cancelled"], ["recovered", "succeeded"]),
+        (ended(steps=(LOSS,)), [], ["recovered", "succeeded"]),
+        (report_of(attempt(1, "oom-pod"), attempt(2, "")), [], ["recovered", "succeeded"]),
+        (ended(trend=WORSE), [], ["regressed", "succeeded"]),
+        (ended("failed", trend=WORSE), [], ["regressed", "failed"]),
+    ],
+)
+def test_end_is_worth_these_messages(report: Report, before: list[str], events: list[str]) -> None:
+    """A cancelled run is none, a success after a failed night or a lost launcher is a recovery, the worst is first."""
+    assert list_end_events(report, before) == events
+
+
+def test_failure_is_told_with_its_cause_and_where_to_look() -> None:
+    """The message has the report's sentence, the cause, the run, its page and the command that shows its log."""
+    message = write_end_message("failed", ended("failed", left=("a pod",)), [], "http://prefect/runs/1")
+    assert (message.title, message.tone) == ("x: failed", "failure")
+    assert message.body.splitlines() == [
+        *("a sentence", "cause: program-error", "left behind: 1, see the report", ""),
+        *("x-1: failed after 12 min 41 s", "http://prefect/runs/1", "torchyard logs x-1"),
+    ]
+
+
+def test_failure_by_a_hang_names_it() -> None:
+    """The message says which rank hung, once, if the sentence of the report does not."""
+    (attempt,) = ended("failed").attempts
+    hung = attempt.model_copy(update={"outcome": attempt.outcome.model_copy(update={"hang": HANG})})
+    for sentence in ("attempt 2 of 2 failed", f"it failed: {HANG.sentence}"):
+        report = ended("failed", attempts=(hung,), sentence=sentence)
+        assert write_end_message("failed", report, [], "").body.count(HANG.sentence) == 1
+
+
+def test_recovery_says_from_what() -> None:
+    """What went wrong before is named."""
+    report = report_of(attempt(1, "oom-pod"), attempt(2, "")).model_copy(update={"steps": (LOSS, LOSS)})
+    body = write_end_message("recovered", report, ["failed"], "").body
+    assert body.splitlines()[1] == (
+        "attempt 2 succeeded; the launcher was lost 2 times; the run before it did not succeed"
+    )
+
+
+def test_regression_is_told_once() -> None:
+    """The verdict is added to the sentence, unless the sentence has it already."""
+    for sentence, count in (("done", 1), (f"{WORSE.sentence}; see x", 1)):
+        body = write_end_message("regressed", ended(trend=WORSE, sentence=sentence), [], "").body
+        assert body.count(WORSE.sentence) == count
+
+
+def test_waiting_is_told_with_its_reason_and_without_codes() -> None:
+    """The message says for how long and why, and carries no control code of what a cluster has said."""
+    message = write_waiting_message(load_profile("digits-local"), "d-1", (1900.0, "no GPUs\x1b[2J free"), "")
+    assert (message.title, message.tone) == ("digits-local: waiting", "warning")
+    assert message.body.startswith("the job has waited 31 min 40 s to start\nno GPUs free\n")

@@ -1,0 +1,57 @@
+"""The work pool of a Kubernetes installation: what a run's pod is made of."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from scripts.api import YardError
+from scripts.pods import _read_run_pod, build_job_template, merge_manifest
+from torchyard.common.project_root import ROOT
+
+KUBERNETES = ROOT / "deploy" / "kubernetes"
+RUN_POD = yaml.safe_load((KUBERNETES / "run-pod.yaml").read_text())
+
+
+def pod_of(template: dict[str, Any]) -> Any:
+    return template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
+
+
+def test_lists_are_merged_by_name() -> None:
+    """An item with a known name is changed, another one is added, and null removes a key."""
+    base = {"volumes": [{"name": "runs", "emptyDir": {}}], "args": ["a", "b"], "kept": 1}
+    change = {"volumes": [{"name": "runs", "emptyDir": None, "hostPath": {}}, {"name": "more"}], "args": ["c"]}
+    merged = {"volumes": [{"name": "runs", "hostPath": {}}, {"name": "more"}], "args": ["c"], "kept": 1}
+    assert merge_manifest(base, change) == merged
+
+
+def test_template_keeps_what_prefect_fills_in() -> None:
+    """A run's pod has Prefect's command and image, our account and folder, and one container."""
+    pod = pod_of(build_job_template(RUN_POD, "registry/torchyard:1", "ml"))
+    (container,) = pod["containers"]
+    assert (container["args"], container["image"]) == ("{{ command }}", "{{ image }}")
+    assert (pod["serviceAccountName"], pod["volumes"]) == ("torchyard-run", [{"name": "runs", "emptyDir": {}}])
+    assert container["env"] == [{"name": "TORCHYARD_RUNS", "value": "/runs"}]
+
+
+def test_worker_may_not_restart_pods_itself() -> None:
+    """The limit of Kubernetes' own restarts is 0: only then does Prefect start an evicted run again."""
+    fields = build_job_template({}, "registry/torchyard:1", "ml")["variables"]["properties"]
+    assert (fields["backoff_limit"]["default"], fields["image"]["default"]) == (0, "registry/torchyard:1")
+
+
+def test_claim_replaces_the_empty_folder(tmp_path: Path) -> None:
+    """With the component `claim` the runs are on the claim, and nowhere else."""
+    for path in (KUBERNETES / "run-pod.yaml", KUBERNETES / "claim" / "runs-on-claim.yaml"):
+        (tmp_path / path.name).write_text(path.read_text())
+    claim = {"persistentVolumeClaim": {"claimName": "torchyard-runs"}}
+    assert _read_run_pod(tmp_path)["volumes"] == [{"name": "runs", **claim}]
+
+
+@pytest.mark.parametrize("text", ["[1]", "a: [", "word"])
+def test_file_that_is_no_pod_is_named(tmp_path: Path, text: str) -> None:
+    """A file that is no YAML mapping is refused by its path."""
+    (tmp_path / "mine.yaml").write_text(text)
+    with pytest.raises(YardError, match=r"mine\.yaml"):
+        _read_run_pod(tmp_path)

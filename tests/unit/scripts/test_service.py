@@ -1,0 +1,105 @@
+"""The systemd unit of this folder: what it says, what systemd thinks of it, and whose unit is left alone."""
+
+import os
+import shutil
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import processes, service
+from scripts.api import YardError
+from scripts.server import write_private_file
+from torchyard.common.project_root import ROOT
+
+
+@pytest.fixture(autouse=True)
+def own_configuration(tmp_path: Path) -> None:
+    """No test sees the user's units, or a systemd that answers."""
+    os.environ |= {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_RUNTIME_DIR": str(tmp_path / "no-systemd")}
+    os.environ.pop("DBUS_SESSION_BUS_ADDRESS", None)
+
+
+def test_systemd_accepts_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`systemd-analyze verify` has nothing to say about the unit, also in a folder with spaces, % and $."""
+    if not shutil.which("systemd-analyze"):
+        pytest.skip("there is no systemd-analyze")
+    home = tmp_path / "50 % of $HOME" / ".prefect"
+    home.mkdir(parents=True)
+    (home / "service.env").touch()
+    monkeypatch.setattr(service, "PREFECT_HOME", home)
+    monkeypatch.setattr(service, "ROOT", home.parent)
+    unit = tmp_path / "torchyard.service"
+    unit.write_text(service.build_unit())
+    Path(os.environ["XDG_RUNTIME_DIR"]).mkdir(mode=0o700)
+    done = subprocess.run(
+        ["systemd-analyze", "verify", "--user", str(unit)], capture_output=True, text=True, check=False
+    )
+    ours = [line for line in done.stderr.splitlines() if unit.name in line]  # it reads the distribution's units too
+    assert (done.returncode, ours) == (0, [])
+
+
+def test_jobs_outlive_the_service() -> None:
+    """A stop reaches the main process alone, and a program that runs out of memory does not stop the service."""
+    lines = service.build_unit().splitlines()
+    assert {"KillMode=process", "OOMPolicy=continue", "Restart=always", "TasksMax=infinity"} <= set(lines)
+    assert f'ExecStart="{sys.executable}" "{processes.YARD_SCRIPT}" "serve"' in lines
+
+
+def test_passwords_are_in_a_file_for_this_user_alone(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The service gets the installing shell's variables from a private file; the unit itself has none of them."""
+    monkeypatch.setattr(service, "PREFECT_HOME", home)
+    os.environ |= {"PREFECT_API_AUTH_STRING": 'ada:a"b$c\\d', "TORCHYARD_RUNS": "/data/my runs", "HF_TOKEN": "secret"}
+    write_private_file(service._environment_path(), service._format_environment())
+    said = (home / "service.env").read_text()
+    assert 'PREFECT_API_AUTH_STRING="ada:a\\"b\\$c\\\\d"\n' in said
+    assert 'TORCHYARD_RUNS="/data/my runs"\n' in said
+    assert "HF_TOKEN" not in said
+    assert stat.S_IMODE((home / "service.env").stat().st_mode) == 0o600
+    assert "ada:" not in service.build_unit()
+
+
+@pytest.mark.parametrize(
+    ("first", "owner"),
+    [("# torchyard of /home/ada/torchyard", "belongs to /home/ada/torchyard: "), ("[Unit]", "wrote it by hand: ")],
+)
+def test_unit_that_is_not_ours_is_left_alone(first: str, owner: str) -> None:
+    """A unit of another folder, or one that a person wrote, is neither replaced nor removed."""
+    path = service._unit_path()
+    path.parent.mkdir(parents=True)
+    path.write_text(first + "\n")
+    with pytest.raises(YardError, match=owner):
+        service._refuse_foreign_unit(path)
+    with pytest.raises(YardError, match="make service POOL=team-b"):
+        service.uninstall_service()
+    assert path.read_text() == first + "\n"
+
+
+def test_installation_with_a_name_has_a_unit_of_its_own() -> None:
+    """Two folders of one user have two units, if one of them has a name of its own."""
+    names = []
+    for pool in ("torchyard", "team-b"):
+        os.environ["TORCHYARD_POOL"] = pool
+        names.append(service._unit_path().name)
+    assert names == ["torchyard.service", "torchyard-team-b.service"]
+
+
+@pytest.mark.parametrize("has_systemctl", [True, False])
+def test_machine_without_systemd_is_one_sentence(has_systemctl: bool) -> None:
+    """Without systemd nothing is written, and the error says what to do instead."""
+    if has_systemctl and not shutil.which("systemctl"):
+        pytest.skip("there is no systemctl")
+    path = os.environ["PATH"] if has_systemctl else "/nonexistent"
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "scripts" / "service.py"), "install"],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (1, "")
+    assert done.stderr.count("\n") == 1
+    assert "with `make up`" in done.stderr
+    assert not service._unit_path().exists()

@@ -1,0 +1,45 @@
+"""What keeps the worker running: it is ended with the process that keeps it, and a living one is never doubled."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import processes, tend
+
+STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(60)\n"
+
+
+def test_worker_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that stops leaves no worker behind: it would take runs that nothing serves."""
+    monkeypatch.setattr(tend, "_WORKER_STOP_TIMEOUT_S", 0.2)
+    with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as worker:
+        assert worker.stdout
+        worker.stdout.readline()
+        tend._stop_worker(worker)
+        assert worker.returncode == -9
+
+
+def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
+    """After a service was killed, its worker, which carries runs, is found by its name and not started twice."""
+    words = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.worker_name()]
+    assert not tend._has_other_worker()
+    with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout
+        worker.stdout.readline()
+        assert tend._has_other_worker()
+        worker.kill()
+
+
+def test_service_is_found(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The process that `make down` must not fight with is known by its command line."""
+    script = tmp_path / "yard.py"
+    script.write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
+    monkeypatch.setattr(processes, "YARD_SCRIPT", script)
+    with subprocess.Popen([sys.executable, str(script), "serve"], stdout=subprocess.PIPE) as serving:
+        assert serving.stdout
+        serving.stdout.readline()
+        assert processes.find_yard_processes()["service"].pid == serving.pid
+        assert "service" not in processes.find_yard_processes(skipped=serving.pid)
+        serving.kill()

@@ -1,0 +1,102 @@
+"""What the wait for a job does about a rank that hangs."""
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from tests.conftest import plan_of
+from tests.hang_tables import plant_absent, table
+from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.loading.profile import load_profile
+from torchyard.model.hang import RECORD_MARK, OnHang, RankRecord
+from torchyard.model.run import Status
+from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE
+from torchyard.steps.hang_monitor import HangMonitor
+
+RUNNING = Status(state="running", reason="all nodes have joined")
+
+
+class Played:
+    """A job of four ranks whose records the test writes."""
+
+    def __init__(self, folder: Path, on_hang: OnHang) -> None:
+        self.folder, self.box = folder, BlackBox(clock=lambda: 0.0)
+        plan = plan_of(load_profile("digits-local"), folder)
+        self.monitor = HangMonitor(plan.model_copy(update={"on_hang": on_hang}))
+
+    def hear(self, records: dict[int, RankRecord]) -> Status | None:
+        for record in records.values():
+            self.box.feed(record.node, f"{RECORD_MARK}{record.model_dump_json(exclude={'node'})}\n")
+        return self.monitor.judge(self.box)
+
+    @property
+    def page(self) -> Path:
+        return self.folder / "attempt-1" / HANG_FOLDER / HANG_PAGE
+
+
+@pytest.fixture(params=["report"])
+def played(tmp_path: Path, request: pytest.FixtureRequest) -> Played:
+    return Played(tmp_path, request.param)
+
+
+def stalled(seconds: float) -> dict[int, RankRecord]:
+    return table(*(its.model_copy(update={"stalled_s": seconds}) for its in plant_absent().values()))
+
+
+def going_on() -> dict[int, RankRecord]:
+    return table(*(its.model_copy(update={"kind": "resume"}) for its in plant_absent().values()))
+
+
+def test_hang_is_told_once_and_written(played: Played, caplog: pytest.LogCaptureFixture) -> None:
+    """The first proof is a warning and a page in the attempt's folder; the same hang is not told again."""
+    with caplog.at_level(logging.WARNING):
+        assert played.hear(stalled(5.0)) is None
+        assert played.hear(stalled(7.0)) is None
+    assert [record.getMessage().split(" hangs")[0] for record in caplog.records] == ["rank 3 on node-1"]
+    assert played.page.read_text().startswith("rank 3 on node-1 hangs")
+
+
+def test_ranks_that_go_on_are_no_hang_any_more(played: Played) -> None:
+    """What the outcome says is what was true at the end."""
+    played.hear(stalled(5.0))
+    hung = played.monitor.findings(RUNNING)["hang"]
+    played.hear(going_on())
+    assert (hung is not None, played.monitor.findings(RUNNING)["hang"]) == (True, None)
+
+
+def test_job_that_succeeded_did_not_hang(played: Played) -> None:
+    """A hang that the job has overcome is not in its outcome."""
+    played.hear(stalled(5.0))
+    assert played.monitor.findings(Status(state="succeeded", reason="all exited with 0"))["hang"] is None
+
+
+@pytest.mark.parametrize(("played", "retry"), [("fail", False), ("restart", True)], indirect=["played"])
+def test_job_is_ended_once_the_hang_is_beyond_doubt(played: Played, retry: bool) -> None:
+    """A pause of a few seconds is told and ends nothing; half a minute does, and only `restart` is worth a retry."""
+    assert played.hear(stalled(12.0)) is None
+    status = played.hear(stalled(31.0))
+    assert status
+    assert status.failure
+    assert (status.state, status.failure.cause, status.failure.rank) == ("failed", "rank-hangs", 3)
+    assert status.failure.retry is retry
+
+
+@pytest.mark.parametrize("played", ["off"], indirect=True)
+def test_job_without_the_black_box_is_not_judged(played: Played) -> None:
+    """With `on_hang: off` nothing is told, whatever the log says."""
+    played.hear(stalled(60.0))
+    assert not played.page.exists()
+
+
+def test_node_is_avoided_only_for_what_another_would_cure(tmp_path: Path) -> None:
+    """The next attempt leaves a node whose process was stopped; a data loader hangs on every node."""
+    nodes = {}
+    for name, facts in (("stopped", {"state": "T"}), ("gil", {"blind_s": 31.0, "state": "R", "is_active": True})):
+        played = Played(tmp_path / name, "fail")
+        records = table(*(its.model_copy(update={"stalled_s": 31.0}) for its in plant_absent(**facts).values()))
+        status = played.hear(records)
+        assert status
+        assert status.failure
+        nodes[name] = status.failure.node
+    assert nodes == {"stopped": "node-1", "gil": None}

@@ -1,0 +1,93 @@
+"""The matrix of `make hang`: what must be told of its cells, and the figures of its rows."""
+
+import math
+
+import pytest
+
+from tests.hang.cells import HANGS, NAMES, RANKS, Cell, list_cells, right
+from tests.hang.faults import FAULTS
+from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up
+from tests.hang.healthy import STYLES
+from tests.hang.judge import Judge, Verdict
+
+SLEEP = Cell("sleep", 4, 1, 0)
+PLAIN = Cell("plain", 4, 1, 0)
+TRUTH = Truth(10.0, (53, 54))
+TOLD = Verdict(13.0, "missing-rank", (SLEEP.culprit,), "sleep (faults.py:53)", "rank 2 hangs")
+
+
+def tell(*verdicts: Verdict) -> Judge:
+    judge = Judge()
+    judge.verdicts = list(verdicts)
+    return judge
+
+
+def test_every_class_has_a_program() -> None:
+    """Each hang but the network's is a fault of the program, and each healthy name is a style of it."""
+    assert set(HANGS) - {"network"} == set(FAULTS)
+    assert set(NAMES) - set(HANGS) - {"slow"} == set(STYLES)
+
+
+def test_every_cell_has_whole_nodes() -> None:
+    """Each node of each cell has the same number of ranks."""
+    assert all(cell.ranks % cell.nodes == 0 for cell in list_cells(NAMES, range(9), RANKS))
+
+
+def test_right_verdict_is_right() -> None:
+    """A verdict with the right class, rank and line is right in all of them, and late by its distance to the fault."""
+    assert judge_row(SLEEP, TRUTH, tell(TOLD)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"kind": "network"}, {"ranks": (SLEEP.culprit, 3 - SLEEP.culprit)}, {"at": 9.0}],
+    ids=["class", "rank", "too early"],
+)
+def test_wrong_verdict_is_wrong(change: dict[str, object]) -> None:
+    """A wrong class or rank, or a verdict before the fault, is wrong, even if a right one came first."""
+    assert judge_row(SLEEP, TRUTH, tell(TOLD, TOLD._replace(**change))).wrong  # type: ignore[arg-type]
+
+
+def test_unknown_is_not_wrong() -> None:
+    """A verdict of unknown class, without ranks, is neither right nor wrong."""
+    row = judge_row(SLEEP, TRUTH, tell(TOLD._replace(kind="unknown", ranks=(), where="")))
+    assert (row.has_class, row.has_ranks, row.has_line, row.wrong) == (False, False, False, "")
+
+
+def test_line_of_another_place_is_no_right_line() -> None:
+    """Only a line that the program has named counts."""
+    assert judge_row(SLEEP, TRUTH, tell(TOLD._replace(where="sleep (faults.py:55)"))).has_line is False
+
+
+def test_healthy_job_may_not_be_called_hanging() -> None:
+    """Any verdict on a job without a hang is wrong."""
+    assert judge_row(PLAIN, None, tell(TOLD)).wrong
+    assert not judge_row(PLAIN, None, tell()).wrong
+
+
+def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
+    """Both ranks that call two groups in opposite orders are culprits, and so is each of them; a third rank is not."""
+    cell = Cell("groups", 4, 1, 0)
+    first, second, third = cell.culprit, (cell.culprit + 1) % 4, (cell.culprit + 2) % 4
+    assert right(cell).has_right_ranks([first, second])
+    assert right(cell).has_right_ranks([second])
+    assert not right(cell).has_right_ranks([first, third])
+    assert not right(cell).has_right_ranks([])
+
+
+def test_hang_that_is_not_told_counts() -> None:
+    """A hang that is not told has no right rank, and makes the last quantile infinite; a healthy job has no share."""
+    figures = sum_up([judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, tell()), Row(PLAIN, math.inf)])
+    assert (figures.hangs, figures.others, figures.ranks, figures.median_s) == (2, 1, 0.5, 3.0)
+    assert math.isinf(figures.p95_s)
+    assert "told, p95 <= 15 s" in figures.list_misses()
+
+
+def test_good_rows_miss_nothing() -> None:
+    """Right verdicts after three seconds, and silence on healthy jobs, are as good as wanted."""
+    assert sum_up([judge_row(SLEEP, TRUTH, tell(TOLD)), Row(PLAIN, math.inf)]).list_misses() == []
+
+
+def test_quantile_is_a_value_of_the_list() -> None:
+    """A quantile is one of the values, by the nearest rank."""
+    assert [quantile([1.0, 2.0, 3.0, 4.0], share) for share in (0.0, 0.5, 0.95)] == [1.0, 2.0, 4.0]

@@ -1,0 +1,72 @@
+"""The moving picture of README: docs/pictures/demo.svg."""
+
+import re
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests.moving_picture import COLUMNS, PICTURE, draw, play, wrap
+from torchyard.common.project_root import ROOT
+
+_TEXT = "{http://www.w3.org/2000/svg}text"
+
+
+def _list_texts() -> list[str]:
+    return ["".join(each.itertext()) for each in ElementTree.parse(PICTURE).iter(_TEXT)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "torchyard demo",
+        r"digits  digits-\w+  succeeded in .* s",
+        "preflight .* 5 of 5 checks",
+        r"collect .* 2 logs, \d+ lines, whole \(runs/digits-\w+/attempt-1\)",
+        "torchyard demo --fail",
+        r"fails  fails-\w+  failed in .* s",
+        "cause .* file-missing, another attempt would not help",
+        "proof .* FileNotFoundError: .* 'shard-1.bin'",
+        "touch torchyard-demo/shard-1.bin .* what was missing",
+    ],
+)
+def test_it_shows_a_success_and_a_failure(line: str) -> None:
+    """The lines of both reports are in the picture."""
+    assert any(re.fullmatch(line, text) for text in _list_texts())
+
+
+def test_it_plays_in_an_image_and_names_no_machine() -> None:
+    """No script and nothing from elsewhere, no path of the machine that recorded it, and not too large."""
+    text = PICTURE.read_text(encoding="utf-8")
+    assert not re.search(r"<script|\bon\w+=|href|url\(|@import|<foreignObject", text)
+    assert not re.search(r"(?<!\w)/(tmp|home|root|work|usr|var|opt)\b", text)
+    assert len(text) < 200_000
+    assert "@keyframes" in text
+
+
+def test_it_has_a_short_loop() -> None:
+    """Two runs fit into twelve seconds, and no row is longer than the terminal is wide."""
+    assert {float(each) <= 12 for each in re.findall(r"([\d.]+)s step-end", PICTURE.read_text())} == {True}
+    assert max(map(len, _list_texts())) <= COLUMNS
+
+
+def test_readme_shows_it() -> None:
+    assert f"({PICTURE.relative_to(ROOT)})" in (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def test_waits_are_shortened_and_the_folder_is_left_out(tmp_path: Path) -> None:
+    """A minute of waiting takes less than a second, and the paths are those from the folder."""
+    lines, length = play({"torchyard demo": [(60.0, f"log {tmp_path}/runs/a\r\n")]}, tmp_path)
+    assert [line.text for line in lines] == ["$ torchyard demo", "log runs/a"]
+    assert length < 6
+    assert "log runs/a<" in draw(lines, length)
+
+
+def test_a_long_line_breaks_at_the_edge() -> None:
+    assert wrap("x" * (COLUMNS + 1) + "\r\n\r\n") == ["x" * COLUMNS, "x", ""]
+
+
+def test_what_moves_the_cursor_is_refused() -> None:
+    """The picture would be wrong: somebody has to look."""
+    with pytest.raises(ValueError, match="only lines"):
+        wrap("\x1b[2J")

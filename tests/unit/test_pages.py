@@ -1,0 +1,167 @@
+"""The pages: every link leads somewhere, every command exists, and what is made from the code is up to date."""
+
+import os
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import yaml
+
+from tests.pages import PAGES, Block, list_anchors, list_blocks, list_files, list_links, name_page, split_commands
+from tests.reference_pages import PAGES as MADE
+from tests.reference_pages import list_verbs
+from torchyard.common.project_root import ROOT
+from torchyard.loading.profile import list_profiles
+
+BLOCKS = [block for path in PAGES for block in list_blocks(path)]
+WALKS = [path for folder in ("start", "tasks") for path in sorted((ROOT / "docs" / folder).glob("*.md"))]
+MAKEFILE = (ROOT / "Makefile").read_text()
+TARGETS = set(re.findall(r"^([a-z0-9-]+):", MAKEFILE, re.MULTILINE))
+VARIABLES = set(re.findall(r"^([A-Z_]+) \?=", MAKEFILE, re.MULTILINE))
+OTHERS = {  # commands that are not ours, and run nowhere in our tests as the pages have them
+    **dict.fromkeys(
+        ("cat", "cd", "export", "git", "grep", "mkdir", "pip", "python3", "source", ".", "touch"), "the system's"
+    ),
+    **dict.fromkeys(("kubectl", "runai", "ssh", "tmux", "torchrun"), "the platform's: they need a cluster, or hosts"),
+    **dict.fromkeys(("pg_dump", "pg_restore", "sudo", "umask"), "PostgreSQL's, and the administrator's"),
+    "docker": "the builder of images: tests/cluster/launcher_image.py builds the same file",
+    "prefect": "Prefect's: tests/local/test_page_commands.py asks it for each command",
+}
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_page)
+def test_links_lead_somewhere(path: Path) -> None:
+    """Each link leads to a file and, with #, to a heading of it; a page of docs/ links nothing outside the site."""
+    for link in list_links(path.read_text()):
+        if re.match(r"\w+:", link):
+            parts = urlsplit(link)
+            assert (parts.scheme, "." in parts.netloc) == ("https", True), link
+            continue
+        target, _, anchor = link.partition("#")
+        there = (path.parent / target).resolve() if target else path
+        assert there.exists(), link
+        assert not path.is_relative_to(ROOT / "docs") or there.is_relative_to(ROOT / "docs"), (
+            f"{link} is not in the site"
+        )
+        assert not anchor or anchor in list_anchors(there.read_text()), (
+            f"{link}: {sorted(list_anchors(there.read_text()))}"
+        )
+
+
+@pytest.mark.parametrize("block", BLOCKS, ids=str)
+def test_commands_exist(block: Block) -> None:
+    """Each command of a block is parsed by its own parser, or is one of others; what is no command is ```text."""
+    for line in block.lines:
+        for command in split_commands(line):
+            check_command(command)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=name_page)
+def test_commands_in_sentences_exist(path: Path) -> None:
+    """The same for `torchyard ...` and `make ...` in a sentence."""
+    text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
+    for code in re.findall(r"`((?:\.venv/bin/)?(?:torchyard|make) [^`]+)`", text):
+        for command in split_commands(re.sub(r"[\[\]]", "", code).replace("...", "").replace("…", "")):
+            check_command(command, whole=False)
+
+
+def check_command(words: list[str], whole: bool = True) -> None:
+    """Fail if a command does not exist as written; in a sentence arguments may be left out."""
+    name, *rest = [words[0].removeprefix(".venv/bin/"), *words[1:]]
+    if name == "torchyard":
+        check_torchyard(rest, whole)
+    elif name == "make":
+        for word in rest:
+            variable, equals, _ = word.partition("=")
+            assert variable in (VARIABLES if equals else TARGETS), f"make {word}"
+    elif name == "python":
+        module = f"{rest[1].replace('.', '/')}" if rest[0] == "-m" else rest[0]
+        assert any((ROOT / f"{module}{end}").is_file() for end in ("", ".py", "/__main__.py")), shlex.join(words)
+    else:
+        assert name in OTHERS, f"{shlex.join(words)}: no command that is known; output is ```text"
+
+
+def check_torchyard(words: list[str], whole: bool) -> None:
+    if words[:1] == ["--version"]:
+        return
+    verbs = list_verbs()
+    assert words[0] in verbs, shlex.join(words)
+    if whole:
+        verbs[words[0]].parse_args(words[1:])
+        profile = next((word for word in words[1:] if words[0] in ("plan", "check", "run", "benchmark")), "")
+        assert not profile or profile in list_profiles() or profile.endswith(".yaml") or profile == "my-profile", (
+            profile
+        )
+    options = {option for action in verbs[words[0]]._actions for option in action.option_strings}
+    assert {word for word in words if word.startswith("--")} <= options, shlex.join(words)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[list[str]]:
+    """A shell in an empty folder, in which `torchyard` is this project's."""
+    (tmp_path / "bin").mkdir()
+    main = "from torchyard.cli.console import main; main()"
+    (tmp_path / "bin" / "torchyard").write_text(f'#!/bin/sh\nexec {sys.executable} -c "{main}" "$@"\n')
+    (tmp_path / "bin" / "torchyard").chmod(0o755)
+    before = os.getcwd()
+    os.environ |= {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+    os.chdir(tmp_path)
+    yield ["bash", "-euc"]
+    os.chdir(before)
+
+
+@pytest.mark.parametrize("path", WALKS, ids=name_page)
+def test_walk_runs_as_written(path: Path, shell: list[str]) -> None:
+    """A page of first steps or of a task: its files and commands, in their order, work in an empty folder."""
+    files = list_files(path)
+    for name, text in files.items():
+        Path(name).parent.mkdir(parents=True, exist_ok=True)
+        Path(name).write_text(text)
+    lines = [line for block in list_blocks(path) if not block.elsewhere for line in block.lines]
+    kept = [line for line in lines if line.rpartition("> ")[2] not in files]  # the reader has changed what was printed
+    done = subprocess.run([*shell, "\n".join(kept)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout[-500:] + done.stderr
+
+
+@pytest.mark.parametrize("path", MADE, ids=name_page)
+def test_reference_pages_are_up_to_date(path: Path) -> None:
+    """What is made from the code is as the code has it."""
+    assert path.read_text() == MADE[path](), "python -m tests.reference_pages writes it anew"
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "docs").rglob("*.md")), ids=name_page)
+def test_lists_are_shown_as_lists(path: Path) -> None:
+    """The site shows a list only after an empty line, and what belongs to an item only if it is indented by 4."""
+    text = re.sub(r"^( *)```.*?^\1```$", r"\1@", path.read_text(), flags=re.MULTILINE | re.DOTALL)
+    lines = text.split("\n")
+    for before, line in pairwise(lines):
+        is_item = re.match(r"([-*]|\d+\.) +\S", line)
+        assert not (is_item and before and not re.match(r" |[-*] |\d+\. |@", before)), f"{path}: {before!r}, {line!r}"
+        assert not re.match(r" {1,3}@", line), f"{path}: a block after {before!r} needs 4 spaces"
+
+
+def test_site_is_built(tmp_path: Path) -> None:
+    """The site is built without a warning, has every page in its menu, and fetches nothing from elsewhere."""
+    shutil.copytree(ROOT / "docs", tmp_path / "docs")
+    shutil.copy(ROOT / "mkdocs.yml", tmp_path)
+    build = [str(Path(sys.executable).parent / "zensical"), "build", "--strict"]
+    done = subprocess.run(build, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
+    menu = re.findall(r"[\w/-]+\.md", yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
+    assert sorted(menu) == sorted(pages)
+    shown = "".join(path.read_text() for path in (tmp_path / "site").rglob("*.html"))
+    assert (
+        re.findall(
+            r'<(?:script|img|iframe)[^>]*src="?https?:[^>]*>|<link[^>]*rel="?(?:stylesheet|preconnect)"?[^>]*https?:[^>]*>',
+            shown,
+        )
+        == []
+    )

@@ -1,0 +1,43 @@
+"""What of a run goes into a tracker."""
+
+from tests.conftest import Write, load
+from tests.reports import short_report
+from torchyard.metrics.text import ROW_KEYS
+from torchyard.model.run import Row
+from torchyard.trackers.experiment import _FINEST_FIRST, RowSteps, describe_end, describe_experiment
+
+
+def read_rows(*rows: Row) -> list[tuple[int, dict[str, float]]]:
+    steps = RowSteps()
+    return [(point.step, dict(point.numbers)) for row in rows if (point := steps.read(row))]
+
+
+def test_profile_is_the_parameters(write: Write) -> None:
+    """Every key that the profile sets is a parameter, nested ones with dots; secrets are masked, addresses left out."""
+    keys = {"args": ["--lr", 0.1], "nodes": 2, "env": {"HF_TOKEN": "abc12345"}, "deadlines": {"run": "2h"}}
+    profile = load(write(**keys, notify=["json://127.0.0.1/x"], metrics_to=["tensorboard"]))
+    found = describe_experiment(profile, ("sample-1", "an-id"), "/runs/sample-1", "http://prefect/1")
+    assert (found.run, found.run_id, found.profile) == ("sample-1", "an-id", "sample")
+    assert found.parameters["args"] == "--lr 0.1"
+    assert (found.parameters["nodes.min"], found.parameters["deadlines.run"]) == ("2", "7200.0")
+    assert found.parameters["env.HF_TOKEN"] == "****"
+    assert not [key for key in found.parameters if key.startswith(("notify", "metrics_to", "name"))]
+    assert found.tags["torchyard.link"] == "http://prefect/1"
+
+
+def test_row_is_a_point_at_its_step() -> None:
+    """The finest key is the step, totals and texts are no numbers; a row without a key belongs to the one before."""
+    assert read_rows(
+        {"epoch": 1, "epochs": 3, "step": 20, "loss": 0.5, "checkpoint": "a.pt", "ok": True},
+        {"accuracy": 0.9, "nan": None, "huge": 10**400},
+        {"epoch": 2, "last_epoch": 9, "loss": 0.25},
+        {"checkpoint": "b.pt"},
+    ) == [(20, {"epoch": 1.0, "loss": 0.5}), (20, {"accuracy": 0.9}), (2, {"loss": 0.25})]
+    assert sorted(_FINEST_FIRST) == sorted(ROW_KEYS)
+
+
+def test_end_of_a_run_has_its_cause() -> None:
+    """How the run ended, why, and how many attempts it took are tags of the run."""
+    end = describe_end(short_report("failed"))
+    assert (end.end, end.tags["torchyard.cause"], end.tags["torchyard.attempts"]) == ("failed", "program-error", "1")
+    assert end.tags["torchyard.sentence"] == "a sentence"

@@ -1,0 +1,68 @@
+"""Runs of MLflow in a database file, read by MLflow's own client."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments import RUN_ID, ending, experiment, points
+from torchyard.model.observe import Mlflow
+from torchyard.trackers.mlflow import MlflowRun
+
+pytest.importorskip("mlflow", reason="there is no mlflow")
+
+
+def opened(tmp_path: Path, **options: str) -> MlflowRun:
+    run = MlflowRun(Mlflow(uri=f"sqlite:///{tmp_path}/mlflow.db", **options))
+    run.open(experiment(tmp_path))
+    return run
+
+
+def read_runs(tmp_path: Path, experiment_name: str = "mine") -> tuple[Any, list[Any]]:
+    """MLflow's client, and the runs of an experiment."""
+    from mlflow import MlflowClient
+
+    client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    found = client.get_experiment_by_name(experiment_name)
+    assert found
+    return client, list(client.search_runs([found.experiment_id]))
+
+
+def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
+    """A second process finds the run by its id, goes on with its curve, and ends it."""
+    opened(tmp_path).write(points(1, 2))
+    client, (first,) = read_runs(tmp_path)
+    assert (first.info.status, first.data.params["args"]) == ("RUNNING", "--epochs 3")
+    again = opened(tmp_path)
+    again.write(points(3))
+    again.close(ending(numbers={"summary.best": 0.3}))
+    client, (run,) = read_runs(tmp_path)
+    assert run.info.run_id == first.info.run_id
+    assert (run.info.run_name, run.info.status, run.info.end_time) == ("mine-a1b2c3d4", "FINISHED", 1_700_000_100_000)
+    assert (run.data.tags["torchyard.run_id"], run.data.tags["torchyard.end"]) == (RUN_ID, "succeeded")
+    curve = [(each.step, each.value, each.timestamp) for each in client.get_metric_history(run.info.run_id, "loss")]
+    assert curve == [(1, 0.1, 1_700_000_001_000), (2, 0.2, 1_700_000_002_000), (3, 0.3, 1_700_000_003_000)]
+    assert run.data.metrics["summary.best"] == 0.3
+
+
+@pytest.mark.parametrize(("end", "status"), [("failed", "FAILED"), ("gave-up", "FAILED"), ("cancelled", "KILLED")])
+def test_end_is_told_in_the_words_of_mlflow(tmp_path: Path, end: str, status: str) -> None:
+    """A failure is a failure, and what a person has ended was killed."""
+    opened(tmp_path).close(ending(end))
+    _, (run,) = read_runs(tmp_path)
+    assert run.info.status == status
+
+
+def test_name_that_mlflow_refuses_is_spelled_otherwise(tmp_path: Path) -> None:
+    """A metric may have any name in a program's output, and MLflow allows few characters."""
+    opened(tmp_path, experiment="other").write(points(1, name="mAP@0.5:0.95"))
+    _, (run,) = read_runs(tmp_path, "other")
+    assert run.data.metrics == {"mAP_0.5_0.95": 0.1}
+
+
+def test_server_is_taken_from_the_environment(tmp_path: Path) -> None:
+    """Without an address of its own a profile uses the launcher's tracking server."""
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path}/mlflow.db"
+    MlflowRun(Mlflow()).open(experiment(tmp_path))
+    assert len(read_runs(tmp_path)[1]) == 1

@@ -1,0 +1,37 @@
+"""Event files as TensorBoard itself reads them."""
+
+from pathlib import Path
+
+import pytest
+
+from tests.experiments import ending, experiment, points
+from torchyard.model.observe import TensorBoard
+from torchyard.trackers.tensorboard import TensorBoardRun
+
+pytest.importorskip("tensorboard", reason="there is no tensorboard")
+
+
+def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
+    """Two processes of one run write one curve, the profile and the end."""
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    first, second = TensorBoardRun(TensorBoard()), TensorBoardRun(TensorBoard())
+    for run, steps in ((first, (1, 2)), (second, (3,))):
+        run.open(experiment(tmp_path))
+        run.write(points(*steps))
+    second.close(ending(numbers={"summary.best": 0.3}))
+    seen = EventAccumulator(str(tmp_path / "tensorboard"))
+    seen.Reload()
+    curve = [(each.step, round(each.value, 3), each.wall_time) for each in seen.Scalars("loss")]
+    assert curve == [(1, 0.1, 1_700_000_001.0), (2, 0.2, 1_700_000_002.0), (3, 0.3, 1_700_000_003.0)]
+    assert [(each.step, round(each.value, 3)) for each in seen.Scalars("summary.best")] == [(3, 0.3)]
+    text = seen.Tensors("profile/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "| args | --epochs 3 |" in text
+    assert "torchyard.end" in seen.Tensors("end/text_summary")[0].tensor_proto.string_val[0].decode()
+
+
+def test_folder_of_all_runs_holds_one_of_each(tmp_path: Path) -> None:
+    """With a folder of one's own, a run is a folder in it, as TensorBoard compares runs."""
+    run = TensorBoardRun(TensorBoard(folder=str(tmp_path / "all")))
+    run.open(experiment(tmp_path))
+    assert [path.name for path in (tmp_path / "all").iterdir()] == ["mine-a1b2c3d4"]

@@ -1,0 +1,54 @@
+"""A run of Weights & Biases in its offline mode, read from the file that it would upload."""
+
+import json
+import os
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.experiments import RUN_ID, ending, experiment, points
+from tests.waiting import until
+from torchyard.model.observe import Wandb
+from torchyard.trackers.wandb import WandbRun
+
+pytest.importorskip("wandb", reason="there is no wandb")
+
+
+_FILE_HEAD_BYTES, _FULL = 7, 1
+_RECORD_HEAD = struct.Struct("<IHB")  # checksum, length, and whether the record is whole
+
+
+def read_records(path: Path) -> list[Any]:
+    """The records in the first block of an offline run's file, which is a log of LevelDB's format."""
+    from wandb.proto import wandb_internal_pb2
+
+    record = getattr(wandb_internal_pb2, "Record")  # noqa: B009 - its types depend on the installed protobuf
+    data, at, found = path.read_bytes()[: 1 << 15], _FILE_HEAD_BYTES, []
+    while at + _RECORD_HEAD.size < len(data):
+        _, length, kind = _RECORD_HEAD.unpack_from(data, at)
+        at += _RECORD_HEAD.size
+        if kind == _FULL:
+            found.append(record.FromString(data[at : at + length]))
+        at += length
+    return found
+
+
+def test_offline_run_has_curve_profile_and_end(tmp_path: Path) -> None:
+    """The run has our id and name, and no later process gets the connection of this one from the environment."""
+    os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
+    run = WandbRun(Wandb(project="ours"))
+    run.open(experiment(tmp_path))
+    run.write(points(1, 2))
+    run.close(ending())
+    assert "WANDB_SERVICE" not in os.environ
+    (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
+    until(lambda: [each for each in read_records(file) if each.WhichOneof("record_type") == "exit"])
+    records = read_records(file)
+    (about,) = [each.run for each in records if each.WhichOneof("record_type") == "run"][:1]
+    assert (about.run_id, about.display_name, about.project) == (RUN_ID.replace("-", ""), "mine-a1b2c3d4", "ours")
+    rows = [each.history for each in records if each.WhichOneof("record_type") == "history"]
+    curve = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row.item} for row in rows]
+    assert [(row["row"], row["loss"]) for row in curve] == [(1, 0.1), (2, 0.2)]
+    assert [each.exit.exit_code for each in records if each.WhichOneof("record_type") == "exit"] == [0]

@@ -1,0 +1,53 @@
+"""How the black box (torchyard/host/black_box) gets into a job's processes: a folder on their PYTHONPATH."""
+
+import base64
+import json
+import shlex
+import zlib
+from pathlib import Path
+
+from torchyard.host import black_box
+from torchyard.model.plan import Site
+from torchyard.model.profile import Profile
+
+_FOLDER = Path(black_box.__file__).parent
+_SITE = "site"  # the part of it that is on PYTHONPATH
+FILES = tuple(sorted(str(path.relative_to(_FOLDER)) for path in _FOLDER.rglob("*.py")))
+# An image without python3, or with a file system that cannot be written, costs the black box alone.
+_POD_LINES = """\
+black_box="${{TMPDIR:-/tmp}}/torchyard-black-box"
+if command -v python3 >/dev/null && python3 -I -c {code} "$black_box" {packed}; then
+export TORCHYARD_BLACK_BOX="$black_box/records" PYTHONPATH="$black_box/{site}${{PYTHONPATH:+:$PYTHONPATH}}"
+fi
+"""
+_UNPACK_CODE = """\
+import base64, json, os, sys, zlib
+try:
+    for name, text in json.loads(zlib.decompress(base64.b64decode(sys.argv[2]))).items():
+        path = os.path.join(sys.argv[1], name)
+        os.makedirs(os.path.dirname(path), exist_ok=True)
+        with open(path, "w") as file:
+            file.write(text)
+except OSError as error:
+    sys.exit("torchyard: no black box: %s" % error)
+"""
+
+
+def list_recorder(profile: Profile, site: Site | None) -> dict[str, str]:
+    """What a supervisor is told: the folder for PYTHONPATH, on this machine or where the supervisor was copied."""
+    if profile.on_hang == "off":
+        return {}
+    return {"recorder": f"{site.folder}/keeper/torchyard/host/black_box/{_SITE}" if site else str(_FOLDER / _SITE)}
+
+
+def pod_recorder(profile: Profile) -> str:
+    """The lines of a pod's shell, under `set -e`, that unpack the black box; none if the profile does without."""
+    if profile.on_hang == "off":
+        return ""
+    return _POD_LINES.format(code=shlex.quote(_UNPACK_CODE), packed=pack_files(), site=_SITE)
+
+
+def pack_files() -> str:
+    """All files of the black box, as one word."""
+    texts = {name: (_FOLDER / name).read_text("utf-8") for name in FILES}
+    return base64.b64encode(zlib.compress(json.dumps(texts).encode(), 9)).decode()

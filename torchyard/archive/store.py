@@ -1,0 +1,157 @@
+"""The archive: the object store, or folder, that TORCHYARD_ARCHIVE names by a URL that fsspec understands.
+
+fsspec and the package of the protocol are imported only if there is an archive: each of them takes long to import.
+"""
+
+import os
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+from torchyard.common import secrets
+from torchyard.common.private_files import make_private_folder
+from torchyard.model.errors import ArchiveError
+
+ARCHIVE_VARIABLE = "TORCHYARD_ARCHIVE"
+HISTORY = "history"  # the folder of all runs' numbers, beside the runs
+_EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs", "az": "azure", "abfs": "azure", "abfss": "azure"}
+_LOCAL_PROTOCOLS = ("file", "local")
+_SET_REMEDY = f"set {ARCHIVE_VARIABLE} to another URL, or unset it"
+T = TypeVar("T")
+
+
+class Store:
+    """The archive, named by paths below its root. Each call may take as long as the store's client tries.
+
+    ArchiveError if the store refuses, fails or cannot be reached: that never means that there is nothing.
+    """
+
+    def __init__(self, url: str) -> None:
+        self.url = secrets.mask_text(url.rstrip("/"))
+        self._files, self._root = self._guard("open it", lambda: _open_files(url))
+        self._is_local = url.partition("://")[0] in _LOCAL_PROTOCOLS
+
+    def list_files(self, folder: str) -> dict[str, int]:
+        """The sizes of all files below a folder, by their paths from there."""
+
+        def find() -> dict[str, dict[str, Any]]:
+            path = f"{self._root}/{folder}"
+            if self._is_local and not _is_folder(path):
+                return {}
+            strict = {"on_error": "raise"} if self._is_local else {}  # else fsspec leaves out what it may not read
+            found: dict[str, dict[str, Any]] = self._files.find(path, detail=True, **strict)
+            return found
+
+        start = f"{self._root}/{folder}/"
+        listed = self._guard(f"list {folder}", find)
+        return {name.removeprefix(start): int(each["size"]) for name, each in listed.items() if name.startswith(start)}
+
+    def list_runs(self) -> list[str]:
+        """The names of all runs."""
+        listed = self._guard("list its runs", lambda: self._files.ls(self._root, detail=True))
+        names = (each["name"].rstrip("/").rpartition("/")[2] for each in listed if each["type"] == "directory")
+        return sorted(name for name in names if name != HISTORY)
+
+    def read(self, name: str) -> bytes:
+        return self._guard(f"read {name}", lambda: bytes(self._files.cat_file(f"{self._root}/{name}")))
+
+    def read_all(self, names: list[str]) -> dict[str, bytes]:
+        """Several small files, at the same time if the store's client can do that."""
+        start = f"{self._root}/"
+        found = self._guard("read it", lambda: self._files.cat([start + name for name in names])) if names else {}
+        return {name.removeprefix(start): bytes(data) for name, data in found.items()}
+
+    def fetch(self, name: str, path: Path) -> None:
+        """Copy a file from the archive to this path."""
+        self._guard(f"read {name}", lambda: self._files.get_file(f"{self._root}/{name}", str(path)))
+
+    def write(self, name: str, data: bytes) -> None:
+        self._make_local_folder(name)
+        self._guard(f"write {name}", lambda: self._files.pipe_file(f"{self._root}/{name}", data))
+
+    def copy(self, path: Path, name: str, on_bytes: Callable[[], object]) -> None:
+        """Copy a file of any size to the archive; `on_bytes` is called as it makes progress."""
+        from fsspec.callbacks import Callback
+
+        class Watched(Callback):  # type: ignore[misc] # fsspec has no types
+            def call(self, *_: Any, **__: Any) -> None:
+                on_bytes()
+
+        self._make_local_folder(name)
+        self._guard(
+            f"write {name}", lambda: self._files.put_file(str(path), f"{self._root}/{name}", callback=Watched())
+        )
+
+    def _make_local_folder(self, name: str) -> None:
+        """Folders of an archive on a disk are for this user alone, as run folders are."""
+        if self._is_local:
+            self._guard(f"write {name}", lambda: make_private_folder(Path(self._root, name).parent))
+
+    def _guard(self, what: str, work: Callable[[], T]) -> T:
+        try:
+            return work()
+        except ArchiveError:
+            raise
+        except Exception as error:  # each protocol has errors of its own
+            raise ArchiveError(self.url, f"cannot {what}: {_describe_error(error)}") from error
+
+
+def open_store() -> Store | None:
+    """The archive; None if there is none. ArchiveError if its URL is wrong or the package for it is missing."""
+    url = os.environ.get(ARCHIVE_VARIABLE, "").strip()
+    return Store(url) if url else None
+
+
+def call_bounded(work: Callable[[], T], timeout_s: float, url: str) -> T:
+    """Call the store, and wait for it no longer than this. ArchiveError."""
+    found: list[T | ArchiveError] = []
+
+    def call() -> None:
+        try:
+            found.append(work())
+        except ArchiveError as error:
+            found.append(error)
+
+    thread = threading.Thread(target=call, daemon=True, name="archive")
+    thread.start()
+    thread.join(timeout_s)
+    answer = found[0] if found else ArchiveError(url, f"no answer for {timeout_s:.0f} s")
+    if isinstance(answer, ArchiveError):
+        raise answer
+    return answer
+
+
+def _open_files(url: str) -> tuple[Any, str]:
+    """The client of the URL's protocol, and the root's path in it."""
+    protocol, mark, rest = url.partition("://")
+    shown = secrets.mask_text(url)
+    if not mark or not rest.strip("/"):
+        raise ArchiveError(shown, "this is not a URL such as s3://BUCKET/PREFIX or file:///FOLDER", _SET_REMEDY)
+    from fsspec.core import url_to_fs
+
+    local = {"auto_mkdir": True} if protocol in _LOCAL_PROTOCOLS else {}
+    try:
+        files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **local)
+    except ImportError as error:
+        extra = _EXTRAS.get(protocol)
+        remedy = f"pip install 'torchyard[{extra}]'" if extra else f"install what it names, or {_SET_REMEDY}"
+        raise ArchiveError(shown, f"the package for {protocol}:// is missing: {error}", remedy) from error
+    except ValueError as error:
+        raise ArchiveError(shown, str(error), _SET_REMEDY) from error
+    return files, str(root).rstrip("/")
+
+
+def _is_folder(path: str) -> bool:
+    """Whether a local folder exists. OSError if that cannot be seen."""
+    try:
+        os.stat(path)
+    except FileNotFoundError:
+        return False
+    return True
+
+
+def _describe_error(error: BaseException) -> str:
+    """An error in one line; some clients' errors have no words of their own."""
+    said = " ".join(str(error).split()) or type(error).__name__
+    return secrets.mask_text(said[:500])

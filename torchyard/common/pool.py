@@ -1,0 +1,33 @@
+"""The name of an installation on a Prefect server: that of its work pool, which its deployments' names carry.
+
+Several installations share a server if each has a name of its own: `make up POOL=team-b` sets TORCHYARD_POOL.
+"""
+
+import os
+import re
+
+from torchyard.model.errors import SettingError
+
+DEFAULT_POOL = "torchyard"
+_VARIABLE = "TORCHYARD_POOL"
+_SEPARATOR = "@"  # Prefect allows it in names, and no profile's name has it
+_NAME_PATTERN = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,62}")
+_ALLOWED = "a name of letters, digits, dots, hyphens and underscores, at most 63, such as team-b"
+
+
+def read_pool() -> str:
+    """This process's installation. SettingError if TORCHYARD_POOL cannot be the name of one."""
+    found = os.environ.get(_VARIABLE) or DEFAULT_POOL
+    if not _NAME_PATTERN.fullmatch(found):
+        raise SettingError(_VARIABLE, found, _ALLOWED)
+    return found
+
+
+def name_deployment(name: str, pool: str) -> str:
+    """The name of an installation's deployment: `digits-local@team-b`; the default one has plain names."""
+    return name if pool == DEFAULT_POOL else f"{name}{_SEPARATOR}{pool}"
+
+
+def read_deployment_pool(name: str) -> str:
+    """The installation that a deployment's name carries."""
+    return name.partition(_SEPARATOR)[2] or DEFAULT_POOL

@@ -1,0 +1,1 @@
+"""The state of all runs as metrics of Prometheus."""

@@ -1,0 +1,182 @@
+"""The node's recorder: a thread in torchrun that prints its ranks' records, often while one makes no progress.
+
+A healthy job gets a pulse of each rank every 15 s in the first two minutes, then every minute. A rank without progress
+for longer than its rhythm has a line every two seconds, then every ten.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import time
+
+from . import processes, rank_recorder
+from .slot import Json, read_slots
+
+MARK = "torchyard-recorder: "
+_TURN_S = 0.5
+_FIRST_PULSES_S, _PULSE_INTERVAL_S, _LATER_PULSE_INTERVAL_S = 120.0, 15.0, 60.0
+_STALL_FLOOR_S, _STALL_FACTOR = 1.5, 2.0
+_START_FLOOR_S = 10.0  # before the first process group: the program imports torch, and waits for the other nodes
+# Of a stall: the processes of a healthy job are not looked at.
+_SAMPLED_FROM_S, _SAMPLE_INTERVAL_S, _FIRST_INTERVAL_S = 0.5, 0.7, 0.4
+_INTERVAL_S, _LATER_INTERVAL_S, _EARLY_S = 2.0, 10.0, 40.0  # between the lines of a stalled rank
+_BLIND_S = 1.5  # without a tick of the rank's thread
+_MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
+_MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
+_FRAME = re.compile(r'^  File "(.{1,300})", line (\d{1,7}) in (.{1,200})$')
+
+
+class _RankWatch:
+    """What is remembered of one rank between two turns."""
+
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
+        self.before: processes.Sample | None = None
+        self.sample: processes.Sample | None = None
+        self.said_at = self.pulse_at = 0.0
+        self.is_stalled = self.has_ended = False
+        self.asked_at = 0.0
+
+
+class NodeRecorder:
+    """Reads the records in a folder; `run` never returns, and `turn` gives the lines of this moment."""
+
+    def __init__(self, folder: str, output: int = 1) -> None:
+        self._folder, self._output = folder, output
+        self._watches: dict[int, _RankWatch] = {}
+        self._began = time.monotonic()
+
+    def run(self) -> None:
+        while True:
+            with contextlib.suppress(Exception):
+                for line in self.turn(time.monotonic()):
+                    os.write(self._output, line)
+            time.sleep(_TURN_S)
+
+    def turn(self, now: float) -> list[bytes]:
+        """One line for each rank that has something to say."""
+        found = []
+        for rank, record in sorted(read_slots(self._folder).items()):
+            watch = self._watches.get(rank)
+            if watch is None or watch.pid != record["pid"]:
+                watch = self._watches[rank] = _RankWatch(record["pid"])
+                watch.pulse_at = now
+            kind = None if watch.has_ended else self._judge(watch, record, now)
+            if kind:
+                watch.said_at = now
+                found.append(_build_line(self._complete(kind, watch, record, now)))
+        return found
+
+    def _judge(self, watch: _RankWatch, record: Json, now: float) -> str | None:
+        """What to say of a rank now, if anything."""
+        if not processes.read_state(watch.pid):
+            watch.has_ended = True
+            return "end"
+        if not record["torch"]:
+            return None  # no rank of torch, or not yet
+        stalled = now - record["moved"]
+        blind = now - record["tick"] > _BLIND_S
+        floor = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
+        if blind or stalled > _SAMPLED_FROM_S:
+            self._measure(watch, record, now)
+        if blind or stalled > max(floor, _STALL_FACTOR * record["usual"]):
+            is_later = stalled > _EARLY_S or not record["groups"]
+            due = now - watch.said_at >= (_LATER_INTERVAL_S if is_later else _INTERVAL_S)
+            watch.is_stalled = True
+            return "stall" if due else None
+        if stalled <= _SAMPLED_FROM_S:
+            watch.before = watch.sample = None
+        if watch.is_stalled:
+            watch.is_stalled = False
+            return "resume"
+        pulse = _PULSE_INTERVAL_S if now - self._began < _FIRST_PULSES_S else _LATER_PULSE_INTERVAL_S
+        if now - watch.pulse_at < pulse:
+            return None
+        watch.pulse_at = now
+        return "pulse"
+
+    def _measure(self, watch: _RankWatch, record: Json, now: float) -> None:
+        """Take a sample of what the process uses; two of them tell whether it is active."""
+        interval = _SAMPLE_INTERVAL_S if watch.before else _FIRST_INTERVAL_S
+        if watch.sample is None or now - watch.sample.at >= interval:
+            watch.before, watch.sample = watch.sample, processes.Sample(now, watch.pid, record)
+        if now - record["tick"] > _BLIND_S and now - watch.asked_at > _LATER_INTERVAL_S:
+            watch.asked_at = now
+            if processes.read_state(watch.pid) not in "Tt" and processes.catches_signal(
+                watch.pid, rank_recorder.STACK_SIGNAL
+            ):
+                os.truncate(self._stack_path(record), 0)
+                # Linux gives a signal to the thread of this number, if it can: it interrupts no call of the program.
+                os.kill(record["tid"], rank_recorder.STACK_SIGNAL)
+
+    def _stack_path(self, record: Json) -> str:
+        return os.path.join(self._folder, "stack-%d" % record["rank"])
+
+    def _complete(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
+        """The record with what only the kernel says."""
+        blind = max(now - record["tick"] - rank_recorder.TICK_S, 0.0)
+        line = {
+            "kind": kind,
+            "at": round(time.time(), 3),
+            **{key: record[key] for key in ("rank", "world", "pid")},
+            "stalled_s": round(now - record["moved"], 2),
+            "usual_s": round(record["usual"], 2),
+            "waited": round(record["waited"], 3),
+            "groups": record["groups"],
+        }
+        if kind != "stall":
+            return line
+        line.update(
+            waits=record.get("waits"),
+            stack=record.get("stack") or [],
+            state=processes.read_state(watch.pid),
+            wchan=processes.read_wchan(watch.pid),
+            blind_s=round(blind, 2) if blind > 1 else 0.0,
+            links=processes.list_unacknowledged(watch.pid),
+        )
+        if watch.before and watch.sample:
+            line["is_active"] = processes.is_active(watch.before, watch.sample)
+            line["writes"] = processes.writes(watch.before, watch.sample)
+        if blind > 1:
+            line["stack"] = _read_stack_file(self._stack_path(record)) or line["stack"]
+        return line
+
+
+def _build_line(record: Json) -> bytes:
+    """The record as a line that a pipe takes whole: outer frames go first, then members of groups, then groups."""
+    while True:
+        line = (MARK + json.dumps(record, separators=(",", ":")) + "\n").encode()
+        if len(line) <= _MAX_LINE_BYTES:
+            return line
+        groups = record["groups"]
+        listed = max(groups, key=lambda name: len(groups[name]["ranks"]), default="")
+        if len(record.get("stack") or ()) > _MIN_FRAMES:
+            record = dict(record, stack=record["stack"][:-1])
+        elif groups and groups[listed]["ranks"]:
+            record = dict(record, groups={**groups, listed: dict(groups[listed], ranks=[])})
+        elif record.get("links"):
+            record = dict(record, links=[])
+        elif groups:
+            record = dict(record, groups=dict(list(groups.items())[:-1]))
+        else:
+            record = dict(record, stack=[], waits=None)
+
+
+def _read_stack_file(path: str) -> list[Json]:
+    """The main thread's frames as faulthandler wrote them: it is the last thread of its list."""
+    try:
+        with open(path, encoding="utf-8", errors="replace") as file:
+            text = file.read(1 << 18)
+    except OSError:
+        return []
+    frames: list[Json] = []
+    for line in text.splitlines():
+        found = _FRAME.match(line)
+        if found:
+            frames.append({"function": found[3], "file": found[1][-120:], "line": int(found[2])})
+        elif line:
+            frames = []
+    return frames[:24]

@@ -1,0 +1,71 @@
+"""One rank's record in a file of fixed size: written in place, so that a full disk cannot stop it."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import struct
+import zlib
+from typing import Any
+
+Json = Any
+SLOT_BYTES = 16384
+_HEADER = struct.Struct("<III")  # length, CRC-32 of the text, process id of its rank
+
+
+class RecordSlot:
+    """Written by the rank, read by the node's recorder; a read that meets a write is repeated at the next turn."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+
+    @classmethod
+    def claim(cls, folder: str, rank: int) -> RecordSlot | None:
+        """The slot of a rank; None if a living process has it already: this one is then a helper of that."""
+        fd = os.open(os.path.join(folder, "rank-%d" % rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        head = os.pread(fd, _HEADER.size, 0)
+        if len(head) == _HEADER.size:
+            owner = _HEADER.unpack(head)[2]
+            if owner != os.getpid() and _is_alive(owner):
+                os.close(fd)
+                return None
+        os.posix_fallocate(fd, 0, SLOT_BYTES)
+        slot = cls(fd)
+        slot.write({})
+        return slot
+
+    def write(self, record: Json) -> None:
+        """Write the record; one that is too long for the slot loses the members of its groups, then its stack."""
+        shorter = dict(record, groups={name: dict(its, ranks=[]) for name, its in record.get("groups", {}).items()})
+        text = b""
+        for each in (record, shorter, dict(shorter, stack=[], waits=None)):
+            text = json.dumps(each, separators=(",", ":")).encode()
+            if len(text) <= SLOT_BYTES - _HEADER.size:
+                break
+        os.pwrite(self._fd, _HEADER.pack(len(text), zlib.crc32(text), os.getpid()) + text, 0)
+
+
+def read_slots(folder: str) -> dict[int, Json]:
+    """The records of the node's ranks, by rank; one that is being written is left out."""
+    found: dict[int, Json] = {}
+    for name in os.listdir(folder):
+        if name.startswith("rank-") and name[5:].isdigit():
+            with contextlib.suppress(OSError, ValueError, struct.error), open(os.path.join(folder, name), "rb") as file:
+                data = file.read(SLOT_BYTES)
+                length, crc, _ = _HEADER.unpack_from(data)
+                text = data[_HEADER.size : _HEADER.size + length]
+                record = json.loads(text) if zlib.crc32(text) == crc else None
+                if record:
+                    found[int(name[5:])] = record
+    return found
+
+
+def _is_alive(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    except PermissionError:
+        return True
+    return True

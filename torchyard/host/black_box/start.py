@@ -1,0 +1,58 @@
+"""Which recorders a process starts: a rank's in a rank, the node's in torchrun, both in a rank without an agent."""
+
+from __future__ import annotations
+
+import os
+import threading
+from typing import Callable
+
+from . import node_recorder, rank_recorder, torch_facts
+from .slot import RecordSlot
+
+FOLDER_VARIABLE = "TORCHYARD_BLACK_BOX"  # the folder of this node's records, which it has for itself
+_AGENT_SCRIPT, _AGENT_MODULES = "torchrun", ("torch.distributed.run", "torch.distributed.launch")
+
+
+def start_recorders() -> None:
+    """Start what this process is to record. Helpers of a rank inherit its environment, and start nothing."""
+    folder = os.environ[FOLDER_VARIABLE]
+    if is_agent(_read_command_line()):
+        os.makedirs(folder, mode=0o700, exist_ok=True)
+        _start_thread(node_recorder.NodeRecorder(folder).run)
+        return
+    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    if not rank.isdigit() or not world.isdigit():
+        return
+    os.makedirs(folder, mode=0o700, exist_ok=True)
+    slot = RecordSlot.claim(folder, int(rank))
+    if slot is None:
+        return
+    torch_facts.switch_on_recorder()
+    rank_recorder.answer_stack_signal(os.path.join(folder, "stack-%s" % int(rank)))
+    _start_thread(rank_recorder.RankRecorder(slot, int(rank), int(world)).run)
+    if "LOCAL_RANK" not in os.environ:
+        _start_thread(node_recorder.NodeRecorder(folder).run)
+
+
+def is_agent(words: list[str]) -> bool:
+    """Whether a command line starts torchrun, as a script or a module; the program's own arguments do not count."""
+    if os.path.basename(words[0]) == _AGENT_SCRIPT:
+        return True
+    rest = iter(words[1:])
+    for word in rest:
+        if word == "-m":
+            return next(rest, "") in _AGENT_MODULES
+        if word in ("-X", "-W"):  # their value is the next word
+            next(rest, "")
+        elif not word.startswith("-") or word == "-c":
+            return os.path.basename(word) == _AGENT_SCRIPT
+    return False
+
+
+def _read_command_line() -> list[str]:
+    with open("/proc/self/cmdline", "rb") as file:
+        return [os.fsdecode(word) for word in file.read().split(b"\0")]
+
+
+def _start_thread(run: Callable[[], None]) -> None:
+    threading.Thread(target=run, name="torchyard-recorder", daemon=True).start()

@@ -1,0 +1,135 @@
+"""What torch says of this process's collectives: the one place that knows its flight recorder and its private names.
+
+The flight recorder has NCCL's collectives (`_dump_nccl_trace_json`) and, in newer versions, gloo's
+(`_dump_fr_trace_json`), if `switch_on_recorder` was called before torch was imported. Every torch counts calls
+(`_get_sequence_number_for_group`). A torch that has none of it gives no groups: the record then has the stack alone.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import re
+import sys
+from typing import Any
+
+Json = Any
+_DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
+_CALLS = "2000"  # that torch remembers, as its newer versions do: so many take 60 ms to read
+_VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
+_RENAMED_IN = (2, 9)  # from then on torch warns of the older name
+_TRANSFERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}  # and the names of the peer's rank there
+_DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
+_MAX_MEMBERS = 256  # ranks of a group that are listed: a line has room for no more
+
+
+def switch_on_recorder() -> None:
+    """Let torch record collectives; the variable has another name in older versions."""
+    version = _read_torch_version()
+    if version:
+        name = "TORCH_FR_BUFFER_SIZE" if version >= _RENAMED_IN else "TORCH_NCCL_TRACE_BUFFER_SIZE"
+        os.environ.setdefault(name, _CALLS)
+
+
+def _read_torch_version() -> tuple[int, int] | None:
+    """The version of the torch that this Python would import, without importing it."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or not spec.origin:
+        return None
+    with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
+        found = _VERSION.search(file.read())
+    return (int(found[1]), int(found[2])) if found else None
+
+
+def count_calls() -> dict[str, tuple[int, int]]:
+    """Collectives called and completed, by torch's number of the process group; empty before there is one."""
+    c10d = sys.modules.get("torch.distributed.distributed_c10d")
+    if c10d is None or not getattr(c10d, "is_initialized", bool)():
+        return {}
+    found: dict[str, tuple[int, int]] = {}
+    for dump in _find_dumps():
+        for number, said in (json.loads(dump(False, False)).get("pg_status") or {}).items():
+            called = int(said["last_enqueued_collective"])
+            completed = int(said["last_completed_collective"])
+            if called >= 0:
+                found[number] = (called, max(completed, 0))
+    return found or _count_sequence_numbers(c10d)
+
+
+class GroupNames:
+    """The names of the process groups, which are the same in every rank: torch's numbers of them are not."""
+
+    def __init__(self) -> None:
+        self._names: dict[str, str] = {}
+        self._asked: dict[str, tuple[int, int]] = {}
+
+    def describe(self, counts: dict[str, tuple[int, int]], world: int) -> dict[str, Json]:
+        """The groups by name, with their members. torch is asked again only about a group that is new or has moved."""
+        unknown = {number: count for number, count in counts.items() if number not in self._names}
+        if unknown and unknown != self._asked:
+            self._asked = unknown
+            self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in _list_entries())
+        members = _list_members() if counts else {}
+        groups = {}
+        for number, (called, completed) in counts.items():
+            name = self._names.get(number, number)
+            ranks = members.get(name, [])
+            is_every = name == _DEFAULT_GROUP and len(ranks) == world
+            listed = [] if is_every or len(ranks) > _MAX_MEMBERS else ranks
+            groups[name] = {"ranks": listed, "called": called, "completed": min(completed, called)}
+        return groups
+
+
+def find_oldest_wait(groups: dict[str, Json]) -> Json | None:
+    """The oldest collective that is called and not complete."""
+    for entry in _list_entries():
+        name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
+            continue
+        if name in groups and sequence <= groups[name]["completed"]:
+            continue
+        return {
+            "group": name,
+            "sequence": sequence,
+            "operation": str(entry["profiling_name"]).rpartition(":")[2],
+            "sizes": [list(size) for size in entry.get("input_sizes") or []][:8],
+            "dtypes": [str(dtype) for dtype in entry.get("input_dtypes") or []][:8],
+        }
+    return None
+
+
+def find_transfer(frame: Any) -> Json | None:
+    """The send or receive in which a frame waits: gloo's are not in the flight recorder."""
+    names = _TRANSFERS.get(frame.f_code.co_name)
+    if names is None or not frame.f_code.co_filename.endswith("distributed_c10d.py"):
+        return None
+    peer = next((frame.f_locals[name] for name in names if isinstance(frame.f_locals.get(name), int)), None)
+    return {"group": "0", "sequence": 0, "operation": frame.f_code.co_name, "peer": peer}
+
+
+def _list_entries() -> list[Json]:
+    return [entry for dump in _find_dumps() for entry in json.loads(dump(True, False)).get("entries") or []]
+
+
+def _find_dumps() -> list[Any]:
+    core = sys.modules.get("torch._C._distributed_c10d")
+    return [getattr(core, name) for name in _DUMPS if hasattr(core, name)]
+
+
+def _count_sequence_numbers(c10d: object) -> dict[str, tuple[int, int]]:
+    """Only the calls are counted: a collective that is waited for passes for a completed one."""
+    found = {}
+    for group, name in getattr(c10d, "_world").pg_names.items():  # noqa: B009
+        number = int(group._get_sequence_number_for_group())
+        found[str(name)] = (number, number)
+    return found
+
+
+def _list_members() -> dict[str, list[int]]:
+    world = getattr(sys.modules.get("torch.distributed.distributed_c10d"), "_world", None)
+    if world is None:
+        return {}
+    # A rank that is not in a new group has a placeholder without a name among the groups.
+    named = [(world.pg_names.get(group), ranks) for group, ranks in list(world.pg_group_ranks.items())]
+    return {str(name): sorted(ranks) for name, ranks in named if name is not None}

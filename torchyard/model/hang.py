@@ -1,0 +1,118 @@
+"""What the black box knows of a job's ranks, and what follows from it: which rank hangs, where, and why."""
+
+from typing import Literal
+
+from pydantic import Field
+
+from torchyard.model.base import FrozenModel
+
+RECORD_MARK = "torchyard-recorder: "  # begins a line of a node's log that holds one rank's record
+OnHang = Literal["off", "report", "restart", "fail"]
+RecordKind = Literal["pulse", "stall", "resume", "end"]
+HangClass = Literal[
+    "missing-rank",
+    "compute",
+    "data-loader",
+    "collective-mismatch",
+    "deadlock-between-groups",
+    "stopped",
+    "gil",
+    "network",
+    "storage",
+    "all-waiting-outside",
+    "unknown",
+]
+
+
+class Frame(FrozenModel):
+    """One frame of a Python stack."""
+
+    function: str
+    file: str
+    line: int
+
+    def __str__(self) -> str:
+        return f"{self.function} ({self.file.rpartition('/')[2]}:{self.line})"
+
+
+class Collective(FrozenModel):
+    """One call of a collective, or of a send or receive, as the rank that made it sees it."""
+
+    group: str = Field(description="the process group's name in torch, `0` for the default group")
+    sequence: int = Field(description="the number of the call in its group, from 1; 0 if it is not counted")
+    operation: str = Field(description="all_reduce, barrier ...")
+    sizes: tuple[tuple[int, ...], ...] = Field((), description="of the input tensors, in elements")
+    dtypes: tuple[str, ...] = ()
+    peer: int | None = Field(None, description="the other rank of a send or receive, which has no sequence: it is 0")
+
+
+class GroupProgress(FrozenModel):
+    """How far a rank has come in one process group."""
+
+    ranks: tuple[int, ...] = Field((), description="global ranks of the group; empty: all of the job")
+    called: int = Field(description="collectives that the rank has called")
+    completed: int = Field(description="collectives that are complete, as the rank sees it")
+
+
+class Link(FrozenModel):
+    """A TCP connection of the rank that retransmits: what it sent is not acknowledged."""
+
+    peer: str
+    local: str = Field("", description="the rank's own address on this connection")
+    retransmits: int
+    queued: int = Field(description="bytes that are not acknowledged")
+
+
+class RankRecord(FrozenModel):
+    """What one rank is doing, as the recorder on its node reports it (torchyard/host/black_box)."""
+
+    kind: RecordKind
+    at: float = Field(description="seconds since the epoch, by the node's clock")
+    node: str = Field("", description="the node of the plan whose log holds the record")
+    rank: int
+    world: int = Field(description="the number of ranks in the job")
+    pid: int
+    stalled_s: float = Field(description="seconds since any collective of this rank was called or completed")
+    usual_s: float = Field(description="the longest such pause in the run's recent past; 0 before the first collective")
+    groups: dict[str, GroupProgress] = Field({}, description="empty: not in a process group, or a torch without it")
+    waits: Collective | None = Field(None, description="the oldest collective that is called and not complete")
+    stack: tuple[Frame, ...] = Field((), description="the main thread's, innermost frame first")
+    state: str = Field("", description="of the process, as in /proc: R, S, D, T, Z; empty if it is gone")
+    is_active: bool = Field(False, description="uses a processor, writes, or is woken often: something goes on")
+    blind_s: float = Field(0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped")
+    writes: bool = Field(False, description="has read or written files in the last seconds")
+    wchan: str = Field("", description="where in the kernel the main thread sleeps, if the kernel says so")
+    links: tuple[Link, ...] = ()
+    waited: float = Field(0.0, description="share of the last window that the rank has waited in collectives, 0 to 1")
+
+
+class Cluster(FrozenModel):
+    """Ranks that are at the same place."""
+
+    ranks: tuple[int, ...]
+    place: str = Field(description="innermost frame of the user's code and the call below it, or the process's state")
+
+
+class Hang(FrozenModel):
+    """A job, or a part of it, that makes no progress."""
+
+    kind: HangClass
+    ranks: tuple[int, ...] = Field(description="the culprits; empty if they are not known")
+    nodes: tuple[str, ...] = Field(description="the nodes of the culprits")
+    sentence: str = Field(description="which rank hangs, where, who waits for it")
+    where: str = Field("", description="`function (file:line)` of the culprit")
+    collective: Collective | None = Field(None, description="what the others wait in")
+    waiting: tuple[int, ...] = Field((), description="the ranks that wait for the culprits")
+    stalled_s: float = 0.0
+    clusters: tuple[Cluster, ...] = ()
+    evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")
+
+
+class Straggler(FrozenModel):
+    """A rank that arrives last at collectives, so that all others wait for it."""
+
+    rank: int
+    node: str
+    lost_percent: float = Field(description="of the others' time, spent in waiting for it")
+    lost_s: float = Field(description="seconds that the others have waited for it in the window")
+    window_s: float

@@ -1,0 +1,108 @@
+"""What a team has around its training: who gets a message about a run, and where its metrics are recorded."""
+
+from typing import Annotated, Any, Literal, get_args
+
+from pydantic import BeforeValidator, Field, WithJsonSchema
+
+from torchyard.model.base import Duration, FrozenModel, Text
+
+RunEvent = Literal["failed", "regressed", "recovered", "waiting", "succeeded"]
+_DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "waiting")
+
+
+def _read_addresses(value: object) -> object:
+    """One address is a list of one."""
+    return [value] if isinstance(value, str) else value
+
+
+class Notify(FrozenModel):
+    """Who gets a message about a run, and about what."""
+
+    to: Annotated[tuple[str, ...], BeforeValidator(_read_addresses)] = Field(
+        min_length=1, description="addresses as apprise spells them; $NAME in one is a variable of the launcher"
+    )
+    events: tuple[RunEvent, ...] = Field(_DEFAULT_EVENTS, description="the events to tell")
+    waiting: Duration = Field(1800.0, description="how long a job may wait before that is an event")
+
+
+class TensorBoard(FrozenModel):
+    """Event files, which `tensorboard --logdir` shows."""
+
+    folder: Text | None = Field(None, description="the folder of all runs' folders; default: the run's own")
+
+
+class Mlflow(FrozenModel):
+    """A run in an experiment of MLflow."""
+
+    uri: Text | None = Field(None, description="the tracking server; default: the launcher's MLFLOW_TRACKING_URI")
+    experiment: Text | None = Field(None, description="default: the profile's name")
+
+
+class Wandb(FrozenModel):
+    """A run in a project of Weights & Biases; its key and its mode come from the launcher's environment."""
+
+    project: Text | None = Field(None, description="default: the profile's name")
+    entity: Text | None = Field(None, description="default: the user's own")
+
+
+class Trackers(FrozenModel):
+    """Where metrics are recorded, beside the report."""
+
+    tensorboard: TensorBoard | None = None
+    mlflow: Mlflow | None = None
+    wandb: Wandb | None = None
+
+    def __bool__(self) -> bool:
+        return any(getattr(self, name) is not None for name in TRACKER_NAMES)
+
+
+TrackerName = Literal["tensorboard", "mlflow", "wandb"]
+TRACKER_NAMES: tuple[TrackerName, ...] = get_args(TrackerName)
+
+
+def _read_notify(value: object) -> object:
+    """`[slack://…]` is short for `{to: [slack://…]}`."""
+    if isinstance(value, str | list | tuple):
+        return {"to": value}
+    if not isinstance(value, dict | Notify | None):
+        raise ValueError("it is a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}")
+    return value
+
+
+def _read_trackers(value: object) -> object:
+    """`[tensorboard, {mlflow: {uri: …}}]` as a mapping by name."""
+    if isinstance(value, dict | Trackers):
+        return value
+    found: dict[str, Any] = {}
+    for each in value if isinstance(value, list | tuple) else [value]:
+        for name, said in each.items() if isinstance(each, dict) else [(str(each), None)]:
+            if name not in TRACKER_NAMES:
+                raise ValueError(f"unknown tracker {name}: use {', '.join(TRACKER_NAMES)}")
+            if name in found:
+                raise ValueError(f"{name} is named twice: name it once")
+            found[name] = {} if said is None else said
+    return found
+
+
+_NOTIFY_SCHEMA = {
+    "anyOf": [
+        {"type": "string"},
+        {"type": "array", "items": {"type": "string"}, "minItems": 1},
+        {
+            "type": "object",
+            "properties": {
+                "to": {"type": "array", "items": {"type": "string"}, "minItems": 1},
+                "events": {"type": "array", "items": {"enum": list(get_args(RunEvent))}},
+                "waiting": {"type": ["string", "number"]},
+            },
+            "required": ["to"],
+            "additionalProperties": False,
+        },
+    ]
+}
+_BY_NAME = {"type": "object", "properties": {name: {"type": "object"} for name in TRACKER_NAMES}}
+_TRACKERS_SCHEMA = {
+    "anyOf": [_BY_NAME, {"type": "array", "items": {"anyOf": [{"enum": list(TRACKER_NAMES)}, _BY_NAME]}}],
+}
+NotifySetting = Annotated[Notify | None, BeforeValidator(_read_notify), WithJsonSchema(_NOTIFY_SCHEMA)]
+TrackersSetting = Annotated[Trackers, BeforeValidator(_read_trackers), WithJsonSchema(_TRACKERS_SCHEMA)]

@@ -1,0 +1,1 @@
+"""Messages about a run: to whom, and their delivery."""

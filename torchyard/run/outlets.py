@@ -1,0 +1,192 @@
+"""What leaves a run for others: messages (`notify`) and metrics (`metrics_to`).
+
+Nothing here raises, ends a run or delays its job: everything is sent on threads of their own, and what did not arrive
+is a warning and a line of the report. The run's folder remembers what was sent, for the next process.
+"""
+
+import contextlib
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from torchyard.common.log import get_log
+from torchyard.common.own_trouble import OwnTrouble
+from torchyard.common.private_files import write_private_text
+from torchyard.model.errors import FolderError
+from torchyard.model.observe import RunEvent
+from torchyard.model.profile import Profile
+from torchyard.model.requirements import Check, warning_check
+from torchyard.model.run import End, Report, Row, Status
+from torchyard.notify.delivery import Delivery, Message
+from torchyard.notify.targets import check_addresses, remember_addresses
+from torchyard.pages.message import list_end_events, write_end_message, write_waiting_message
+from torchyard.run import journal
+from torchyard.run.folder import RunFolder
+from torchyard.trackers.experiment import RowSteps, describe_end, describe_experiment
+from torchyard.trackers.feed import Feed
+from torchyard.trackers.registry import check_trackers, make_trackers
+from torchyard.trend.records import read_history
+
+_END_TIMEOUT_S, _LEAST_TIMEOUT_S = 15.0, 1.0  # how long a run waits at its end for all receivers, and for each
+_MESSAGES = "messages"  # the file of a run that says which messages were sent
+_PROFILE = "outlets.json"  # the profile, for a sweep: it has no other
+
+
+def check_outlets(profile: Profile, first: bool = True) -> tuple[Check, ...]:
+    """Preflight's findings about `notify` and `metrics_to`; after the first attempt they no longer end the run."""
+    found = [
+        *(check_addresses(profile.notify, os.environ) if profile.notify else ()),
+        *check_trackers(profile.metrics_to),
+    ]
+    if first:
+        return tuple(found)
+    return tuple(
+        warning_check(each.need, each.detail, each.remedy) if each.verdict == "failed" else each for each in found
+    )
+
+
+def tell_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
+    """Send the end of a run that a sweep has ended; it never raises."""
+    nobody = contextlib.suppress(FileNotFoundError)
+    with OwnTrouble().endured(f"tell the end of {folder.name}", whatever=True), nobody:
+        profile = Profile.model_validate_json((folder.path / _PROFILE).read_bytes())
+        outlets = Outlets(profile, run_id, folder)
+        outlets.open(len(folder.attempts()))
+        outlets.tell_end(end, sentence)
+
+
+class Outlets:
+    """The messages and the metrics of one run; `link`: where the orchestrator shows it, if it does."""
+
+    def __init__(self, profile: Profile, run_id: str, folder: RunFolder, link: str = "") -> None:
+        self._profile, self._run_id, self._folder, self._link = profile, run_id, folder, link
+        self._addresses = profile.notify.to if profile.notify else ()
+        self._delivery = Delivery(self._addresses, os.environ)
+        self._feeds: list[Feed] = []
+        self._steps, self._attempt = RowSteps(), 0
+        self._has_begun = self._has_told = False
+        self._trouble = OwnTrouble()
+        if profile.notify:
+            remember_addresses(profile.notify, os.environ)
+
+    def open(self, attempt: int) -> None:
+        """Begin an attempt, whose rows will follow."""
+        if self._profile.notify or self._profile.metrics_to:
+            with self._trouble.endured("keep what is to be told of a run", whatever=True):
+                write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
+        self._attempt, self._steps = attempt, RowSteps()
+        self._has_begun = self._has_told = False
+        with self._trouble.endured("record metrics", whatever=True):
+            self._feeds = self._feeds or self._open_feeds()
+
+    def _open_feeds(self) -> list[Feed]:
+        names = (self._folder.name, self._run_id)
+        about = describe_experiment(self._profile, names, str(self._folder.path), self._link)
+        return [Feed(name, each, about) for name, each in make_trackers(self._profile.metrics_to).items()]
+
+    def add_row(self, row: Row) -> None:
+        """Pass a row of rank 0 on."""
+        if self._feeds and (point := self._steps.read(row)):
+            for feed in self._feeds:
+                feed.add(self._attempt, point)
+
+    def watch_status(self, status: Status, waited_s: float) -> None:
+        """Called with each status of the job: journals its start, and tells that it waits for long."""
+        if status.state == "running" and not self._has_begun:
+            self._has_begun = True
+            self._folder.note("running", attempt=self._attempt, waited=round(waited_s, 1))
+        notify = self._profile.notify
+        if not notify or self._has_begun or self._has_told or status.state != "pending" or waited_s < notify.waiting:
+            return
+        self._has_told = True
+        why = (waited_s, status.reason)
+        message = write_waiting_message(self._profile, self._folder.name, why, self._link)
+        self._tell("waiting", f"waiting {self._attempt}", message)
+
+    def finish(self, report: Report) -> tuple[str, ...]:
+        """Send what the end of a run is worth; returns what did not arrive, after at most _END_TIMEOUT_S."""
+        lost: list[str] = []
+        with self._trouble.endured("send messages and metrics", whatever=True):
+            until = time.monotonic() + _END_TIMEOUT_S
+            self._tell_end(report)
+            feeds, self._feeds, end = self._feeds, [], describe_end(report)
+            lost = [feed.finish(end, max(until - time.monotonic(), _LEAST_TIMEOUT_S)) for feed in feeds]
+            lost += self._delivery.finish(max(until - time.monotonic(), _LEAST_TIMEOUT_S))
+        return tuple(filter(None, lost))
+
+    def repeat_end(self) -> None:
+        """Send what an earlier process of this run, which has ended, could not send any more."""
+        try:
+            report = self._folder.report()
+        except FolderError:
+            return
+        if report:
+            self.finish(report)
+
+    def tell_end(self, end: End, sentence: str) -> None:
+        """Send what the end of a run without a report is worth."""
+        name, folder = self._profile.name, self._folder
+        self.finish(
+            Report(
+                profile=name,
+                run=folder.name,
+                end=end,
+                sentence=sentence,
+                seconds=0,
+                steps=(),
+                attempts=(),
+                folder=str(folder.path),
+            )
+        )
+
+    def _tell_end(self, report: Report) -> None:
+        before = _list_ends_before(report)
+        wanted = self._profile.notify.events if self._profile.notify else ()
+        event: RunEvent | None = next((each for each in list_end_events(report, before) if each in wanted), None)
+        if event:
+            key = f"end {report.run} {report.end} {_count_launches(self._folder)}"
+            self._tell(event, key, write_end_message(event, report, before, self._link))
+
+    def _tell(self, event: RunEvent, key: str, message: Message) -> None:
+        """Send a message to each address that has not got it from an earlier process of the run."""
+        wanted = self._profile.notify.events if self._profile.notify else ()
+        had = set(self._read_sent(key))
+        places = [place for place in range(len(self._addresses)) if place not in had]
+        if event in wanted and places:
+            self._delivery.send(message, places, lambda place: self._remember(key, place))
+
+    def _read_sent(self, key: str) -> Iterator[int]:
+        try:
+            events = journal.read_events(self._memory)
+        except OSError as error:  # better twice than never
+            get_log().warning("notify: what was sent before cannot be read: %s", error)
+            return
+        yield from (each.get("place", -1) for each in events if each["event"] == "sent" and each.get("key") == key)
+
+    def _remember(self, key: str, place: int) -> None:
+        try:
+            journal.append_event(self._memory, "sent", {"key": key, "place": place})
+        except OSError as error:
+            get_log().warning("notify: that a message was sent is not kept: %s", error)
+
+    @property
+    def _memory(self) -> Path:
+        return self._folder.path / _MESSAGES
+
+
+def _count_launches(folder: RunFolder) -> int:
+    """How often a user has asked for the run: each time has an end of its own."""
+    try:
+        return sum(each["event"] == "start" and each.get("entry") == "fresh" for each in folder.events())
+    except FolderError:
+        return 0
+
+
+def _list_ends_before(report: Report) -> list[str]:
+    """How the earlier runs of the same profile ended, as far as their history can be read."""
+    try:
+        ends = [(each.run, each.end) for each in read_history(Path(report.history)).records] if report.history else []
+    except OSError:
+        return []
+    return [end for _, end in (ends[:-1] if ends and ends[-1][0] == report.run else ends)]

@@ -1,0 +1,45 @@
+"""Weights & Biases: a run in a project, online or offline as the launcher's environment says (WANDB_MODE)."""
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from torchyard.model.observe import Wandb
+from torchyard.trackers.tracker import Experiment, ExperimentEnd, Point
+
+_SERVICE_VARIABLE = "WANDB_SERVICE"  # set by wandb: a job that got it would write through this process's connection
+
+
+class WandbRun:
+    """One run, whose id is that of torchyard's run."""
+
+    def __init__(self, options: Wandb) -> None:
+        self._options = options
+        self._run: Any = None
+
+    def open(self, experiment: Experiment) -> None:
+        import wandb
+
+        before = os.environ.get(_SERVICE_VARIABLE)
+        self._run = wandb.init(
+            project=self._options.project or experiment.profile,
+            entity=self._options.entity,
+            id=experiment.run_id.replace("-", ""),
+            name=experiment.run,
+            resume="allow",
+            dir=experiment.folder,
+            config={**experiment.parameters, **experiment.tags},
+            settings=wandb.Settings(
+                console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
+            ),
+        )
+        if before is None:
+            os.environ.pop(_SERVICE_VARIABLE, None)
+
+    def write(self, points: Sequence[Point]) -> None:
+        for point in points:
+            self._run.log({"row": point.step, **point.numbers})
+
+    def close(self, end: ExperimentEnd) -> None:
+        self._run.summary.update({**end.numbers, **end.tags})
+        self._run.finish(exit_code=0 if end.end == "succeeded" else 1)
