@@ -89,7 +89,7 @@ def sweep_here() -> State[Any]:
 def _format_summary(found: Sequence[AbandonedRun], dry_run: bool, back: int) -> str:
     """What was done, in one line."""
     taken = [each for each in found if not each.kept]
-    said = f"swept {len(taken)} runs" + (f", resumed {back}" if back else "")
+    said = f"swept {len(taken)} {'run' if len(taken) == 1 else 'runs'}" + (f", resumed {back}" if back else "")
     if dry_run:
         said = f"would remove {len(taken)}: " + ", ".join(each.run for each in taken)
     return said + (f"; {len(found) - len(taken)} listed and kept" if len(found) > len(taken) else "")

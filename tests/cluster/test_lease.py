@@ -249,7 +249,7 @@ def test_named_run_stays_while_its_holder_renews(training: Training, elsewhere: 
     assert "renewed its Lease" in swept(runs=[plan.run])
     assert there(training.jobs, plan) == 3
     rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
-    assert swept(runs=[plan.run]) == "swept 1 runs"
+    assert swept(runs=[plan.run]) == "swept 1 run"
     assert (there(training.jobs, plan), held(training.jobs, plan)) == (0, {})
 
 

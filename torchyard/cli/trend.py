@@ -59,6 +59,7 @@ def _fetch_archived() -> None:
 
 def _find_history(name: str) -> Path:
     runs = runs_folder()
+    name = Path(name).stem if name.endswith((".yaml", ".yml")) else name
     found = [path for path in list_histories(runs) if path.stem == name]
     found = found or [
         path for path in list_histories(runs) if any(each.key.profile == name for each in _read(path).records[-1:])

@@ -31,7 +31,7 @@ def find_file(name: str) -> Path:
         return _find_profile(name)
     if path := _find_named_file("hardware", shape):
         return path
-    raise ProfileError(name, (f"there is no such hardware file; {suggest_name(shape, _list_hardware())}",))
+    raise ProfileError(name, (_describe_unknown("there is no such hardware file", shape, _list_hardware()),))
 
 
 def _list_profile_folders() -> list[Path]:
@@ -102,8 +102,14 @@ def _find_profile(name: str) -> Path:
         return path
     found = _find_named_file("", name)
     if found is None:
-        raise ProfileError(name, ("there is no such profile; " + suggest_name(name, list_profiles()),))
+        raise ProfileError(name, (_describe_unknown("there is no such profile", name, list_profiles()),))
     return found
+
+
+def _describe_unknown(said: str, name: str, known: Mapping[str, Path]) -> str:
+    """What there is instead of a name, and where files of one's own are looked for."""
+    own = "" if os.environ.get("TORCHYARD_PROFILES") else " (TORCHYARD_PROFILES names no folder of your own)"
+    return f"{said}; {suggest_name(name, known)}{own}"
 
 
 def _describe_missing_file(path: Path) -> str:
@@ -175,7 +181,8 @@ def _load_hardware(name: str) -> Hardware:
     """Load the node shape of this name. ProfileError if its file is wrong, NamedFileError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
-        raise NamedFileError("hardware", f"there is no {shorten_value(name)}; {suggest_name(name, _list_hardware())}")
+        said = f"there is no {shorten_value(name)}"
+        raise NamedFileError("hardware", _describe_unknown(said, name, _list_hardware()))
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
         where = format_location(path, root, ("name",), {})

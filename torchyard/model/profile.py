@@ -263,11 +263,12 @@ class Profile(FrozenModel):
 
     @model_validator(mode="after")
     def counted(self) -> "Profile":
-        gpus = int(self.resources.get("gpus", 0))
-        if 0 < gpus < self.processes and not self.manifest:
-            raise ValueError(
-                f"processes: {self.processes} for {gpus} GPUs on each node: start at most one for each GPU"
-            )
+        gpus = 0 if self.manifest else int(self.resources.get("gpus", 0))
+        whole = (self.hardware and self.hardware.gpus.per_node) or gpus
+        if gpus > whole:
+            raise ValueError(f"resources: gpus: {gpus}, but this hardware has {whole} a node: ask for no more")
+        if 0 < gpus < self.processes:
+            raise ValueError(f"processes: {self.processes} for {gpus} GPUs on each node: start at most one per GPU")
         return self
 
     @property

@@ -67,7 +67,7 @@ class RunFinisher:
             seconds=time.time() - run.began,
             steps=tuple(run.steps),
             attempts=tuple(run.attempts),
-            left=tuple(dict.fromkeys(run.left)),
+            left=self._list_left(),
             folder=str(run.folder.path),
             trend=trend,
             history=str(history),
@@ -76,12 +76,16 @@ class RunFinisher:
         report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self._release()
+        report = report.model_copy(update={"left": self._list_left()})
         report = report.model_copy(update={"unsent": run.outlets.finish(report)})
         self._publish(report)
         if missing := run.archive.settle():
             report = report.model_copy(update={"archive": missing})
             self._publish(report)
         return report
+
+    def _list_left(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(secrets.mask_text, self._run.left)))
 
     def _publish(self, report: Report) -> None:
         """Save the report and show it."""

@@ -38,9 +38,9 @@ def test_no_history_is_told(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().out.startswith(f"there is no history in {runs_folder()}/history")
 
 
-@pytest.mark.parametrize("name", [KEY.profile, KEY.stem])
+@pytest.mark.parametrize("name", [KEY.profile, KEY.stem, f"some/{KEY.profile}.yaml"])
 def test_history_is_shown_by_profile_or_name(kept: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
-    """The table ends with the newest run, and then says where the file is."""
+    """A profile may be a path, as for a run. The table ends with the newest run, and says where the file is."""
     assert main(["trend", name]) == 0
     *_, last, where = capsys.readouterr().out.splitlines()
     assert (last.split()[-1], where) == ("worse", str(kept))

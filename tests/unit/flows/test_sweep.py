@@ -203,5 +203,5 @@ def test_each_machine_sweeps_its_own_folders(
     old, new = folder("old-00000001", -1), folder("new-00000002", 60)
     assert main(["--here"]) == 0
     assert (old.last("end").get("end"), new.last("end").get("end")) == ("swept", None)
-    assert capsys.readouterr().out.splitlines()[-1] == "swept 1 runs"
+    assert capsys.readouterr().out.splitlines()[-1] == "swept 1 run"
     assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]

@@ -106,6 +106,15 @@ def test_shipped_hardware_loads(name: str) -> None:
     assert all(fabric.expect.transport for fabric in found.fabrics.values())
 
 
+def test_unknown_shape_reminds_of_the_own_folder(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that nobody knows is perhaps in a folder that was not named; where one is named, nothing is said."""
+    path, hint = write(hardware="ours/h100", fabric="tcp"), "TORCHYARD_PROFILES names no folder of your own"
+    monkeypatch.delenv("TORCHYARD_PROFILES", raising=False)
+    assert hint in refused(path)
+    monkeypatch.setenv("TORCHYARD_PROFILES", str(path.parent))
+    assert hint not in refused(path)
+
+
 @pytest.mark.usefixtures("shape")
 def test_own_hardware_is_found(write: Write) -> None:
     """A shape in a folder of TORCHYARD_PROFILES is named like the project's own."""

@@ -70,6 +70,10 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
         ({"resources": {"gpus": 1.5}}, "resources: gpus: 1.5 is not a number of devices: write a whole number"),
         ({"pod": {"limits": {"rdma/rdma": "500m"}}}, "rdma/rdma: 500m is not a number of devices"),
         ({"resources": {"gpus": 2}, "processes": 4}, "processes: 4 for 2 GPUs on each node"),
+        (
+            {"resources": {"gpus": 16}, "hardware": "oke/bm-gpu-b4-8", "fabric": "host"},
+            "resources: gpus: 16, but this hardware has 8 a node: ask for no more",
+        ),
         ({"nodes": "two"}, "nodes: a number of nodes is one number, or {min: 2, max: 8}, not 'two'"),
     ],
 )

@@ -11,6 +11,7 @@ from tests.lone_processes import lone_profile
 from tests.reports import attempt
 from torchyard.host.processes import find_labelled
 from torchyard.machines.backend import MachinesBackend
+from torchyard.model.errors import FolderError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Collected, End, Metrics, Report, Run
 from torchyard.model.trend import Trend
@@ -85,6 +86,19 @@ def test_report_that_cannot_be_saved_is_still_shown(line: Runner, caplog: pytest
     report = RunFinisher(line).finish("succeeded", "2 of 2 agents ended with 0")
     assert (report.end, line.folder.last("end")["end"]) == ("succeeded", "succeeded")
     assert "the report is not on disk: " in caplog.text
+
+
+def test_run_that_cannot_be_released_is_in_the_report(line: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refused release leaves behind is found only after the end is recorded, and is in the report."""
+    submit_attempt(line)
+
+    def refuse(_: object) -> None:
+        raise FolderError("runs/x", "Permission denied", "make it writable")
+
+    monkeypatch.setattr(MachinesBackend, "release", refuse)
+    report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
+    assert ["Permission denied" in each for each in report.left] == [True]
+    assert line.folder.report() == report
 
 
 def ended(line: Runner, busbw: float, end: End = "succeeded") -> Report:

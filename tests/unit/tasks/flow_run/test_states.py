@@ -69,7 +69,7 @@ def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, mo
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", RUN_ID)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
     ids = [RUN_ID[:-1] + end for end in "012"]
-    said = ["swept 0 runs", "swept 1 runs", "swept 0 runs"]
+    said = ["swept 0 runs", "swept 1 run", "swept 0 runs"]
     fake_prefect.state = "COMPLETED"
     runs = [{**fake_prefect.flow_run, "id": each} for each in (*ids, RUN_ID)]
     for run, message in zip(runs, [*said, "swept 0 runs"], strict=True):
