@@ -20,16 +20,16 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "operation": ("collective-mismatch",),
     "recv": ("missing-rank",),
     "fifo": ("storage",),
-    "full-disk": ("storage", "missing-rank", "compute"),
+    "full-disk": ("storage",),
     "network": ("network",),
     "exit": ("missing-rank",),
     "outside": ("all-waiting-outside",),
     "compute": ("compute",),
 }
-STRAGGLERS = ("slow",)
-LATE = ("outside", "compute", "full-disk")  # told only after a minute: nobody waits, or the rank is at work
+STRAGGLERS = ("slow", "throttled")
+LATE = ("compute",)  # told only after five minutes: an evaluation looks like that
 STYLES = ("plain", "checkpoint", "evaluation", "uneven", "compile", "slow-loader", "download")
-ROOTS = ("full-disk", "network")  # need root: a small file system, network namespaces
+ROOTS = ("full-disk", "network", "throttled")  # need root: a small file system, network namespaces, a CPU quota
 NAMES = (*HANGS, *STRAGGLERS, *STYLES)
 _WITHOUT_LINE = ("sigstop", "network", "outside")
 _NETWORK_NODES = 3  # of two, nobody can say which one is cut off
@@ -67,7 +67,10 @@ class Cell(NamedTuple):
 
 
 class Right(NamedTuple):
-    """A right verdict: one of these classes, ranks among `may` and with all of `must`, a true line if it has one."""
+    """A right verdict: one of these classes, ranks among `may` and with all of `must`, a true line if it has one.
+
+    Where all ranks do the same, none of them is to blame: then `may` is empty.
+    """
 
     kinds: tuple[HangClass, ...]
     must: frozenset[int]
@@ -75,7 +78,7 @@ class Right(NamedTuple):
     has_line: bool
 
     def has_right_ranks(self, ranks: Sequence[int]) -> bool:
-        return bool(ranks) and self.must <= set(ranks) <= self.may
+        return bool(ranks) == bool(self.may) and self.must <= set(ranks) <= self.may
 
 
 def right(cell: Cell) -> Right:
@@ -93,7 +96,7 @@ def right(cell: Cell) -> Right:
         cut = cell.node_of(culprit)
         must, may = frozenset(), frozenset(rank for rank in every if cell.node_of(rank) == cut)
     elif cell.name == "outside":
-        must, may = frozenset(), every
+        must = may = frozenset()
     kinds = HANGS[cell.name]
     if cell.name == "recv" and cell.seed % 2:
         kinds = (*kinds, "collective-mismatch", "deadlock-between-groups")

@@ -27,6 +27,8 @@ from tests.hang.training import STEP_S, start, tell, train
 
 FOREVER_S = 100_000
 DISK_VARIABLE = "HANG_DISK"  # a small file system, for full-disk
+QUOTA_VARIABLE = "HANG_QUOTA"  # the list of processes of a group with a CPU quota, for throttled
+WORK_S = 0.01  # of processor time in a step, for throttled
 
 
 class Stage:
@@ -237,7 +239,7 @@ def strikes(fault: str, stage: Stage) -> bool:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--fault", choices=[*FAULTS, "slow", "network"], required=True)
+    parser.add_argument("--fault", choices=[*FAULTS, "slow", "throttled", "network"], required=True)
     for name in ("rank", "step", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
     asked = parser.parse_args()
@@ -248,7 +250,10 @@ def main() -> None:
             FAULTS[asked.fault](stage)
 
     slow = 1 + (30 + asked.seed * 10 % 31) / 100 if asked.fault == "slow" and stage.is_culprit else 1
-    train(before_step, lambda: STEP_S * slow)
+    if asked.fault == "throttled" and stage.is_culprit:
+        Path(os.environ[QUOTA_VARIABLE]).write_text(str(os.getpid()), encoding="utf-8")
+    work_s = WORK_S if asked.fault == "throttled" else 0
+    train(before_step, lambda: STEP_S * slow, work_s)
 
 
 if __name__ == "__main__":

@@ -53,6 +53,7 @@ class Figures(NamedTuple):
     classes: float
     lines: float
     wrong: float
+    stragglers: float
 
     def list_misses(self) -> list[str]:
         """The figures that are not as good as wanted."""
@@ -63,6 +64,7 @@ class Figures(NamedTuple):
             "right classes >= 95 %": self.classes >= 0.95,
             "right lines >= 90 %": self.lines >= 0.90,
             "wrong <= 1 %": self.wrong <= 0.01,
+            "stragglers named >= 90 %": self.stragglers >= 0.9,
         }
         return [name for name, is_good in found.items() if not is_good]
 
@@ -70,7 +72,7 @@ class Figures(NamedTuple):
         return (
             f"{self.hangs} hangs, {self.others} jobs without one: told after {self.median_s:.1f} s (median) and "
             f"{self.p95_s:.1f} s (p95), {self.ranks:.0%} right ranks, {self.classes:.0%} right classes, "
-            f"{self.lines:.0%} right lines, {self.wrong:.1%} wrong"
+            f"{self.lines:.0%} right lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
         )
 
 
@@ -97,7 +99,8 @@ def _judge_going(cell: Cell, judge: Judge) -> Row:
     said = describe_straggler(late) if late else "no straggler" if cell.name in STRAGGLERS else ""
     if late and cell.name in STRAGGLERS and late.rank != cell.culprit:
         wrong.append(f"not rank {cell.culprit}: {said}")
-    return Row(cell, math.inf, said=said, wrong="; ".join(wrong))
+    is_named = bool(late and late.rank == cell.culprit)
+    return Row(cell, math.inf, said=said, has_ranks=is_named, wrong="; ".join(wrong))
 
 
 def _is_wrong(cell: Cell, truth: Truth, verdict: Verdict) -> bool:
@@ -131,6 +134,7 @@ def sum_up(rows: Sequence[Row]) -> Figures:
         _share([row.has_class for row in hangs]),
         _share(lines),
         1 - _share([not row.wrong for row in rows]),
+        _share([row.has_ranks for row in rows if row.cell.name in STRAGGLERS]),
     )
 
 

@@ -1,6 +1,7 @@
 """`make hang`: jobs with every kind of hang, and healthy ones that look like it, under the black box; prints a table.
 
     python -m tests.hang.matrix [--classes NAME ...] [--seeds N] [--ranks N ...] [--jobs N] [--folder FOLDER]
+        [--healthy-seconds S]
     python -m tests.hang.matrix --judge FOLDER
 
 A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
@@ -19,14 +20,14 @@ from pathlib import Path
 from tests.hang.cells import NAMES, RANKS, ROOTS, Cell, list_cells
 from tests.hang.figures import HEAD, Row, judge_row, sum_up
 from tests.hang.places import find_missing_right
-from tests.hang.trial import Trial, read_cell, read_truth, replay_cell
+from tests.hang.trial import HEALTHY_S, Trial, read_cell, read_truth, replay_cell
 
 
 class Matrix:
     """The cells to play, and the rows so far."""
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, healthy_s: float) -> None:
+        self.folder, self._healthy_s = folder, healthy_s
         self.rows: list[Row] = []
         self._printing = threading.Lock()
 
@@ -49,7 +50,7 @@ class Matrix:
                 return
             folder = self.folder / str(cell)
             try:
-                Trial(cell, folder, lane).play()
+                Trial(cell, folder, lane, self._healthy_s).play()
             except (OSError, RuntimeError) as error:
                 self.say(Row(cell, float("inf"), wrong=f"not played: {error}"))
             else:
@@ -75,6 +76,7 @@ def read(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of these seeds")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes, which the seeds take in turn")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
+    parser.add_argument("--healthy-seconds", type=float, default=HEALTHY_S, help="how long a healthy job is watched")
     parser.add_argument("--folder", type=Path, help="where the cells are recorded; a new folder of it for each")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge the cells that were recorded there")
     return parser.parse_args(words)
@@ -92,7 +94,9 @@ def choose(asked: argparse.Namespace) -> list[Cell]:
 def main(words: list[str]) -> int:
     asked = read(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    matrix = Matrix(asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-")))
+    matrix = Matrix(
+        asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-")), asked.healthy_seconds
+    )
     print(f"cells in {matrix.folder}\n{HEAD}", flush=True)
     if asked.judge:
         for path in sorted(asked.judge.glob("*/cell.json")):

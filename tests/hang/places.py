@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.server import _find_free_port
+from tests.waiting import until
 
 _DISK_BYTES = 1 << 20
+_GROUPS = Path("/sys/fs/cgroup")
+_QUOTA_US = 10_000  # of each tenth of a second
 
 
 def find_missing_right() -> str:
@@ -94,6 +97,24 @@ def mounting_disk(path: Path) -> Iterator[Path]:
         yield path
     finally:
         _run(f"umount --lazy {path}", must=False)
+
+
+@contextlib.contextmanager
+def limiting_cpu(name: str) -> Iterator[Path]:
+    """The file that takes the number of a process which may use a tenth of a processor from then on."""
+    old, new = _GROUPS / "cpu", _GROUPS
+    group = (old if old.is_dir() else new) / name
+    group.mkdir(exist_ok=True)
+    try:
+        if old.is_dir():
+            (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_US))
+        else:
+            (new / "cgroup.subtree_control").write_text("+cpu")
+            (group / "cpu.max").write_text(f"{_QUOTA_US} 100000")
+        yield group / "cgroup.procs"
+    finally:
+        until(lambda: not (group / "cgroup.procs").read_text())
+        group.rmdir()
 
 
 @contextlib.contextmanager

@@ -22,12 +22,17 @@ def start() -> tuple[int, int]:
     return dist.get_rank(), dist.get_world_size()
 
 
-def train(before_step: Callable[[int], None], step_s: Callable[[], float] = lambda: STEP_S) -> None:
-    """Train until the matrix kills it; `before_step` is called with each step's number."""
+def train(
+    before_step: Callable[[int], None], step_s: Callable[[], float] = lambda: STEP_S, work_s: float = 0.0
+) -> None:
+    """Train until the matrix kills it; `before_step` is called with each step's number.
+
+    `step_s`: the seconds of a step; `work_s`: of processor time beside them.
+    """
     step = 0
     while True:
         before_step(step)
-        forward(step_s())
+        forward(step_s(), work_s)
         for size in _BUCKETS:
             dist.all_reduce(torch.ones(size))
         if dist.get_rank() == 0:
@@ -35,9 +40,13 @@ def train(before_step: Callable[[int], None], step_s: Callable[[], float] = lamb
         step += 1
 
 
-def forward(seconds: float) -> None:
-    """Work a little, and sleep as long as an accelerator would work."""
-    torch.randn(64, 64) @ torch.randn(64, 64)
+def forward(seconds: float, work_s: float) -> None:
+    """Work for so much processor time, and sleep as long as an accelerator would work."""
+    end = time.process_time() + work_s
+    while True:
+        torch.randn(64, 64) @ torch.randn(64, 64)
+        if time.process_time() >= end:
+            break
     time.sleep(seconds)
 
 

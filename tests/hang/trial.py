@@ -16,7 +16,7 @@ from tests.chaos.world import kill_all
 from tests.hang.cells import LATE, STRAGGLERS, STYLES, Cell
 from tests.hang.figures import Truth
 from tests.hang.judge import Judge, Line, replay
-from tests.hang.places import Place, making_network, mounting_disk, serving_slowly
+from tests.hang.places import Place, limiting_cpu, making_network, mounting_disk, serving_slowly
 from torchyard.common.project_root import ROOT
 from torchyard.host import black_box
 
@@ -24,16 +24,16 @@ FOLDER_VARIABLE = "HANG_CELL"  # marks all processes of a cell
 _SITE = Path(black_box.__file__).parent / "site"
 _STEP = '{"step": '
 _ARRIVAL_S = 120.0  # until the fault strikes
-_WATCHED_S, _LONG_WATCHED_S = 18.0, 80.0  # after the fault
-_HEALTHY_S, _SLOW_WATCHED_S = 50.0, 65.0  # after the first line
+_WATCHED_S, _LONG_WATCHED_S = 25.0, 330.0  # after the fault
+HEALTHY_S, _SLOW_WATCHED_S = 50.0, 65.0  # after the first line
 _AFTERWARDS_S = 4.0  # after a verdict: another may follow
 
 
 class Trial:
     """Plays a cell in a folder of its own; `number` is that of its network."""
 
-    def __init__(self, cell: Cell, folder: Path, number: int) -> None:
-        self.cell, self.folder, self._number = cell, folder, number
+    def __init__(self, cell: Cell, folder: Path, number: int, healthy_s: float = HEALTHY_S) -> None:
+        self.cell, self.folder, self._number, self._healthy_s = cell, folder, number, healthy_s
         self._lines: queue.Queue[Line | None] = queue.Queue()
         self._cut_at = 0.0
         self._torchruns: list[subprocess.Popen[str]] = []
@@ -45,7 +45,6 @@ class Trial:
         note = {"began": self._began, **self.cell._asdict()}
         (self.folder / "cell.json").write_text(json.dumps(note), encoding="utf-8")
         with ExitStack() as stack:
-            stack.callback(kill_all, f"{FOLDER_VARIABLE}={self.folder}\0")
             extra: dict[str, str] = {}
             place = Place()
             if self.cell.name == "network":
@@ -54,6 +53,9 @@ class Trial:
                 extra["HANG_DISK"] = str(stack.enter_context(mounting_disk(self.folder / "disk")))
             elif self.cell.name == "download":
                 extra["HANG_SERVER"] = str(stack.enter_context(serving_slowly()))
+            elif self.cell.name == "throttled":
+                extra["HANG_QUOTA"] = str(stack.enter_context(limiting_cpu(f"torchyard-hang-{self._number}")))
+            stack.callback(kill_all, f"{FOLDER_VARIABLE}={self.folder}\0")
             for node in range(self.cell.nodes):
                 self._start(node, place, extra)
             with (self.folder / "lines.jsonl").open("w", encoding="utf-8") as file:
@@ -129,7 +131,7 @@ class Trial:
     def _find_end(self, first: float, judge: Judge) -> float:
         """When the watch ends, as far as is known now."""
         if not self.cell.hangs:
-            watched = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else _HEALTHY_S
+            watched = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._healthy_s
             return first + watched if first else _ARRIVAL_S
         truth = read_truth(self.folder)
         if not truth:

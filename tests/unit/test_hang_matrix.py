@@ -4,11 +4,12 @@ import math
 
 import pytest
 
-from tests.hang.cells import HANGS, NAMES, RANKS, Cell, list_cells, right
+from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, list_cells, right
 from tests.hang.faults import FAULTS
 from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Judge, Verdict
+from torchyard.model.hang import Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)
 PLAIN = Cell("plain", 4, 1, 0)
@@ -25,7 +26,7 @@ def tell(*verdicts: Verdict) -> Judge:
 def test_every_class_has_a_program() -> None:
     """Each hang but the network's is a fault of the program, and each healthy name is a style of it."""
     assert set(HANGS) - {"network"} == set(FAULTS)
-    assert set(NAMES) - set(HANGS) - {"slow"} == set(STYLES)
+    assert set(NAMES) - set(HANGS) - set(STRAGGLERS) == set(STYLES)
 
 
 def test_every_cell_has_whole_nodes() -> None:
@@ -73,6 +74,24 @@ def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
     assert right(cell).has_right_ranks([second])
     assert not right(cell).has_right_ranks([first, third])
     assert not right(cell).has_right_ranks([])
+
+
+def test_nobody_is_to_blame_where_all_do_the_same() -> None:
+    """A job whose ranks are all outside of collectives has no culprit."""
+    cell = Cell("outside", 4, 1, 0)
+    assert right(cell).has_right_ranks([])
+    assert not right(cell).has_right_ranks([cell.culprit])
+
+
+def test_stragglers_have_a_share_of_their_own() -> None:
+    """A slow rank that is not named is missed; another one that is named is wrong."""
+    cell = Cell("slow", 4, 1, 0)
+    named, other, nobody = tell(), tell(), tell()
+    named.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
+    other.straggler = named.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
+    rows = [judge_row(cell, None, judge) for judge in (named, other, nobody)]
+    assert [(row.has_ranks, bool(row.wrong)) for row in rows] == [(True, False), (False, True), (False, False)]
+    assert "stragglers named >= 90 %" in sum_up(rows).list_misses()
 
 
 def test_hang_that_is_not_told_counts() -> None:

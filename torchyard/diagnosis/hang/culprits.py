@@ -61,6 +61,10 @@ def explain_absence(record: RankRecord | None, usual_s: float) -> Fault:
         return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, says=_ENDED)
     if record.state in ("T", "t"):
         return Fault("stopped", max(STOPPED_FLOOR_S, USUAL_FACTOR * usual), is_certain=True, says="is stopped")
+    if record.full:
+        return Fault(
+            "storage", max(BLOCKED_FLOOR_S, USUAL_FACTOR * usual), True, f"is out of disk space at {record.full}"
+        )
     kind, floor = _classify(record)
     if is_busy(record) and kind != "gil":
         return Fault("compute" if kind == "missing-rank" else kind, _limit_active(usual))

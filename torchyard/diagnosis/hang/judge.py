@@ -23,7 +23,7 @@ from torchyard.model.hang import Hang, HangClass, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again every two seconds, later every ten
 SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
-IDLE_FLOOR_S = 60.0  # nobody waits in a collective, and nobody does anything
+IDLE_FLOOR_S = 12.0  # nobody waits in a collective, and nobody does anything
 _ORDER: tuple[HangClass, ...] = ("stopped", "gil", "storage", "data-loader", "missing-rank", "network", "compute")
 
 

@@ -1,12 +1,14 @@
 """A rank that is slower than all others: it waits least in collectives, because the others wait for it."""
 
 from collections.abc import Mapping, Sequence
-from statistics import median
+from statistics import fmean, median
+from typing import NamedTuple
 
 from torchyard.common.escaping import single_line
 from torchyard.diagnosis.hang.records import KEPT_WINDOWS, Window
 from torchyard.model.hang import Straggler
 
+# The means of all windows: in one of 15 s, a share is known to about 5 % only.
 MIN_LEAD = 0.15  # of the others' time
 MIN_LEAD_OF_TWO = 0.30  # with one other rank, there is no crowd to compare with
 MIN_GAP = 0.10  # to the next rank: else it is not one rank that is slow
@@ -14,21 +16,31 @@ _MAX_NAME_CHARS = 240
 MAX_SPREAD_S = 90.0  # between the nodes' reports of one window
 
 
+class _Last(NamedTuple):
+    """The rank that waits least in a window: how much less than the others' median, and than the next one."""
+
+    rank: int
+    lead: float
+    gap: float
+
+
 def find_straggler(windows: Mapping[int, Sequence[Window]], nodes: Mapping[int, str]) -> Straggler | None:
-    """The rank that the others have waited for in each of the last windows; None if there is no such rank."""
+    """The rank that the others have waited for in all of the last windows; None if there is no such rank."""
     if len(windows) < 2 or any(len(its) < KEPT_WINDOWS for its in windows.values()):
         return None
     recent = {rank: list(its)[-KEPT_WINDOWS:] for rank, its in windows.items()}
-    leads = []
+    last = []
     for turn in range(KEPT_WINDOWS):
         now = {rank: its[turn] for rank, its in recent.items()}
         if max(its.arrived for its in now.values()) - min(its.arrived for its in now.values()) > MAX_SPREAD_S:
             return None
-        leads.append(_find_last({rank: its.waited for rank, its in now.items()}))
-    found = {each[0] for each in leads if each}
-    if len(found) != 1 or None in leads:
+        last.append(_find_last({rank: its.waited for rank, its in now.items()}))
+    least = MIN_LEAD if len(windows) > 2 else MIN_LEAD_OF_TWO
+    lead, gap = fmean(each.lead for each in last), fmean(each.gap for each in last)
+    is_same = len({each.rank for each in last}) == 1 and min(each.lead for each in last) >= least / 2
+    if not is_same or lead < least or gap < MIN_GAP:
         return None
-    rank, lead = found.pop(), sum(each[1] for each in leads if each) / KEPT_WINDOWS
+    rank = last[0].rank
     its = recent[rank]
     window_s = (its[-1].arrived - its[0].arrived) * KEPT_WINDOWS / (KEPT_WINDOWS - 1)
     return Straggler(
@@ -47,9 +59,7 @@ def describe_straggler(late: Straggler) -> str:
     return f"{who} arrives last: the others wait {late.lost_percent:.0f} % of their time for it ({lost:.0f} s a minute)"
 
 
-def _find_last(waited: Mapping[int, float]) -> tuple[int, float] | None:
-    """The rank that waits clearly less than all others, and by how much less than their median."""
+def _find_last(waited: Mapping[int, float]) -> _Last:
     last, second = sorted(waited, key=lambda rank: waited[rank])[:2]
-    lead = median(share for rank, share in waited.items() if rank != last) - waited[last]
-    least = MIN_LEAD if len(waited) > 2 else MIN_LEAD_OF_TWO
-    return (last, lead) if lead >= least and waited[second] - waited[last] >= MIN_GAP else None
+    others = median(share for rank, share in waited.items() if rank != last)
+    return _Last(last, others - waited[last], waited[second] - waited[last])

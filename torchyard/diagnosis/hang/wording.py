@@ -1,5 +1,6 @@
 """A hang in words: one sentence that names rank, place and who waits, and the facts that prove it."""
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
@@ -18,6 +19,8 @@ from torchyard.model.hang import Collective, Hang, HangClass, RankRecord
 
 _Records = Mapping[int, RankRecord]
 _MAX_EVIDENCE = 12
+_PLURALS = {"has": "have", "says": "say", "is": "are"}
+_PLURAL = re.compile(r"^(?:has|says|is)\b")
 _ADDED = {
     "gil": ", in a call that holds Python's global lock",
     "storage": ", where it reads or writes files",
@@ -165,12 +168,10 @@ def _begin(kind: HangClass, ranks: tuple[int, ...], records: _Records, waiting: 
 
 def _say(fault: Fault, ranks: Iterable[int], place: str) -> str:
     """`hangs in load (train.py:88), in DataLoader.__next__`."""
-    many = {"has ended": "have ended", "says nothing": "say nothing", "is stopped": "are stopped"}
-    if fault.says in ("has ended", "says nothing"):
-        return agree(ranks, fault.says, many[fault.says])
     at = f" in {place}" if place else ""
     if fault.says:
-        return agree(ranks, fault.says, many.get(fault.says, fault.says)) + at
+        says = agree(ranks, fault.says, _PLURAL.sub(lambda verb: _PLURALS[verb[0]], fault.says))
+        return says if fault.says in ("has ended", "says nothing") else says + at
     if fault.kind == "compute":
         return agree(ranks, "computes", "compute") + at + f" for more than {fault.limit_s:,.0f} s"
     if not place:
@@ -245,5 +246,6 @@ def _tell_facts(ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
         facts += [f"process {its.pid} in state {its.state}"] if its.state else []
         facts += [f"its Python threads have not run for {its.blind_s:,.0f} s"] if its.blind_s > 1 else []
         facts += [f"asleep in the kernel's {its.wchan}"] if its.wchan else []
+        facts += [f"the file system at {its.full} has become full"] if its.full else []
         lines.append(f"rank {rank}: {', '.join(facts)}")
     return tuple(lines)

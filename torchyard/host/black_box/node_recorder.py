@@ -13,6 +13,7 @@ import re
 import time
 
 from . import processes, rank_recorder
+from .disks import DiskWatch
 from .slot import Json, read_slots
 
 MARK = "torchyard-recorder: "
@@ -47,6 +48,7 @@ class NodeRecorder:
     def __init__(self, folder: str, output: int = 1) -> None:
         self._folder, self._output = folder, output
         self._watches: dict[int, _RankWatch] = {}
+        self._disks = DiskWatch()
         self._began = time.monotonic()
 
     def run(self) -> None:
@@ -96,6 +98,8 @@ class NodeRecorder:
         if now - watch.pulse_at < pulse:
             return None
         watch.pulse_at = now
+        if not any(each.is_stalled for each in self._watches.values()):
+            self._disks.remember()
         return "pulse"
 
     def _measure(self, watch: _RankWatch, record: Json, now: float) -> None:
@@ -136,6 +140,7 @@ class NodeRecorder:
             wchan=processes.read_wchan(watch.pid),
             blind_s=round(blind, 2) if blind > 1 else 0.0,
             links=processes.list_unacknowledged(watch.pid),
+            full=self._disks.find_new(),
         )
         if watch.before and watch.sample:
             line["is_active"] = processes.is_active(watch.before, watch.sample)

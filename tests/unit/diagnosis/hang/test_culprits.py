@@ -25,6 +25,7 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
         ({"state": "D"}, 8.0),
         ({"state": "D", "wchan": "jbd2_log_wait_commit"}, 60.0),
         ({"state": "D", "writes": True}, 300.0),
+        ({"full": "/data", "writes": True}, 8.0),
     ],
 )
 def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
@@ -44,6 +45,7 @@ def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
         ({"stack": frame("urlopen", "/l/urllib/request.py")}, "network"),
         ({"wchan": "inet_csk_accept"}, "network"),
         ({"blind_s": 5.0, "state": "S"}, "gil"),
+        ({"full": "/data", "is_active": True}, "storage"),
         ({"blind_s": 5.0, "state": "D"}, "storage"),
         ({"blind_s": 5.0, "state": "T"}, "stopped"),
     ],

@@ -196,7 +196,7 @@ def test_all_idle_outside_collectives() -> None:
     assert [(each.ranks, each.place) for each in found.clusters] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
-@pytest.mark.parametrize("busy", [{"is_active": True}, {"writes": True}, {"kind": "pulse"}, {"stalled_s": 20.0}])
+@pytest.mark.parametrize("busy", [{"is_active": True}, {"writes": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
 def test_one_busy_rank_is_no_idle_job(busy: dict[str, Any]) -> None:
     """A job of which one rank does something is not idle."""
     records = table(*(plant(rank, stalled_s=70.0) for rank in range(3)), plant(3, **{"stalled_s": 70.0, **busy}))

@@ -22,6 +22,13 @@ def test_rank_that_never_waits() -> None:
     assert found == Straggler(rank=2, node="node-2", lost_percent=39.0, lost_s=70.2, window_s=180.0)
 
 
+def test_chance_of_one_window_counts_little() -> None:
+    """A window of few samples may show less than the mean of all."""
+    found = find((0.3, 0.1, 0.31), (0.3, 0.2, 0.32), (0.3, 0.05, 0.3))
+    assert found is not None
+    assert found.rank == 1
+
+
 @pytest.mark.parametrize(
     "turns",
     [
@@ -29,11 +36,21 @@ def test_rank_that_never_waits() -> None:
         [(0.5, 0.5, 0.0)] * 2,
         [(0.5, 0.5, 0.0), (0.5, 0.0, 0.5), (0.5, 0.5, 0.0)],
         [(0.5, 0.5, 0.0), (0.3, 0.3, 0.3), (0.5, 0.5, 0.0)],
+        [(0.0, 0.5, 0.5), (0.3, 0.3, 0.3), (0.0, 0.5, 0.5)],
         [(0.5, 0.5, 0.5, 0.02, 0.0)] * 3,
         [(0.25, 0.0)] * 3,
         [(0.5,)] * 3,
     ],
-    ids=["balanced", "too few windows", "another rank", "a pause", "two ranks", "one of two", "one rank"],
+    ids=[
+        "balanced",
+        "too few windows",
+        "another rank",
+        "a pause",
+        "a pause of the first",
+        "two ranks",
+        "one of two",
+        "one rank",
+    ],
 )
 def test_no_straggler(turns: list[tuple[float, ...]]) -> None:
     """A balanced, short or noisy job has no straggler."""

@@ -1,0 +1,55 @@
+"""Which file systems of this machine are full: a checkpoint that finds no room may be tried again for ever."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+
+# Those of a network are not asked: one whose server is away does not answer.
+_LOCAL_TYPES = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
+_ESCAPE = re.compile(r"\\([0-7]{3})")  # a blank is \040 in /proc
+_MAX_PATH_CHARS = 200
+
+
+class DiskWatch:
+    """Tells which file systems have become full since the node's ranks were last seen to go on."""
+
+    def __init__(self, mounts: str = "/proc/self/mounts") -> None:
+        self._mounts = mounts
+        self._before: frozenset[str] = frozenset()
+        self._new: set[str] = set()
+        self.remember()
+
+    def remember(self) -> None:
+        """All is well now: what is full already stops nobody."""
+        self._before, self._new = self._list_full(), set()
+
+    def find_new(self) -> str:
+        """The mount point of a file system that has been full since then; empty if there is none.
+
+        One that is full at times only still counts: a file that is written again is emptied before.
+        """
+        self._new |= self._list_full() - self._before
+        return min(self._new, default="")[:_MAX_PATH_CHARS]
+
+    def _list_full(self) -> frozenset[str]:
+        try:
+            with open(self._mounts, encoding="utf-8", errors="replace") as file:
+                mounts = [line.split() for line in file]
+        except OSError:
+            return frozenset()
+        local = {each[1] for each in mounts if len(each) > 3 and each[2] in _LOCAL_TYPES and "rw" in each[3].split(",")}
+        return frozenset(path for path in map(_unescape, local) if _is_full(path))
+
+
+def _is_full(path: str) -> bool:
+    """Whether it has no block or no inode left."""
+    with contextlib.suppress(OSError):
+        said = os.statvfs(path)
+        return (said.f_blocks > 0 and said.f_bavail <= 0) or (said.f_files > 0 and said.f_favail <= 0)
+    return False
+
+
+def _unescape(path: str) -> str:
+    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)
