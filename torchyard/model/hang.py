@@ -117,3 +117,11 @@ class Straggler(FrozenModel):
     lost_percent: float = Field(description="of the others' time, spent in waiting for it")
     lost_s: float = Field(description="seconds that the others have waited for it in the window")
     window_s: float
+
+
+class HangNews(FrozenModel):
+    """What the black box tells while a job runs, each time that it changes."""
+
+    hang: Hang | None = Field(None, description="none: nothing hangs, or not any more")
+    straggler: Straggler | None = None
+    is_certain: bool = Field(False, description="the hang has lasted for so long that the job will not go on by itself")

@@ -6,8 +6,8 @@ from pydantic import BeforeValidator, Field, WithJsonSchema
 
 from torchyard.model.base import Duration, FrozenModel, Text
 
-RunEvent = Literal["failed", "regressed", "recovered", "waiting", "succeeded"]
-_DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "waiting")
+RunEvent = Literal["failed", "regressed", "recovered", "waiting", "hanging", "succeeded"]
+_DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "waiting", "hanging")
 
 
 def _read_addresses(value: object) -> object:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from torchyard.common.escaping import escape_markdown, escape_paragraph, format_markdown_table, single_line
 from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.hang.stragglers import describe_straggler
-from torchyard.model.hang import Cluster, Hang
+from torchyard.model.hang import Cluster, Hang, HangNews, Straggler
 from torchyard.model.run import Outcome, Report
 from torchyard.pages.text import select_ends
 
@@ -31,11 +31,21 @@ def tabulate_clusters(report: Report) -> list[list[str]]:
 def render_hang(report: Report) -> list[str]:
     """The section of a page; empty if no rank hung, and none was late."""
     outcome = _get_last_outcome(report)
-    if outcome is None or not (outcome.hang or outcome.straggler):
-        return []
-    late = [escape_paragraph(describe_straggler(outcome.straggler)), ""] if outcome.straggler else []
-    if (hang := outcome.hang) is None:
-        return ["", "## Straggler", *late]
+    return _render_parts(outcome.hang, outcome.straggler) if outcome else []
+
+
+def render_hang_page(job: str, news: HangNews) -> str:
+    """The page of a job that runs: what hangs now, or that it goes on."""
+    parts = _render_parts(news.hang, news.straggler)
+    told = [] if news.hang else ["", "No rank hangs."]
+    return "\n".join([f"# {escape_markdown(job)}", *told, *parts])
+
+
+def _render_parts(hang: Hang | None, straggler: Straggler | None) -> list[str]:
+    """What hangs, where all ranks are, what proves it, and who arrives last."""
+    late = [escape_paragraph(describe_straggler(straggler)), ""] if straggler else []
+    if hang is None:
+        return ["", "## Straggler", *late] if late else []
     table = tabulate_places(hang)
     parts = ["", "## Hang", escape_paragraph(hang.sentence, _MAX_SENTENCE_CHARS), ""]
     parts += [*format_markdown_table(table[0], table[1:]), ""] if table else []

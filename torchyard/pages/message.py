@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 
 from torchyard.common.escaping import shorten_text, single_line, strip_control_codes
+from torchyard.model.hang import Hang
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
 from torchyard.model.run import End, Report
@@ -18,6 +19,7 @@ _TONES: dict[RunEvent, Tone] = {
     "regressed": "warning",
     "recovered": "success",
     "waiting": "warning",
+    "hanging": "warning",
     "succeeded": "success",
 }
 
@@ -53,6 +55,13 @@ def write_waiting_message(profile: Profile, run: str, waited: tuple[float, str],
     seconds, why = waited
     said = [f"the job has waited {format_duration(seconds)} to start", why]
     return _write(profile.name, "waiting", said, [f"{run}: {profile.launcher}", *_list_places(run, link)])
+
+
+def write_hang_message(profile: Profile, run: str, hang: Hang, link: str) -> Message:
+    """The text for a rank that hangs, and what follows from it."""
+    then = {"restart": "the attempt ends, and another one follows", "fail": "the run ends"}
+    said = [single_line(hang.sentence), then.get(profile.on_hang, "the job still runs: on_hang: report")]
+    return _write(profile.name, "hanging", said, [f"torchyard why {run}", *_list_places(run, link)])
 
 
 def _explain_recovery(report: Report, ends_before: Sequence[str]) -> str:

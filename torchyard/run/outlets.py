@@ -14,13 +14,14 @@ from torchyard.common.log import get_log
 from torchyard.common.own_trouble import OwnTrouble
 from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import FolderError
+from torchyard.model.hang import HangNews
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Check, warning_check
 from torchyard.model.run import End, Report, Row, Status
 from torchyard.notify.delivery import Delivery, Message
 from torchyard.notify.targets import check_addresses, remember_addresses
-from torchyard.pages.message import list_end_events, write_end_message, write_waiting_message
+from torchyard.pages.message import list_end_events, write_end_message, write_hang_message, write_waiting_message
 from torchyard.run import journal
 from torchyard.run.folder import RunFolder
 from torchyard.trackers.experiment import RowSteps, describe_end, describe_experiment
@@ -65,7 +66,7 @@ class Outlets:
         self._delivery = Delivery(self._addresses, os.environ)
         self._feeds: list[Feed] = []
         self._steps, self._attempt = RowSteps(), 0
-        self._has_begun = self._has_told = False
+        self._has_begun, self._told = False, set[RunEvent]()
         self._trouble = OwnTrouble()
         if profile.notify:
             remember_addresses(profile.notify, os.environ)
@@ -76,7 +77,7 @@ class Outlets:
             with self._trouble.endured("keep what is to be told of a run", whatever=True):
                 write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
         self._attempt, self._steps = attempt, RowSteps()
-        self._has_begun = self._has_told = False
+        self._has_begun, self._told = False, set()
         with self._trouble.endured("record metrics", whatever=True):
             self._feeds = self._feeds or self._open_feeds()
 
@@ -97,12 +98,25 @@ class Outlets:
             self._has_begun = True
             self._folder.note("running", attempt=self._attempt, waited=round(waited_s, 1))
         notify = self._profile.notify
-        if not notify or self._has_begun or self._has_told or status.state != "pending" or waited_s < notify.waiting:
+        if (
+            not notify
+            or self._has_begun
+            or "waiting" in self._told
+            or status.state != "pending"
+            or waited_s < notify.waiting
+        ):
             return
-        self._has_told = True
+        self._told.add("waiting")
         why = (waited_s, status.reason)
         message = write_waiting_message(self._profile, self._folder.name, why, self._link)
         self._tell("waiting", f"waiting {self._attempt}", message)
+
+    def tell_hang(self, news: HangNews) -> None:
+        """Tell, once an attempt, that a rank hangs beyond doubt."""
+        if news.hang and news.is_certain and "hanging" not in self._told:
+            self._told.add("hanging")
+            message = write_hang_message(self._profile, self._folder.name, news.hang, self._link)
+            self._tell("hanging", f"hanging {self._attempt}", message)
 
     def finish(self, report: Report) -> tuple[str, ...]:
         """Send what the end of a run is worth; returns what did not arrive, after at most _END_TIMEOUT_S."""

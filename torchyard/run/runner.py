@@ -20,9 +20,11 @@ from torchyard.model.errors import (
     RunInUseError,
     TorchyardError,
 )
+from torchyard.model.hang import HangNews
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, Outcome, Run, RunEnd, Step
+from torchyard.pages.hang import render_hang_page
 from torchyard.pages.report import (
     describe_checks,
     describe_logs,
@@ -122,7 +124,13 @@ class Runner:
         self.outlets.open(number)
         progress = Progress(plan.job, self.profile.metrics, self.reporter, self.outlets.add_row)
         watch, describe = self.outlets.watch_status, partial(describe_outcome, handle=handle)
-        outcome: Outcome = self._step("wait", lambda: self._do.wait(handle, progress, watch), describe)
+
+        def tell_hang(news: HangNews) -> None:
+            shown = secrets.mask_model(news)
+            self.reporter.show_page("hang", lambda: render_hang_page(plan.job, shown))
+            self.outlets.tell_hang(shown)
+
+        outcome: Outcome = self._step("wait", lambda: self._do.wait(handle, progress, watch, tell_hang), describe)
         progress.close()
         with contextlib.suppress(FolderError):  # the next process asks the supervisors again
             self.folder.save_outcome(number, outcome)

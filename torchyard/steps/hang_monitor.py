@@ -1,6 +1,7 @@
 """Says which rank hangs while the job is waited for, from the records in its logs; the profile says what follows."""
 
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 from torchyard.common.log import get_log
@@ -8,7 +9,7 @@ from torchyard.diagnosis.hang.judge import judge_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.diagnosis.log_patterns import RANK_HANGS
-from torchyard.model.hang import Hang, HangClass, Straggler
+from torchyard.model.hang import Hang, HangClass, HangNews, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
 from torchyard.steps.hang_files import write_hang
@@ -22,13 +23,19 @@ _PROGRAM_KINDS: frozenset[HangClass] = frozenset(
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
 
-class HangMonitor:
-    """Judges the ranks' records at every poll. `hang` and `straggler` are what is true now, or was at the end."""
+NewsCallback = Callable[[HangNews], None]
 
-    def __init__(self, plan: Plan) -> None:
+
+class HangMonitor:
+    """Judges the ranks' records at every poll. `hang` and `straggler` are what is true now, or was at the end.
+
+    `on_news` is called whenever one of them changes, and once when a hang is beyond doubt.
+    """
+
+    def __init__(self, plan: Plan, on_news: NewsCallback = lambda _: None) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
-        self._plan = plan
+        self._plan, self._on_news, self._told = plan, on_news, HangNews()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._straggler_said: tuple[int, float] = (-1, 0.0)
 
@@ -38,16 +45,23 @@ class HangMonitor:
             return None
         self._report_straggler(box)
         before, self.hang = self.hang, judge_hang(box.latest, box.world, box.ages())
+        usual = max(record.usual_s for record in box.latest.values())
+        is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * usual)
         if self.hang is None:
             if before:
                 get_log().info("the ranks go on: %s", before.sentence)
-            return None
-        if before is None or (before.kind, before.ranks) != (self.hang.kind, self.hang.ranks):
+        elif before is None or not _is_same(before, self.hang):
             get_log().warning("%s", self.hang.sentence)
             write_hang(self._folder, self.hang, box.latest)
-        usual = max(record.usual_s for record in box.latest.values())
-        is_due = self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * usual)
-        return self._fail(self.hang) if is_due and self._plan.on_hang != "report" else None
+        self._pass_on(HangNews(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
+        return self._fail(self.hang) if self.hang and is_certain and self._plan.on_hang != "report" else None
+
+    def _pass_on(self, news: HangNews) -> None:
+        """Pass on what is new; how long a hang has lasted changes with every record."""
+        told, self._told = self._told, news
+        is_old = _is_same(told.hang, news.hang) and _is_same(told.straggler, news.straggler)
+        if not is_old or news.is_certain > told.is_certain:
+            self._on_news(news)
 
     def findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
         """What of an outcome is known here: a hang only if the job did not go on after it."""
@@ -73,3 +87,12 @@ class HangMonitor:
         if found and (found.rank != rank or now - said_at > _STRAGGLER_INTERVAL_S):
             self._straggler_said = (found.rank, now)
             get_log().warning("%s", describe_straggler(found))
+
+
+def _is_same(one: Hang | Straggler | None, other: Hang | Straggler | None) -> bool:
+    """Whether two verdicts blame the same ranks for the same thing."""
+    if isinstance(one, Hang) and isinstance(other, Hang):
+        return (one.kind, one.ranks) == (other.kind, other.ranks)
+    if isinstance(one, Straggler) and isinstance(other, Straggler):
+        return one.rank == other.rank
+    return one is other

@@ -16,7 +16,7 @@ from torchyard.launchers import registry
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import Plan
 from torchyard.model.run import ENDED_STATES, Failure, Handle, Observation, Outcome, Status
-from torchyard.steps.hang_monitor import HangMonitor
+from torchyard.steps.hang_monitor import HangMonitor, NewsCallback
 from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
@@ -27,14 +27,18 @@ StatusCallback = Callable[[Status, float], None]
 
 
 def wait(
-    handle: Handle, on_poll: RankZeroCallback = lambda _: None, on_status: StatusCallback = lambda *_: None
+    handle: Handle,
+    on_poll: RankZeroCallback = lambda _: None,
+    on_status: StatusCallback = lambda *_: None,
+    on_hang: NewsCallback = lambda _: None,
 ) -> Outcome:
     """Wait until the job has ended. `on_poll` is called at least every half second with rank 0's new lines.
 
     `on_status`: called with each status, whose reason says what the job waits for, and the seconds since the submit.
+    `on_hang`: called with what the black box tells of hangs and stragglers, whenever that changes.
     A deadline ends the job as well; the outcome says so, nothing is raised. This process's own trouble ends nothing.
     """
-    attendance = _JobPoller(handle, on_poll, on_status)
+    attendance = _JobPoller(handle, on_poll, on_status, on_hang)
     with ExitStack() as stack:
         while not attendance.is_open:
             attendance.open(stack)
@@ -48,7 +52,9 @@ def wait(
 class _JobPoller:
     """Polls one job until it has ended and its logs are read."""
 
-    def __init__(self, handle: Handle, on_poll: RankZeroCallback, on_status: StatusCallback) -> None:
+    def __init__(
+        self, handle: Handle, on_poll: RankZeroCallback, on_status: StatusCallback, on_hang: NewsCallback
+    ) -> None:
         self.outcome: Outcome | None = None
         self._handle, self._on_poll, self._on_status = handle, on_poll, on_status
         self._began = time.monotonic() - handle.age
@@ -58,7 +64,7 @@ class _JobPoller:
         self._logs, self._trouble = JobLogReader(handle.plan), OwnTrouble()
         self._waits, self._losses, self._workers = _WaitReporter(), _LossReporter(), _WorkerReporter()
         self._begun = ""
-        self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan)
+        self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan, on_hang)
         self._deadline = DeadlineMonitor(handle.deadlines, handle.age, time.monotonic())
 
     def open(self, stack: ExitStack) -> None:

@@ -9,9 +9,9 @@ from tests.hangs import HANG, STRAGGLER
 from tests.markdown import rendered
 from tests.reports import short_report
 from torchyard.diagnosis.hang.stragglers import describe_straggler
-from torchyard.model.hang import Cluster
+from torchyard.model.hang import Cluster, HangNews
 from torchyard.model.run import Report
-from torchyard.pages.hang import render_hang
+from torchyard.pages.hang import render_hang, render_hang_page
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
 
 LATE = "rank 3 on node-1 arrives last: the others wait 22 % of their time for it (13 s a minute)"
@@ -73,3 +73,12 @@ def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
 def test_straggler_of_no_time_is_told() -> None:
     """A window without a length divides by nothing."""
     assert describe_straggler(STRAGGLER.model_copy(update={"window_s": 0})).endswith("(0 s a minute)")
+
+
+def test_page_of_a_running_job() -> None:
+    """While a rank hangs, the page has what the report would have; afterwards it says that no rank hangs."""
+    html = rendered(render_hang_page("yolo", HangNews(hang=HANG)))
+    for part in ("<h1>yolo</h1>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>"):
+        assert part in html
+    assert "No rank hangs." not in html
+    assert "<p>No rank hangs.</p>" in rendered(render_hang_page("yolo", HangNews()))

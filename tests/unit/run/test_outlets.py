@@ -6,9 +6,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write, load
+from tests.hangs import HANG
 from tests.histories import recorded
 from tests.receiver import Receiver
 from tests.reports import short_report
+from torchyard.model.hang import HangNews
 from torchyard.model.run import Report, Status
 from torchyard.run.folder import RunFolder
 from torchyard.run.outlets import Outlets, check_outlets, tell_swept_end
@@ -86,6 +88,17 @@ def test_long_wait_is_told_once(write: Write, folder: RunFolder, receiver: Recei
     assert receiver.titles == ["sample: waiting"]
     assert "10 min 01 s" in receiver.got[0]["message"]
     assert WAITING.reason in receiver.got[0]["message"]
+
+
+def test_hang_beyond_doubt_is_told_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
+    """A pause of seconds is no message; a hang that lasts is one, with the rank and with what follows."""
+    outlets = outlets_of(write, folder, receiver)
+    for is_certain in (False, True, False, True):
+        outlets.tell_hang(HangNews(hang=HANG, is_certain=is_certain))
+    outlets._delivery.finish(10)
+    assert receiver.titles == ["sample: hanging"]
+    said = receiver.got[0]["message"]
+    assert (HANG.sentence in said, "on_hang: report" in said, "torchyard why " in said) == (True, True, True)
 
 
 def test_start_is_journalled_and_ends_the_wait(write: Write, folder: RunFolder, receiver: Receiver) -> None:

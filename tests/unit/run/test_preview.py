@@ -1,26 +1,14 @@
 """What a run does before it starts anything, and a dry run, which ends there."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from tests.shown_pages import Pages
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import PreflightError
 from torchyard.run.preview import preview_run
-from torchyard.run.reporter import LocalReporter
 from torchyard.steps.line import StepFunctions
-
-
-class Pages(LocalReporter):
-    """Keeps the pages that it shows."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.pages: dict[str, str] = {}
-
-    def show_page(self, name: str, render: Callable[[], str]) -> None:
-        self.pages[name] = render()
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,7 @@ from tests.conftest import plan_of
 from tests.hang_tables import plant_absent, table
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.loading.profile import load_profile
-from torchyard.model.hang import RECORD_MARK, OnHang, RankRecord
+from torchyard.model.hang import RECORD_MARK, HangNews, OnHang, RankRecord
 from torchyard.model.run import Status
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE
 from torchyard.steps.hang_monitor import HangMonitor
@@ -23,7 +23,8 @@ class Played:
     def __init__(self, folder: Path, on_hang: OnHang) -> None:
         self.folder, self.box = folder, BlackBox(clock=lambda: 0.0)
         plan = plan_of(load_profile("digits-local"), folder)
-        self.monitor = HangMonitor(plan.model_copy(update={"on_hang": on_hang}))
+        self.news = list[HangNews]()
+        self.monitor = HangMonitor(plan.model_copy(update={"on_hang": on_hang}), self.news.append)
 
     def hear(self, records: dict[int, RankRecord]) -> Status | None:
         for record in records.values():
@@ -63,6 +64,18 @@ def test_ranks_that_go_on_are_no_hang_any_more(played: Played) -> None:
     hung = played.monitor.findings(RUNNING)["hang"]
     played.hear(going_on())
     assert (hung is not None, played.monitor.findings(RUNNING)["hang"]) == (True, None)
+
+
+def test_news_are_passed_on_when_they_change(played: Played) -> None:
+    """A hang, that it is beyond doubt, and its end are news; that it lasts is none."""
+    for seconds in (5.0, 7.0, 31.0, 33.0):
+        played.hear(stalled(seconds))
+    played.hear(going_on())
+    assert [(news.hang is not None, news.is_certain) for news in played.news] == [
+        (True, False),
+        (True, True),
+        (False, False),
+    ]
 
 
 def test_job_that_succeeded_did_not_hang(played: Played) -> None:

@@ -6,8 +6,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import RUN_ID, Write
+from tests.hang_tables import plant_absent
 from tests.lone_processes import lone_profile
+from tests.shown_pages import Pages
 from torchyard.model.errors import PreflightError
+from torchyard.model.hang import RECORD_MARK
 from torchyard.model.requirements import Check
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
@@ -38,6 +41,16 @@ def test_attempt_takes_the_steps_in_their_order(write: Write, called: list[str])
     profile = lone_profile(write, "print('hello')")
     end, _ = Runner(profile, RUN_ID, LocalReporter(), noted(called)).run()
     assert (end, called) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
+
+
+def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
+    """What the ranks' records say in the job's log is shown by the orchestrator, and is told again in the outcome."""
+    lines = [f"{RECORD_MARK}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
+    code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
+    shown = Pages()
+    Runner(lone_profile(write, code), RUN_ID, shown).run()
+    assert "hangs in load (train.py:88)" in shown.pages["hang"]
+    assert "| ranks |" in shown.pages["hang"]
 
 
 def test_step_of_another_orchestrator_is_called_in_its_place(write: Write, called: list[str]) -> None:

@@ -1,0 +1,16 @@
+"""A run's orchestrator that keeps the pages that it is told to show."""
+
+from collections.abc import Callable
+
+from torchyard.run.reporter import LocalReporter
+
+
+class Pages(LocalReporter):
+    """Keeps the last page of each name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.pages: dict[str, str] = {}
+
+    def show_page(self, name: str, render: Callable[[], str]) -> None:
+        self.pages[name] = render()
