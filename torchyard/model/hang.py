@@ -83,7 +83,7 @@ class RankRecord(FrozenModel):
     writes: bool = Field(False, description="has read or written files in the last seconds")
     wchan: str = Field("", description="where in the kernel the main thread sleeps, if the kernel says so")
     links: tuple[Link, ...] = ()
-    full: str = Field("", description="where a file system of the node is mounted that has become full in the stall")
+    full: str = Field("", description="where a file system of the node is mounted that has become full lately")
     waited: float = Field(0.0, description="share of the last window that the rank has waited in collectives, 0 to 1")
 
 

@@ -13,20 +13,23 @@ _MAX_PATH_CHARS = 200
 
 
 class DiskWatch:
-    """Tells which file systems have become full since the node's ranks were last seen to go on."""
+    """Tells which file systems have become full lately: since the last look but one at ranks that went on.
+
+    At the last look, a rank may have stood still already, for too short a time to be seen.
+    """
 
     def __init__(self, mounts: str = "/proc/self/mounts") -> None:
         self._mounts = mounts
-        self._before: frozenset[str] = frozenset()
+        self._last = self._before = self._list_full()
         self._new: set[str] = set()
-        self.remember()
 
     def remember(self) -> None:
-        """All is well now: what is full already stops nobody."""
-        self._before, self._new = self._list_full(), set()
+        """The ranks go on: what was full at the look before this one stops nobody."""
+        self._before, self._last = self._last, self._list_full()
+        self._new = set()
 
     def find_new(self) -> str:
-        """The mount point of a file system that has been full since then; empty if there is none.
+        """The mount point of a file system that has become full lately; empty if there is none.
 
         One that is full at times only still counts: a file that is written again is emptied before.
         """

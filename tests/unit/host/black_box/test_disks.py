@@ -63,6 +63,16 @@ def test_file_that_is_tried_again_frees_its_room_for_a_moment(disks: Disks) -> N
     assert watch.find_new() == ""
 
 
+def test_disk_that_is_full_while_the_ranks_go_on_stops_nobody(disks: Disks) -> None:
+    """A look just before a stall is seen may find the disk full already; one look later it is an old fact."""
+    watch = DiskWatch(str(disks.mounts))
+    disks.room["/"] = 0
+    watch.remember()
+    assert watch.find_new() == "/"
+    watch.remember()
+    assert watch.find_new() == ""
+
+
 @pytest.mark.parametrize("path", ["/snap", "/cdrom"])
 def test_what_nobody_can_write_to_is_not_asked(disks: Disks, path: str) -> None:
     """An image that is mounted read-only is always full."""
