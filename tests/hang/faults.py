@@ -249,7 +249,7 @@ def main() -> None:
         if step == asked.step and asked.fault in FAULTS and strikes(asked.fault, stage):
             FAULTS[asked.fault](stage)
 
-    slow = 1 + (30 + asked.seed * 10 % 31) / 100 if asked.fault == "slow" and stage.is_culprit else 1
+    slow = 1 + (60 + asked.seed * 10 % 31) / 100 if asked.fault == "slow" and stage.is_culprit else 1
     if asked.fault == "throttled" and stage.is_culprit:
         Path(os.environ[QUOTA_VARIABLE]).write_text(str(os.getpid()), encoding="utf-8")
     work_s = WORK_S if asked.fault == "throttled" else 0

@@ -1,7 +1,7 @@
 """`make hang`: jobs with every kind of hang, and healthy ones that look like it, under the black box; prints a table.
 
     python -m tests.hang.matrix [--classes NAME ...] [--seeds N] [--ranks N ...] [--jobs N] [--folder FOLDER]
-        [--healthy-seconds S]
+        [--healthy-seconds S] [--python PYTHON]
     python -m tests.hang.matrix --judge FOLDER
 
 A cell is a job on this machine. All lines of its nodes are kept in a folder with the moments of their arrival, and
@@ -20,14 +20,14 @@ from pathlib import Path
 from tests.hang.cells import NAMES, RANKS, ROOTS, Cell, list_cells
 from tests.hang.figures import HEAD, Row, judge_row, sum_up
 from tests.hang.places import find_missing_right
-from tests.hang.trial import HEALTHY_S, Trial, read_cell, read_truth, replay_cell
+from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
 
 
 class Matrix:
     """The cells to play, and the rows so far."""
 
-    def __init__(self, folder: Path, healthy_s: float) -> None:
-        self.folder, self._healthy_s = folder, healthy_s
+    def __init__(self, folder: Path, settings: Settings) -> None:
+        self.folder, self._settings = folder, settings
         self.rows: list[Row] = []
         self._printing = threading.Lock()
 
@@ -50,7 +50,7 @@ class Matrix:
                 return
             folder = self.folder / str(cell)
             try:
-                Trial(cell, folder, lane, self._healthy_s).play()
+                Trial(cell, folder, lane, self._settings).play()
             except (OSError, RuntimeError) as error:
                 self.say(Row(cell, float("inf"), wrong=f"not played: {error}"))
             else:
@@ -76,7 +76,9 @@ def read(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of these seeds")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes, which the seeds take in turn")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
-    parser.add_argument("--healthy-seconds", type=float, default=HEALTHY_S, help="how long a healthy job is watched")
+    usual = Settings()
+    parser.add_argument("--healthy-seconds", type=float, default=usual.healthy_s, help="watch of a healthy job")
+    parser.add_argument("--python", default=usual.python, help="of the jobs: one with another version of torch")
     parser.add_argument("--folder", type=Path, help="where the cells are recorded; a new folder of it for each")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge the cells that were recorded there")
     return parser.parse_args(words)
@@ -94,9 +96,8 @@ def choose(asked: argparse.Namespace) -> list[Cell]:
 def main(words: list[str]) -> int:
     asked = read(words)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    matrix = Matrix(
-        asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-")), asked.healthy_seconds
-    )
+    folder = asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
+    matrix = Matrix(folder, Settings(asked.healthy_seconds, asked.python))
     print(f"cells in {matrix.folder}\n{HEAD}", flush=True)
     if asked.judge:
         for path in sorted(asked.judge.glob("*/cell.json")):

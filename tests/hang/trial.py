@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import NamedTuple
 
 from tests.chaos.world import kill_all
 from tests.hang.cells import LATE, STRAGGLERS, STYLES, Cell
@@ -25,15 +26,22 @@ _SITE = Path(black_box.__file__).parent / "site"
 _STEP = '{"step": '
 _ARRIVAL_S = 120.0  # until the fault strikes
 _WATCHED_S, _LONG_WATCHED_S = 25.0, 330.0  # after the fault
-HEALTHY_S, _SLOW_WATCHED_S = 50.0, 65.0  # after the first line
+_SLOW_WATCHED_S = 65.0  # after the first line
 _AFTERWARDS_S = 4.0  # after a verdict: another may follow
+
+
+class Settings(NamedTuple):
+    """How cells are played. `healthy_s`: for how long a healthy job is watched; `python`: that of the job, with torch."""
+
+    healthy_s: float = 50.0
+    python: str = sys.executable
 
 
 class Trial:
     """Plays a cell in a folder of its own; `number` is that of its network."""
 
-    def __init__(self, cell: Cell, folder: Path, number: int, healthy_s: float = HEALTHY_S) -> None:
-        self.cell, self.folder, self._number, self._healthy_s = cell, folder, number, healthy_s
+    def __init__(self, cell: Cell, folder: Path, number: int, settings: Settings) -> None:
+        self.cell, self.folder, self._number, self._settings = cell, folder, number, settings
         self._lines: queue.Queue[Line | None] = queue.Queue()
         self._cut_at = 0.0
         self._torchruns: list[subprocess.Popen[str]] = []
@@ -75,7 +83,7 @@ class Trial:
             "OMP_NUM_THREADS": "1",
         }
         process = subprocess.Popen(
-            [*place.wrap(node), sys.executable, *self._build_words(node, place)],
+            [*place.wrap(node), self._settings.python, *self._build_words(node, place)],
             env=environment,
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -131,7 +139,7 @@ class Trial:
     def _find_end(self, first: float, judge: Judge) -> float:
         """When the watch ends, as far as is known now."""
         if not self.cell.hangs:
-            watched = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._healthy_s
+            watched = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._settings.healthy_s
             return first + watched if first else _ARRIVAL_S
         truth = read_truth(self.folder)
         if not truth:
