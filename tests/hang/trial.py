@@ -31,7 +31,7 @@ _AFTERWARDS_S = 4.0  # after a verdict: another may follow
 
 
 class Settings(NamedTuple):
-    """How cells are played. `healthy_s`: for how long a healthy job is watched; `python`: that of the job, with torch."""
+    """How cells are played. `healthy_s`: how long a healthy job is watched; `python`: that of the jobs, with torch."""
 
     healthy_s: float = 50.0
     python: str = sys.executable
