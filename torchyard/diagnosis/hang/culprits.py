@@ -8,7 +8,7 @@ from torchyard.model.hang import HangClass, RankRecord
 FLOOR_S = 3.0  # of a rank that does nothing
 STOPPED_FLOOR_S = 2.0
 ENDED_FLOOR_S = 10.0  # torchrun itself needs some seconds to notice it and to end the others
-LOADER_FLOOR_S = 5.0
+LOADER_FLOOR_S = 4.0
 BLOCKED_FLOOR_S = 8.0  # storage, and a C call that holds the GIL
 FLUSH_FLOOR_S = 60.0  # an fsync of a large checkpoint writes nothing that the process's counters show
 START_FLOOR_S = 20.0  # before the first collective is complete

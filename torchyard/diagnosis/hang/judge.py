@@ -10,7 +10,6 @@ from torchyard.diagnosis.hang.culprits import (
     ACTIVE_USUAL_FACTOR,
     BLOCKED_FLOOR_S,
     FLOOR_S,
-    LOADER_FLOOR_S,
     START_FLOOR_S,
     USUAL_FACTOR,
     Fault,
@@ -21,7 +20,7 @@ from torchyard.diagnosis.hang.culprits import (
 from torchyard.diagnosis.hang.gatherings import CALL, Gathering, find_cycle, find_dependents, find_gatherings
 from torchyard.model.hang import Hang, HangClass, RankRecord
 
-FRESH_S = 25.0  # a stall is reported again every two seconds, later every ten
+FRESH_S = 25.0  # a stall is reported again every second, later every ten
 SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
 IDLE_FLOOR_S = 12.0  # nobody waits in a collective, and nobody does anything
 _ORDER: tuple[HangClass, ...] = ("stopped", "gil", "storage", "data-loader", "missing-rank", "network", "compute")
@@ -103,7 +102,7 @@ def _judge_cycle(scene: _Scene) -> Hang | None:
     every = scene.gatherings
     ring = find_cycle(tuple(each for each in every if each.group != CALL or _is_closed(every, each)))
     ranks = [rank for each in ring for rank in each.waiting]
-    if not ring or not _has_waited(scene, ranks, LOADER_FLOOR_S):
+    if not ring or not _has_waited(scene, ranks, FLOOR_S):
         return None
     return wording.tell_cycle(ring, scene.records, find_dependents(scene.gatherings, frozenset(ranks)))
 

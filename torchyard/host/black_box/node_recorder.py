@@ -1,13 +1,14 @@
 """The node's recorder: a thread in torchrun that prints its ranks' records, often while one makes no progress.
 
 A healthy job gets a pulse of each rank every 15 s in the first two minutes, then every minute. A rank without progress
-for longer than its rhythm has a line every two seconds, then every ten.
+for longer than its rhythm has a line every second, soon every two, then every ten.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import re
 import time
@@ -23,7 +24,9 @@ _STALL_FLOOR_S, _STALL_FACTOR = 1.5, 2.0
 _START_FLOOR_S = 10.0  # before the first process group: the program imports torch, and waits for the other nodes
 # Of a stall: the processes of a healthy job are not looked at.
 _SAMPLED_FROM_S, _SAMPLE_INTERVAL_S, _FIRST_INTERVAL_S = 0.5, 0.7, 0.4
-_INTERVAL_S, _LATER_INTERVAL_S, _EARLY_S = 2.0, 10.0, 40.0  # between the lines of a stalled rank
+# Between the lines of a stalled rank, by the seconds up to which it has stalled.
+_INTERVALS_S = ((12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
+_ASK_INTERVAL_S = 10.0  # between two questions for a blind rank's stacks
 _BLIND_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
@@ -85,8 +88,8 @@ class NodeRecorder:
         if blind or stalled > _SAMPLED_FROM_S:
             self._measure(watch, record, now)
         if blind or stalled > max(floor, _STALL_FACTOR * record["usual"]):
-            is_later = stalled > _EARLY_S or not record["groups"]
-            due = now - watch.said_at >= (_LATER_INTERVAL_S if is_later else _INTERVAL_S)
+            age = stalled if record["groups"] else math.inf
+            due = now - watch.said_at >= next(interval for limit, interval in _INTERVALS_S if age <= limit)
             watch.is_stalled = True
             return "stall" if due else None
         if stalled <= _SAMPLED_FROM_S:
@@ -107,7 +110,7 @@ class NodeRecorder:
         interval = _SAMPLE_INTERVAL_S if watch.before else _FIRST_INTERVAL_S
         if watch.sample is None or now - watch.sample.at >= interval:
             watch.before, watch.sample = watch.sample, processes.Sample(now, watch.pid, record)
-        if now - record["tick"] > _BLIND_S and now - watch.asked_at > _LATER_INTERVAL_S:
+        if now - record["tick"] > _BLIND_S and now - watch.asked_at > _ASK_INTERVAL_S:
             watch.asked_at = now
             if processes.read_state(watch.pid) not in "Tt" and processes.catches_signal(
                 watch.pid, rank_recorder.STACK_SIGNAL
