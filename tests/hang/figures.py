@@ -71,8 +71,8 @@ class Figures(NamedTuple):
     def __str__(self) -> str:
         return (
             f"{self.hangs} hangs, {self.others} jobs without one: told after {self.median_s:.1f} s (median) and "
-            f"{self.p95_s:.1f} s (p95), {self.ranks:.0%} right ranks, {self.classes:.0%} right classes, "
-            f"{self.lines:.0%} right lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
+            f"{self.p95_s:.1f} s (p95), {self.ranks:.1%} right ranks, {self.classes:.1%} right classes, "
+            f"{self.lines:.1%} right lines, {self.wrong:.1%} wrong, {self.stragglers:.0%} of stragglers named"
         )
 
 
@@ -136,6 +136,22 @@ def sum_up(rows: Sequence[Row]) -> Figures:
         1 - _share([not row.wrong for row in rows]),
         _share([row.has_ranks for row in rows if row.cell.name in STRAGGLERS]),
     )
+
+
+def tabulate_kinds(rows: Sequence[Row]) -> list[str]:
+    """A line for each class: its cells, the median and the longest time, and what share was right."""
+    names = dict.fromkeys(row.cell.name for row in rows if row.cell.hangs)
+    lines = (
+        [f"{'class':<13}{'cells':>6}{'median':>8}{'longest':>9}{'class':>7}{'ranks':>7}{'line':>6}"] if names else []
+    )
+    for name in names:
+        its = [row for row in rows if row.cell.name == name]
+        told = sorted(row.told_s for row in its)
+        marks = [[bool(row[place]) for row in its if row[place] is not None] for place in (3, 4, 5)]
+        shares = [f"{_share(each):.0%}" if each else "-" for each in marks]
+        times = f"{quantile(told, 0.5):>8.1f}{told[-1]:>9.1f}"
+        lines.append(f"{name:<13}{len(its):>6}{times}{shares[0]:>7}{shares[1]:>7}{shares[2]:>6}")
+    return lines
 
 
 def quantile(ordered: Sequence[float], share: float) -> float:

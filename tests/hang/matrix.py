@@ -18,7 +18,7 @@ import threading
 from pathlib import Path
 
 from tests.hang.cells import NAMES, RANKS, ROOTS, Cell, list_cells
-from tests.hang.figures import HEAD, Row, judge_row, sum_up
+from tests.hang.figures import HEAD, Row, judge_row, sum_up, tabulate_kinds
 from tests.hang.places import find_missing_right
 from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
 
@@ -114,7 +114,7 @@ def conclude(rows: list[Row]) -> int:
     figures = sum_up(rows)
     wrong = [f"{row.cell}: {row.wrong}" for row in rows if row.wrong]
     missed = [f"missed: {name}" for name in figures.list_misses()]
-    print("\n".join(["", str(figures), *wrong, *missed]))
+    print("\n".join(["", *tabulate_kinds(rows), "", str(figures), *wrong, *missed]))
     return 1 if missed else 0
 
 

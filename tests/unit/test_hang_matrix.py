@@ -6,7 +6,7 @@ import pytest
 
 from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, list_cells, right
 from tests.hang.faults import FAULTS
-from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up
+from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up, tabulate_kinds
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Judge, Verdict
 from torchyard.model.hang import Straggler
@@ -100,6 +100,13 @@ def test_hang_that_is_not_told_counts() -> None:
     assert (figures.hangs, figures.others, figures.ranks, figures.median_s) == (2, 1, 0.5, 3.0)
     assert math.isinf(figures.p95_s)
     assert "told, p95 <= 15 s" in figures.list_misses()
+
+
+def test_each_class_has_a_line_of_its_own() -> None:
+    """Its cells, the median and the longest time, and what was right; a job that does not hang has none."""
+    late = tell(TOLD._replace(at=15.0, where="x (a.py:1)"))
+    rows = [judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, late), Row(PLAIN, math.inf)]
+    assert [line.split() for line in tabulate_kinds(rows)[1:]] == [["sleep", "2", "3.0", "5.0", "100%", "100%", "50%"]]
 
 
 def test_good_rows_miss_nothing() -> None:
