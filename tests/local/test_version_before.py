@@ -9,6 +9,7 @@ import os
 import shutil
 import subprocess
 import sys
+import time
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -46,14 +47,21 @@ def restore(name: str, here: Path) -> str:
     return text
 
 
+def restore_journal(here: Path) -> str:
+    """The recorded journal, moved in time: its launcher was lost a minute ago, long before any deadline of the run."""
+    events = [json.loads(line) for line in restore("run/journal", here).splitlines()]
+    later_s = time.time() - 60 - events[-1]["at"]
+    return "".join(json.dumps({**event, "at": event["at"] + later_s}) + "\n" for event in events)
+
+
 def test_run_folder_is_resumed(write: Write, tmp_path: Path) -> None:
     """A process that version 0.1 started is attached to, by its own plan's commands: Completed, each line once."""
     alone: dict[str, Any] = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "attempts": 2}
     profile = load_profile(str(write("count", code=COUNTS, nodes=1, **alone)))
     folder = RunFolder.of(profile, RUN_ID)
     shutil.copytree(RECORDED / "run", folder.path)
-    for name in ("journal", "attempt-1/plan.json"):
-        (folder.path / name).write_text(restore(f"run/{name}", tmp_path))
+    (folder.path / "journal").write_text(restore_journal(tmp_path))
+    (folder.path / "attempt-1" / "plan.json").write_text(restore("run/attempt-1/plan.json", tmp_path))
     process = json.loads((folder.path / "attempt-1" / "plan.json").read_text())["plan"]["on"][0]
     submit = process["submit"]
     begun = subprocess.run(
