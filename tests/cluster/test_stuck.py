@@ -173,9 +173,9 @@ def told(failure: Failure, part: str) -> tuple[str, bool]:
 
 def test_gang_that_never_fits(yard: Yard) -> None:
     """The failure of a start deadline explains what the gang needs and what the nodes have."""
-    failure = yard.end(yard.plan({"resources.gpus": 16}), 8.0)
+    failure = yard.end(yard.plan({"resources.cpu": 1000}), 8.0)
     assert failure.sentence.startswith("not started within 8 s (deadlines.start): waits for the gang: it needs 2 pods")
-    assert told(failure, f"4 nodes: {GPU} 8 < 16") == ("unschedulable", False)
+    assert told(failure, "4 nodes: cpu 128 < 1000") == ("unschedulable", False)
 
 
 def test_taint(yard: Yard, own: str) -> None:
