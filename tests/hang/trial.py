@@ -26,7 +26,7 @@ _SITE = Path(black_box.__file__).parent / "site"
 _STEP = '{"step": '
 _ARRIVAL_S = 120.0  # until the fault strikes
 _WATCHED_S, _LONG_WATCHED_S = 25.0, 330.0  # after the fault
-_SLOW_WATCHED_S = 65.0  # after the first line
+_SLOW_WATCHED_S = 95.0  # after the first line
 _AFTERWARDS_S = 4.0  # after a verdict: another may follow
 
 
@@ -127,7 +127,7 @@ class Trial:
                 judge.take(line)
             else:
                 judge.look(now)
-            end = min(end, self._find_end(first, judge))
+            end = self._find_end(first, judge)
 
     def _cut_cable(self, place: Place, line: Line) -> None:
         if self.cell.name == "network" and not self._cut_at and f"{_STEP}{self.cell.step}}}" in line.text:
@@ -144,9 +144,8 @@ class Trial:
         truth = read_truth(self.folder)
         if not truth:
             return _ARRIVAL_S
-        if judge.verdicts:
-            return judge.verdicts[-1].at + _AFTERWARDS_S
-        return truth.at + (_LONG_WATCHED_S if self.cell.name in LATE else _WATCHED_S)
+        end = truth.at + (_LONG_WATCHED_S if self.cell.name in LATE else _WATCHED_S)
+        return min(end, judge.verdicts[-1].at + _AFTERWARDS_S) if judge.verdicts else end
 
 
 def read_cell(folder: Path) -> tuple[Cell, float]:

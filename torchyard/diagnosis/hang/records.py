@@ -13,7 +13,7 @@ from torchyard.model.hang import RECORD_MARK, RankRecord
 
 MAX_RECORD_BYTES = 4_000
 MAX_RANKS = 100_000
-KEPT_WINDOWS = 3
+KEPT_WINDOWS = 12
 _MAX_CARRY_CHARS = MAX_RECORD_BYTES + 500  # an unfinished line, with a prefix
 _COLOUR = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]")
 _CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]")  # no name has one

@@ -1,48 +1,41 @@
 """A rank that is slower than all others: it waits least in collectives, because the others wait for it."""
 
+import math
 from collections.abc import Mapping, Sequence
-from statistics import fmean, median
-from typing import NamedTuple
+from statistics import fmean, median, stdev
 
 from torchyard.common.escaping import single_line
 from torchyard.diagnosis.hang.records import KEPT_WINDOWS, Window
 from torchyard.model.hang import Straggler
 
-# The means of all windows: in one of 15 s, a share is known to about 5 % only.
-MIN_LEAD = 0.15  # of the others' time
+MIN_LEAD = 0.15  # of the others' time, as the mean of the windows
 MIN_LEAD_OF_TWO = 0.30  # with one other rank, there is no crowd to compare with
 MIN_GAP = 0.10  # to the next rank: else it is not one rank that is slow
+# By how many standard errors the lead must differ from nothing, by the number of windows: Student's t, one in a
+# thousand. Steps of uneven length make each rank the last one at times.
+_CERTAINTY = {4: 10.2, 5: 7.2, 6: 5.9, 7: 5.2, 8: 4.8, 9: 4.5, 10: 4.3, 11: 4.1, KEPT_WINDOWS: 4.0}
 _MAX_NAME_CHARS = 240
 MAX_SPREAD_S = 90.0  # between the nodes' reports of one window
 
 
-class _Last(NamedTuple):
-    """The rank that waits least in a window: how much less than the others' median, and than the next one."""
-
-    rank: int
-    lead: float
-    gap: float
-
-
 def find_straggler(windows: Mapping[int, Sequence[Window]], nodes: Mapping[int, str]) -> Straggler | None:
-    """The rank that the others have waited for in all of the last windows; None if there is no such rank."""
-    if len(windows) < 2 or any(len(its) < KEPT_WINDOWS for its in windows.values()):
+    """The rank that the others have waited for in the last windows, by more than chance; None if there is none."""
+    count = min((len(its) for its in windows.values()), default=0)
+    if len(windows) < 2 or count not in _CERTAINTY:
         return None
-    recent = {rank: list(its)[-KEPT_WINDOWS:] for rank, its in windows.items()}
-    last = []
-    for turn in range(KEPT_WINDOWS):
-        now = {rank: its[turn] for rank, its in recent.items()}
-        if max(its.arrived for its in now.values()) - min(its.arrived for its in now.values()) > MAX_SPREAD_S:
-            return None
-        last.append(_find_last({rank: its.waited for rank, its in now.items()}))
-    least = MIN_LEAD if len(windows) > 2 else MIN_LEAD_OF_TWO
-    lead, gap = fmean(each.lead for each in last), fmean(each.gap for each in last)
-    is_same = len({each.rank for each in last}) == 1 and min(each.lead for each in last) >= least / 2
-    if not is_same or lead < least or gap < MIN_GAP:
+    recent = {rank: list(its)[-count:] for rank, its in windows.items()}
+    turns = list(zip(*recent.values(), strict=True))
+    if any(max(each.arrived for each in turn) - min(each.arrived for each in turn) > MAX_SPREAD_S for turn in turns):
         return None
-    rank = last[0].rank
+    waited = {rank: fmean(each.waited for each in its) for rank, its in recent.items()}
+    rank, second = sorted(waited, key=lambda each: waited[each])[:2]
+    leads = [_find_lead(rank, {each: its[turn].waited for each, its in recent.items()}) for turn in range(count)]
+    lead, error = fmean(leads), stdev(leads) / math.sqrt(count)
+    least = max(MIN_LEAD if len(windows) > 2 else MIN_LEAD_OF_TWO, _CERTAINTY[count] * error)
+    if lead < least or waited[second] - waited[rank] < MIN_GAP:
+        return None
     its = recent[rank]
-    window_s = (its[-1].arrived - its[0].arrived) * KEPT_WINDOWS / (KEPT_WINDOWS - 1)
+    window_s = (its[-1].arrived - its[0].arrived) * count / (count - 1)
     return Straggler(
         rank=rank,
         node=nodes.get(rank, ""),
@@ -59,7 +52,6 @@ def describe_straggler(late: Straggler) -> str:
     return f"{who} arrives last: the others wait {late.lost_percent:.0f} % of their time for it ({lost:.0f} s a minute)"
 
 
-def _find_last(waited: Mapping[int, float]) -> _Last:
-    last, second = sorted(waited, key=lambda rank: waited[rank])[:2]
-    others = median(share for rank, share in waited.items() if rank != last)
-    return _Last(last, others - waited[last], waited[second] - waited[last])
+def _find_lead(rank: int, waited: Mapping[int, float]) -> float:
+    """How much less than the others' median a rank has waited in a window."""
+    return median(share for each, share in waited.items() if each != rank) - waited[rank]
