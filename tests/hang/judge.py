@@ -62,7 +62,9 @@ class Judge:
 
 def replay(lines: Iterable[Line]) -> Judge:
     """What would have been told of recorded lines."""
-    judge = Judge()
+    judge, at = Judge(), 0.0
     for line in lines:
         judge.take(line)
+        at = line.at
+    judge.look(at + 2 * _LOOK_INTERVAL_S)  # the last line counts, too
     return judge

@@ -8,8 +8,9 @@ from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, list_cells, 
 from tests.hang.faults import FAULTS
 from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up, tabulate_kinds
 from tests.hang.healthy import STYLES
-from tests.hang.judge import Judge, Verdict
-from torchyard.model.hang import Straggler
+from tests.hang.judge import Judge, Line, Verdict, replay
+from tests.hang_tables import plant_absent
+from torchyard.model.hang import RECORD_MARK, Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)
 PLAIN = Cell("plain", 4, 1, 0)
@@ -27,6 +28,13 @@ def test_every_class_has_a_program() -> None:
     """Each hang but the network's is a fault of the program, and each healthy name is a style of it."""
     assert set(HANGS) - {"network"} == set(FAULTS)
     assert set(NAMES) - set(HANGS) - set(STRAGGLERS) == set(STYLES)
+
+
+def test_last_line_of_a_recording_is_judged() -> None:
+    """A verdict on the last line, after which nothing more came, is told in a replay as well."""
+    lines = [f"{RECORD_MARK}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
+    (told,) = replay(Line(5.0, f"node-{place // 2}", text) for place, text in enumerate(lines)).verdicts
+    assert (told.kind, told.ranks) == ("missing-rank", (3,))
 
 
 def test_every_cell_has_whole_nodes() -> None:
