@@ -74,6 +74,7 @@ class Network(Place):
     def remove(self, nodes: int) -> None:
         for node in range(nodes):
             _run(f"ip netns del {self._bridge}-{node}", must=False)
+            _run(f"ip link del {self._bridge}v{node}", must=False)
         _run(f"ip link del {self._bridge}", must=False)
 
 
