@@ -20,7 +20,7 @@ from torchyard.diagnosis.hang.culprits import (
 from torchyard.diagnosis.hang.gatherings import CALL, Gathering, find_cycle, find_dependents, find_gatherings
 from torchyard.model.hang import Hang, HangClass, RankRecord
 
-FRESH_S = 25.0  # a stall is reported again every second, later every ten
+FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
 SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
 IDLE_FLOOR_S = 12.0  # nobody waits in a collective, and nobody does anything
 _ORDER: tuple[HangClass, ...] = ("stopped", "gil", "storage", "data-loader", "missing-rank", "network", "compute")

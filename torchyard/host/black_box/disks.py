@@ -10,6 +10,7 @@ import re
 _LOCAL_TYPES = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # a blank is \040 in /proc
 _MAX_PATH_CHARS = 200
+_LOOK_INTERVAL_S = 10.0  # the ranks of a node are seen to go on one after the other
 
 
 class DiskWatch:
@@ -22,11 +23,13 @@ class DiskWatch:
         self._mounts = mounts
         self._last = self._before = self._list_full()
         self._new: set[str] = set()
+        self._looked_at = -_LOOK_INTERVAL_S
 
-    def remember(self) -> None:
+    def remember(self, now: float) -> None:
         """The ranks go on: what was full at the look before this one stops nobody."""
-        self._before, self._last = self._last, self._list_full()
-        self._new = set()
+        if now - self._looked_at >= _LOOK_INTERVAL_S:
+            self._before, self._last, self._looked_at = self._last, self._list_full(), now
+            self._new = set()
 
     def find_new(self) -> str:
         """The mount point of a file system that has become full lately; empty if there is none.

@@ -1,7 +1,7 @@
 """The node's recorder: a thread in torchrun that prints its ranks' records, often while one makes no progress.
 
 A healthy job gets a pulse of each rank every 15 s in the first two minutes, then every minute. A rank without progress
-for longer than its rhythm has a line every second, soon every two, then every ten.
+for longer than its rhythm has a line every half second, soon every one or two, then every ten.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _START_FLOOR_S = 10.0  # before the first process group: the program imports tor
 # Of a stall: the processes of a healthy job are not looked at.
 _SAMPLED_FROM_S, _SAMPLE_INTERVAL_S, _FIRST_INTERVAL_S = 0.5, 0.7, 0.4
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
-_INTERVALS_S = ((12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
+_INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
 _ASK_INTERVAL_S = 10.0  # between two questions for a blind rank's stacks
 _BLIND_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
@@ -102,7 +102,7 @@ class NodeRecorder:
             return None
         watch.pulse_at = now
         if not any(each.is_stalled for each in self._watches.values()):
-            self._disks.remember()
+            self._disks.remember(now)
         return "pulse"
 
     def _measure(self, watch: _RankWatch, record: Json, now: float) -> None:

@@ -59,7 +59,7 @@ def test_file_that_is_tried_again_frees_its_room_for_a_moment(disks: Disks) -> N
     watch.find_new()
     disks.room["/"] = 5
     assert watch.find_new() == "/"
-    watch.remember()
+    watch.remember(100.0)
     assert watch.find_new() == ""
 
 
@@ -67,9 +67,10 @@ def test_disk_that_is_full_while_the_ranks_go_on_stops_nobody(disks: Disks) -> N
     """A look just before a stall is seen may find the disk full already; one look later it is an old fact."""
     watch = DiskWatch(str(disks.mounts))
     disks.room["/"] = 0
-    watch.remember()
+    for now in (100.0, 100.5, 101.0):  # of several ranks
+        watch.remember(now)
     assert watch.find_new() == "/"
-    watch.remember()
+    watch.remember(115.0)
     assert watch.find_new() == ""
 
 

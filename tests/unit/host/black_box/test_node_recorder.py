@@ -69,12 +69,12 @@ def test_healthy_rank_has_a_pulse_now_and_then(node: Node) -> None:
     assert [record.kind for record in node.turn(15.5)] == ["pulse"]
 
 
-def test_rank_that_stalls_is_said_every_second(node: Node) -> None:
+def test_rank_that_stalls_is_said_every_half_second(node: Node) -> None:
     """A rank without progress for longer than its rhythm is said at once, and again while that lasts."""
     moved = node.start
-    said = [node.turn(at, moved=moved, stack=[FRAME]) for at in (1.0, 1.6, 2.5, 2.7)]
+    said = [node.turn(at, moved=moved, stack=[FRAME]) for at in (1.0, 1.6, 2.0, 2.2)]
     assert [[record.kind for record in each] for each in said] == [[], ["stall"], [], ["stall"]]
-    assert (str(said[3][0].stack[0]), said[3][0].stalled_s, said[3][0].state) == ("load (train.py:88)", 2.7, "S")
+    assert (str(said[3][0].stack[0]), said[3][0].stalled_s, said[3][0].state) == ("load (train.py:88)", 2.2, "S")
 
 
 def test_long_stall_is_said_less_often(node: Node) -> None:
