@@ -61,14 +61,15 @@ def explain_absence(record: RankRecord | None, usual_s: float) -> Fault:
         return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, says=_ENDED)
     if record.state in ("T", "t"):
         return Fault("stopped", max(STOPPED_FLOOR_S, USUAL_FACTOR * usual), is_certain=True, says="is stopped")
-    if record.full:
+    has_begun = record.usual_s > 0 or has_completed(record)
+    if record.full and has_begun and (is_busy(record) or _is_in_storage(record)):
         return Fault(
             "storage", max(BLOCKED_FLOOR_S, USUAL_FACTOR * usual), True, f"is out of disk space at {record.full}"
         )
     kind, floor = _classify(record)
     if is_busy(record) and kind != "gil":
         return Fault("compute" if kind == "missing-rank" else kind, _limit_active(usual))
-    floor = floor if record.usual_s > 0 or has_completed(record) else max(floor, START_FLOOR_S)
+    floor = floor if has_begun else max(floor, START_FLOOR_S)
     return Fault(kind, max(floor, USUAL_FACTOR * usual), is_certain=kind in ("gil", "storage"))
 
 

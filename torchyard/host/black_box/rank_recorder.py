@@ -33,6 +33,7 @@ class RankRecorder:
         self._moved_at = time.monotonic()
         self._wait: Json | None = None
         self._wait_at = 0.0
+        self._settled: list[str] = []
         self._names = torch_facts.GroupNames()
         self._pauses: deque[tuple[float, float]] = deque(maxlen=256)
         self._waits: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
@@ -70,14 +71,17 @@ class RankRecorder:
         if not groups or now - self._moved_at > max(_STALLED_S, _STALL_FACTOR * record["usual"]):
             record["stack"], transfer = self._read_stack()
             record["waits"] = self._find_wait(groups) or transfer
+            for name in self._settled:
+                groups[name]["completed"] = groups[name]["called"]
         return record
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:
         """What the rank waits for; torch is asked once in a stall, because that takes milliseconds."""
         if self._wait_at != self._moved_at:
-            self._wait_at, self._wait = self._moved_at, None
+            self._wait_at, self._wait, self._settled = self._moved_at, None, []
             with contextlib.suppress(Exception):
                 self._wait = torch_facts.find_oldest_wait(groups)
+                self._settled = torch_facts.list_settled(groups)
         return self._wait
 
     def _read_stack(self) -> tuple[list[Json], Json | None]:

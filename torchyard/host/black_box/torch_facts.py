@@ -81,6 +81,22 @@ class GroupNames:
         return groups
 
 
+def list_settled(groups: dict[str, Json]) -> list[str]:
+    """The groups of which every call is complete, although torch has counted fewer.
+
+    Gloo counts a completed call in the thread that carried it out: if an earlier one ends later, the count falls back.
+    """
+    behind = {name: its for name, its in groups.items() if its["completed"] < its["called"]}
+    opened: dict[str, list[bool]] = {}
+    newest: dict[str, int] = {}
+    for entry in _list_entries() if behind else []:
+        name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        if name in behind and not entry.get("is_p2p") and sequence > behind[name]["completed"]:
+            opened.setdefault(name, []).append(not entry.get("retired") and entry.get("state") != "completed")
+            newest[name] = max(newest.get(name, 0), sequence)
+    return [name for name, its in opened.items() if not any(its) and newest[name] >= behind[name]["called"]]
+
+
 def find_oldest_wait(groups: dict[str, Json]) -> Json | None:
     """The oldest collective that is called and not complete."""
     for entry in _list_entries():

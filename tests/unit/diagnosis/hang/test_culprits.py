@@ -46,6 +46,8 @@ def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
         ({"wchan": "inet_csk_accept"}, "network"),
         ({"blind_s": 5.0, "state": "S"}, "gil"),
         ({"full": "/data", "is_active": True}, "storage"),
+        ({"full": "/data"}, "missing-rank"),
+        ({"full": "/data", "is_active": True, "groups": {}, "usual_s": 0.0}, "compute"),
         ({"blind_s": 5.0, "state": "D"}, "storage"),
         ({"blind_s": 5.0, "state": "T"}, "stopped"),
     ],

@@ -12,7 +12,10 @@ from torchyard.diagnosis.hang.judge import judge_hang
     ("facts", "words"),
     [
         ({"state": "T"}, "rank 3 on node-1 is stopped in load (train.py:88): ranks 0-2 wait for it in "),
-        ({"full": "/data"}, "rank 3 on node-1 is out of disk space at /data in load (train.py:88): ranks 0-2 wait "),
+        (
+            {"full": "/data", "writes": True},
+            "rank 3 on node-1 is out of disk space at /data in load (train.py:88): ranks 0-2 wait ",
+        ),
         ({"kind": "end", "state": ""}, "rank 3 on node-1 has ended: ranks 0-2 wait for it in "),
         ({"blind_s": 12.0}, "in a call that holds Python's global lock: "),
         ({"state": "D"}, "where it reads or writes files: "),
