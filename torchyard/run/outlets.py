@@ -66,7 +66,7 @@ class Outlets:
         self._delivery = Delivery(self._addresses, os.environ)
         self._feeds: list[Feed] = []
         self._steps, self._attempt = RowSteps(), 0
-        self._has_begun, self._told = False, set[RunEvent]()
+        self._has_begun, self._told = False, set[str]()
         self._trouble = OwnTrouble()
         if profile.notify:
             remember_addresses(profile.notify, os.environ)
@@ -77,7 +77,7 @@ class Outlets:
             with self._trouble.endured("keep what is to be told of a run", whatever=True):
                 write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
         self._attempt, self._steps = attempt, RowSteps()
-        self._has_begun, self._told = False, set()
+        self._has_begun = False
         with self._trouble.endured("record metrics", whatever=True):
             self._feeds = self._feeds or self._open_feeds()
 
@@ -98,23 +98,15 @@ class Outlets:
             self._has_begun = True
             self._folder.note("running", attempt=self._attempt, waited=round(waited_s, 1))
         notify = self._profile.notify
-        if (
-            not notify
-            or self._has_begun
-            or "waiting" in self._told
-            or status.state != "pending"
-            or waited_s < notify.waiting
-        ):
+        if not notify or self._has_begun or status.state != "pending" or waited_s < notify.waiting:
             return
-        self._told.add("waiting")
         why = (waited_s, status.reason)
         message = write_waiting_message(self._profile, self._folder.name, why, self._link)
         self._tell("waiting", f"waiting {self._attempt}", message)
 
     def tell_hang(self, news: HangNews) -> None:
         """Tell, once an attempt, that a rank hangs beyond doubt."""
-        if news.hang and news.is_certain and "hanging" not in self._told:
-            self._told.add("hanging")
+        if news.hang and news.is_certain:
             message = write_hang_message(self._profile, self._folder.name, news.hang, self._link)
             self._tell("hanging", f"hanging {self._attempt}", message)
 
@@ -163,7 +155,10 @@ class Outlets:
             self._tell(event, key, write_end_message(event, report, before, self._link))
 
     def _tell(self, event: RunEvent, key: str, message: Message) -> None:
-        """Send a message to each address that has not got it from an earlier process of the run."""
+        """Send a message, once, to each address that has not got it from an earlier process of the run."""
+        if key in self._told:
+            return
+        self._told.add(key)
         wanted = self._profile.notify.events if self._profile.notify else ()
         had = set(self._read_sent(key))
         places = [place for place in range(len(self._addresses)) if place not in had]

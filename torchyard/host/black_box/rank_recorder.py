@@ -71,7 +71,7 @@ class RankRecorder:
         if not groups or now - self._moved_at > max(_STALLED_S, _STALL_FACTOR * record["usual"]):
             record["stack"], transfer = self._read_stack()
             record["waits"] = self._find_wait(groups) or transfer
-            for name in self._settled:
+            for name in groups.keys() & self._settled:
                 groups[name]["completed"] = groups[name]["called"]
         return record
 
@@ -80,8 +80,9 @@ class RankRecorder:
         if self._wait_at != self._moved_at:
             self._wait_at, self._wait, self._settled = self._moved_at, None, []
             with contextlib.suppress(Exception):
-                self._wait = torch_facts.find_oldest_wait(groups)
-                self._settled = torch_facts.list_settled(groups)
+                entries = torch_facts.list_entries()
+                self._wait = torch_facts.find_oldest_wait(entries, groups)
+                self._settled = torch_facts.list_settled(entries, groups)
         return self._wait
 
     def _read_stack(self) -> tuple[list[Json], Json | None]:

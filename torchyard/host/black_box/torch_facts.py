@@ -69,7 +69,7 @@ class GroupNames:
         unknown = {number: count for number, count in counts.items() if number not in self._names}
         if unknown and unknown != self._asked:
             self._asked = unknown
-            self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in _list_entries())
+            self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in list_entries())
         members = _list_members() if counts else {}
         groups = {}
         for number, (called, completed) in counts.items():
@@ -81,7 +81,7 @@ class GroupNames:
         return groups
 
 
-def list_settled(groups: dict[str, Json]) -> list[str]:
+def list_settled(entries: list[Json], groups: dict[str, Json]) -> list[str]:
     """The groups of which every call is complete, although torch has counted fewer.
 
     Gloo counts a completed call in the thread that carried it out: if an earlier one ends later, the count falls back.
@@ -89,7 +89,7 @@ def list_settled(groups: dict[str, Json]) -> list[str]:
     behind = {name: its for name, its in groups.items() if its["completed"] < its["called"]}
     opened: dict[str, list[bool]] = {}
     newest: dict[str, int] = {}
-    for entry in _list_entries() if behind else []:
+    for entry in entries:
         name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
         if name in behind and not entry.get("is_p2p") and sequence > behind[name]["completed"]:
             opened.setdefault(name, []).append(not entry.get("retired") and entry.get("state") != "completed")
@@ -97,9 +97,9 @@ def list_settled(groups: dict[str, Json]) -> list[str]:
     return [name for name, its in opened.items() if not any(its) and newest[name] >= behind[name]["called"]]
 
 
-def find_oldest_wait(groups: dict[str, Json]) -> Json | None:
+def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | None:
     """The oldest collective that is called and not complete."""
-    for entry in _list_entries():
+    for entry in entries:
         name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
         if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
             continue
@@ -124,7 +124,8 @@ def find_transfer(frame: Any) -> Json | None:
     return {"group": "0", "sequence": 0, "operation": frame.f_code.co_name, "peer": peer}
 
 
-def _list_entries() -> list[Json]:
+def list_entries() -> list[Json]:
+    """The calls that torch remembers, the oldest first; reading 2,000 of them takes 60 ms."""
     return [entry for dump in _find_dumps() for entry in json.loads(dump(True, False)).get("entries") or []]
 
 

@@ -58,6 +58,17 @@ def test_moved_is_when_the_counts_changed_last(played: Played) -> None:
     assert (played.tick(5, 1, 1)["moved"], moved) == (1002.0, 1002.0)
 
 
+def test_call_that_torch_has_not_counted_is_complete(played: Played, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In a pause torch's list of calls decides; a torch that cannot be asked any more costs the groups alone."""
+    call = {"process_group": ["0", "default_pg"], "pg_id": 0, "collective_seq_id": 3, "retired": True}
+    monkeypatch.setattr(torch_facts, "list_entries", lambda: [call])
+    played.tick(1, 3, 2)
+    record = played.tick(5, 3, 2)
+    assert (record["groups"]["0"]["completed"], record["waits"]) == (3, None)
+    monkeypatch.setattr(torch_facts, "count_calls", lambda: 1 // 0)
+    assert played.tick(1, 3, 2)["groups"] == {}
+
+
 def test_waited_is_the_share_of_ticks_inside_a_collective(played: Played) -> None:
     """A rank that is in a collective at one of four ticks has waited for a quarter of the time."""
     for number in (1, 2, 3):

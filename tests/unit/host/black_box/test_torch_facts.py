@@ -29,9 +29,9 @@ counts = torch_facts.count_calls()
 names = torch_facts.GroupNames()
 groups = names.describe(counts, 2)
 end = time.monotonic() + 30
-while (wait := torch_facts.find_oldest_wait({})) and time.monotonic() < end:
+while (wait := torch_facts.find_oldest_wait(torch_facts.list_entries(), {})) and time.monotonic() < end:
     time.sleep(0.01)  # gloo's threads retire a call after its waiter has gone on
-for name in torch_facts.list_settled(groups):
+for name in torch_facts.list_settled(torch_facts.list_entries(), groups):
     groups[name]["completed"] = groups[name]["called"]
 told = {"before": before, "groups": groups, "wait": wait}
 print(json.dumps(told))
@@ -84,7 +84,7 @@ def test_recorder_is_switched_on_by_the_name_of_the_version(
     assert [name for name in os.environ if name.endswith("_BUFFER_SIZE")] == [variable]
 
 
-def test_oldest_collective_that_is_not_complete_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oldest_collective_that_is_not_complete_is_found() -> None:
     """Of torch's entries, those that are retired or older than the last completion do not count."""
     entries = [
         {"collective_seq_id": 6, "retired": True},
@@ -93,22 +93,18 @@ def test_oldest_collective_that_is_not_complete_is_found(monkeypatch: pytest.Mon
     ]
     common = {"process_group": ["0", "default_pg"], "profiling_name": "gloo:all_reduce", "pg_id": 0}
     whole = [{**common, **entry, "input_sizes": [[4]], "input_dtypes": ["Float"]} for entry in entries]
-    monkeypatch.setattr(torch_facts, "_list_entries", lambda: whole)
-    found = torch_facts.find_oldest_wait({"0": {"called": 8, "completed": 6, "ranks": []}})
+    found = torch_facts.find_oldest_wait(whole, {"0": {"called": 8, "completed": 6, "ranks": []}})
     assert found == {"group": "0", "sequence": 7, "operation": "all_reduce", "sizes": [[4]], "dtypes": ["Float"]}
 
 
 @pytest.mark.parametrize(
     ("last", "settled"), [({"retired": True}, ["0"]), ({"retired": False}, []), ({"collective_seq_id": 2}, [])]
 )
-def test_count_that_fell_back_is_settled(
-    monkeypatch: pytest.MonkeyPatch, last: dict[str, object], settled: list[str]
-) -> None:
+def test_count_that_fell_back_is_settled(last: dict[str, object], settled: list[str]) -> None:
     """Only entries up to the last call, all of them retired, show that torch has counted too few."""
     common = {"process_group": ["0", "default_pg"], "pg_id": 0, "retired": True}
     entries = [{**common, "collective_seq_id": 2}, {**common, "collective_seq_id": 3, **last}]
-    monkeypatch.setattr(torch_facts, "_list_entries", lambda: entries)
-    assert torch_facts.list_settled({"0": {"called": 3, "completed": 1, "ranks": []}}) == settled
+    assert torch_facts.list_settled(entries, {"0": {"called": 3, "completed": 1, "ranks": []}}) == settled
 
 
 def test_receive_names_its_peer() -> None:
