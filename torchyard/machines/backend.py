@@ -9,7 +9,14 @@ from torchyard.common.log import get_log
 from torchyard.machines import processes, store
 from torchyard.machines.checks import check_hosts
 from torchyard.machines.job_watch import ProcessWatch
-from torchyard.machines.staging import clean_up, end_unstaged, find_last_attempt, read_leftovers, stage_in
+from torchyard.machines.staging import (
+    clean_up,
+    end_unstaged,
+    find_last_attempt,
+    read_leftovers,
+    remove_remains,
+    stage_in,
+)
 from torchyard.model.errors import HostError
 from torchyard.model.plan import CommandPlan, Plan, Process
 from torchyard.model.profile import Deadlines
@@ -108,11 +115,13 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     said = {**_stop_processes(plan.on), **_stop_processes((plan.store,) if plan.store else ())}
     # A host that cannot be asked counts as left over.
     left = {block.name: read_leftovers(block.host, said[block.name]) for block in plan.blocks if block.name in said}
-    left |= end_unstaged(plan, [block for block in plan.blocks if _is_unstaged(said.get(block.name))])
-    # A process that cannot be stopped keeps its folder; one that never had a folder needs no further request.
-    sites = {block.host for block in plan.blocks if block.site and not left[block.name]}
-    held = {block.host for block in plan.blocks if left.get(block.name) or _is_unstaged(said.get(block.name))}
-    return [*(thing for things in left.values() for thing in things), *clean_up(plan, sites - held)]
+    unstaged = [block for block in plan.blocks if _is_unstaged(said.get(block.name))]
+    left |= end_unstaged(plan, unstaged)
+    # A process that cannot be stopped keeps its folder.
+    held = {block.host for block in plan.blocks if left.get(block.name)}
+    torn = {block.host for block in unstaged} - held
+    whole = {block.host for block in plan.blocks if block.site} - torn - held
+    return [*(thing for things in left.values() for thing in things), *clean_up(plan, whole), *remove_remains(plan, torn)]
 
 
 def _stop_processes(blocks: tuple[Process, ...]) -> dict[str, Any]:
@@ -123,7 +132,7 @@ def _stop_processes(blocks: tuple[Process, ...]) -> dict[str, Any]:
 
 
 def _is_unstaged(answer: Any) -> bool:
-    """Whether a host says that it has no folder of the run."""
+    """Whether a host says that it has no supervisor of the run: its folder is absent, or a part of it was removed."""
     return isinstance(answer, dict) and answer.get("site") is False
 
 

@@ -6,7 +6,7 @@ import json
 import os
 import tarfile
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -169,6 +169,20 @@ def clean_up(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
             block.host: f"log of {block.name}: {why}" for block in blocks if (why := watch.lost_logs().get(block.name))
         }
         lacking = {**torn, **brought.result()}
+    return _remove_whole(sites, lacking)
+
+
+def remove_remains(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
+    """Stage out and remove what is left of folders whose supervisor was removed, as an interrupted `rm` leaves them.
+
+    Returns what is left, and why.
+    """
+    sites = [site for site in plan.sites if site.host in hosts]
+    return _remove_whole(sites, _stage_out(sites))
+
+
+def _remove_whole(sites: Sequence[Site], lacking: Mapping[str, str]) -> list[str]:
+    """Remove the folders of which everything is here; `lacking` says what is not, by host. Returns what is left."""
     kept = [f"{site.host}: folder {site.folder}: {why}" for site in sites if (why := lacking.get(site.host))]
     return kept + _remove_site_folders([site for site in sites if site.host not in lacking])
 

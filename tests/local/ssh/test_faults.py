@@ -72,12 +72,27 @@ def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
     """If the run's folder on a host is removed, its processes are found by their label and ended."""
     plan = planned(args=["60"])
     submit(plan, Deadlines())
-    shutil.rmtree(hosts.folder / "host-a" / ".torchyard")
+    removed = hosts.folder / "host-a" / ".torchyard"
+    # The processes may write compiled modules into it while it is removed.
+    until(lambda: (shutil.rmtree(removed, ignore_errors=True), not removed.exists())[1])
     with ProcessWatch(plan.on) as watch:
         until(lambda: watch.poll(0.1) and all(watch.seen.values()))
         assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
     assert teardown(plan) == ()
     assert hosts.left() == []
+
+
+def test_remains_of_a_site_are_brought_and_removed(planned: Planned, hosts: Hosts) -> None:
+    """If a part of the run's folder on a host is removed, the rest is brought and removed, and its processes end."""
+    plan = planned(args=["60"])
+    submit(plan, Deadlines())
+    (site,) = (hosts.folder / "host-a" / ".torchyard").iterdir()
+    (site / "checkpoints" / "last.pt").write_text("step 100")
+    until(lambda: (shutil.rmtree(site / "keeper", ignore_errors=True), not (site / "keeper").exists())[1])
+    assert teardown(plan) == ()
+    assert hosts.left() == []
+    (there,) = {Path(each.files) for each in plan.sites if each.host == "host-a"}
+    assert (there / "checkpoints" / "last.pt").read_text() == "step 100"
 
 
 def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -> None:
