@@ -60,7 +60,7 @@ picture: .venv/.locked ## record the moving picture of README again
 
 e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one made for it, or KUBE=KUBECONFIG_FILE
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
-		$(BIN)/pytest -n 2 --dist loadfile -rs tests/local
+		$(BIN)/python -m tests.steady -n 2 --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
 
 bench: .venv/.locked ## measure what a run costs compared with bare torchrun

@@ -16,6 +16,7 @@ from tests.caller import CLUSTER, forget_caller
 from tests.cluster import launcher_image, nodes
 from tests.cluster.plane import Plane
 from tests.skips import MAY_SKIP
+from tests.steady import play_tests
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
@@ -66,8 +67,8 @@ def main() -> int:
             return 1
         # The tests mostly wait, and each module has its own namespace.
         side_by_side = ["-n", "3", "--dist", "loadfile"]
-        tests = [sys.executable, "-m", "pytest", "tests/cluster", "-rs", *side_by_side, *sys.argv[1:]]
-        return subprocess.run(tests, cwd=ROOT, check=False).returncode
+        os.chdir(ROOT)
+        return play_tests("tests/cluster", "-rs", *side_by_side, *sys.argv[1:])
 
 
 if __name__ == "__main__":

@@ -121,7 +121,8 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     held = {block.host for block in plan.blocks if left.get(block.name)}
     torn = {block.host for block in unstaged} - held
     whole = {block.host for block in plan.blocks if block.site} - torn - held
-    return [*(thing for things in left.values() for thing in things), *clean_up(plan, whole), *remove_remains(plan, torn)]
+    kept = [thing for things in left.values() for thing in things]
+    return [*kept, *clean_up(plan, whole), *remove_remains(plan, torn)]
 
 
 def _stop_processes(blocks: tuple[Process, ...]) -> dict[str, Any]:

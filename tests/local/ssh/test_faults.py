@@ -72,9 +72,7 @@ def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
     """If the run's folder on a host is removed, its processes are found by their label and ended."""
     plan = planned(args=["60"])
     submit(plan, Deadlines())
-    removed = hosts.folder / "host-a" / ".torchyard"
-    # The processes may write compiled modules into it while it is removed.
-    until(lambda: (shutil.rmtree(removed, ignore_errors=True), not removed.exists())[1])
+    _remove(hosts.folder / "host-a" / ".torchyard")
     with ProcessWatch(plan.on) as watch:
         until(lambda: watch.poll(0.1) and all(watch.seen.values()))
         assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
@@ -88,7 +86,7 @@ def test_remains_of_a_site_are_brought_and_removed(planned: Planned, hosts: Host
     submit(plan, Deadlines())
     (site,) = (hosts.folder / "host-a" / ".torchyard").iterdir()
     (site / "checkpoints" / "last.pt").write_text("step 100")
-    until(lambda: (shutil.rmtree(site / "keeper", ignore_errors=True), not (site / "keeper").exists())[1])
+    _remove(site / "keeper")
     assert teardown(plan) == ()
     assert hosts.left() == []
     (there,) = {Path(each.files) for each in plan.sites if each.host == "host-a"}
@@ -99,3 +97,13 @@ def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -
     """Teardown reports a host that cannot be reached as left over."""
     (said,) = teardown(thought(options={"hosts": ["wrong-key", "host-b"]}))
     assert said.startswith("wrong-key: reach it by ssh: ")
+
+
+def _remove(folder: Path) -> None:
+    """Remove a folder, into which processes may write compiled modules at the same time."""
+
+    def is_gone() -> bool:
+        shutil.rmtree(folder, ignore_errors=True)
+        return not folder.exists()
+
+    until(is_gone)
