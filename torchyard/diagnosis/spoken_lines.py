@@ -14,7 +14,8 @@ _ESCAPE = re.compile(_COLOUR_TEXT + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\
 # Prefixes of a process's lines: kubectl, srun -l, mpirun, Ray, torch's hook, torchrun's tee.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
-    r"|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?|\((?:raylet|\w{1,60} pid=\d{1,9})[^)]{0,100}\) ?"
+    r"|\[\d{1,5},(?P<mpi>\d{1,6})\]<std(?:out|err)>: ?"
+    r"|\((?:raylet|\w{1,60}(?:\[[^\]]{0,60}\])? pid=\d{1,9})[^)]{0,100}\) ?"
     r"|\[[Rr]ank:? ?(?P<rank>\d{1,6})\]:? ?"
     r"|\[(?![^\s\]]{0,80}\.(?:py|cc|cpp|cu|h):)(?:(?:[\w.-]{1,80}:|[A-Za-z_][\w.-]{0,80}?)(?P<local>\d{1,3})\]:"
     r"|[A-Za-z][\w.-]{0,80}:(?P<bare>\d{1,3})\])"

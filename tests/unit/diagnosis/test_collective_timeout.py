@@ -26,6 +26,34 @@ AFTER = (
     f"{_ABORT}{_HEAD}SeqNum={{seq}}, OpType={{op}}, {_SIZES}{_TAIL}",
 )
 
+# How far a rank has come: in torch 2.3, 2.4, 2.6 and 2.13.
+_OF_RANK = "[rank{rank}]:[E626 16:48:25.440238649 ProcessGroupNCCL.cpp:2268] "
+PROGRESS = {
+    "2.3": "[rank{rank}]:[E ProcessGroupNCCL.cpp:1537] [PG 0 Rank {rank}] Timeout at NCCL work: {seq}, "
+    "last enqueued NCCL work: {begun}, last completed NCCL work: 76280750235782912.",
+    "2.4": f"{_OF_RANK}[PG 0 (default_pg) Rank {{rank}}] Exception (either an error or timeout) detected by watchdog "
+    "at work: {seq}, last enqueued NCCL work: {begun}, last completed NCCL work: 8.",
+    "2.6": f"{_OF_RANK}[PG ID 0 PG GUID 0(default_pg) Rank {{rank}}]  failure detected by watchdog at work sequence "
+    "id: {seq} PG status: last enqueued work: {begun}, last completed work: 8",
+    "2.13": f"{_OF_RANK}[PG ID 0 PG GUID 0 Rank {{rank}}]  failure detected by watchdog at work sequence id: {{seq}} "
+    "PG status: last enqueued work: {begun}, last started work: 9 (ALLREDUCE), last completed work: 8",
+}
+_DUMP = (
+    f"{_OF_RANK}[PG ID 0 PG GUID 0(default_pg) Rank {{rank}}] Received a dump signal due to a collective timeout from  "
+    "rank 0 and we will try our best to dump the debug info. Last enqueued NCCL work: {begun}, last completed NCCL "
+    "work: {begun}.This is most likely caused by incorrect usages of collectives"
+)
+
+
+def told(rank: int, begun: int, seq: int = 9, version: str = "2.6") -> list[str]:
+    """What a rank logs when a collective of its default group times out, with the last one that it has begun."""
+    return [*watchdog(rank, seq), PROGRESS[version].format(rank=rank, seq=seq, begun=begun)]
+
+
+def dumped(rank: int, begun: int) -> list[str]:
+    """What a rank logs when another one has timed out."""
+    return [_DUMP.format(rank=rank, begun=begun)]
+
 
 def watchdog(rank: int, seq: int = 9, op: str = "ALLREDUCE", version: str = "2.6") -> list[str]:
     """What a rank logs when its collective times out."""
@@ -112,3 +140,88 @@ def test_other_words_about_a_timeout_say_no_more() -> None:
     """Where no watchdog's line is known, there is nothing to add."""
     line = RankLine("node-0", 0, "Heartbeat monitor timed out! Process will be terminated after dumping debug info.")
     assert explain_timeout(line, [line]) is None
+
+
+@pytest.mark.parametrize("version", PROGRESS)
+def test_rank_that_has_begun_less_is_named(version: str) -> None:
+    """Of ranks that report how far they have come, those that have not begun the collective did not come."""
+    said, retry = explain((0, told(0, 9, version=version)), (1, told(1, 12)), (2, dumped(2, 8)), (3, dumped(3, 9)))
+    assert (said.endswith(": rank 2 on node-1 had begun none after number 8, so look there"), retry) == (True, True)
+
+
+def test_rank_that_has_begun_least_comes_before_one_that_waits() -> None:
+    """A rank that waits in an earlier collective is not named if another one has not even begun that."""
+    said, _ = explain((0, told(0, 12, 12)), (1, told(1, 11, 11)), (2, dumped(2, 10)), (3, dumped(3, -1)))
+    assert said.endswith(": rank 3 on node-1 had begun none of that group at all, so look there")
+
+
+def test_ranks_that_have_all_begun_it_blame_nobody() -> None:
+    """If all ranks have begun the collective, a rank without a timeout of its own is not missing."""
+    said, _ = explain((0, told(0, 9)), (1, told(1, 9)), (2, told(2, 9)), (3, dumped(3, 9)))
+    assert said.endswith(": look for the rank that is missing or slow")
+
+
+def test_rank_that_is_alone_in_a_collective_is_told_so() -> None:
+    """If no other rank has begun the collective, it is the one that waits that does something else."""
+    said, _ = explain((0, told(0, 11, 11)), (1, dumped(1, 10)), (2, dumped(2, 10)))
+    assert said.endswith(": no other rank had begun it, so look at why this one did")
+
+
+def grouped(rank: int, member: int, group: str, seq: int) -> list[str]:
+    """What a rank of a smaller group logs; the line of the watchdog has only its place in the group."""
+    own = watchdog(rank, seq)[0].replace(f"[Rank {rank}]", f"[Rank {member}]")
+    where = PROGRESS["2.6"].format(rank=rank, seq=seq, begun=seq)
+    return [own, where.replace(f"ID 0 PG GUID 0(default_pg) Rank {rank}", f"ID 5 PG GUID {group} Rank {member}")]
+
+
+def test_other_groups_count_for_themselves() -> None:
+    """Numbers of two process groups are not compared with each other, nor with those of the default group."""
+    tensor, data = "37(TENSOR_MODEL_PARALLEL_GROUP)", "41(DATA_PARALLEL_GROUP)"
+    said, _ = explain((8, grouped(8, 0, tensor, 900)), (9, grouped(9, 1, data, 12)), (0, dumped(0, 51)), (1, ["hello"]))
+    assert said.startswith("waited 1,803 s for ALLREDUCE number 900 of 4,096 elements in the group TENSOR_MODEL_PARALL")
+    assert said.endswith(": look for the rank that is missing or slow")
+
+
+def test_rank_that_is_behind_in_a_smaller_group_is_named() -> None:
+    """A smaller group is known by its name, which all its ranks share."""
+    said, _ = explain((8, grouped(8, 0, "37(TP)", 900)), (9, grouped(9, 1, "37(TP)", 899)), (0, dumped(0, 51)))
+    assert said.endswith(": rank 9 on node-4 still waits in an earlier collective, so look there")
+
+
+def test_numbered_groups_may_differ() -> None:
+    """A number without a name, as in torch 2.3, means the same group only for ranks in their own places."""
+    numbered = PROGRESS["2.3"].replace("[PG 0", "[PG 1")
+
+    def said(member: int) -> str:
+        own = [watchdog(rank, seq)[0].replace("[Rank 2]", f"[Rank {member}]") for rank, seq in ((0, 20), (2, 9))]
+        ends = [numbered.format(rank=rank, seq=seq, begun=seq) for rank, seq in ((0, 20), (2, 9))]
+        ends[1] = ends[1].replace("Rank 2]", f"Rank {member}]")
+        return explain((0, [own[0], ends[0]]), (2, [own[1], ends[1]]))[0]
+
+    assert said(member=2).endswith(": rank 2 on node-1 still waits in an earlier collective, so look there")
+    assert said(member=0).endswith(": look for the rank that is missing or slow")
+
+
+@pytest.mark.parametrize("op", ["SEND", "RECV", "COALESCED"])
+def test_messages_between_two_ranks_have_numbers_of_their_own(op: str) -> None:
+    """Each rank counts its messages for itself: a lower number is no earlier collective."""
+    line = PROGRESS["2.6"].format(rank=0, seq=40, begun=40)
+    said, _ = explain(
+        (0, [*watchdog(0, 40, op), line]), (1, watchdog(1, 12, op)), (2, dumped(2, 3)), (3, dumped(3, 40))
+    )
+    assert said.endswith(": look for the rank that is missing or slow")
+
+
+def test_line_that_called_it_is_named() -> None:
+    """If torch recorded the stack, the sentence has the program's own line: not torch's, nor a library's."""
+    stack = [
+        "[rank0]:[E508 07:35:59.440171617 ProcessGroupNCCL.cpp:733] Stack trace of the failed collective: ",
+        "#0 all_reduce from /usr/lib/python3.12/dist-packages/torch/distributed/distributed_c10d.py:3174",
+        "#1 reduce from /usr/lib/python3.12/dist-packages/accelerate/utils/operations.py:711",
+        "#2 step from /workspace/job/train.py:210",
+        "#3 <module> from <frozen runpy>:88",
+    ]
+    said, _ = explain((0, [watchdog(0)[0], *stack]))
+    assert said.startswith("waited 1,803 s for ALLREDUCE number 9 of 4,096 elements (train.py:210 in step) until")
+    library, _ = explain((0, [watchdog(0)[0], *stack[:3], "other", stack[3]]))
+    assert "(operations.py:711 in reduce)" in library

@@ -66,6 +66,7 @@ def spoken(*texts: str) -> list[SpokenLine]:
         ("12: hello", None, 12),
         ("[pod/sample-worker-0/worker] hello", None, None),
         ("(train pid=7, ip=10.0.0.1) [default3]:[rank12]: hello", 3, 12),
+        ("(PolicyWorker[rank=31] pid=3264030, ip=10.1.101.236) [rank31]: hello", None, 31),
         ("2026-11-21T08:22:10.123456Z hello", None, None),
     ],
 )
