@@ -22,7 +22,7 @@ _LINE_PREFIX = re.compile(
 )
 # Information, warnings, and what a program tries again. Kubernetes prints `Warning` before events, NCCL before errors.
 _INFORMATION = re.compile(
-    r"^[IW]\d{4} |^\[[IW] |Warning: | NCCL INFO |(?<!NCCL )\bWARN(?:ING)?\b"
+    r"^[IW]\d{4} |^\[[IW] |Warning: | NCCL INFO |(?<!NCCL )(?<!=)\bWARN(?:ING)?\b"
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: "
 )

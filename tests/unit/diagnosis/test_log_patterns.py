@@ -24,6 +24,7 @@ RETRIED = {
     *("nccl-remote-error", "nccl-timeout", "peer-lost", "peer-timeout", "port-taken", "agent-killed", "etcd-gone"),
     *("rendezvous-timeout", "rendezvous-closed", "rendezvous-connection", "endpoint-name", "terminated"),
     *("evicted", "preempted", "node-lost", "worker-lost", "image-pull", "gpu-fault", "nvlink-fault"),
+    *("storage-error", "driver-broken", "gpu-busy"),
 }
 
 
