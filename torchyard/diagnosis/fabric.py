@@ -21,9 +21,7 @@ _REASONS = {
     "no device": "NET/IB found no device: see /dev/infiniband in the pod, its RDMA resource, and NCCL_IB_HCA",
 }
 _CHOICES = ("IB_DISABLE", "NCCL_NET")  # somebody's own, whatever the pod has
-_NO_REASON = (
-    "NCCL has found no RDMA device: see /dev/infiniband in the pod, NCCL_IB_HCA, NCCL_IB_DISABLE and libibverbs"
-)
+_NO_REASON = "no line says why: see /dev/infiniband in the pod, NCCL_IB_HCA, NCCL_IB_DISABLE and libibverbs"
 
 
 def judge_fabric(reading: FabricReading, promise: Expect | None, count: int) -> FabricVerdict:

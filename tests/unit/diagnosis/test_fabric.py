@@ -41,7 +41,7 @@ REASONS = {
     "NCCL has found mlx5_0 and did not use it": [
         say("a", 0, "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:1.2.3.4<0>")
     ],
-    "NCCL has found no RDMA device": [],
+    "no line says why": [],
 }
 
 
