@@ -45,6 +45,8 @@ _IMAGE_REFUSED = PodCause(
 _IMAGE_ABSENT = PodCause("image", "its registry has no such image: correct its name or tag", patience=90)
 _NO_CONFIG = PodCause("pod-config", "its container cannot be created", patience=60)
 _NO_START = PodCause("start-error", "its command cannot be started")
+_NODE_DOWN = PodCause("node-lost", "its node was shut down", retry=True)
+_NO_ROOM = "OutOf*"  # with the name of a resource: OutOfcpu, OutOfnvidia.com/gpu
 REASONS = {
     "ErrImagePull": _NO_IMAGE,
     "ImagePullBackOff": _NO_IMAGE,
@@ -52,20 +54,28 @@ REASONS = {
     "InvalidImageName": _NO_IMAGE._replace(patience=0),
     "ErrImageNeverPull": _NO_IMAGE._replace(patience=0),
     "ImageInspectError": _NO_IMAGE,
+    "SignatureValidationFailed": PodCause("image", "its image's signature is not accepted"),
     "CreateContainerConfigError": _NO_CONFIG,
     "CreateContainerError": _NO_CONFIG,
     "RunContainerError": _NO_START._replace(patience=30),
     "ContainerCannotRun": _NO_START,
     "StartError": _NO_START,
+    "PostStartHookError": PodCause("start-error", "its postStart hook failed"),
     "CrashLoopBackOff": PodCause("crash-loop", "it crashes again and again, and would for ever"),
     "OOMKilled": PodCause("oom-pod", "it used more memory than its limit"),
     "Evicted": PodCause("evicted", "its node evicted it", retry=True),
     "NodeLost": PodCause("node-lost", "its node was lost", retry=True),
-    "NodeShutdown": PodCause("node-lost", "its node was shut down", retry=True),
-    "Terminated": PodCause("node-lost", "its node was shut down", retry=True),
+    "NodeShutdown": _NODE_DOWN,
+    "Shutdown": _NODE_DOWN,
+    "Terminated": _NODE_DOWN,
+    "ContainerStatusUnknown": PodCause("node-lost", "its node lost its container, as by a reboot", retry=True),
     "Preempting": PodCause("preempted", "it was preempted", retry=True),
     "UnexpectedAdmissionError": PodCause("device-lost", "its node had no working device for it", retry=True),
-    "OutOfcpu": PodCause("device-lost", "its node had no room for it any more", retry=True),
+    _NO_ROOM: PodCause("device-lost", "its node had no room for it any more", retry=True),
+    "NodeAffinity": PodCause("pod-refused", "its node's labels do not match it any more", retry=True),
+    "TopologyAffinityError": PodCause(
+        "numa-topology", "its node's topology manager found no NUMA node for it: ask for what one has", retry=True
+    ),
     "DeadlineExceeded": PodCause("pod-deadline", "its own activeDeadlineSeconds ended it"),
     "PreemptionByScheduler": PodCause("preempted", "it was preempted for a pod of higher priority", retry=True),
     "DeletionByTaintManager": PodCause("node-lost", "its node does not answer any more", retry=True),
@@ -82,10 +92,14 @@ _PULL_ERRORS = (
 )
 
 
+def _look_up(reason: str) -> PodCause | None:
+    return REASONS.get(_NO_ROOM if reason.startswith(_NO_ROOM[:-1]) else reason)
+
+
 def _find_cause(word: PodReason) -> PodCause:
-    """The cause that a reason stands for."""
-    known = REASONS[word.reason]
-    return _find_pull_cause(word.message) if known is _NO_IMAGE else known
+    """The cause that a reason which is known stands for."""
+    known = _look_up(word.reason)
+    return _find_pull_cause(word.message) if known is None or known is _NO_IMAGE else known
 
 
 @functools.lru_cache(maxsize=4096)
@@ -103,11 +117,11 @@ def read_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
         read_reason(each, parse_timestamp(each.get("lastTransitionTime")))
         for each in filter(_is_disruption, conditions)
     ]
-    said = [each for each in _read_container_reasons(pod, status) if to_text(each.get("reason")) in REASONS]
+    said = [each for each in _read_container_reasons(pod, status) if _look_up(to_text(each.get("reason")))]
     if said:
         placed = max((parse_timestamp(each.get("lastTransitionTime")) for each in conditions), default=0.0)
         found += [read_reason(each, placed) for each in said]
-    return [word for word in found if word.reason in REASONS]
+    return [word for word in found if _look_up(word.reason)]
 
 
 def _read_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

@@ -35,3 +35,23 @@ def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
     found = pod_reasons.find_pod_failure({"worker-0": seen}, NOW)
     assert found
     assert (found.cause, found.retry) == PULLS[message]
+
+
+@pytest.mark.parametrize(
+    ("reason", "cause"),
+    [
+        ("OutOfnvidia.com/gpu", "device-lost"),
+        ("OutOfmemory", "device-lost"),
+        ("UnexpectedAdmissionError", "device-lost"),
+        ("TopologyAffinityError", "numa-topology"),
+        ("NodeAffinity", "pod-refused"),
+        ("NodeShutdown", "node-lost"),
+    ],
+)
+def test_pod_that_its_node_refuses_is_explained(reason: str, cause: str) -> None:
+    """A kubelet that refuses a pod says why in its status; another node may take it."""
+    status = {"phase": "Failed", "reason": reason, "message": "Pod was rejected"}
+    found = pod_reasons.find_pod_failure({"worker-0": {"status": status}}, NOW)
+    assert found
+    assert (found.cause, found.retry) == (cause, True)
+    assert f"({reason}: Pod was rejected)" in found.sentence
