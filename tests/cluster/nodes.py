@@ -26,7 +26,7 @@ PLUGINS = ("bridge", "host-local", "loopback")
 GPUS = {"nvidia.com/gpu": "8"}
 # Paths that are compiled into kubelet and CNI, and a folder that pods with RDMA mount from the node.
 MOUNT_POINTS = (Path("/var/lib/kubelet"), Path("/var/lib/cni"), Path("/dev/infiniband"))
-PATIENCE = 60.0  # seconds; on two cores both are ready after about two
+PATIENCE = 180.0  # seconds; on two cores both are Ready after about two, and free of taints after forty
 
 
 def why_not() -> str:
@@ -101,4 +101,6 @@ def ready(api: Api, node: Node) -> bool:
             raise
         return False
     conditions = found["status"].get("conditions") or []
-    return any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
+    # Its taint goes a moment after the condition comes.
+    tainted = any(taint["key"] == "node.kubernetes.io/not-ready" for taint in found["spec"].get("taints") or [])
+    return not tainted and any(one["type"] == "Ready" and one["status"] == "True" for one in conditions)
