@@ -18,7 +18,8 @@ STATE = {"id": RUN_ID, "timestamp": "2026-01-01T00:00:00Z", "state_details": {}}
 class FakePrefect:
     """Knows one flow run and what a test puts into `answers`; it accepts calls and hangs while not `answering`.
 
-    `run` holds other fields of the flow run. `answers` holds bodies by the end of a path; None is a 404.
+    `run` holds other fields of the flow run. `answers` holds bodies by the end of a path; None is a 404. The next
+    `busy` changes are refused, as by a server whose SQLite is locked.
     """
 
     def __init__(self) -> None:
@@ -31,7 +32,7 @@ class FakePrefect:
         self.posted: list[tuple[str, Any]] = []
         self.set_to: list[str] = []
         self.artifacts: list[Any] = []
-        self.asked = 0
+        self.asked = self.busy = 0
         self._http = ThreadingHTTPServer(("127.0.0.1", 0), type("Bound", (Handler,), {"server_of": self}))
         self._http.daemon_threads = True
         threading.Thread(target=self._http.serve_forever, args=(0.05,), daemon=True).start()
@@ -93,6 +94,9 @@ class Handler(BaseHTTPRequestHandler):
         self.server_of.asked += 1
         self.server_of.answering.wait()
         said, status = json.dumps(body).encode(), 404 if body is None else self.server_of.status
+        if self.command == "PATCH" and self.server_of.busy:
+            self.server_of.busy -= 1
+            status = 503
         if status == 200:
             record()
         self.send_response(status)

@@ -30,7 +30,7 @@ from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import is_launcher_dead, is_started_anew
 
-from .states import list_flow_runs_around, open_bounded_client, read_reported_states
+from .states import list_flow_runs_around, open_bounded_client, read_reported_states, repeat_while_busy
 
 _LABELS = ("torchyard.machine", "torchyard.boot", "torchyard.states", "torchyard.sought")  # of the flow run
 _ANSWER_TIMEOUT_S = 60.0  # how long Prefect is asked who holds the run
@@ -142,4 +142,4 @@ def _read_hold(run: FlowRun) -> Hold:
 
 
 def _write_hold(client: SyncPrefectClient, run: FlowRun, hold: Hold) -> None:
-    client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True)))
+    repeat_while_busy(lambda: client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True))))

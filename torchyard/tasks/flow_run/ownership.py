@@ -6,10 +6,9 @@ Nothing here raises: an unreachable Prefect gives no key and confirms nothing.
 import contextvars
 import secrets
 import threading
-from typing import Any
 from uuid import UUID
 
-from prefect import get_client
+from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import FlowFilter, FlowFilterName, FlowRunFilter, FlowRunFilterState
 from prefect.client.schemas.filters import FlowRunFilterStateType as StateTypes
 from prefect.client.schemas.objects import FlowRun, StateType
@@ -18,9 +17,11 @@ from torchyard.common.log import get_log
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 
+from .states import open_bounded_client, repeat_while_busy
+
 _KEY_LABEL = "torchyard.key"  # the label of a flow run
 _FLOW_NAME, _ENTRYPOINT = "train", "flows/train.py:train"
-_REQUEST_TIMEOUT_S, _KEY_TIMEOUT_S = 5.0, 10.0  # of one request; of all requests for a key
+_KEY_TIMEOUT_S = 10.0  # of all requests for a key
 _LIVING_STATES = [StateType.RUNNING, StateType.CANCELLING, StateType.PENDING, StateType.PAUSED]
 _RUNS_PER_PAGE = 200
 _flow_run_ids: dict[str, str] = {}  # of runs inside a flow of a user's own
@@ -44,15 +45,19 @@ def obtain_key(run_id: str) -> str:
 
 def _request_key(run_id: str) -> str:
     try:
-        with _open_client() as client:
-            flow_run = client.read_flow_run(UUID(run_id))
-            if not _read_key(flow_run):
-                client.update_flow_run_labels(flow_run.id, {_KEY_LABEL: secrets.token_hex(32)})
-                flow_run = client.read_flow_run(flow_run.id)  # if two processes do this at once, one key counts
-            return _read_key(flow_run)
+        with open_bounded_client() as client:
+            return repeat_while_busy(lambda: _read_or_make_key(client, UUID(run_id)))
     except Exception as error:
         get_log().debug("flow run %s has no key: %s", run_id, error)
         return ""
+
+
+def _read_or_make_key(client: SyncPrefectClient, run_id: UUID) -> str:
+    flow_run = client.read_flow_run(run_id)
+    if not _read_key(flow_run):
+        client.update_flow_run_labels(run_id, {_KEY_LABEL: secrets.token_hex(32)})
+        flow_run = client.read_flow_run(run_id)  # if two processes do this at once, one key counts
+    return _read_key(flow_run)
 
 
 def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
@@ -62,7 +67,7 @@ def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
     """
     run_id = lease_record.read_flow_run_id(lease)
     try:
-        with _open_client() as client:
+        with open_bounded_client() as client:
             flow_run = client.read_flow_run(UUID(run_id))
             if client.read_flow(flow_run.flow_id).name != _FLOW_NAME:
                 return ""
@@ -80,7 +85,7 @@ def read_liveness_by_name(run: str) -> str:
     states = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=_LIVING_STATES)))
     flows, offset = FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])), 0
     try:
-        with _open_client() as client:
+        with open_bounded_client() as client:
             while found := client.read_flow_runs(
                 flow_filter=flows, flow_run_filter=states, limit=_RUNS_PER_PAGE, offset=offset
             ):
@@ -95,7 +100,3 @@ def read_liveness_by_name(run: str) -> str:
 
 def _read_key(flow_run: FlowRun) -> str:
     return str((flow_run.labels or {}).get(_KEY_LABEL) or "")
-
-
-def _open_client() -> Any:
-    return get_client(sync_client=True, httpx_settings={"timeout": _REQUEST_TIMEOUT_S})

@@ -17,7 +17,6 @@ from pathlib import Path
 from typing import Any, Self
 from uuid import UUID
 
-from httpx import HTTPStatusError, TransportError
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate
 from prefect.client.schemas.filters import (
@@ -51,7 +50,6 @@ _POLL_INTERVAL_S = 3.0  # between two checks of the run's state in Prefect
 _RETRY_INTERVAL_S = 1.0
 _PAGE_TIMEOUT_S = 10.0  # how long Prefect may take for the report; the end of the run waits no longer
 _SIGNAL_TIMEOUT_S = 3.0  # how long the signal of a cancel may take; a dead worker sends none
-_TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
 _NO_SUSPENSION = "a run cannot be suspended, as its job would train on: cancel it, and retry it later"
 PrefectCall = Callable[[SyncPrefectClient], None]
 
@@ -223,7 +221,7 @@ class PrefectReporter:
         try:
             call(client)
         except Exception as error:
-            if _is_transient_error(error):
+            if states.is_transient_error(error):
                 return
             refusal = error
             get_log().debug("Prefect refuses %s: %s", key, error)
@@ -250,13 +248,6 @@ class PrefectReporter:
 
 def _update_flow_run(client: SyncPrefectClient, run_id: UUID, **fields: Any) -> None:
     client.update_flow_run(run_id, **fields)
-
-
-def _is_transient_error(error: Exception) -> bool:
-    """Whether the same call may succeed later."""
-    if isinstance(error, HTTPStatusError):
-        return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
-    return isinstance(error, TransportError)
 
 
 def _find_pool_event() -> threading.Event:

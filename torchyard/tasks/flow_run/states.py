@@ -3,10 +3,11 @@
 import contextlib
 import os
 import time
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
 from uuid import UUID
 
+from httpx import HTTPStatusError, Response, TransportError
 from prefect import get_client, runtime
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.filters import (
@@ -20,7 +21,15 @@ from prefect.context import FlowRunContext
 from prefect.exceptions import ObjectNotFound
 from prefect.settings import PREFECT_CLIENT_MAX_RETRIES, temporary_settings
 from prefect.states import Scheduled
-from tenacity import retry, retry_if_not_exception_type, stop_after_delay, wait_fixed
+from tenacity import (
+    Retrying,
+    retry,
+    retry_if_exception,
+    retry_if_not_exception_type,
+    stop_after_delay,
+    wait_fixed,
+    wait_random,
+)
 
 from torchyard.common.log import get_log
 from torchyard.common.pool import read_pool
@@ -28,6 +37,8 @@ from torchyard.model.result import RunResult
 from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
 
 CALL_TIMEOUT_S = 5.0  # of one call to Prefect
+Answer = TypeVar("Answer")
+_TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
 _REPORT_TIMEOUT_S = 30.0  # how long the report of an end is retried while Prefect is unreachable
 
 
@@ -46,9 +57,32 @@ def final_state(end: str, sentence: str, result: RunResult | None = None) -> Sta
 @contextlib.contextmanager
 def open_bounded_client() -> Iterator[SyncPrefectClient]:
     """A client whose calls end within seconds: Prefect's own repeats each for a minute if its server is busy."""
-    http = {"timeout": CALL_TIMEOUT_S}
+    http = {"timeout": CALL_TIMEOUT_S, "event_hooks": {"response": [_tell_at_once]}}
     with temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}), get_client(sync_client=True, httpx_settings=http) as made:
         yield made
+
+
+def _tell_at_once(response: Response) -> None:
+    """Without this header Prefect's client waits two seconds before it tells that the server is busy."""
+    response.headers.setdefault("Retry-After", "0")
+
+
+def repeat_while_busy(call: Callable[[], Answer]) -> Answer:
+    """Make a call to Prefect again for some seconds: on SQLite it refuses one in several while another one writes."""
+    again = Retrying(
+        stop=stop_after_delay(CALL_TIMEOUT_S),
+        wait=wait_random(0.05, 0.3),
+        retry=retry_if_exception(is_transient_error),
+        reraise=True,
+    )
+    return again(call)
+
+
+def is_transient_error(error: BaseException) -> bool:
+    """Whether the same call may succeed later."""
+    if isinstance(error, HTTPStatusError):
+        return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
+    return isinstance(error, TransportError)
 
 
 def find_pool() -> str:

@@ -61,6 +61,18 @@ def test_first_process_records_its_machine(taken: FakePrefect, write: Write) -> 
     assert labels(taken) == {**machine, "torchyard.states": 0, "torchyard.sought": 0.0}
 
 
+def test_busy_prefect_is_asked_again_at_once(
+    taken: FakePrefect, write: Write, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A server that refuses two changes, as a locked SQLite does, knows the machine a moment later."""
+    pauses: list[float] = []
+    monkeypatch.setattr("prefect.client.base.time.sleep", pauses.append)
+    taken.busy = 2
+    take(write, count=1)
+    assert labels(taken)["torchyard.machine"] == identify_machine(runs_folder())
+    assert (len(pauses) > 1, max(pauses) < 1.0, caplog.text) == (True, True, "")
+
+
 def test_run_of_another_machine_is_given_back(taken: FakePrefect, write: Write) -> None:
     """A process that cannot see the run's processes starts nothing, and records when the run was first taken here."""
     with pytest.raises(Exception, match="Prefect does not say"):  # the process would have ended
