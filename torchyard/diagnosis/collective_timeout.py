@@ -138,7 +138,8 @@ class _Told:
         waits = {rank: [it.sequence or 0 for it in its if it.is_ordered()] for rank, its in every.items()}
         is_mixed = any(not it.is_ordered() for its in every.values() for it in its)  # what was begun may be a SEND
         begun = {} if is_mixed else {rank: (last, False) for (rank, its), last in self._begun.items() if its == group}
-        return begun | {rank: (min(numbers), True) for rank, numbers in waits.items() if numbers}
+        # The first one: later ones may be of another start of the processes by torchrun.
+        return begun | {rank: (numbers[0], True) for rank, numbers in waits.items() if numbers}
 
 
 def explain_timeout(first: RankLine, lines: Iterable[RankLine]) -> tuple[str, bool] | None:

@@ -167,6 +167,12 @@ def test_rank_that_is_alone_in_a_collective_is_told_so() -> None:
     assert said.endswith(": no other rank had begun it, so look at why this one did")
 
 
+def test_restart_by_torchrun_counts_for_itself() -> None:
+    """The numbers begin again where torchrun starts the processes again: each rank's first timeout counts."""
+    twice = [(rank, [*told(rank, 900, 900), *told(rank, 12, 12)]) for rank in range(3)]
+    assert explain(*twice)[0].endswith(": look for the rank that is missing or slow")
+
+
 def grouped(rank: int, member: int, group: str, seq: int) -> list[str]:
     """What a rank of a smaller group logs; the line of the watchdog has only its place in the group."""
     own = watchdog(rank, seq)[0].replace(f"[Rank {rank}]", f"[Rank {member}]")
