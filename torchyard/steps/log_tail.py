@@ -34,6 +34,7 @@ _TELLING_WORDS = (
         b"core dumped",
         b"retry count",
     ),
+    *(b"fault by GPU", b"temporarily unavailable", b".exceptions.", b"corrupt", b"invalid pointer"),
     *(b"No space left", b"No such file", b"No module named", b"can't open", b"not found", b"not defined", b"denied"),
     *(
         b"exceed",

@@ -55,7 +55,7 @@ def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(flow, "read_liveness", lambda _: "")
     monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
-    monkeypatch.setattr(ownership, "_open_client", lambda: None)
+    monkeypatch.setattr(ownership, "open_bounded_client", lambda: None)
 
 
 # --- which runs
