@@ -92,12 +92,14 @@ class _Told:
 
     def feed(self, line: RankLine) -> None:
         """Read one line."""
-        its, group, rank = _read_timeout(line), _read_group(line), _find_rank(line)
+        its, about = _read_timeout(line), _read_group(line)
+        rank = _find_rank(line, its, about)
         if rank is not None:
             self.nodes.setdefault(rank, line.node)
         if its:
             self.timeouts.setdefault(rank, []).append(its)
-        if group and (progress := _PROGRESS.search(line.text)):
+        if about and (progress := _PROGRESS.search(line.text)):
+            group, _ = about
             if rank is not None:
                 known = self._begun.get((rank, group), -1)
                 self._begun[rank, group] = max(known, int(progress["begun"]))  # two threads print it
@@ -150,7 +152,8 @@ def explain_timeout(first: RankLine, lines: Iterable[RankLine]) -> tuple[str, bo
     told = _Told()
     for line in lines:
         told.feed(line)
-    its, rank = _read_timeout(first), _find_rank(first)
+    its = _read_timeout(first)
+    rank = _find_rank(first, its, _read_group(first))
     mine = told.complete(rank, its) if its else _find_any(rank, told)
     said = f"waited {_describe_collective(mine, told.find_call(rank))} until it timed out"
     if told.absent:
@@ -192,11 +195,11 @@ def _read_timeout(line: RankLine) -> _Timeout | None:
     if not found:
         return None
     fields = dict(_FIELD.findall(found["fields"]))
-    member = int(found["rank"]) if found["rank"] else None
+    about, member = _read_group(line), int(found["rank"]) if found["rank"] else None
     is_member = line.rank is not None and member not in (None, line.rank)  # of a group that has not all ranks
     return _Timeout(
         rank=member,
-        group=_read_group(line) or _Group(_UNNAMED, only=line.rank if is_member else None),
+        group=about[0] if about else _Group(_UNNAMED, only=line.rank if is_member else None),
         sequence=int(fields["SeqNum"]) if fields.get("SeqNum", "").isdigit() else None,
         operation=fields.get("OpType", "a collective"),
         elements=fields.get("NumelIn", ""),
@@ -204,25 +207,22 @@ def _read_timeout(line: RankLine) -> _Timeout | None:
     )
 
 
-def _read_group(line: RankLine) -> _Group | None:
-    """The process group that a line is about."""
+def _read_group(line: RankLine) -> tuple[_Group, int] | None:
+    """The process group that a line is about, and the place in it of the rank that printed the line."""
     found = _GROUP.search(line.text)
     if not found:
         return None
-    about = found["about"] or ""
+    about, member = found["about"] or "", int(found["member"])
     if found["name"] or about == "default_pg":
-        return _Group(found["name"] or _DEFAULT_NAME, "" if about == "default_pg" else about)
-    is_shared = found["number"] == _DEFAULT_NAME or line.rank in (None, int(found["member"]))
-    return _Group(found["number"], about, None if is_shared else line.rank)
+        return _Group(found["name"] or _DEFAULT_NAME, "" if about == "default_pg" else about), member
+    is_shared = found["number"] == _DEFAULT_NAME or line.rank in (None, member)
+    return _Group(found["number"], about, None if is_shared else line.rank), member
 
 
-def _find_rank(line: RankLine) -> int | None:
+def _find_rank(line: RankLine, its: _Timeout | None, about: tuple[_Group, int] | None) -> int | None:
     """The global rank that printed a line, by what it says about itself if nothing else does."""
-    its, found = _read_timeout(line), _GROUP.search(line.text)
-    group = _read_group(line) or (its and its.group)
-    if line.rank is not None or not group or not group.is_of_all:
-        return line.rank
-    return int(found["member"]) if found else its and its.rank
+    group, member = about or ((its.group, its.rank) if its else (None, None))
+    return member if line.rank is None and group and group.is_of_all else line.rank
 
 
 def _read_absent_ranks(text: str) -> list[int]:
