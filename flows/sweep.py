@@ -14,7 +14,7 @@ from prefect.states import Completed, Failed
 
 from torchyard.common.escaping import escape_markdown, spell_anything, strip_control_codes
 from torchyard.common.log import get_log
-from torchyard.machines.strays import end_stray, find_strays
+from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
@@ -138,12 +138,15 @@ def _find_local_runs(named: frozenset[str] | None, faults: list[str]) -> Iterato
 
 def _find_stray_runs(named: frozenset[str] | None) -> Iterator[AbandonedRun]:
     """Processes here whose run folder was removed, and whose supervisor is gone and cannot end them with the lease."""
-    for stray in find_strays(runs_folder()):
+    for stray in find_orphan_processes(runs_folder()):
         if stray.kept:
             get_log().warning("%s; its supervisor ends it with its lease", stray)
         elif named is None or stray.run in named:
             yield AbandonedRun(
-                stray.run, "here", "its folder was removed, and no supervisor is left", partial(end_stray, stray)
+                stray.run,
+                "here",
+                "its folder was removed, and no supervisor is left",
+                partial(end_orphan_process, stray),
             )
 
 

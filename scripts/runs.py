@@ -20,7 +20,7 @@ from prefect.exceptions import ObjectNotFound
 from scripts.api import YardError, open_prefect_client
 from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
 from torchyard.common.pool import read_pool
-from torchyard.machines.strays import end_stray, find_strays
+from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
 from torchyard.run.sweep import is_run_open, sweep_run
@@ -103,11 +103,11 @@ def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
 
 def _end_strays(client: "SyncPrefectClient") -> None:
     """End the processes of runs that our worker took, and whose folder has been removed since."""
-    if found := find_strays(runs_folder()):
+    if found := find_orphan_processes(runs_folder()):
         train = FlowFilter(name=FlowFilterName(any_=["train"]))
         ours = {run.id.hex[-8:] for run in _list_taken_runs(client, flow_filter=train)}
         for stray in found:
-            left = "; ".join(end_stray(stray)) or "ended" if stray.run[-8:] in ours else "left"
+            left = "; ".join(end_orphan_process(stray)) or "ended" if stray.run[-8:] in ours else "left"
             print(f"{stray}: {left}")
 
 

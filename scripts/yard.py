@@ -16,6 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.api import YardError, open_prefect_client
+from scripts.keep_alive import serve_runs, tend_worker
 from scripts.processes import (
     PREFECT_HOME,
     YARD_SCRIPT,
@@ -26,7 +27,6 @@ from scripts.processes import (
     worker_name,
 )
 from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
-from scripts.tend import serve_runs, tend_worker
 from torchyard.common.pool import DEFAULT_POOL, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile

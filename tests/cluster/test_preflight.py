@@ -23,7 +23,7 @@ from torchyard.model.errors import ClusterError, PreflightError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
 from torchyard.model.requirements import (
-    Admitted,
+    AdmissionAccepted,
     Advice,
     Capacity,
     Check,
@@ -176,7 +176,7 @@ def only(need: ClusterRequirement, **parts: Any) -> Check:
 
 
 def refused(*objects: Thing, **parts: Any) -> Check:
-    return only(Admitted(what="objects"), objects=objects, **parts)
+    return only(AdmissionAccepted(what="objects"), objects=objects, **parts)
 
 
 def needs_kind(api: Client, need: CrdServed) -> None:
@@ -189,7 +189,7 @@ def needs_kind(api: Client, need: CrdServed) -> None:
 
 def test_closed_port_is_the_only_finding(plane: Client) -> None:
     """If no server answers, the only finding names the context and the address."""
-    (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context="closed"))
+    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(what="pod"), context="closed"))
     assert (found.verdict, found.need) == ("failed", "cluster closed")
     assert "https://127.0.0.1:9 does not answer: " in found.detail
 
@@ -197,7 +197,7 @@ def test_closed_port_is_the_only_finding(plane: Client) -> None:
 @pytest.mark.parametrize(("context", "said"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
 def test_unknown_credentials_are_the_only_finding(plane: Client, context: str, said: str) -> None:
     """An unknown or missing token causes one finding, and no further checks."""
-    (found,) = check_cluster(plan(JOBS, Admitted(what="pod"), context=context))
+    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(what="pod"), context=context))
     assert "refuses the credentials of the kubeconfig: " in found.detail
     assert said in found.detail
 
@@ -211,7 +211,7 @@ def test_unknown_context_lists_what_there_is(plane: Client) -> None:
 
 def test_missing_namespace_is_told_once(plane: Client) -> None:
     """If the namespace is missing, the checks within it are skipped, and all others run."""
-    inside = (Admitted(what="pod"), Admitted(what="objects"), Object(what="Secret", name="key"))
+    inside = (AdmissionAccepted(what="pod"), AdmissionAccepted(what="objects"), Object(what="Secret", name="key"))
     found = check_cluster(plan(*inside, Advice(about="image", detail="old"), space=f"{SPACE}-none"))
     assert [each.need for each in found] == [f"namespace {SPACE}-none", "image"]
     assert found[0].remedy == f"`kubectl create namespace {SPACE}-none`"
@@ -222,7 +222,9 @@ def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
     missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
     with pytest.raises(PreflightError) as error:
-        preflight(plan(folder, Permission(verbs=("get",), resource="pods"), *missing, Admitted(what="objects")))
+        preflight(
+            plan(folder, Permission(verbs=("get",), resource="pods"), *missing, AdmissionAccepted(what="objects"))
+        )
     assert "2 of 5 checks failed" in str(error.value)
 
 
@@ -231,7 +233,7 @@ def test_good_plan_has_one_check_a_requirement(plane: Client) -> None:
     rights = Permission(verbs=("create", "watch"), resource="pods"), PODS_LOG
     anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
     account = Object(what="ServiceAccount", name="default")
-    needs = (*rights, anywhere, account, Admitted(what="objects"), Admitted(what="pod"))
+    needs = (*rights, anywhere, account, AdmissionAccepted(what="objects"), AdmissionAccepted(what="pod"))
     found = check_cluster(plan(*needs))
     assert [each.verdict for each in found] == ["ok"] * (len(needs) - 1), found
     assert [each.need for each in found][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
@@ -267,7 +269,7 @@ def test_what_may_not_be_looked_at_is_a_warning(plane: Client) -> None:
     """Without the right to list nodes, Deployments, queues or Secrets, a check is a warning that says so."""
     room = Capacity(pods=1, labels={}, tolerations=(), resources={}, alone=False)
     looks = (room, Controller(label="app=x"), OpenQueue(name="default"), Object(what="Secret", name="key"))
-    found = check_cluster(plan(*looks, Admitted(what="pod"), context="nobody"))
+    found = check_cluster(plan(*looks, AdmissionAccepted(what="pod"), context="nobody"))
     assert [each.verdict for each in found] == ["warning"] * 5
     assert all("cannot be checked: " in each.detail and "is forbidden: User" in each.detail for each in found)
 
@@ -281,7 +283,7 @@ def test_missing_right_is_not_told_twice(plane: Client) -> None:
     """A missing right that the rights check reports is only a warning in the dry run."""
     right = Permission(verbs=("create",), resource="configmaps")
     job = config_map("job")
-    found = check_cluster(plan(right, Admitted(what="objects"), objects=(job,), context="nobody"))
+    found = check_cluster(plan(right, AdmissionAccepted(what="objects"), objects=(job,), context="nobody"))
     assert [each.verdict for each in found] == ["failed", "warning"]
     assert "without the right to create it" in found[1].detail
 
@@ -506,7 +508,7 @@ CLAIM = Object(what="PersistentVolumeClaim", name="single")
 
 def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
     """A namespace with level baseline refuses a pod on the host's network; the finding quotes the server."""
-    found = only(Admitted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
+    found = only(AdmissionAccepted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
     assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in found.detail
     level = "pod-security.kubernetes.io/enforce=privileged"
     assert found.remedy == f"`kubectl label namespace {STRICT} {level} --overwrite`"
@@ -514,7 +516,7 @@ def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
 
 def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
     """A namespace without a level accepts a pod on the host's network, and the dry run leaves no pod."""
-    assert only(Admitted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
+    assert only(AdmissionAccepted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
     assert plane.list("v1", "Pod") == []
 
 
@@ -529,15 +531,15 @@ def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
 )
 def test_pod_is_refused_in_the_servers_words(plane: Client, spec: Thing, said: str) -> None:
     """The finding about a refused pod quotes the server."""
-    found = only(Admitted(what="pod"), objects=[job_of(pod(**spec))])
+    found = only(AdmissionAccepted(what="pod"), objects=[job_of(pod(**spec))])
     assert (found.verdict, said in found.detail) == ("failed", True), found.detail
 
 
 def test_quota_is_told(plane: Client, make: Make) -> None:
     """A pod that would exceed a quota fails the check, and the remedy shows the quota."""
     make("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
-    wait(lambda: "exceeded quota: none, requested: pods=1" in only(Admitted(what="pod")).detail)
-    assert "describe quota" in only(Admitted(what="pod")).remedy
+    wait(lambda: "exceeded quota: none, requested: pods=1" in only(AdmissionAccepted(what="pod")).detail)
+    assert "describe quota" in only(AdmissionAccepted(what="pod")).remedy
 
 
 def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Client) -> None:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 
-from tests.shape import bodies, modules, p90
 from torchyard.common.project_root import ROOT
 from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.model.base import FrozenModel
@@ -76,13 +75,6 @@ def test_no_noun_passes_for_a_mapping() -> None:
         nouns += each.__subclasses__()
     assert len(nouns) > 50
     assert [each for each in nouns if "keys" in each.model_fields] == []
-
-
-def test_functions_and_modules_stay_small() -> None:
-    """Nine bodies in ten have at most 20 lines, none over 40, and no module over 300."""
-    assert p90(bodies()) <= 20
-    assert bodies()[-1][0] <= 40, bodies()[-1]
-    assert modules()[-1][0] <= 300, modules()[-1]
 
 
 def test_design_names_every_module() -> None:

@@ -139,10 +139,10 @@ def _show_plan(asked: argparse.Namespace) -> int:
 def _show_checks(asked: argparse.Namespace) -> int:
     """run preflight only; exit code 1 if a check failed"""
     profile = _load_profile(asked)
-    from torchyard.run.outlets import check_outlets
+    from torchyard.run.notifications import check_notifications
     from torchyard.steps.preflight import run_checks
 
-    checks = (*run_checks(_make_plan(profile)), *check_outlets(profile))
+    checks = (*run_checks(_make_plan(profile)), *check_notifications(profile))
     for found in checks:
         remedy = f"\n        {found.remedy}" if found.remedy else ""
         print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.need}: {found.detail}{remedy}"))

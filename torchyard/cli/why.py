@@ -15,8 +15,8 @@ from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.ranks import format_ranks
 from torchyard.diagnosis.hang.flight_recorder import DumpError, read_dump, to_record
 from torchyard.diagnosis.hang.judge import judge_hang
-from torchyard.diagnosis.hang.places import describe_place
 from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.diagnosis.hang.stack_locations import describe_place
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.errors import TorchyardError
 from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler

@@ -9,8 +9,8 @@ from torchyard.cluster.checks.cluster import await_api_server, check_cluster
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.cluster.stop import stop_and_read
+from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.diagnosis.host_facts import check_fact
 from torchyard.diagnosis.pod_facts import parse_timestamp
 from torchyard.host.facts import FACTS

@@ -6,8 +6,8 @@ from torchyard.cluster import lease
 from torchyard.cluster.checks.permissions import is_allowed
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.lease_renewal import hold_lease
+from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.diagnosis import pod_facts, pod_reasons
 from torchyard.kube.client import Client, KubeObject, get_cluster_client
 from torchyard.model.errors import ClusterError, RendezvousError

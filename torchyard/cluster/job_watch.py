@@ -16,9 +16,9 @@ from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.cluster.outage import OutageCause, OutageReporter
 from torchyard.cluster.pod_logs import PodLogs
 from torchyard.cluster.reflector import ObjectChange, Reflector
+from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log
 from torchyard.common.log_lines import read_new_lines
-from torchyard.common.own_trouble import OwnTrouble
 from torchyard.common.private_files import make_private_folder, write_private_text
 from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
@@ -26,7 +26,7 @@ from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Ending, Outcome
+from torchyard.model.run import ContainerFailure, Outcome
 
 _FIRST_LIST_TIMEOUT_S = 86400.0  # for the first list of the job and its pods: giving up would delete the job
 _OPTIONAL_LIST_TIMEOUT_S = 10.0  # for the first list of a kind that only adds detail
@@ -46,10 +46,10 @@ class ClusterWatch:
         self._news: queue.Queue[ObjectChange] = queue.Queue()
         self._over = threading.Event()
         self._logs = PodLogs(self._api, plan)
-        self._endings: dict[tuple[str, float], Ending] = {}
+        self._endings: dict[tuple[str, float], ContainerFailure] = {}
         self._removed: dict[str, set[str]] = {}  # the uids of the pods that have gone, by node
         self._monitor, self._machines = ProgressMonitor(self._api, plan), dict[str, str]()
-        self._outage, self._own = OutageReporter(), OwnTrouble()
+        self._outage, self._own = OutageReporter(), LocalErrorGuard()
         self._watchers = [Reflector(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
 
     def __enter__(self) -> Self:
@@ -119,7 +119,7 @@ class ClusterWatch:
                 self._note_removal(node, before)
             failed = pod_facts.read_own_failure(before or {}) if node in self._plan.nodes else None
             if failed and failed.at < math.inf:
-                self._endings[node, failed.at] = Ending(node=node, at=failed.at, exit_code=failed.code)
+                self._endings[node, failed.at] = ContainerFailure(node=node, at=failed.at, exit_code=failed.code)
             if machine := pod_facts.read_node_name(before or {}):
                 self._machines[node] = machine
             self._logs.update_pod(node, name, thing)
@@ -193,7 +193,7 @@ class ClusterWatch:
         """The cluster node that each node of the job was on last, even if its pod is gone."""
         return self._machines
 
-    def endings(self) -> tuple[Ending, ...]:
+    def endings(self) -> tuple[ContainerFailure, ...]:
         """The failures of the job's pods so far, also of those that were removed or restarted; the first one first."""
         return tuple(sorted(self._endings.values(), key=lambda each: each.at))
 

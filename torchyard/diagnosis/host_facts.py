@@ -13,7 +13,7 @@ from torchyard.model.requirements import (
     Package,
     Processors,
     ProgramFile,
-    Reaches,
+    Reachable,
     RunaiCli,
     WritableFolder,
 )
@@ -35,7 +35,7 @@ def check_fact(need: HostRequirement, fact: dict[str, Any]) -> Check:
             found = _check_port(need, fact)
         case Processors():
             found = _check_processors(need, fact)
-        case Reaches():
+        case Reachable():
             found = _check_route(need, fact)
         case Clock():
             found = _check_clock(need, time.time() - fact["now"])
@@ -80,7 +80,7 @@ def _check_port(need: FreePort, fact: dict[str, Any]) -> Check:
     return _make_check(f"port {need.port} on {need.host}", fact["free"], "is free" if fact["free"] else held, remedy)
 
 
-def _check_route(need: Reaches, fact: dict[str, Any]) -> Check:
+def _check_route(need: Reachable, fact: dict[str, Any]) -> Check:
     good = "error" not in fact
     found = f"{need.address} is {fact['to']}, from {fact['through']}" if good else fact["error"]
     remedy = "name an address that every host reaches: options.hosts: [{host: NAME, address: ADDRESS}, ...]"

@@ -42,7 +42,7 @@ class Gang(NamedTuple):
     least: int
 
 
-class JobWords(NamedTuple):
+class JobKindTerms(NamedTuple):
     """What a scheduler calls its job, the condition of its success, and the key that suspends it."""
 
     kind: str
@@ -115,7 +115,7 @@ def _count_reported_successes(job: Mapping[str, Any]) -> int:
     return to_number(status.get("succeeded")) + sum(to_number(get_mapping(role).get("succeeded")) for role in roles)
 
 
-def read_job_conditions(observed: Observation, words: JobWords, gang: Gang) -> Status | None:
+def read_job_conditions(observed: Observation, words: JobKindTerms, gang: Gang) -> Status | None:
     """What the conditions of a job say about its end or suspension; None while it goes on.
 
     A job that had ended counts as ended also while it is being deleted, as it is after its TTL.

@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from torchyard.diagnosis.collective_timeout import RankLine, explain_timeout
+from torchyard.diagnosis.evidence import quote_around, read_details
+from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line, read_lost_worker
 from torchyard.diagnosis.log_patterns import (
     CAUSES,
     CLOCK_SKEW_S,
@@ -20,8 +22,6 @@ from torchyard.diagnosis.log_patterns import (
     UNKNOWN_CAUSE,
     Cause,
 )
-from torchyard.diagnosis.proof import quote_around, read_details
-from torchyard.diagnosis.spoken_lines import SpokenLine, drop_noise, find_exceptions, parse_line, read_lost_worker
 from torchyard.model.run import Failure, LogLine
 
 _STORE_NAME = "etcd"  # a process of this name is the rendezvous store, not an agent
@@ -47,8 +47,8 @@ class _LostWorker(NamedTuple):
     local: int
     code: int
     time: str
-    proof: SpokenLine
-    said: list[SpokenLine]
+    proof: LogLinePart
+    said: list[LogLinePart]
 
 
 class _Suspect(NamedTuple):
@@ -58,7 +58,7 @@ class _Suspect(NamedTuple):
     rank: int | None
     code: int | None
     at: float  # its last line: torchrun reports a lost worker up to 30 s later, when it has stopped the others
-    lines: Sequence[SpokenLine]
+    lines: Sequence[LogLinePart]
     entry: _LostWorker | None = None
     single: bool = False
 
@@ -69,7 +69,7 @@ class _Finding(NamedTuple):
     cause: Cause
     suspect: _Suspect
     at: float
-    seen: SpokenLine | None
+    seen: LogLinePart | None
 
 
 def read_failure(
@@ -101,11 +101,11 @@ def _signed_code(code: int | None) -> int | None:
     return 128 - code if code is not None and 128 < code <= 128 + 64 else code
 
 
-def _name_suspects(node: str, code: int | None, lines: Sequence[SpokenLine], alone: bool) -> Iterator[_Suspect]:
+def _name_suspects(node: str, code: int | None, lines: Sequence[LogLinePart], alone: bool) -> Iterator[_Suspect]:
     """The ranks of a node that logged something or were lost, and last its agent."""
     ranks = _read_global_ranks(lines) or ({at: at for at in range(64)} if alone else {})
     entries = _read_lost_workers(lines, ranks)
-    streams: dict[tuple[int | None, int | None], list[SpokenLine]] = defaultdict(list)
+    streams: dict[tuple[int | None, int | None], list[LogLinePart]] = defaultdict(list)
     for seen in lines:
         streams[seen.local, None if seen.local is not None else seen.rank].append(seen)
     own = streams.pop((None, None), [])
@@ -120,13 +120,13 @@ def _name_suspects(node: str, code: int | None, lines: Sequence[SpokenLine], alo
     yield _Suspect(node, None, code, own[-1].at if own else 0.0, own)
 
 
-def _read_global_ranks(lines: Iterable[SpokenLine]) -> dict[int | None, int]:
+def _read_global_ranks(lines: Iterable[LogLinePart]) -> dict[int | None, int]:
     """Global rank by local rank, as the last rendezvous assigned them."""
     found = [match[1] for seen in lines if (match := _GLOBAL_RANKS.search(seen.text))]
     return dict(enumerate(int(rank) for rank in re.findall(r"\d{1,6}", found[-1]))) if found else {}
 
 
-def _read_lost_workers(lines: Sequence[SpokenLine], ranks: Mapping[int | None, int]) -> list[_LostWorker]:
+def _read_lost_workers(lines: Sequence[LogLinePart], ranks: Mapping[int | None, int]) -> list[_LostWorker]:
     """Every worker in torchrun's final report, the root cause first; if it is cut off, those it logged as lost."""
     agent = [seen for seen in lines if seen.local is None]
     lost = ((seen, *said) for seen in agent if (said := read_lost_worker(seen.text)))
@@ -135,10 +135,10 @@ def _read_lost_workers(lines: Sequence[SpokenLine], ranks: Mapping[int | None, i
     ]
 
 
-def _read_items(lines: Iterable[SpokenLine]) -> Iterator[_LostWorker]:
+def _read_items(lines: Iterable[LogLinePart]) -> Iterator[_LostWorker]:
     """The items of `Failures:` and `Root Cause`; a traceback that @record wrote is indented by two."""
     fields: dict[str, str] = {}
-    said: list[SpokenLine] = []
+    said: list[LogLinePart] = []
     for seen in lines:
         field = _FIELD.match(seen.text)
         if field is None:
@@ -171,14 +171,14 @@ def _diagnose_suspect(who: _Suspect) -> _Finding | None:
     return found or decided or (_Finding(PROGRAM_EXIT, who, who.entry.proof.at, who.entry.proof) if who.entry else None)
 
 
-def _find_proof(cause: Cause, who: _Suspect, lines: Sequence[SpokenLine]) -> SpokenLine | None:
+def _find_proof(cause: Cause, who: _Suspect, lines: Sequence[LogLinePart]) -> LogLinePart | None:
     """The line that says what the exit code means, else torchrun's line about it, else a shell's last line."""
     said = next((seen for seen in lines if cause.pattern and cause.pattern.search(seen.text)), None)
     words = (seen for seen in reversed(lines) if seen.text.strip() and (who.code or 0) > 0)
     return said or (who.entry.proof if who.entry else next(words, None))
 
 
-def _scan_lines(who: _Suspect, lines: Iterable[SpokenLine], causes: Sequence[Cause]) -> _Finding | None:
+def _scan_lines(who: _Suspect, lines: Iterable[LogLinePart], causes: Sequence[Cause]) -> _Finding | None:
     """The first of these causes that a line shows, and the first line that does."""
     found: _Finding | None = None
     for seen in drop_noise(lines):
@@ -188,7 +188,7 @@ def _scan_lines(who: _Suspect, lines: Iterable[SpokenLine], causes: Sequence[Cau
     return found
 
 
-def _diagnose_store(lines: Sequence[SpokenLine], code: int | None) -> _Finding:
+def _diagnose_store(lines: Sequence[LogLinePart], code: int | None) -> _Finding:
     """Why the rendezvous store ended before the job: its own reason, or only that it did."""
     who = _Suspect(_STORE_NAME, None, code, lines[-1].at if lines else 0.0, lines)
     return _scan_lines(who, lines, _OWN_CAUSES) or _Finding(STORE_ENDED, who, who.at, None)
@@ -227,7 +227,7 @@ def _find_first_silent(suspects: Iterable[_Suspect]) -> list[_Suspect]:
     )
 
 
-def _build_failure(found: _Finding, lines: Mapping[str, Sequence[SpokenLine]]) -> Failure:
+def _build_failure(found: _Finding, lines: Mapping[str, Sequence[LogLinePart]]) -> Failure:
     cause, who, seen = found.cause, found.suspect, found.seen
     said = _RANK.search(seen.line) if seen and not who.single else None
     rank = int(said[1]) if said and who.rank is None else who.rank

@@ -26,7 +26,7 @@ from torchyard.model.requirements import (
     Package,
     Processors,
     ProgramFile,
-    Reaches,
+    Reachable,
     WritableFolder,
 )
 from torchyard.model.run import Run
@@ -296,5 +296,5 @@ def _list_remote_requirements(job: _Job, seat: Placement) -> list[HostRequiremen
     site, needs = seat.site, list[HostRequirement]()
     needs += [WritableFolder(host=host, path=site.folder), Clock(host=host)] if site else []
     if host != first.host:
-        needs.append(Reaches(host=host, address=first.reached))
+        needs.append(Reachable(host=host, address=first.reached))
     return needs

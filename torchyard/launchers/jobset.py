@@ -154,7 +154,7 @@ def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     )
 
 
-_WORDS = job_status.JobWords(_KIND, "Completed", "spec.suspend")
+_WORDS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
 
 
 def read_status(observed: Observation) -> Status:

@@ -176,7 +176,7 @@ def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     )
 
 
-_WORDS = job_status.JobWords(KIND, "Succeeded", "runPolicy.suspend")
+_WORDS = job_status.JobKindTerms(KIND, "Succeeded", "runPolicy.suspend")
 
 
 def read_status(observed: Observation) -> Status:

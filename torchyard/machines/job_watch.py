@@ -12,7 +12,7 @@ from torchyard.machines import processes
 from torchyard.machines.status_stream import CommandStream, LogCopy, StatusStream
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
-from torchyard.model.run import Ending, Failure, Outcome
+from torchyard.model.run import ContainerFailure, Failure, Outcome
 
 TORN_LOG = "its end did not come"  # what a log lacks if its copy broke off
 UNKEPT_LOG = "its supervisor was killed, and the last lines may be missing"
@@ -102,7 +102,7 @@ class ProcessWatch:
         """The host of each process of the job."""
         return {stream.block.name: stream.block.host for stream in self._streams if stream.block.name in self._job}
 
-    def endings(self) -> tuple[Ending, ...]:
+    def endings(self) -> tuple[ContainerFailure, ...]:
         """None: no process on machines is started again within an attempt."""
         return ()
 

@@ -70,7 +70,7 @@ class RunaiCli(FrozenModel):
     project: str
 
 
-class Reaches(FrozenModel):
+class Reachable(FrozenModel):
     """A name or an address of another host that this host can reach."""
 
     kind: Literal["reaches"] = "reaches"
@@ -86,7 +86,7 @@ class Clock(FrozenModel):
 
 
 HostRequirement = Annotated[
-    WritableFolder | ProgramFile | Package | FreePort | Processors | Reaches | Clock | RunaiCli,
+    WritableFolder | ProgramFile | Package | FreePort | Processors | Reachable | Clock | RunaiCli,
     Field(discriminator="kind"),
 ]
 
@@ -171,7 +171,7 @@ class Object(FrozenModel):
     holds: tuple[str, ...] = Field((), description="keys that it must have")
 
 
-class Admitted(FrozenModel):
+class AdmissionAccepted(FrozenModel):
     """What the API server must accept unchanged, by a dry run with its webhooks, quotas and pod security."""
 
     kind: Literal["admitted"] = "admitted"
@@ -187,7 +187,7 @@ class Advice(FrozenModel):
 
 
 ClusterRequirement = Annotated[
-    Permission | CrdServed | Controller | OpenQueue | Capacity | Object | Admitted | Advice | WritableFolder,
+    Permission | CrdServed | Controller | OpenQueue | Capacity | Object | AdmissionAccepted | Advice | WritableFolder,
     Field(discriminator="kind"),
 ]
 Verdict = Literal["ok", "warning", "failed"]

@@ -91,7 +91,7 @@ class Status(FrozenModel):
     retries: int = Field(0, description="how often the controllers or the kubelets have started the job again")
 
 
-class Ending(FrozenModel):
+class ContainerFailure(FrozenModel):
     """A process that failed and was started again by its controller or kubelet, or that ended the attempt."""
 
     node: str
@@ -105,7 +105,9 @@ class Outcome(FrozenModel):
     status: Status
     cause: Literal["start-deadline", "run-deadline", "silence", "stopped"] | None = None
     started_after: float | None = Field(None, description="seconds from submit until every node had joined")
-    endings: tuple[Ending, ...] = Field((), description="the failures of all tries of the job's controller, in order")
+    endings: tuple[ContainerFailure, ...] = Field(
+        (), description="the failures of all tries of the job's controller, in order"
+    )
     exits: dict[str, int | None] = Field(description="exit code by process; negative is a signal; None is unknown")
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
     lost: dict[str, str] = Field({}, description="what is missing from a log for good, by process")

@@ -3,7 +3,7 @@
 from torchyard.model.pod import Source
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
-    Admitted,
+    AdmissionAccepted,
     Advice,
     Capacity,
     ClusterRequirement,
@@ -44,8 +44,8 @@ def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tu
         *list_run_permissions(profile),
         *((_FILES_PERMISSION,) if profile.files else ()),
         _required_capacity(profile, ports),
-        Admitted(what="objects"),
-        Admitted(what="pod"),
+        AdmissionAccepted(what="objects"),
+        AdmissionAccepted(what="pod"),
         *_list_references(profile),
         *_advise_image_tag(profile),
     )

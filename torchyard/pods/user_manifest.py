@@ -9,7 +9,7 @@ from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, Watched, get_nested
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
-    Admitted,
+    AdmissionAccepted,
     Advice,
     Capacity,
     ClusterRequirement,
@@ -129,8 +129,8 @@ def _list_manifest_requirements(
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
         _required_capacity(job, _read_tasks(job, frame), frame),
-        Admitted(what="objects"),
-        Admitted(what="pod"),
+        AdmissionAccepted(what="objects"),
+        AdmissionAccepted(what="pod"),
         *(Advice(about="manifest", detail=trap) for trap in lint_manifest(profile.manifest)),
     )
 

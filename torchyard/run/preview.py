@@ -12,7 +12,7 @@ from torchyard.model.run import Run
 from torchyard.pages.plan import render_checks_page, render_plan_page
 from torchyard.pages.report import describe_checks
 from torchyard.run.folder import RunFolder
-from torchyard.run.outlets import check_outlets
+from torchyard.run.notifications import check_notifications
 from torchyard.run.reporter import Reporter
 from torchyard.steps.line import StepFunctions
 from torchyard.steps.preflight import report_warnings
@@ -50,7 +50,7 @@ def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFu
         run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
         plan = make_plan(profile, run, reporter)
         try:
-            checks = check_plan(plan, steps, reporter, check_outlets(profile))
+            checks = check_plan(plan, steps, reporter, check_notifications(profile))
         finally:
             reporter.flush()
         for check in checks:

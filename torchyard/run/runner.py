@@ -33,11 +33,11 @@ from torchyard.pages.report import (
     describe_success,
 )
 from torchyard.run import history, takeover, watchdog
-from torchyard.run.ending import RunFinisher
+from torchyard.run.finisher import RunFinisher
 from torchyard.run.folder import AttemptPlan, RunFolder
 from torchyard.run.folder_lease import hold_folder_lease
 from torchyard.run.next_attempt import avoid_failed_machines
-from torchyard.run.outlets import Outlets, check_outlets
+from torchyard.run.notifications import RunNotifier, check_notifications
 from torchyard.run.preview import check_plan, make_plan
 from torchyard.run.progress import Progress
 from torchyard.run.reporter import Reporter
@@ -66,7 +66,7 @@ class Runner:
     def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
         self.profile, self.run_id, self.reporter = profile, run_id, reporter
         self.folder = RunFolder.of(profile, run_id)
-        self.outlets = Outlets(profile, run_id, self.folder, reporter.link)
+        self.outlets = RunNotifier(profile, run_id, self.folder, reporter.link)
         self.began = time.time()
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
@@ -107,7 +107,7 @@ class Runner:
 
     def _check(self, profile: Profile, run: Run) -> Plan:
         plan = make_plan(profile, run, self.reporter)
-        others = check_outlets(profile, run.attempt == 1)
+        others = check_notifications(profile, run.attempt == 1)
         self._step("preflight", lambda: check_plan(plan, self._do, self.reporter, others), describe_checks)
         return plan
 

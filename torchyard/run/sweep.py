@@ -9,7 +9,7 @@ from torchyard.backend import backend_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
-from torchyard.run.outlets import tell_swept_end
+from torchyard.run.notifications import tell_swept_end
 from torchyard.run.resume import find_last_event, split_by_start
 from torchyard.steps.teardown import teardown
 

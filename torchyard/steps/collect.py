@@ -3,8 +3,8 @@
 from collections.abc import Set
 from contextlib import suppress
 
+from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import COLLECT_TIMEOUT_S, retry_step
 from torchyard.diagnosis.fabric import judge_fabric
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox

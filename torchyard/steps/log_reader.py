@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text, read_new_lines
 from torchyard.diagnosis.hang.records import BlackBox
+from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARK, read_lost_worker
 from torchyard.diagnosis.nccl_log import NcclLog
-from torchyard.diagnosis.spoken_lines import LOST_WORKER_MARK, read_lost_worker
 from torchyard.model.hang import RECORD_MARK
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine

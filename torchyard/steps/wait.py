@@ -6,8 +6,8 @@ from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 
 from torchyard.backend import JobWatch, backend_of
+from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import OwnTrouble, is_own_trouble
 from torchyard.diagnosis.deadlines import DeadlineMonitor, PassedDeadline, ProgressSample
 from torchyard.diagnosis.fabric import judge_fabric
 from torchyard.diagnosis.job_status import count_retries
@@ -61,7 +61,7 @@ class _JobPoller:
         self._watch: JobWatch
         self.is_open = False
         self._launcher = registry.load_launcher(handle.plan.launcher)
-        self._logs, self._trouble = JobLogReader(handle.plan), OwnTrouble()
+        self._logs, self._trouble = JobLogReader(handle.plan), LocalErrorGuard()
         self._waits, self._losses, self._workers = _WaitReporter(), _LossReporter(), _WorkerReporter()
         self._begun = ""
         self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan, on_hang)
@@ -267,7 +267,7 @@ def _stop_job(plan: Plan) -> bool:
     try:
         backend_of(plan).stop()
     except ClusterError as error:
-        if is_own_trouble(error):
+        if is_local_error(error):
             raise
         get_log().warning("%s", error)
         return False

@@ -31,8 +31,8 @@ from torchyard.steps.descriptors import raise_file_limit
 from torchyard.steps.line import StepFunctions
 
 from .collect import collect
-from .flow_run.holder import hold_run
 from .flow_run.inner_run import derive_run_id
+from .flow_run.machine_hold import hold_run
 from .flow_run.ownership import name_flow_run, obtain_key
 from .flow_run.reporter import PrefectReporter
 from .flow_run.result import build_result, read_result

@@ -44,7 +44,7 @@ class _RowMemory:
             return 0, 0
 
 
-class Feed:
+class TrackerWorker:
     """One tracker of one run. `add` and `finish` are called by the run, everything else is on the feed's thread."""
 
     def __init__(self, name: str, tracker: Tracker, experiment: Experiment) -> None:

@@ -11,7 +11,7 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Collected, End, Metrics
 from torchyard.model.trend import Trend, TrendVerdict
 from torchyard.trend.records import History, Record, RunIdentity, history_path, keep_record, key_of, read_history
-from torchyard.trend.regression import MIN_NIGHTS, Band, Night, judge_nights
+from torchyard.trend.regression import MIN_NIGHTS, Band, JudgedValue, judge_nights
 
 _MAX_NUMBERS, _MAX_NAME_CHARS = 100, 80
 _MAX_VALUE = 1e300  # above it no distance can be squared, and nothing drawn
@@ -57,7 +57,7 @@ def read_number(record: Record, name: str) -> float | None:
     return record.numbers.get(name, record.seconds if name == "seconds" else None)
 
 
-def judge_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, Night]]:
+def judge_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, JudgedValue]]:
     """Each run that succeeded and has the number, and how it compares with those before it."""
     numbers = [(each, read_number(each, trend.value)) for each in records if each.end == "succeeded"]
     found = [(each, value) for each, value in numbers if value is not None]
@@ -84,7 +84,7 @@ def _judge_record(history: History, record: Record, trend: Trend) -> TrendVerdic
     return TrendVerdict(verdict=night.verdict, sentence=_describe_night(trend.value, night, len(earlier)) + unread)
 
 
-def _describe_night(name: str, night: Night, earlier: int) -> str:
+def _describe_night(name: str, night: JudgedValue, earlier: int) -> str:
     """`busbw is 182.3, 12.1 % below 207.4, the median of the last 23 runs; 199.1 to 215.7 would be usual`."""
     said = f"{name} is {format_number(night.value)}"
     if night.band is None:

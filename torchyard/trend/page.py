@@ -12,7 +12,7 @@ from torchyard.model.trend import Trend
 from torchyard.trend.night import format_band, format_number, judge_records
 from torchyard.trend.plot import draw_trend
 from torchyard.trend.records import History, HistoryKey, Record, read_history
-from torchyard.trend.regression import Night
+from torchyard.trend.regression import JudgedValue
 
 _MAX_ROWS, _MAX_NUMBERS, _MAX_CELL_CHARS = 30, 5, 60
 _MAX_PAGE_BYTES = 200_000
@@ -81,7 +81,7 @@ def _describe_run(record: Record) -> list[str]:
     return [when, single_line(record.run, _MAX_CELL_CHARS), single_line(record.end, 20), f"{record.seconds:.1f}"]
 
 
-def _describe_night(night: Night | None) -> Sequence[str]:
+def _describe_night(night: JudgedValue | None) -> Sequence[str]:
     if night is None:
         return ("", "", "")
     return (format_number(night.value), format_band(night.band) if night.band else "", night.verdict)

@@ -5,14 +5,14 @@ from collections.abc import Sequence
 
 from torchyard.common.escaping import single_line
 from torchyard.trend.records import Record
-from torchyard.trend.regression import Night
+from torchyard.trend.regression import JudgedValue
 
 _MAX_NIGHTS = 120  # the last ones
 _SECONDS_PER_DAY = 86_400
 _MARKS = {"worse": ("v", "tab:red"), "better": ("^", "tab:green")}
 
 
-def draw_trend(nights: Sequence[tuple[Record, Night]], name: str) -> str | None:
+def draw_trend(nights: Sequence[tuple[Record, JudgedValue]], name: str) -> str | None:
     """The plot as SVG; None for fewer than two nights."""
     if len(nights) < 2:
         return None

@@ -52,7 +52,7 @@ class Band(NamedTuple):
         return self.middle + self.margin
 
 
-class Night(NamedTuple):
+class JudgedValue(NamedTuple):
     """One night's value, and its verdict; `unknown` if fewer than MIN_NIGHTS nights were before it."""
 
     value: float
@@ -60,12 +60,12 @@ class Night(NamedTuple):
     band: Band | None
 
 
-def judge_nights(values: Sequence[float], better: Better) -> list[Night]:
+def judge_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
     """Judge each value, in order of time, by those before it.
 
     An unusual night is not compared with, so a lasting step is reported again every night, for ACCEPTED_NIGHTS nights.
     """
-    nights: list[Night] = []
+    nights: list[JudgedValue] = []
     usual: list[float] = []
     apart: list[float] = []  # the last nights, if all of them were unusual on the same side
     for value in values:
@@ -80,13 +80,13 @@ def judge_nights(values: Sequence[float], better: Better) -> list[Night]:
     return nights
 
 
-def _judge_night(value: float, earlier: Sequence[float], better: Better) -> Night:
+def _judge_night(value: float, earlier: Sequence[float], better: Better) -> JudgedValue:
     band = _measure_band(earlier)
     if band is None:
-        return Night(value, "unknown", None)
+        return JudgedValue(value, "unknown", None)
     if band.low <= value <= band.high:
-        return Night(value, "usual", band)
-    return Night(value, "better" if (value > band.high) == (better == "higher") else "worse", band)
+        return JudgedValue(value, "usual", band)
+    return JudgedValue(value, "better" if (value > band.high) == (better == "higher") else "worse", band)
 
 
 def _measure_band(earlier: Sequence[float]) -> Band | None:

@@ -17,7 +17,7 @@ from torchyard.model.requirements import (
     Package,
     Processors,
     ProgramFile,
-    Reaches,
+    Reachable,
     RunaiCli,
     WritableFolder,
 )
@@ -117,7 +117,7 @@ def test_clock_that_is_wrong_is_a_warning(late: float, verdict: str, detail: str
 
 def test_route_names_both_addresses() -> None:
     """A name that resolves is shown with the address that it has there; one that does not is a failure."""
-    need = Reaches(host="gpu2", address="gpu1")
+    need = Reachable(host="gpu2", address="gpu1")
     found = check_fact(need, {"to": "10.0.0.1", "through": "10.0.0.2"})
     assert (found.verdict, found.detail) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
     lost = check_fact(need, {"error": "Name or service not known"})

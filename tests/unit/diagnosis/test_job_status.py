@@ -162,7 +162,7 @@ def test_pod_that_has_failed_does_not_run() -> None:
 @pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
 def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
     """A finished job that is being deleted, as it is after its TTL, has ended as its conditions say."""
-    words = job_status.JobWords(kind, "Done", "")
+    words = job_status.JobKindTerms(kind, "Done", "")
     about = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
     done = {"metadata": about, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
     seen = {f"{kind}/x": done, "Pod/worker-0": DONE}

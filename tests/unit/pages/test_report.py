@@ -15,7 +15,7 @@ from tests.reports import attempt, report, report_of, short_report
 from torchyard.diagnosis.fabric import judge_fabric
 from torchyard.diagnosis.nccl_log import read_nccl_log
 from torchyard.model.hardware import Expect
-from torchyard.model.run import Ending, Failure, LogFile, Report, Row
+from torchyard.model.run import ContainerFailure, Failure, LogFile, Report, Row
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
 
 EVIL = "\x1b]0;owned\x07\x1b[2J\x9b31m<img src=x onerror=alert(1)> [x](javascript:1) ``` | **a** \u202e\x00"
@@ -130,7 +130,10 @@ def test_report_lists_the_attempts(form: object) -> None:
 def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
     """If the job's own controller tried again, the report says how each try failed; else it lists none."""
     made = attempt(1, "program-error")
-    endings = (Ending(node="worker-1", at=1.7e9, exit_code=7), Ending(node="worker-1", at=1.7e9 + 61, exit_code=137))
+    endings = (
+        ContainerFailure(node="worker-1", at=1.7e9, exit_code=7),
+        ContainerFailure(node="worker-1", at=1.7e9 + 61, exit_code=137),
+    )
     status = made.outcome.status.model_copy(update={"retries": 1})
     tried = made.outcome.model_copy(update={"status": status, "endings": endings})
     text = form(report_of(made.model_copy(update={"outcome": tried})))

@@ -9,7 +9,7 @@ import pytest
 from tests.experiments import ending, experiment, points
 from tests.waiting import until
 from torchyard.trackers import feed
-from torchyard.trackers.feed import Feed
+from torchyard.trackers.feed import TrackerWorker
 from torchyard.trackers.tracker import Experiment, ExperimentEnd, Point
 
 
@@ -39,8 +39,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(feed, name, 0.01)
 
 
-def fed(tmp_path: Path, kept: Kept, attempt: int, *steps: int) -> Feed:
-    made = Feed("kept", kept, experiment(tmp_path))
+def fed(tmp_path: Path, kept: Kept, attempt: int, *steps: int) -> TrackerWorker:
+    made = TrackerWorker("kept", kept, experiment(tmp_path))
     for point in points(*steps):
         made.add(attempt, point)
     return made

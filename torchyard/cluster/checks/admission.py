@@ -7,13 +7,13 @@ from torchyard.cluster.checks.permissions import RBAC_COMMAND, is_known_refusal
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Admitted, Check, Verdict, failed_check, passed_check, warning_check
+from torchyard.model.requirements import AdmissionAccepted, Check, Verdict, failed_check, passed_check, warning_check
 from torchyard.pods.etcd import is_companion_object, is_optional_object
 
 _VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 
-def check_admission(api: Client, need: Admitted, name: str, plan: ManifestPlan) -> Check:
+def check_admission(api: Client, need: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
     """Dry-run the job's objects, or a pod like those that the job will create."""
     if need.what == "pod":
         return _try_pod(api, name, plan.pod)

@@ -8,13 +8,13 @@ from torchyard.cluster.checks.admission import check_admission
 from torchyard.cluster.checks.capacity import check_capacity
 from torchyard.cluster.checks.permissions import RBAC_COMMAND, check_permissions
 from torchyard.cluster.checks.references import check_reference
-from torchyard.common.own_trouble import START_TIMEOUT_S, retry_step
+from torchyard.common.local_errors import START_TIMEOUT_S, retry_step
 from torchyard.kube import client
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import (
-    Admitted,
+    AdmissionAccepted,
     Advice,
     Capacity,
     Check,
@@ -30,7 +30,7 @@ from torchyard.model.requirements import (
 )
 
 _MAX_PARALLEL_CHECKS = 8
-CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | Object | Admitted | Advice
+CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | Object | AdmissionAccepted | Advice
 
 
 def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
@@ -54,7 +54,7 @@ def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
 
 def _is_namespaced(need: CheckedRequirement) -> bool:
     """Whether a requirement cannot be checked without the namespace."""
-    return isinstance(need, Admitted) or (isinstance(need, Object) and need.namespace is None)
+    return isinstance(need, AdmissionAccepted) or (isinstance(need, Object) and need.namespace is None)
 
 
 def _check_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement) -> Check:
@@ -85,7 +85,7 @@ def _query_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement
             found = check_capacity(api, need, name)
         case Object():
             found = check_reference(api, need, name, sum(plan.tasks.values()))
-        case Admitted():
+        case AdmissionAccepted():
             found = check_admission(api, need, name, plan)
         case Advice():
             found = warning_check(name, need.detail)
@@ -107,7 +107,7 @@ def _requirement_title(need: CheckedRequirement) -> str:
             name = f"room for {need.pods} {'pod' if need.pods == 1 else 'pods'}"
         case Object():
             name = f"{need.what} {need.namespace + '/' if need.namespace else ''}{need.name}"
-        case Admitted():
+        case AdmissionAccepted():
             name = "admission of the job" if need.what == "objects" else "admission of its pods"
         case Advice():
             name = need.about

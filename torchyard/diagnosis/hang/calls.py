@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
-from torchyard.diagnosis.hang.gatherings import Gathering, clean_operation
+from torchyard.diagnosis.hang.pending_collectives import PendingCollective, clean_operation
 from torchyard.model.hang import Collective, Link, RankRecord
 
 _ONE_SIDED = ("coalesced", "send", "recv")
@@ -33,7 +33,7 @@ class Side(NamedTuple):
     call: str  # `all_reduce of 1,000 float32`
 
 
-def find_sides(gathering: Gathering, records: Mapping[int, RankRecord]) -> tuple[Side, ...]:
+def find_sides(gathering: PendingCollective, records: Mapping[int, RankRecord]) -> tuple[Side, ...]:
     """The different calls of the ranks that wait in one collective, the fewest ranks first; one side: all agree."""
     calls = {rank: its for rank in sorted(gathering.waiting) if (its := records[rank].waits)}
     known = {rank: its for rank, its in calls.items() if not clean_operation(its.operation).startswith(_ONE_SIDED)}
@@ -48,7 +48,7 @@ def find_sides(gathering: Gathering, records: Mapping[int, RankRecord]) -> tuple
     return tuple(sorted(found, key=lambda side: (len(side.ranks), side.ranks)))
 
 
-def find_completed(gathering: Gathering, records: Mapping[int, RankRecord]) -> frozenset[int]:
+def find_completed(gathering: PendingCollective, records: Mapping[int, RankRecord]) -> frozenset[int]:
     """Ranks whose own call of this number is complete, though no rank can be done before all are."""
     operations = {clean_operation(its.operation) for rank in gathering.waiting if (its := records[rank].waits)}
     if not operations or not operations <= _SYMMETRIC:
@@ -57,7 +57,7 @@ def find_completed(gathering: Gathering, records: Mapping[int, RankRecord]) -> f
     return frozenset(rank for rank in others if _count_completed(records.get(rank), gathering) >= gathering.sequence)
 
 
-def _count_completed(record: RankRecord | None, gathering: Gathering) -> int:
+def _count_completed(record: RankRecord | None, gathering: PendingCollective) -> int:
     its = record.groups.get(gathering.group) if record else None
     return its.completed if its else 0
 
@@ -77,7 +77,7 @@ class Cut(NamedTuple):
     evidence: tuple[str, ...]
 
 
-def find_cut(gathering: Gathering, records: Mapping[int, RankRecord]) -> Cut | None:
+def find_cut(gathering: PendingCollective, records: Mapping[int, RankRecord]) -> Cut | None:
     """Where the network does not deliver, as far as the ranks' own connections show it."""
     lost = [
         (records[rank].node or f"rank {rank}", link)

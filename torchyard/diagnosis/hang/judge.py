@@ -3,9 +3,9 @@
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from torchyard.diagnosis.hang import wording
+from torchyard.diagnosis.hang import messages
 from torchyard.diagnosis.hang.calls import find_completed, find_cut, find_sides
-from torchyard.diagnosis.hang.culprits import (
+from torchyard.diagnosis.hang.missing_ranks import (
     ACTIVE_FLOOR_S,
     ACTIVE_USUAL_FACTOR,
     BLOCKED_FLOOR_S,
@@ -17,7 +17,13 @@ from torchyard.diagnosis.hang.culprits import (
     has_completed,
     is_busy,
 )
-from torchyard.diagnosis.hang.gatherings import CALL, Gathering, find_cycle, find_dependents, find_gatherings
+from torchyard.diagnosis.hang.pending_collectives import (
+    CALL,
+    PendingCollective,
+    find_cycle,
+    find_dependents,
+    find_pending_collectives,
+)
 from torchyard.model.hang import Hang, HangClass, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
@@ -32,7 +38,7 @@ class _Scene(NamedTuple):
     records: Mapping[int, RankRecord]
     stalled: frozenset[int]
     world: int
-    gatherings: tuple[Gathering, ...]
+    gatherings: tuple[PendingCollective, ...]
 
 
 def judge_hang(latest: Mapping[int, RankRecord], world: int, ages: Mapping[int, float] | None = None) -> Hang | None:
@@ -49,7 +55,7 @@ def judge_hang(latest: Mapping[int, RankRecord], world: int, ages: Mapping[int, 
     if not stalled:
         return None
     known = {rank: its for rank, its in records.items() if its.kind == "end" or old[rank] <= SILENT_AFTER_S}
-    scene = _Scene(known, stalled, world, find_gatherings(known, stalled, world))
+    scene = _Scene(known, stalled, world, find_pending_collectives(known, stalled, world))
     return _judge_absence(scene) or _judge_cycle(scene) or _judge_call(scene) or _judge_idleness(scene)
 
 
@@ -67,10 +73,10 @@ def _judge_absence(scene: _Scene) -> Hang | None:
     if not found:
         return None
     each, faults = min(found, key=lambda one: min(_ORDER.index(fault.kind) for fault in one[1].values()))
-    return wording.tell_absence(each, faults, scene.records, find_dependents(scene.gatherings, faults.keys()))
+    return messages.tell_absence(each, faults, scene.records, find_dependents(scene.gatherings, faults.keys()))
 
 
-def _find_faults(scene: _Scene, each: Gathering, outside: frozenset[int]) -> dict[int, Fault]:
+def _find_faults(scene: _Scene, each: PendingCollective, outside: frozenset[int]) -> dict[int, Fault]:
     """The culprits among the ranks that have not come: those of the plainest kind; none if one may still come."""
     if each.group == CALL and len(outside) > 1:
         return {}  # a torch without counters: which of them is to come, nobody says
@@ -104,10 +110,10 @@ def _judge_cycle(scene: _Scene) -> Hang | None:
     ranks = [rank for each in ring for rank in each.waiting]
     if not ring or not _has_waited(scene, ranks, FLOOR_S):
         return None
-    return wording.tell_cycle(ring, scene.records, find_dependents(scene.gatherings, frozenset(ranks)))
+    return messages.tell_cycle(ring, scene.records, find_dependents(scene.gatherings, frozenset(ranks)))
 
 
-def _is_closed(every: tuple[Gathering, ...], each: Gathering) -> bool:
+def _is_closed(every: tuple[PendingCollective, ...], each: PendingCollective) -> bool:
     """Whether whichever rank a receive waits for waits for the receiver itself."""
     return bool(each.missing) and each.missing <= find_dependents(every, each.waiting)
 
@@ -121,22 +127,22 @@ def _judge_call(scene: _Scene) -> Hang | None:
     return None
 
 
-def _judge_complete_call(scene: _Scene, each: Gathering) -> Hang | None:
+def _judge_complete_call(scene: _Scene, each: PendingCollective) -> Hang | None:
     sides, cut = find_sides(each, scene.records), find_cut(each, scene.records)
     behind = find_dependents(scene.gatherings, each.waiting)
     if len(sides) > 1:
         is_due = _has_waited(scene, each.waiting, FLOOR_S)
-        return wording.tell_mismatch(each, sides, scene.records, behind) if is_due else None
+        return messages.tell_mismatch(each, sides, scene.records, behind) if is_due else None
     if cut:
         is_due = _has_waited(scene, each.waiting, BLOCKED_FLOOR_S)
-        return wording.tell_cut(each, cut, scene.records, behind) if is_due else None
+        return messages.tell_cut(each, cut, scene.records, behind) if is_due else None
     done = find_completed(each, scene.records)
     if done and done <= scene.stalled and _has_waited(scene, each.waiting | done, START_FLOOR_S):
-        return wording.tell_skipped(each, done, scene.records, behind)
+        return messages.tell_skipped(each, done, scene.records, behind)
     is_active = any(is_busy(scene.records[rank]) for rank in each.waiting)
     floor, factor = (ACTIVE_FLOOR_S, ACTIVE_USUAL_FACTOR) if is_active else (START_FLOOR_S, USUAL_FACTOR)
     is_due = not done and _has_waited(scene, each.waiting, floor, factor)
-    return wording.tell_unknown(each, scene.records, behind) if is_due else None
+    return messages.tell_unknown(each, scene.records, behind) if is_due else None
 
 
 def _has_waited(scene: _Scene, ranks: list[int] | frozenset[int], floor_s: float, factor: float = USUAL_FACTOR) -> bool:
@@ -153,9 +159,11 @@ def _judge_idleness(scene: _Scene) -> Hang | None:
     if scene.gatherings or len(scene.stalled) < scene.world or any(map(is_busy, scene.records.values())):
         return None
     if all(record.state in ("T", "t") for record in scene.records.values()):
-        return wording.tell_idle("stopped", scene.records) if _has_waited(scene, scene.stalled, START_FLOOR_S) else None
+        return (
+            messages.tell_idle("stopped", scene.records) if _has_waited(scene, scene.stalled, START_FLOOR_S) else None
+        )
     if not any(record.groups for record in scene.records.values()):
         return None  # whether such a job has a rhythm at all is not known
     has_begun = all(record.usual_s > 0 or has_completed(record) for record in scene.records.values())
     is_due = _has_waited(scene, scene.stalled, IDLE_FLOOR_S if has_begun else ACTIVE_FLOOR_S)
-    return wording.tell_idle("all-waiting-outside", scene.records) if is_due else None
+    return messages.tell_idle("all-waiting-outside", scene.records) if is_due else None

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from torchyard.diagnosis.hang.gatherings import DEFAULT_GROUP, count_called
-from torchyard.diagnosis.hang.places import name_ranks
+from torchyard.diagnosis.hang.pending_collectives import DEFAULT_GROUP, count_called
+from torchyard.diagnosis.hang.stack_locations import name_ranks
 from torchyard.model.hang import RankRecord
 
 _SETTLED_S = 2.0  # a rank's counts are up to 0.25 s old, and its end is seen up to 0.5 s late

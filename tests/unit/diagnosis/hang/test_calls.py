@@ -4,10 +4,10 @@ import pytest
 
 from tests.hang_tables import name_call, plant, plant_waiting, table
 from torchyard.diagnosis.hang.calls import describe_call, find_completed, find_cut, find_sides
-from torchyard.diagnosis.hang.gatherings import Gathering
+from torchyard.diagnosis.hang.pending_collectives import PendingCollective
 from torchyard.model.hang import Collective, GroupProgress, Link, RankRecord
 
-ALL = Gathering("0", 6, frozenset(range(4)), frozenset(range(4)), frozenset())
+ALL = PendingCollective("0", 6, frozenset(range(4)), frozenset(range(4)), frozenset())
 
 
 def in_calls(*calls: Collective) -> dict[int, RankRecord]:

@@ -22,7 +22,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def is_own_trouble(error: BaseException) -> bool:
+def is_local_error(error: BaseException) -> bool:
     """Whether an error is about this process and its machine, and not about the job."""
     match error:
         case OSError() | MemoryError() | FolderError():
@@ -41,7 +41,7 @@ def retry_step(timeout_s: float | None) -> Callable[[Callable[P, R]], Callable[P
     The requests inside a step have a retry policy of their own (kube/retry.py), for faults of half a minute.
     """
     return retry(
-        retry=retry_if_exception(is_own_trouble),
+        retry=retry_if_exception(is_local_error),
         wait=wait_random_exponential(_RETRY_PAUSE_S, 5 * _RETRY_PAUSE_S),
         stop=stop_never if timeout_s is None else stop_after_delay(timeout_s),
         before_sleep=_log_retry,
@@ -53,7 +53,7 @@ def _log_retry(state: RetryCallState) -> None:
     get_log().warning("%s; trying again", state.outcome and state.outcome.exception())
 
 
-class OwnTrouble:
+class LocalErrorGuard:
     """The current troubles of a wait, each known by the work that it prevents."""
 
     def __init__(self) -> None:
@@ -67,7 +67,7 @@ class OwnTrouble:
         except RunInUseError:
             raise
         except Exception as error:
-            if not (whatever or is_own_trouble(error)):
+            if not (whatever or is_local_error(error)):
                 raise
             self._report(what, error)
         else:

@@ -10,8 +10,8 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log
-from torchyard.common.own_trouble import OwnTrouble
 from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import FolderError
 from torchyard.model.hang import HangNews
@@ -25,7 +25,7 @@ from torchyard.pages.message import list_end_events, write_end_message, write_ha
 from torchyard.run import journal
 from torchyard.run.folder import RunFolder
 from torchyard.trackers.experiment import RowSteps, describe_end, describe_experiment
-from torchyard.trackers.feed import Feed
+from torchyard.trackers.feed import TrackerWorker
 from torchyard.trackers.registry import check_trackers, make_trackers
 from torchyard.trend.records import read_history
 
@@ -34,7 +34,7 @@ _MESSAGES = "messages"  # the file of a run that says which messages were sent
 _PROFILE = "outlets.json"  # the profile, for a sweep: it has no other
 
 
-def check_outlets(profile: Profile, first: bool = True) -> tuple[Check, ...]:
+def check_notifications(profile: Profile, first: bool = True) -> tuple[Check, ...]:
     """Preflight's findings about `notify` and `metrics_to`; after the first attempt they no longer end the run."""
     found = [
         *(check_addresses(profile.notify, os.environ) if profile.notify else ()),
@@ -50,24 +50,24 @@ def check_outlets(profile: Profile, first: bool = True) -> tuple[Check, ...]:
 def tell_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
     """Send the end of a run that a sweep has ended; it never raises."""
     nobody = contextlib.suppress(FileNotFoundError)
-    with OwnTrouble().endured(f"tell the end of {folder.name}", whatever=True), nobody:
+    with LocalErrorGuard().endured(f"tell the end of {folder.name}", whatever=True), nobody:
         profile = Profile.model_validate_json((folder.path / _PROFILE).read_bytes())
-        outlets = Outlets(profile, run_id, folder)
+        outlets = RunNotifier(profile, run_id, folder)
         outlets.open(len(folder.attempts()))
         outlets.tell_end(end, sentence)
 
 
-class Outlets:
+class RunNotifier:
     """The messages and the metrics of one run; `link`: where the orchestrator shows it, if it does."""
 
     def __init__(self, profile: Profile, run_id: str, folder: RunFolder, link: str = "") -> None:
         self._profile, self._run_id, self._folder, self._link = profile, run_id, folder, link
         self._addresses = profile.notify.to if profile.notify else ()
         self._delivery = Delivery(self._addresses, os.environ)
-        self._feeds: list[Feed] = []
+        self._feeds: list[TrackerWorker] = []
         self._steps, self._attempt = RowSteps(), 0
         self._has_begun, self._told = False, set[str]()
-        self._trouble = OwnTrouble()
+        self._trouble = LocalErrorGuard()
         if profile.notify:
             remember_addresses(profile.notify, os.environ)
 
@@ -81,10 +81,10 @@ class Outlets:
         with self._trouble.endured("record metrics", whatever=True):
             self._feeds = self._feeds or self._open_feeds()
 
-    def _open_feeds(self) -> list[Feed]:
+    def _open_feeds(self) -> list[TrackerWorker]:
         names = (self._folder.name, self._run_id)
         about = describe_experiment(self._profile, names, str(self._folder.path), self._link)
-        return [Feed(name, each, about) for name, each in make_trackers(self._profile.metrics_to).items()]
+        return [TrackerWorker(name, each, about) for name, each in make_trackers(self._profile.metrics_to).items()]
 
     def add_row(self, row: Row) -> None:
         """Pass a row of rank 0 on."""

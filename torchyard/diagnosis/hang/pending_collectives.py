@@ -23,7 +23,7 @@ _COLLECTIVE_FILE = "/torch/distributed/distributed_c10d.py"
 _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 
 
-class Gathering(NamedTuple):
+class PendingCollective(NamedTuple):
     """One collective: the ranks that wait in it, and those of its group that have not come."""
 
     group: str
@@ -41,7 +41,9 @@ class _Meeting(NamedTuple):
     sequence: int
 
 
-def find_gatherings(records: Mapping[int, RankRecord], stalled: Set[int], world: int) -> tuple[Gathering, ...]:
+def find_pending_collectives(
+    records: Mapping[int, RankRecord], stalled: Set[int], world: int
+) -> tuple[PendingCollective, ...]:
     """What the stalled ranks wait in. `records` are those of all ranks that are known."""
     going = [rank for rank in sorted(stalled) if not is_stopped(records[rank])]  # the counters of the others are old
     meetings = {rank: its for rank in going if (its := _find_meeting(records[rank]))}
@@ -64,7 +66,7 @@ def clean_operation(operation: str) -> str:
     return operation.rpartition(":")[2].strip().lower().lstrip("_")
 
 
-def find_dependents(gatherings: tuple[Gathering, ...], culprits: Set[int]) -> frozenset[int]:
+def find_dependents(gatherings: tuple[PendingCollective, ...], culprits: Set[int]) -> frozenset[int]:
     """All ranks that wait for the culprits, or for ranks that do."""
     known, more = frozenset(culprits), True
     left = list(gatherings)
@@ -75,10 +77,10 @@ def find_dependents(gatherings: tuple[Gathering, ...], culprits: Set[int]) -> fr
     return known - culprits
 
 
-def find_cycle(gatherings: tuple[Gathering, ...]) -> tuple[Gathering, ...]:
+def find_cycle(gatherings: tuple[PendingCollective, ...]) -> tuple[PendingCollective, ...]:
     """Collectives of which each misses a rank that waits in the next one; empty if there is no such ring."""
-    where: dict[int, Gathering] = {rank: each for each in gatherings for rank in each.waiting}
-    done: set[Gathering] = set()
+    where: dict[int, PendingCollective] = {rank: each for each in gatherings for rank in each.waiting}
+    done: set[PendingCollective] = set()
     for start in gatherings:
         path, ways = [start], [_follow(start, where)]
         while path and start not in done:
@@ -94,7 +96,7 @@ def find_cycle(gatherings: tuple[Gathering, ...]) -> tuple[Gathering, ...]:
     return ()
 
 
-def _follow(each: Gathering, where: Mapping[int, Gathering]) -> Iterator[Gathering]:
+def _follow(each: PendingCollective, where: Mapping[int, PendingCollective]) -> Iterator[PendingCollective]:
     return iter(dict.fromkeys(where[rank] for rank in sorted(each.missing) if rank in where))
 
 
@@ -127,7 +129,9 @@ def _find_peer(record: RankRecord, waits: Collective) -> _Meeting:
     return _Meeting(f"pair {waits.group}", tuple(sorted(pair)), 0)
 
 
-def _gather(meetings: Mapping[int, _Meeting], records: Mapping[int, RankRecord], world: int) -> tuple[Gathering, ...]:
+def _gather(
+    meetings: Mapping[int, _Meeting], records: Mapping[int, RankRecord], world: int
+) -> tuple[PendingCollective, ...]:
     places: dict[tuple[str, tuple[int, ...]], dict[int, set[int]]] = {}
     for rank, meeting in meetings.items():
         places.setdefault((meeting.group, meeting.ranks), {}).setdefault(meeting.sequence, set()).add(rank)
@@ -140,7 +144,7 @@ def _gather(meetings: Mapping[int, _Meeting], records: Mapping[int, RankRecord],
                 missing = frozenset(rank for rank in members if not _has_come(records.get(rank), name, sequence))
             else:  # not counted: whoever does not wait there has not come
                 missing = members - present
-            found.append(Gathering(name, sequence, members, frozenset(sequences[sequence]), missing))
+            found.append(PendingCollective(name, sequence, members, frozenset(sequences[sequence]), missing))
     return tuple(found)
 
 
@@ -169,7 +173,7 @@ def count_called(record: RankRecord | None, group: str) -> int:
     return max(its.called if its else 0, waits)
 
 
-def _find_late_completions(found: tuple[Gathering, ...], records: Mapping[int, RankRecord]) -> frozenset[int]:
+def _find_late_completions(found: tuple[PendingCollective, ...], records: Mapping[int, RankRecord]) -> frozenset[int]:
     """Ranks that only seem to wait: others have completed that call and wait for them in a later one.
 
     NCCL's completions are seen late, and not at all in a rank whose processor or GIL is taken.

@@ -5,7 +5,7 @@ import time
 import pytest
 
 from tests.failure_logs import block, raised, read
-from torchyard.diagnosis.spoken_lines import SpokenLine, drop_noise, find_exceptions, parse_line
+from torchyard.diagnosis.log_line_parts import LogLinePart, drop_noise, find_exceptions, parse_line
 from torchyard.model.run import LogLine
 
 
@@ -53,7 +53,7 @@ def test_long_line_takes_no_time(text: str) -> None:
 # --- line by line
 
 
-def spoken(*texts: str) -> list[SpokenLine]:
+def spoken(*texts: str) -> list[LogLinePart]:
     return [part for text in texts for part in parse_line(LogLine(1.0, "node-0", text))]
 
 

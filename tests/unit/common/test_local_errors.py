@@ -2,8 +2,8 @@
 
 import pytest
 
-from torchyard.common import own_trouble
-from torchyard.common.own_trouble import OwnTrouble, is_own_trouble, retry_step
+from torchyard.common import local_errors
+from torchyard.common.local_errors import LocalErrorGuard, is_local_error, retry_step
 from torchyard.model.errors import ClusterError, RunInUseError
 
 
@@ -13,18 +13,18 @@ from torchyard.model.errors import ClusterError, RunInUseError
 )
 def test_own_trouble_is_told_from_faults(error: Exception, own: bool) -> None:
     """A lack of descriptors or threads is transient trouble; any other error is a fault."""
-    assert is_own_trouble(error) is own
+    assert is_local_error(error) is own
 
 
 @pytest.mark.parametrize(("status", "own"), [(0, True), (401, True), (503, True), (403, False), (404, False)])
 def test_server_that_may_answer_later_is_own_trouble(status: int, own: bool) -> None:
     """An API server that is away, or does not know the user any more, is waited out; a refusal is not."""
-    assert is_own_trouble(ClusterError("https://x", "get Pod", "no", status)) is own
+    assert is_local_error(ClusterError("https://x", "get Pod", "no", status)) is own
 
 
 def test_step_is_repeated_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a full disk prevents is repeated, and fails with the disk's own error once its time is up."""
-    monkeypatch.setattr(own_trouble, "_RETRY_PAUSE_S", 0.001)
+    monkeypatch.setattr(local_errors, "_RETRY_PAUSE_S", 0.001)
     tries = list[int]()
 
     def work(errors: int) -> str:
@@ -56,7 +56,7 @@ def test_fault_of_the_program_is_not_repeated() -> None:
 def test_trouble_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     """A trouble that stays is logged once, and its end is logged too; a run that another process owns ends the wait."""
     caplog.set_level("INFO")
-    own = OwnTrouble()
+    own = LocalErrorGuard()
     for error in (OSError(28, "No space left on device"), OSError(28, "No space left on device"), None):
         with own.endured("write a log"):
             if error:

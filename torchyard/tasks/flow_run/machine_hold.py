@@ -38,7 +38,7 @@ _MAX_RETURN_DELAY_S = 30.0  # between two times that a machine takes the run and
 _RETURNS_PER_LEASE = 10
 
 
-class Hold(NamedTuple):
+class MachineHold(NamedTuple):
     """Who holds a run: the machine, and the boot of its kernel.
 
     `states`: how many states the run had before. `sought_at`: when another machine first took the run instead.
@@ -49,7 +49,7 @@ class Hold(NamedTuple):
     states: int = 0
     sought_at: float = 0.0
 
-    def is_elsewhere(self, mine: "Hold", has_journal: bool) -> bool:
+    def is_elsewhere(self, mine: "MachineHold", has_journal: bool) -> bool:
         """Whether the processes may be where this process cannot see them.
 
         A machine with another name that has the run's journal, and is the same kernel, is a container that was renamed.
@@ -67,7 +67,7 @@ def hold_run(profile: Profile, run_id: str, folder: RunFolder, count: int) -> No
         return
     with contextlib.suppress(OSError):  # the runner reports a folder that cannot be used
         make_private_folder(runs_folder())  # it holds the machine's id
-    mine = Hold(identify_machine(runs_folder()), read_boot_id())
+    mine = MachineHold(identify_machine(runs_folder()), read_boot_id())
     if count > 1:
         try:
             mine = _leave_to_holder(profile, folder, mine)
@@ -97,7 +97,7 @@ def _has_processes_here(profile: Profile, run_id: str, folder: RunFolder) -> boo
     retry=retry_if_not_exception_type(HolderGoneError),
     reraise=True,
 )
-def _leave_to_holder(profile: Profile, folder: RunFolder, mine: Hold) -> Hold:
+def _leave_to_holder(profile: Profile, folder: RunFolder, mine: MachineHold) -> MachineHold:
     """Return only if the run may go on here: the new hold."""
     with open_bounded_client() as client:
         run = _read_worker_run(client)
@@ -136,10 +136,10 @@ def _read_worker_run(client: SyncPrefectClient) -> FlowRun:
     return client.read_flow_run(around[-1]) if around and this.deployment_id is None else this
 
 
-def _read_hold(run: FlowRun) -> Hold:
+def _read_hold(run: FlowRun) -> MachineHold:
     machine, boot, states, sought_at = ((run.labels or {}).get(label) or 0 for label in _LABELS)
-    return Hold(str(machine or ""), str(boot or ""), int(states), float(sought_at))
+    return MachineHold(str(machine or ""), str(boot or ""), int(states), float(sought_at))
 
 
-def _write_hold(client: SyncPrefectClient, run: FlowRun, hold: Hold) -> None:
+def _write_hold(client: SyncPrefectClient, run: FlowRun, hold: MachineHold) -> None:
     repeat_while_busy(lambda: client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True))))

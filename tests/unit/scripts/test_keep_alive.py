@@ -6,29 +6,29 @@ from pathlib import Path
 
 import pytest
 
-from scripts import processes, tend
+from scripts import keep_alive, processes
 
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(60)\n"
 
 
 def test_worker_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     """A service that stops leaves no worker behind: it would take runs that nothing serves."""
-    monkeypatch.setattr(tend, "_WORKER_STOP_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(keep_alive, "_WORKER_STOP_TIMEOUT_S", 0.2)
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         worker.stdout.readline()
-        tend._stop_worker(worker)
+        keep_alive._stop_worker(worker)
         assert worker.returncode == -9
 
 
 def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
     """After a service was killed, its worker, which carries runs, is found by its name and not started twice."""
     words = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.worker_name()]
-    assert not tend._has_other_worker()
+    assert not keep_alive._has_other_worker()
     with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         worker.stdout.readline()
-        assert tend._has_other_worker()
+        assert keep_alive._has_other_worker()
         worker.kill()
 
 

@@ -5,9 +5,16 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 
 from torchyard.diagnosis.hang.calls import Cut, Side, describe_call
-from torchyard.diagnosis.hang.culprits import Fault
-from torchyard.diagnosis.hang.gatherings import CALL, DEFAULT_GROUP, SETUP, Gathering, clean_operation, count_called
-from torchyard.diagnosis.hang.places import (
+from torchyard.diagnosis.hang.missing_ranks import Fault
+from torchyard.diagnosis.hang.pending_collectives import (
+    CALL,
+    DEFAULT_GROUP,
+    SETUP,
+    PendingCollective,
+    clean_operation,
+    count_called,
+)
+from torchyard.diagnosis.hang.stack_locations import (
     agree,
     cluster_ranks,
     describe_place,
@@ -28,7 +35,9 @@ _ADDED = {
 }
 
 
-def tell_absence(each: Gathering, faults: Mapping[int, Fault], records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_absence(
+    each: PendingCollective, faults: Mapping[int, Fault], records: _Records, waiting: frozenset[int]
+) -> Hang:
     """Ranks that others wait for."""
     ranks, fault = tuple(faults), next(iter(faults.values()))
     seen = [rank for rank in ranks if rank in records]
@@ -53,7 +62,7 @@ def tell_absence(each: Gathering, faults: Mapping[int, Fault], records: _Records
     )
 
 
-def tell_cycle(ring: tuple[Gathering, ...], records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_cycle(ring: tuple[PendingCollective, ...], records: _Records, waiting: frozenset[int]) -> Hang:
     """Ranks that wait for each other."""
     ranks = tuple(sorted({rank for each in ring for rank in each.waiting}))
     parts = [
@@ -72,7 +81,7 @@ def tell_cycle(ring: tuple[Gathering, ...], records: _Records, waiting: frozense
     )
 
 
-def tell_mismatch(each: Gathering, sides: tuple[Side, ...], records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_mismatch(each: PendingCollective, sides: tuple[Side, ...], records: _Records, waiting: frozenset[int]) -> Hang:
     """Ranks that call different things under one number; the fewest are to blame, or all if there are as many."""
     ranks = sides[0].ranks
     if len(sides[0].ranks) == len(sides[1].ranks):
@@ -91,7 +100,7 @@ def tell_mismatch(each: Gathering, sides: tuple[Side, ...], records: _Records, w
     return hang.model_copy(update={"sentence": sentence, "where": where, "collective": of_others, "evidence": evidence})
 
 
-def tell_skipped(each: Gathering, done: frozenset[int], records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_skipped(each: PendingCollective, done: frozenset[int], records: _Records, waiting: frozenset[int]) -> Hang:
     """Ranks whose call of this number is complete, while others wait in theirs: it was another call."""
     fewer = min(done, each.waiting, key=len)
     ranks = tuple(sorted(fewer if len(done) != len(each.waiting) else done | each.waiting))
@@ -105,7 +114,7 @@ def tell_skipped(each: Gathering, done: frozenset[int], records: _Records, waiti
     return hang.model_copy(update={**update, "evidence": _tell_counts(each, sorted(done), records)})
 
 
-def tell_cut(each: Gathering, cut: Cut, records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_cut(each: PendingCollective, cut: Cut, records: _Records, waiting: frozenset[int]) -> Hang:
     """All ranks are in the same call, and connections between them retransmit."""
     ranks = tuple(
         sorted(rank for rank in each.members & records.keys() if cut.is_shared and records[rank].node in cut.nodes)
@@ -120,7 +129,7 @@ def tell_cut(each: Gathering, cut: Cut, records: _Records, waiting: frozenset[in
     return hang.model_copy(update={**update, "evidence": cut.evidence})
 
 
-def tell_unknown(each: Gathering, records: _Records, waiting: frozenset[int]) -> Hang:
+def tell_unknown(each: PendingCollective, records: _Records, waiting: frozenset[int]) -> Hang:
     """All ranks are in the same call; nothing shows why it does not end."""
     number = len(each.waiting)
     whole = "all ranks of it are" if number > 1 else "its only rank is"
@@ -179,7 +188,7 @@ def _say(fault: Fault, ranks: Iterable[int], place: str) -> str:
     return agree(ranks, "hangs", "hang") + at + _ADDED.get(fault.kind, "")
 
 
-def _name(each: Gathering, records: _Records) -> str:
+def _name(each: PendingCollective, records: _Records) -> str:
     """`all_reduce number 6 of the default group (train.py:40)`."""
     if each.group == SETUP:
         return f"the set-up of a process group{_at_line(records, min(each.waiting))}"
@@ -190,7 +199,7 @@ def _name(each: Gathering, records: _Records) -> str:
     return f"{what} number {each.sequence:,} of {_name_group(each)}{_at_line(records, min(each.waiting))}"
 
 
-def _name_group(each: Gathering) -> str:
+def _name_group(each: PendingCollective) -> str:
     return "the default group" if each.group == DEFAULT_GROUP else f"group {each.group} ({name_ranks(each.members)})"
 
 
@@ -208,12 +217,12 @@ def _find_where(records: _Records, ranks: Iterable[int]) -> str:
     return next((str(frame) for frame in frames if frame), "")
 
 
-def _find_collective(each: Gathering, records: _Records, ranks: Iterable[int] = ()) -> Collective | None:
+def _find_collective(each: PendingCollective, records: _Records, ranks: Iterable[int] = ()) -> Collective | None:
     among = tuple(ranks) or sorted(each.waiting)
     return next((its for rank in among if rank in records and (its := records[rank].waits)), None)
 
 
-def _tell_counts(each: Gathering, ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
+def _tell_counts(each: PendingCollective, ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
     """How far the culprits and those who wait have come in the group."""
     if each.sequence == 0 or each.group.startswith("pair "):
         return ()

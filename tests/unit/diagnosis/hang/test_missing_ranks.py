@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.hang_tables import LOAD, plant
-from torchyard.diagnosis.hang.culprits import explain_absence
+from torchyard.diagnosis.hang.missing_ranks import explain_absence
 from torchyard.model.hang import Frame
 
 

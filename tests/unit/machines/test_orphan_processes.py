@@ -8,32 +8,32 @@ from tests.removed_folders import LABEL, RUN, Start
 from tests.waiting import until
 from torchyard.host import processes
 from torchyard.host.processes import find_labelled
-from torchyard.machines.strays import end_stray, find_strays
+from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 
 
 def test_stray_is_found_and_ended(start: Start, tmp_path: Path) -> None:
     """Processes of a run whose folder is gone are found by their runs folder, and ended."""
     state = start()
-    (found,) = find_strays(tmp_path / "runs")
+    (found,) = find_orphan_processes(tmp_path / "runs")
     assert (found.run, found.label, state["agent"] in found.pids, found.kept) == (RUN, LABEL, True, True)
-    assert end_stray(found) == ()
-    assert (find_strays(tmp_path / "runs"), find_labelled(LABEL)) == ([], [])
+    assert end_orphan_process(found) == ()
+    assert (find_orphan_processes(tmp_path / "runs"), find_labelled(LABEL)) == ([], [])
 
 
 def test_stray_without_a_keeper_is_said_to_be_so(start: Start, tmp_path: Path) -> None:
     """A stray process without a supervisor, which no lease will end, is marked as such."""
     os.kill(start()["keeper"], signal.SIGKILL)
-    until(lambda: [each.kept for each in find_strays(tmp_path / "runs")] == [False])
+    until(lambda: [each.kept for each in find_orphan_processes(tmp_path / "runs")] == [False])
 
 
 def test_stray_of_the_version_before_is_found(start: Start, tmp_path: Path) -> None:
     """A process that lacks the variable with its folder is found by that of its supervisor."""
     start(argv=["env", "-u", processes.FOLDER_VARIABLE, "sleep", "60"])
-    until(lambda: len(find_strays(tmp_path / "runs")) == 1)
+    until(lambda: len(find_orphan_processes(tmp_path / "runs")) == 1)
 
 
 def test_run_with_a_plan_is_no_stray(start: Start, node: Path, tmp_path: Path) -> None:
     """Processes of an existing run folder, or of another runs folder, are not strays."""
     start(remove=False)
     (node.parent / "plan.json").touch()
-    assert (find_strays(tmp_path / "runs"), find_strays(tmp_path / "other")) == ([], [])
+    assert (find_orphan_processes(tmp_path / "runs"), find_orphan_processes(tmp_path / "other")) == ([], [])

@@ -41,7 +41,7 @@ _WRAPPER_EXCEPTION = re.compile(
 )
 
 
-class SpokenLine(NamedTuple):
+class LogLinePart(NamedTuple):
     """A line without escapes; `text` is also without the prefixes."""
 
     at: float
@@ -51,7 +51,7 @@ class SpokenLine(NamedTuple):
     rank: int | None = None
 
 
-def parse_line(line: LogLine) -> Iterator[SpokenLine]:
+def parse_line(line: LogLine) -> Iterator[LogLinePart]:
     """The last parts of a line that a terminal shows one over the other; a long part loses its middle."""
     local: str | None = None
     rank: str | None = None
@@ -63,10 +63,10 @@ def parse_line(line: LogLine) -> Iterator[SpokenLine]:
             text = text[mark.end() :]
             local = mark["local"] or mark["bare"] or local
             rank = mark["rank"] or mark["mpi"] or mark["task"] or rank
-        yield SpokenLine(line.at, text, whole, int(local) if local else None, int(rank) if rank else None)
+        yield LogLinePart(line.at, text, whole, int(local) if local else None, int(rank) if rank else None)
 
 
-def drop_noise(lines: Iterable[SpokenLine]) -> Iterator[SpokenLine]:
+def drop_noise(lines: Iterable[LogLinePart]) -> Iterator[LogLinePart]:
     """The lines without traceback frames, whose source may contain any words, and without warnings and information."""
     frame_depth: int | None = None
     for seen in lines:
@@ -79,10 +79,10 @@ def drop_noise(lines: Iterable[SpokenLine]) -> Iterator[SpokenLine]:
             yield seen
 
 
-def find_exceptions(lines: Iterable[SpokenLine]) -> list[list[SpokenLine]]:
+def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
     """The exceptions that were raised, each with those that caused it; without a traceback, what looks like one."""
-    chains: list[list[SpokenLine]] = []
-    bare, chain = list[list[SpokenLine]](), list[SpokenLine]()
+    chains: list[list[LogLinePart]] = []
+    bare, chain = list[list[LogLinePart]](), list[LogLinePart]()
     inside = linked = ignored = False
     indent = ""
     for seen in lines:

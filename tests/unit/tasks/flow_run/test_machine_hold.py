@@ -12,8 +12,8 @@ from torchyard.common.identity import identify_machine
 from torchyard.host.state import read_boot_id
 from torchyard.model.errors import HolderGoneError
 from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.tasks.flow_run import holder
-from torchyard.tasks.flow_run.holder import Hold, hold_run
+from torchyard.tasks.flow_run import machine_hold
+from torchyard.tasks.flow_run.machine_hold import MachineHold, hold_run
 
 ELSEWHERE = {"torchyard.machine": "other:/runs#1", "torchyard.boot": "another", "torchyard.states": 0}
 LOST = ("RUNNING", "CRASHED", "SCHEDULED", "RUNNING")
@@ -33,8 +33,8 @@ def taken(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakePre
     def end(*_: Any) -> None:
         raise GivenBackError
 
-    monkeypatch.setattr(holder, "_give_back", end)
-    monkeypatch.setattr(holder, "_ANSWER_TIMEOUT_S", 0.0)
+    monkeypatch.setattr(machine_hold, "_give_back", end)
+    monkeypatch.setattr(machine_hold, "_ANSWER_TIMEOUT_S", 0.0)
     return fake_prefect
 
 
@@ -106,11 +106,11 @@ def test_hosts_behind_ssh_know_their_owner(taken: FakePrefect, write: Write) -> 
 
 def test_renamed_container_is_the_same_machine(tmp_path: Path) -> None:
     """A machine that has the run's journal and the same kernel holds the run, whatever it is called."""
-    held, mine = Hold("box-1:/runs#1", "boot"), Hold("box-2:/runs#1", "boot")
+    held, mine = MachineHold("box-1:/runs#1", "boot"), MachineHold("box-2:/runs#1", "boot")
     assert not held.is_elsewhere(mine, has_journal=True)
     assert held.is_elsewhere(mine, has_journal=False)
     assert held.is_elsewhere(mine._replace(boot="another"), has_journal=True)
-    assert not Hold().is_elsewhere(mine, has_journal=False)
+    assert not MachineHold().is_elsewhere(mine, has_journal=False)
 
 
 def test_outside_of_a_flow_run_nobody_is_asked(write: Write) -> None:

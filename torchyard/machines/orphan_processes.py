@@ -8,7 +8,7 @@ from torchyard.host import processes
 _STRAY_GRACE_S = 10.0
 
 
-class Stray(NamedTuple):
+class OrphanProcess(NamedTuple):
     """A process of a run without a folder. With a supervisor it ends with its lease; without one nothing ends it."""
 
     run: str
@@ -21,7 +21,7 @@ class Stray(NamedTuple):
         return f"{self.label}: processes {found}: the folder of the run was removed"
 
 
-def find_strays(runs: Path) -> list[Stray]:
+def find_orphan_processes(runs: Path) -> list[OrphanProcess]:
     """The processes that were started from a folder of runs, and whose plan is no longer in it."""
     found = []
     for label, job in sorted(processes.list_local_jobs().items()):
@@ -29,10 +29,10 @@ def find_strays(runs: Path) -> list[Stray]:
         attempt = folder.parent
         ours = processes.label_of(str(folder)) == label and attempt.parent.parent.resolve() == runs.resolve()
         if ours and attempt.name.startswith("attempt-") and not (attempt / "plan.json").exists():
-            found.append(Stray(attempt.parent.name, label, tuple(job["pids"]), bool(job["keepers"])))
+            found.append(OrphanProcess(attempt.parent.name, label, tuple(job["pids"]), bool(job["keepers"])))
     return found
 
 
-def end_stray(stray: Stray, grace: float = _STRAY_GRACE_S) -> tuple[str, ...]:
+def end_orphan_process(stray: OrphanProcess, grace: float = _STRAY_GRACE_S) -> tuple[str, ...]:
     """End its processes; returns what is left."""
     return tuple(f"localhost: {each}" for each in processes.end_processes(stray.label, grace))

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.failure_logs import read
-from torchyard.diagnosis.proof import quote_around, read_details
+from torchyard.diagnosis.evidence import quote_around, read_details
 
 
 def test_short_line_is_quoted_whole() -> None:

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hang_tables import LOAD, LOADER, STEP, TORCH, TRAIN, plant, table
-from torchyard.diagnosis.hang.places import cluster_ranks, describe_place, find_user_frame, name_nodes
+from torchyard.diagnosis.hang.stack_locations import cluster_ranks, describe_place, find_user_frame, name_nodes
 from torchyard.model.hang import Frame
 
 LOOP = Frame(function="main", file=TRAIN, line=30)

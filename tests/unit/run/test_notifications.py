@@ -13,17 +13,17 @@ from tests.reports import short_report
 from torchyard.model.hang import HangNews
 from torchyard.model.run import Report, Status
 from torchyard.run.folder import RunFolder
-from torchyard.run.outlets import Outlets, check_outlets, tell_swept_end
+from torchyard.run.notifications import RunNotifier, check_notifications, tell_swept_end
 from torchyard.trend.records import keep_record
 
 WAITING = Status(state="pending", reason="no node has 8 free GPUs")
 RUNNING = Status(state="running", reason="2 of 2 pods run")
 
 
-def outlets_of(write: Write, folder: RunFolder, receiver: Receiver, **keys: Any) -> Outlets:
+def outlets_of(write: Write, folder: RunFolder, receiver: Receiver, **keys: Any) -> RunNotifier:
     """The outlets of a run whose profile tells a receiver."""
     profile = load(write(**{"notify": {"to": [receiver.address], **keys.pop("notify", {})}, **keys}))
-    made = Outlets(profile, RUN_ID, folder, "http://prefect/runs/1")
+    made = RunNotifier(profile, RUN_ID, folder, "http://prefect/runs/1")
     made.open(1)
     return made
 
@@ -136,6 +136,6 @@ def test_fault_of_an_outlet_ends_no_run(
 def test_preflight_finds_what_is_missing_before_the_first_attempt(write: Write, tmp_path: Path) -> None:
     """A variable that is not set fails preflight; for a later attempt, whose job may need hours, it is a warning."""
     profile = load(write(notify=["$NO_SUCH_HOOK"]))
-    assert [each.verdict for each in check_outlets(profile)] == ["failed"]
-    assert [each.verdict for each in check_outlets(profile, first=False)] == ["warning"]
-    assert check_outlets(load(write())) == ()
+    assert [each.verdict for each in check_notifications(profile)] == ["failed"]
+    assert [each.verdict for each in check_notifications(profile, first=False)] == ["warning"]
+    assert check_notifications(load(write())) == ()

@@ -15,7 +15,7 @@ from torchyard.model.run import Attempt, End, Outcome, Report, Status, Step
 from torchyard.model.trend import TrendVerdict
 from torchyard.pages.report import render_text
 from torchyard.run.folder import RunFolder
-from torchyard.run.outlets import Outlets
+from torchyard.run.notifications import RunNotifier
 from torchyard.run.reporter import Reporter
 from torchyard.trend.night import build_record, compare_run
 from torchyard.trend.records import RunIdentity, history_path
@@ -28,7 +28,7 @@ class _OpenRun(Protocol):
     folder: RunFolder
     archive: RunArchive
     reporter: Reporter
-    outlets: Outlets
+    outlets: RunNotifier
     began: float
     steps: list[Step]
     attempts: list[Attempt]

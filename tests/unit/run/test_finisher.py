@@ -16,7 +16,7 @@ from torchyard.model.plan import CommandPlan
 from torchyard.model.run import Collected, End, Metrics, Report, Run
 from torchyard.model.trend import Trend
 from torchyard.pages.report import render_text
-from torchyard.run.ending import RunFinisher
+from torchyard.run.finisher import RunFinisher
 from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
