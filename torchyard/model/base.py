@@ -16,11 +16,12 @@ class FrozenModel(BaseModel):
 
 def _read_duration(value: object) -> object:
     """Convert `30m`, `1.5h`, `90s` or plain seconds to seconds."""
-    if isinstance(value, str) and (match := re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)):
-        return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
-    if isinstance(value, str):
+    if not isinstance(value, str):
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d+)?)\s*(ms|s|m|h|d)\s*", value)
+    if match is None:
         raise ValueError("a duration is a number with a unit: 90s, 30m, 12h, 2d")
-    return value
+    return float(match[1]) * _SECONDS_PER_UNIT[match[2]]
 
 
 _MAX_DURATION_S = 10 * 365 * _SECONDS_PER_UNIT["d"]  # Kubernetes counts some seconds in 32 bits
@@ -41,9 +42,10 @@ Text = Annotated[str, BeforeValidator(_read_text), WithJsonSchema({"type": ["str
 
 def _read_quantity(value: object) -> object:
     """A Kubernetes quantity as text: `64`, `500m`, `512Gi`."""
-    text = str(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else ""
+    is_number_or_text = isinstance(value, int | float | str) and not isinstance(value, bool)
+    text = str(value) if is_number_or_text else ""
     if not re.fullmatch(r"\d+(\.\d+)?(m|[kMGTPE]i?|Ki)?", text):
-        raise ValueError("an amount is a number with or without a unit that Kubernetes knows: 64, 500m, 512Gi")
+        raise ValueError("an amount is a number with or without a unit of Kubernetes: 64, 500m, 512Gi")
     return text
 
 

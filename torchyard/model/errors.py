@@ -1,4 +1,4 @@
-"""The error tree. Each error says what is missing, where, what is allowed and what to do.
+"""The error tree. Each message states what failed, where, why, and what to do.
 
 TorchyardError
     ProfileError       the profile cannot be read or contradicts itself
@@ -9,17 +9,19 @@ TorchyardError
     RendezvousError    the rendezvous store does not serve
     FolderError        the run's folder cannot be used
     ArchiveError       the archive of run folders refuses, fails or cannot be reached
-    LeftError          this process cannot go on, and leaves the job alone
+    DetachedError      this process cannot continue; the job keeps running
+      HandedOverError    another process resumes the run
     RunInUseError      another process owns this run
-    HolderGoneError    the machine that holds this run does not come back
+    HolderGoneError    the machine that holds this run has not resumed it
     BenchmarkError     the runs of a benchmark cannot be compared
-      NoReportError      the run over one fabric has left no report
-    SettingError       an environment variable has a value that cannot be used
-    TrainingError      a training in somebody's flow did not succeed; holds its result
-    ResultError        a run has left no result that this process can read
+      NoReportError      the run over one fabric has no report
+    SettingError       an environment variable has an invalid value
+    TrainingError      a training that a flow started did not succeed; holds its result
+    ResultError        this process cannot read the result of a run
     EndpointError      metrics cannot be served
 
-They can be pickled: the fields go to `super().__init__`, and `__str__` builds the text.
+Prefect passes errors between processes, so they can be pickled: the fields go to `super().__init__`, and `__str__`
+builds the message.
 """
 
 from torchyard.model.requirements import Check
@@ -31,15 +33,18 @@ class TorchyardError(Exception):
 
 
 class ProfileError(TorchyardError):
-    """All findings about one profile; each reads `where: what`, as loading/yaml_errors.py words it."""
+    """All findings about one profile, each as `location: problem` (loading/yaml_errors.py)."""
 
     def __init__(self, profile: str, findings: tuple[str, ...]) -> None:
         super().__init__(profile, findings)
-        self.profile, self.findings = profile, findings
+        self.profile = profile
+        self.findings = findings
 
     def __str__(self) -> str:
-        head = f"profile {self.profile}:"
-        return f"{head} {self.findings[0]}" if len(self.findings) == 1 else "\n  ".join((head, *self.findings))
+        title = f"profile {self.profile}:"
+        if len(self.findings) == 1:
+            return f"{title} {self.findings[0]}"
+        return "\n  ".join((title, *self.findings))
 
 
 class PreflightError(TorchyardError):
@@ -52,19 +57,25 @@ class PreflightError(TorchyardError):
     def __str__(self) -> str:
         failed = [check for check in self.checks if check.verdict == "failed"]
         lines = [f"preflight: {len(failed)} of {len(self.checks)} checks failed"]
-        lines += [f"{check.need}: {check.detail}{'; ' if check.remedy else ''}{check.remedy}" for check in failed]
+        for check in failed:
+            line = f"{check.name}: {check.detail}"
+            if check.remedy:
+                line += f"; {check.remedy}"
+            lines.append(line)
         return "\n  ".join(lines)
 
 
 class HostError(TorchyardError):
-    """A command on a host failed."""
+    """A command on a host failed. `action`: what was tried, such as `submit`; `message`: what the host printed."""
 
-    def __init__(self, host: str, what: str, said: str) -> None:
-        super().__init__(host, what, said)
-        self.host, self.what, self.said = host, what, said
+    def __init__(self, host: str, action: str, message: str) -> None:
+        super().__init__(host, action, message)
+        self.host = host
+        self.action = action
+        self.message = message
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.said}"
+        return f"{self.host}: {self.action}: {self.message}"
 
 
 class UnreachedError(HostError):
@@ -72,67 +83,83 @@ class UnreachedError(HostError):
 
 
 class ClusterError(TorchyardError):
-    """The API server's refusal, in its own words; `status` is 0 if it could not be reached."""
+    """The API server refused a request or was not reached.
 
-    def __init__(self, host: str, what: str, said: str, status: int) -> None:
-        super().__init__(host, what, said, status)
-        self.host, self.what, self.said, self.status = host, what, said, status
+    `action` is the request (`GET /api/v1/pods`), `message` the server's own text, `status` the HTTP status; 0 if the
+    server was not reached.
+    """
+
+    def __init__(self, host: str, action: str, message: str, status: int) -> None:
+        super().__init__(host, action, message, status)
+        self.host = host
+        self.action = action
+        self.message = message
+        self.status = status
 
     def __str__(self) -> str:
-        return f"{self.host}: {self.what}: {self.said}"
+        return f"{self.host}: {self.action}: {self.message}"
 
     @property
-    def is_away(self) -> bool:
+    def is_transient(self) -> bool:
         """Whether the same request may succeed later; 401 is included, since the user may log in again."""
         return self.status in (0, 401, 429, 500, 502, 503, 504)
 
 
 class RendezvousError(TorchyardError):
-    """The rendezvous store was probed and did not serve; `retry`: another attempt may succeed."""
+    """The rendezvous store was probed and does not serve; `retry`: another attempt may succeed."""
 
-    def __init__(self, url: str, found: str, remedy: str, retry: bool = False) -> None:
-        super().__init__(url, found, remedy, retry)
-        self.url, self.found, self.remedy, self.retry = url, found, remedy, retry
+    def __init__(self, url: str, reason: str, remedy: str, *, retry: bool = False) -> None:
+        super().__init__(url, reason, remedy)
+        self.url = url
+        self.reason = reason
+        self.remedy = remedy
+        self.retry = retry
 
     def __str__(self) -> str:
-        return f"rendezvous store {self.url}: {self.found}; {self.remedy}"
+        return f"rendezvous store {self.url}: {self.reason}; {self.remedy}"
 
 
 class FolderError(TorchyardError):
     """A run's folder cannot be created, read or written."""
 
-    def __init__(self, path: str, why: str, remedy: str = "choose another place with TORCHYARD_RUNS") -> None:
-        super().__init__(path, why, remedy)
-        self.path, self.why, self.remedy = path, why, remedy
+    def __init__(self, path: str, reason: str, remedy: str = "choose another folder with TORCHYARD_RUNS") -> None:
+        super().__init__(path, reason, remedy)
+        self.path = path
+        self.reason = reason
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"run folder {self.path}: {self.why}; {self.remedy}"
+        return f"run folder {self.path}: {self.reason}; {self.remedy}"
 
 
 class ArchiveError(TorchyardError):
-    """The archive of run folders cannot be used: that never means that it is empty."""
+    """The archive of run folders cannot be used. This never means that the archive is empty."""
 
-    def __init__(self, url: str, why: str, remedy: str = "see docs/archive.md") -> None:
-        super().__init__(url, why, remedy)
-        self.url, self.why, self.remedy = url, why, remedy
-
-    def __str__(self) -> str:
-        return f"archive {self.url}: {self.why}; {self.remedy}"
-
-
-class LeftError(TorchyardError):
-    """This process cannot go on, for a reason that says nothing about the job."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
+    def __init__(self, url: str, reason: str, remedy: str = "see docs/archive.md") -> None:
+        super().__init__(url, reason, remedy)
+        self.url = url
+        self.reason = reason
+        self.remedy = remedy
 
     def __str__(self) -> str:
-        return f"{self.why}: this process ends and leaves the job under its lease, for the next process to resume"
+        return f"archive {self.url}: {self.reason}; {self.remedy}"
 
 
-class HandedOnError(LeftError):
-    """The orchestrator has stopped this process, and another one goes on with the run."""
+class DetachedError(TorchyardError):
+    """This process cannot continue, for a reason that is not a fact about the job."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+    def __str__(self) -> str:
+        return (
+            f"{self.reason}: this process exits; the job keeps running under its lease, and the next process resumes it"
+        )
+
+
+class HandedOverError(DetachedError):
+    """The orchestrator has stopped this process; another process resumes the run."""
 
 
 class RunInUseError(TorchyardError):
@@ -140,24 +167,29 @@ class RunInUseError(TorchyardError):
 
     def __init__(self, folder: str, owner: str) -> None:
         super().__init__(folder, owner)
-        self.folder, self.owner = folder, owner
+        self.folder = folder
+        self.owner = owner
 
     def __str__(self) -> str:
-        return f"{self.folder} is owned by {self.owner}; this process ends and leaves the run alone"
+        return f"{self.folder} is owned by {self.owner}; this process exits and does not touch the run"
 
 
 class HolderGoneError(TorchyardError):
-    """The machine that holds a run has not taken it back, and cannot be seen from here; `lease_s` is the run's."""
+    """Another machine holds the run's processes and has not resumed the run within its lease of `lease_s` seconds.
+
+    Whether those processes have ended cannot be checked from this machine, so the run is not started here.
+    """
 
     def __init__(self, machine: str, lease_s: float) -> None:
         super().__init__(machine, lease_s)
-        self.machine, self.lease_s = machine, lease_s
+        self.machine = machine
+        self.lease_s = lease_s
 
     def __str__(self) -> str:
         return (
-            f"this run's processes are on {self.machine}, which has not taken the run back for its lease of "
-            f"{self.lease_s:.0f} s: whether they have ended cannot be seen from here. If that machine is gone, retry "
-            "this run: it then starts from the beginning"
+            f"not started: this run's processes may still be running on {self.machine}, which has not resumed the run "
+            f"within {self.lease_s:.0f} s (deadlines.lease). If {self.machine} is permanently gone, retry this run: it "
+            "then starts from the beginning"
         )
 
 
@@ -166,29 +198,32 @@ class BenchmarkError(TorchyardError):
 
 
 class NoReportError(BenchmarkError):
-    """The run over one fabric has left no report; those over the others may have."""
+    """The run over one fabric has no report; the runs over the other fabrics may have one."""
 
-    def __init__(self, run: str, why: str) -> None:
-        super().__init__(run, why)
-        self.run, self.why = run, why
+    def __init__(self, run: str, reason: str) -> None:
+        super().__init__(run, reason)
+        self.run = run
+        self.reason = reason
 
     def __str__(self) -> str:
-        return f"the run {self.run} has no report: {self.why}"
+        return f"the run {self.run} has no report: {self.reason}"
 
 
 class SettingError(TorchyardError):
-    """An environment variable has a value that cannot be used; `allowed` says what can."""
+    """An environment variable has an invalid value; `allowed` describes the valid ones."""
 
     def __init__(self, variable: str, value: str, allowed: str) -> None:
         super().__init__(variable, value, allowed)
-        self.variable, self.value, self.allowed = variable, value, allowed
+        self.variable = variable
+        self.value = value
+        self.allowed = allowed
 
     def __str__(self) -> str:
         return f"{self.variable}: {self.value!r} cannot be used: {self.allowed}"
 
 
 class TrainingError(TorchyardError):
-    """A training that a flow asked for did not succeed; its result holds what it measured until then."""
+    """A training that a flow started did not succeed; `result` holds what it measured until then."""
 
     def __init__(self, result: RunResult) -> None:
         super().__init__(result)
@@ -199,7 +234,7 @@ class TrainingError(TorchyardError):
 
 
 class ResultError(TorchyardError):
-    """A run has left no result that can be read from here."""
+    """This process cannot read the result of a run."""
 
 
 class EndpointError(TorchyardError):

@@ -1,4 +1,4 @@
-"""What NCCL's own log lines say about the network between the nodes."""
+"""The network between the nodes, as NCCL's own log lines show it."""
 
 from typing import Literal
 
@@ -19,19 +19,21 @@ class NodeFabric(FrozenModel):
     gdr: Literal["yes", "no", "mixed", "unknown"] = Field("unknown", description="GPUDirect RDMA on those channels")
     used: tuple[str, ...] = Field((), description="devices and interfaces that carry channels")
     hcas: tuple[str, ...] = Field((), description="RDMA devices that NCCL has found")
-    listed: bool = Field(False, description="whether `hcas` is NCCL's whole list, and no part of it")
+    is_hca_list_complete: bool = Field(False, description="whether `hcas` is NCCL's complete list")
     links: tuple[str, ...] = Field((), description="link layers of those that carry channels, if known, else of all")
     provider: str = Field("", description="libfabric's, where that carries channels: efa, cxi, tcp")
     hints: tuple[str, ...] = Field((), description="why NCCL may use TCP there: libibverbs, IB_DISABLE, NCCL_NET, ...")
-    lacks: tuple[str, ...] = Field((), description="what its pod lacks for RDMA, as found before the program started")
+    missing: tuple[str, ...] = Field(
+        (), description="what the pod lacks for RDMA, as checked before the program started"
+    )
     nics: tuple[str, ...] = Field((), description="interfaces that NCCL has found for sockets")
     evidence: tuple[str, ...] = Field((), description="the lines that prove it, one for each transport")
 
 
 class FabricReading(FrozenModel):
-    """The network of a job, as far as its logs say; without a verdict."""
+    """The network of a job, as far as its logs show it; without a verdict."""
 
-    nccl: str = Field("", description="its version; empty if no line names it")
+    nccl: str = Field("", description="NCCL's version; empty if no line contains it")
     transport: str = Field(
         "unknown",
         description="between the nodes: roce, ib, socket, plugin:NAME, mnnvl, mixed, intra-node-only, or unknown",
@@ -44,10 +46,12 @@ class FabricReading(FrozenModel):
 
 
 class FabricVerdict(FrozenModel):
-    """Whether the network was the promised one."""
+    """Whether the network was the promised one, with the evidence."""
 
     verdict: Verdict
     sentence: str
     proof: str = Field("", description="a log line about a channel; if the promise is broken by TCP, one over TCP")
     reading: FabricReading
-    hcas: int | None = Field(None, description="promised for each node")
+    hcas: int | None = Field(
+        None, description="the promised number of HCAs per node; None if the hardware file promises none"
+    )

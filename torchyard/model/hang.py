@@ -1,4 +1,4 @@
-"""What the black box knows of a job's ranks, and what follows from it: which rank hangs, where, and why."""
+"""The recorder's data about a job's ranks, and the verdicts derived from it: which rank hangs, where, and why."""
 
 from typing import Literal
 
@@ -6,7 +6,7 @@ from pydantic import Field
 
 from torchyard.model.base import FrozenModel
 
-RECORD_MARK = "torchyard-recorder: "  # begins a line of a node's log that holds one rank's record
+RECORD_PREFIX = "torchyard-recorder: "  # prefix of a line of a node's log that holds one rank's record
 OnHang = Literal["off", "report", "restart", "fail"]
 RecordKind = Literal["pulse", "stall", "resume", "end"]
 HangClass = Literal[
@@ -64,7 +64,7 @@ class Link(FrozenModel):
 
 
 class RankRecord(FrozenModel):
-    """What one rank is doing, as the recorder on its node reports it (torchyard/host/black_box)."""
+    """The state of one rank, as the recorder on its node reports it (torchyard/host/black_box)."""
 
     kind: RecordKind
     at: float = Field(description="seconds since the epoch, by the node's clock")
@@ -78,34 +78,44 @@ class RankRecord(FrozenModel):
     waits: Collective | None = Field(None, description="the oldest collective that is called and not complete")
     stack: tuple[Frame, ...] = Field((), description="the main thread's, innermost frame first")
     state: str = Field("", description="of the process, as in /proc: R, S, D, T, Z; empty if it is gone")
-    is_active: bool = Field(False, description="uses a processor, writes, or is woken often: something goes on")
+    is_active: bool = Field(False, description="uses a processor, writes, or is woken often: the rank makes progress")
     blind_s: float = Field(0.0, description="seconds since the recorder's thread in the rank last ran: GIL, or stopped")
     writes: bool = Field(False, description="has read or written files in the last seconds")
-    wchan: str = Field("", description="where in the kernel the main thread sleeps, if the kernel says so")
+    wchan: str = Field(
+        "", description="kernel function in which the main thread sleeps; empty if the kernel does not report it"
+    )
     links: tuple[Link, ...] = ()
-    full: str = Field("", description="where a file system of the node is mounted that has become full lately")
-    waited: float = Field(0.0, description="share of the last window that the rank has waited in collectives, 0 to 1")
+    full: str = Field(
+        "", description="mount point of a file system of the node that has recently become full; empty if none"
+    )
+    waited: float = Field(
+        0.0, description="share of the last window that the rank spent waiting in collectives, 0 to 1"
+    )
 
 
-class Cluster(FrozenModel):
-    """Ranks that are at the same place."""
+class RankGroup(FrozenModel):
+    """Ranks that stand at the same location of the code."""
 
     ranks: tuple[int, ...]
-    place: str = Field(description="innermost frame of the user's code and the call below it, or the process's state")
+    location: str = Field(
+        description="innermost frame of the user's code and the call below it, or the process's state"
+    )
 
 
 class Hang(FrozenModel):
     """A job, or a part of it, that makes no progress."""
 
     kind: HangClass
-    ranks: tuple[int, ...] = Field(description="the culprits; empty if they are not known")
-    nodes: tuple[str, ...] = Field(description="the nodes of the culprits")
-    sentence: str = Field(description="which rank hangs, where, who waits for it")
-    where: str = Field("", description="`function (file:line)` of the culprit")
-    collective: Collective | None = Field(None, description="what the others wait in")
-    waiting: tuple[int, ...] = Field((), description="the ranks that wait for the culprits")
+    ranks: tuple[int, ...] = Field(description="the ranks that cause the hang; empty if unknown")
+    nodes: tuple[str, ...] = Field(description="the nodes of `ranks`")
+    sentence: str = Field(description="which rank hangs, where, and which ranks wait for it")
+    location: str = Field("", description="`function (file:line)` of the rank that hangs; empty if unknown")
+    collective: Collective | None = Field(
+        None, description="the collective in which the other ranks wait; None if they do not wait in one"
+    )
+    waiting: tuple[int, ...] = Field((), description="the ranks that wait for `ranks`")
     stalled_s: float = 0.0
-    clusters: tuple[Cluster, ...] = ()
+    rank_groups: tuple[RankGroup, ...] = ()
     evidence: tuple[str, ...] = Field((), description="facts that prove it, one sentence each")
 
 
@@ -114,14 +124,14 @@ class Straggler(FrozenModel):
 
     rank: int
     node: str
-    lost_percent: float = Field(description="of the others' time, spent in waiting for it")
-    lost_s: float = Field(description="seconds that the others have waited for it in the window")
+    lost_percent: float = Field(description="share of the other ranks' time that they spent waiting for it")
+    lost_s: float = Field(description="seconds that the other ranks waited for it in the window")
     window_s: float
 
 
-class HangNews(FrozenModel):
-    """What the black box tells while a job runs, each time that it changes."""
+class HangUpdate(FrozenModel):
+    """A change of the hang verdict while a job runs."""
 
-    hang: Hang | None = Field(None, description="none: nothing hangs, or not any more")
+    hang: Hang | None = Field(None, description="None: no rank hangs, or the hang is over")
     straggler: Straggler | None = None
-    is_certain: bool = Field(False, description="the hang has lasted for so long that the job will not go on by itself")
+    is_certain: bool = Field(False, description="the hang has lasted so long that the job will not continue by itself")

@@ -1,4 +1,4 @@
-"""A node shape, as a file in profiles/hardware describes it: labels, GPUs, line rate, ways to use its network."""
+"""A node shape, as a file in profiles/hardware describes it: labels, GPUs, line rate and fabrics."""
 
 from typing import Annotated, Literal
 
@@ -21,7 +21,7 @@ OnFabric = Literal["report", "fail"]
 
 
 class Expect(FrozenModel):
-    """What NCCL's log must show for a fabric to be in use."""
+    """The network that NCCL's log must show for a fabric to be in use."""
 
     transport: Literal["roce", "infiniband", "rdma", "plugin", "socket"] = Field(
         description="rdma: RoCE or InfiniBand; plugin: one that does not use NCCL's own verbs"
@@ -40,11 +40,15 @@ class Expect(FrozenModel):
     )
 
     @model_validator(mode="after")
-    def named(self) -> "Expect":
-        if (self.transport == "plugin") > bool(self.plugins):
-            raise ValueError("plugins: name the plugin as NCCL's log does, after `via NET/`")
+    def validate_plugins(self) -> "Expect":
+        if self.transport == "plugin" and not self.plugins:
+            raise ValueError(
+                "plugins: transport: plugin requires the plugin's name, as NCCL's log prints it after `via NET/`"
+            )
         if self.transport == "socket" and (self.plugins or self.min_busbw):
-            raise ValueError("plugins, min_busbw: are for RDMA, and socket means TCP without a plugin")
+            raise ValueError(
+                "plugins, min_busbw: cannot be combined with transport: socket, which is TCP without a plugin"
+            )
         return self
 
 
@@ -54,7 +58,7 @@ class Fabric(FrozenModel):
     about: str = Field(description="one line for the list of fabrics")
     pod: Pod = Field(Pod(), description="what the pods need for it, as in a profile")
     mounts: dict[str, Mount] = Field({}, description="what to mount in the pods, by path")
-    env: dict[str, Text] = Field({}, description="environment variables; the profile's own win")
+    env: dict[str, Text] = Field({}, description="environment variables; those of the profile take precedence")
     find_gid: bool = Field(
         False, description="find NCCL_IB_GID_INDEX in each pod, for the ports of NCCL_IB_HCA; else NCCL chooses it"
     )
@@ -69,9 +73,12 @@ class Fabric(FrozenModel):
     expect: Expect = Field(description="what NCCL's log must show if it is used")
 
     @model_validator(mode="after")
-    def one_gid(self) -> "Fabric":
+    def validate_gid(self) -> "Fabric":
         if self.find_gid and ("NCCL_IB_HCA" not in self.env or "NCCL_IB_GID_INDEX" in self.env):
-            raise ValueError("find_gid: needs env.NCCL_IB_HCA, to know the ports, and no env.NCCL_IB_GID_INDEX")
+            raise ValueError(
+                "find_gid: requires env.NCCL_IB_HCA, which names the ports, and cannot be combined with "
+                "env.NCCL_IB_GID_INDEX"
+            )
         return self
 
 
@@ -80,7 +87,7 @@ class Hardware(FrozenModel):
 
     name: str = Field("", description="the file's path below profiles/hardware, without .yaml")
     about: str = Field(description="one line for the list of shapes")
-    source: str = Field(description="where the values come from")
+    source: str = Field(description="the source of the values")
     match: dict[str, Text] = Field(description="labels of its nodes; {} if they have none of their own")
     gpus: Gpus = Field(description="what a node has")
     line_rate: Annotated[float, Field(gt=0)] | None = Field(

@@ -1,4 +1,4 @@
-"""What a team has around its training: who gets a message about a run, and where its metrics are recorded."""
+"""Receivers of messages about a run, and trackers that record its metrics."""
 
 from typing import Annotated, Any, Literal, get_args
 
@@ -11,17 +11,17 @@ _DEFAULT_EVENTS: tuple[RunEvent, ...] = ("failed", "regressed", "recovered", "wa
 
 
 def _read_addresses(value: object) -> object:
-    """One address is a list of one."""
+    """Convert one address to a list of one."""
     return [value] if isinstance(value, str) else value
 
 
 class Notify(FrozenModel):
-    """Who gets a message about a run, and about what."""
+    """The receivers of messages about a run, and the events that cause one."""
 
     to: Annotated[tuple[str, ...], BeforeValidator(_read_addresses)] = Field(
         min_length=1, description="addresses as apprise spells them; $NAME in one is a variable of the launcher"
     )
-    events: tuple[RunEvent, ...] = Field(_DEFAULT_EVENTS, description="the events to tell")
+    events: tuple[RunEvent, ...] = Field(_DEFAULT_EVENTS, description="the events that cause a message")
     waiting: Duration = Field(1800.0, description="how long a job may wait before that is an event")
 
 
@@ -46,7 +46,7 @@ class Wandb(FrozenModel):
 
 
 class Trackers(FrozenModel):
-    """Where metrics are recorded, beside the report."""
+    """The trackers that record metrics, in addition to the report."""
 
     tensorboard: TensorBoard | None = None
     mlflow: Mlflow | None = None
@@ -65,23 +65,25 @@ def _read_notify(value: object) -> object:
     if isinstance(value, str | list | tuple):
         return {"to": value}
     if not isinstance(value, dict | Notify | None):
-        raise ValueError("it is a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}")
+        raise ValueError("must be a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}")
     return value
 
 
 def _read_trackers(value: object) -> object:
-    """`[tensorboard, {mlflow: {uri: …}}]` as a mapping by name."""
+    """Convert `[tensorboard, {mlflow: {uri: …}}]` to a mapping by name."""
     if isinstance(value, dict | Trackers):
         return value
-    found: dict[str, Any] = {}
-    for each in value if isinstance(value, list | tuple) else [value]:
-        for name, said in each.items() if isinstance(each, dict) else [(str(each), None)]:
+    entries = value if isinstance(value, list | tuple) else [value]
+    trackers: dict[str, Any] = {}
+    for entry in entries:
+        settings_by_name = entry if isinstance(entry, dict) else {str(entry): None}
+        for name, settings in settings_by_name.items():
             if name not in TRACKER_NAMES:
                 raise ValueError(f"unknown tracker {name}: use {', '.join(TRACKER_NAMES)}")
-            if name in found:
+            if name in trackers:
                 raise ValueError(f"{name} is named twice: name it once")
-            found[name] = {} if said is None else said
-    return found
+            trackers[name] = {} if settings is None else settings
+    return trackers
 
 
 _NOTIFY_SCHEMA = {

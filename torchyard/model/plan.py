@@ -1,4 +1,4 @@
-"""What would run, pure and printable: processes on hosts, or objects in a cluster."""
+"""A plan: everything that a job will run, pure and printable. Processes on hosts, or objects in a cluster."""
 
 from typing import Annotated, Any, Literal
 
@@ -13,12 +13,13 @@ from torchyard.model.requirements import ClusterRequirement, HostRequirement
 THIS_MACHINE = frozenset({"localhost", "127.0.0.1"})
 
 
-# How to find rank 0's lines: torchrun's --tee names the rank; the agent's log names the node; it is the first node.
+# How to find rank 0's lines. teed: torchrun's --tee prefixes each line with its rank; logged: the agent's log names the
+# node of rank 0; placed: rank 0 runs on the first node.
 Ranks = Literal["teed", "logged", "placed"]
 
 
 class Command(FrozenModel):
-    """A program to start on a host; `input` goes to its stdin as JSON."""
+    """A program to start on a host; `input` is written to its stdin as JSON."""
 
     argv: tuple[str, ...]
     input: dict[str, Any] | None = None
@@ -27,24 +28,25 @@ class Command(FrozenModel):
 class Site(FrozenModel):
     """An attempt's folder on a host behind ssh: filled before its first process, fetched and removed after its last.
 
-    `folder` is relative to the home directory there, unless it is absolute. The other paths are on the launcher's
-    machine.
+    `folder` is relative to the home directory on that host, unless it is absolute. The other paths are on the machine
+    of the launcher.
     """
 
     host: str
     folder: str
-    python: str = Field(description="the interpreter that runs the supervisor there")
-    work: str | None = Field(description="the program's file, or its folder, to copy; None: it is already there")
-    files: str = Field(description="where to put what the job leaves")
-    before: tuple[str, ...] = Field(
+    python: str = Field(description="the interpreter that runs the supervisor on the host")
+    work: str | None = Field(description="the program's file, or its folder, to copy; None: the host already has it")
+    files: str = Field(description="the folder for the files that the job leaves behind")
+    previous_folders: tuple[str, ...] = Field(
         (), description="folders, or patterns of them, fetched from the previous attempt: its checkpoints are put back"
     )
 
 
 class Process(FrozenModel):
-    """One supervised process on one host. Submit and cancel print one JSON object; status prints one at every change.
+    """One supervised process on one host.
 
-    `follow` prints the log itself, and exits with 0 once the log is complete and printed to its end.
+    `submit` and `cancel` print one JSON object; `status` prints one at every change; `follow` prints the log itself and
+    exits with 0 once the log is complete and printed to its end.
     """
 
     name: str
@@ -66,7 +68,7 @@ class CommandPlan(FrozenModel):
     launcher: str
     job: str
     label: str = Field(description="identifies the job in the environment of each of its processes")
-    on: tuple[Process, ...]
+    processes: tuple[Process, ...]
     store: Process | None = None
     probe: str | None = Field(None, description="the URL that answers 200 once the rendezvous store serves the v2 API")
     ranks: Ranks = "teed"
@@ -78,25 +80,25 @@ class CommandPlan(FrozenModel):
     @property
     def nodes(self) -> dict[str, str]:
         """The path of each node's log."""
-        return {block.name: block.log for block in self.on}
+        return {process.name: process.log for process in self.processes}
 
     @property
     def logs(self) -> dict[str, str]:
         """The path of each log: every node's, and the store's."""
-        return {block.name: block.log for block in self.blocks}
+        return {process.name: process.log for process in self.all_processes}
 
     @property
-    def blocks(self) -> tuple[Process, ...]:
+    def all_processes(self) -> tuple[Process, ...]:
         """Every process in start order, the store first. They are stopped in reverse order."""
-        return (self.store, *self.on) if self.store else self.on
+        return (self.store, *self.processes) if self.store else self.processes
 
     @property
     def sites(self) -> tuple[Site, ...]:
         """The attempt's folders on hosts behind ssh."""
-        return tuple(dict.fromkeys(block.site for block in self.blocks if block.site))
+        return tuple(dict.fromkeys(process.site for process in self.all_processes if process.site))
 
 
-class Watched(FrozenModel):
+class WatchedKind(FrozenModel):
     """A kind of object whose changes show the job's state."""
 
     api: str = Field(description="such as batch.volcano.sh/v1alpha1")
@@ -104,13 +106,13 @@ class Watched(FrozenModel):
     by_name: bool = Field(False, description="only the object named like the job; else all with the run's labels")
 
 
-def get_nested(thing: dict[str, Any], way: tuple[str | int, ...]) -> dict[str, Any]:
-    """The mapping at the end of a path of keys."""
-    found: Any = thing
-    for key in way:
-        found = found[key]
-    here: dict[str, Any] = found
-    return here
+def get_nested(obj: dict[str, Any], key_path: tuple[str | int, ...]) -> dict[str, Any]:
+    """The mapping at the end of a path of keys and indices. Raises KeyError or IndexError if there is none."""
+    value: Any = obj
+    for key in key_path:
+        value = value[key]
+    mapping: dict[str, Any] = value
+    return mapping
 
 
 class ManifestPlan(FrozenModel):
@@ -120,18 +122,22 @@ class ManifestPlan(FrozenModel):
     launcher: str
     job: str
     labels: dict[str, str] = Field(description="on every object of the plan, and on nothing else in the cluster")
-    cluster: Cluster = Field(description="None in it until the run is prepared, then read from the kubeconfig")
+    cluster: Cluster = Field(description="its fields are None until the run is prepared, then read from the kubeconfig")
     lease: dict[str, Any] = Field(description="the Lease, named like the run; it owns the other objects")
     store: tuple[dict[str, Any], ...] = ()
-    objects: tuple[dict[str, Any], ...] = Field(description="the job, and before it what its pods mount")
+    objects: tuple[dict[str, Any], ...] = Field(
+        description="what the job's pods mount, then the job itself, which is the last one"
+    )
     tasks: dict[str, int] = Field(description="number of pods per task; they are named <job>-<task>-<i>")
-    suffixed: bool = Field(False, description="pod names end in a random suffix after that")
+    has_random_suffix: bool = Field(False, description="pod names end in a random suffix after that")
     container: str = Field(description="the container in each pod whose log and exit code count")
-    template: tuple[str | int, ...] = Field(description="path in the job to the template of its first pod")
-    inside: tuple[str | int, ...] = Field((), description="path in the job to an inner job that creates the pods")
-    watch: tuple[Watched, ...]
+    template_path: tuple[str | int, ...] = Field(description="path in the job to the template of its first pod")
+    wrapped_path: tuple[str | int, ...] = Field((), description="path in the job to an inner job that creates the pods")
+    watch: tuple[WatchedKind, ...]
     ranks: Ranks = "teed"
-    force: bool = Field(False, description="teardown force-deletes a pod whose dead node does not confirm its end")
+    force_delete: bool = Field(
+        False, description="teardown force-deletes a pod whose dead node does not confirm its end"
+    )
     folder: str = Field(description="the attempt's folder on the launcher's machine")
     expect: Expect | None = Field(None, description="the network that the hardware promises")
     on_fabric: OnFabric = "report"
@@ -149,27 +155,33 @@ class ManifestPlan(FrozenModel):
         return self.objects[-1]
 
     @property
-    def beside(self) -> tuple[dict[str, Any], ...]:
-        """What the job's pods use, and what is deleted once they are gone."""
+    def dependencies(self) -> tuple[dict[str, Any], ...]:
+        """The objects that the job's pods use; they are deleted once the pods are gone."""
         return (*self.objects[:-1], *self.store)
 
     @property
-    def parts(self) -> tuple[dict[str, Any], ...]:
-        """What the API server must accept: the store, the job, and the inner job that a controller will create."""
-        return (*self.store, *self.objects, *((get_nested(self.main, self.inside),) if self.inside else ()))
+    def admitted_objects(self) -> tuple[dict[str, Any], ...]:
+        """The objects that the API server must accept: the store, the job, and a job that a controller will unwrap."""
+        objects = [*self.store, *self.objects]
+        if self.wrapped_path:
+            objects.append(get_nested(self.main, self.wrapped_path))
+        return tuple(objects)
 
     @property
     def pod(self) -> dict[str, Any]:
         """The first pod, as a controller will create it from its template."""
-        template = get_nested(self.main, self.template)
-        name = f"{self.job}-{next(iter(self.tasks))}-0{'-xxxxx' if self.suffixed else ''}"
-        return {"apiVersion": "v1", "kind": "Pod", **template, "metadata": {**template["metadata"], "name": name}}
+        template = get_nested(self.main, self.template_path)
+        name = f"{self.job}-{next(iter(self.tasks))}-0"
+        if self.has_random_suffix:
+            name += "-xxxxx"
+        metadata = template["metadata"] | {"name": name}
+        return {"apiVersion": "v1", "kind": "Pod"} | template | {"metadata": metadata}
 
     def node(self, pod: str) -> str:
         """The node's name for a pod's name: worker-0."""
         name = pod.removeprefix(f"{self.job}-")
         node = name.rpartition("-")[0]
-        return node if self.suffixed and self._is_node(node) else name
+        return node if self.has_random_suffix and self._is_node(node) else name
 
     def _is_node(self, name: str) -> bool:
         """Whether `nodes` has this name, without listing them all: this runs for every change of every pod."""
@@ -179,8 +191,10 @@ class ManifestPlan(FrozenModel):
 
     @property
     def probe(self) -> str | None:
-        """The URL at which the rendezvous store is probed, if the run brings one."""
-        return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys" if self.store else None
+        """The URL at which the rendezvous store is probed; None if the run does not bring a store."""
+        if not self.store:
+            return None
+        return f"http://{self.store[0]['metadata']['name']}:2379/v2/keys"
 
     @property
     def nodes(self) -> dict[str, str]:
@@ -191,7 +205,10 @@ class ManifestPlan(FrozenModel):
     @property
     def logs(self) -> dict[str, str]:
         """The path of each log: every node's, and the store's."""
-        return {**self.nodes, **({"etcd": f"{self.folder}/etcd/log"} if self.store else {})}
+        logs = self.nodes
+        if self.store:
+            logs["etcd"] = f"{self.folder}/etcd/log"
+        return logs
 
 
 Plan = Annotated[CommandPlan | ManifestPlan, Field(discriminator="kind")]

@@ -2,7 +2,7 @@
 
 import re
 from base64 import b64decode
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, model_validator
 
@@ -29,27 +29,27 @@ def _read_resources(value: object) -> object:
 Resources = Annotated[dict[str, Quantity], BeforeValidator(_read_resources)]
 
 
-class Bundle(FrozenModel):
+class ConfigReference(FrozenModel):
     """A ConfigMap or a Secret."""
 
     secret: str | None = Field(None, description="the name of a Secret")
     config_map: str | None = Field(None, description="the name of a ConfigMap")
 
     @model_validator(mode="after")
-    def one(self) -> "Bundle":
+    def validate_source(self) -> "ConfigReference":
         if bool(self.secret) == bool(self.config_map):
-            raise ValueError("name a secret or a config_map: one of them")
+            raise ValueError("must name either a secret or a config_map")
         return self
 
 
-class Source(Bundle):
-    """Where a variable's value comes from; plans and reports show only the reference."""
+class KeyReference(ConfigReference):
+    """The source of a variable's value; plans and reports show only the reference."""
 
     key: str = Field(description="which entry of it")
 
 
 class Mount(FrozenModel):
-    """What is mounted at a path: exactly one of these."""
+    """The volume that is mounted at a path: exactly one of these kinds."""
 
     claim: str | None = Field(None, description="a PersistentVolumeClaim")
     config_map: str | None = Field(None, description="the name of a ConfigMap: each entry a file")
@@ -61,17 +61,17 @@ class Mount(FrozenModel):
     read_only: bool = Field(False, description="the pods cannot write there")
 
     @model_validator(mode="after")
-    def one(self) -> "Mount":
+    def validate_volume(self) -> "Mount":
         kinds = ("claim", "config_map", "secret", "host", "scratch", "ephemeral")
         if sum(getattr(self, kind) is not None for kind in kinds) != 1:
-            raise ValueError(f"exactly one of {', '.join(kinds)}")
+            raise ValueError(f"must have exactly one of {', '.join(kinds)}")
         if self.storage_class and not self.ephemeral:
-            raise ValueError("storage_class is only for an ephemeral volume: set ephemeral too, or leave it out")
+            raise ValueError("storage_class requires ephemeral: set that too, or remove storage_class")
         return self
 
 
 class LocalFile(FrozenModel):
-    """A file of this machine that goes into the pods, as it was when the profile was loaded."""
+    """A file of this machine that is copied into the pods, with the content it had when the profile was loaded."""
 
     source: str = Field(description="its path on this machine")
     text: str | None = Field(None, description="its content; None if that is not UTF-8")
@@ -83,7 +83,7 @@ class LocalFile(FrozenModel):
 
 
 class Init(FrozenModel):
-    """A container that starts before the job's, and runs to completion or, as a sidecar, beside it."""
+    """A container that starts before the job's and runs to completion or, as a sidecar, beside it."""
 
     name: str = Field(pattern=r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$", description="the container's name")
     image: str = Field(description="its image, with a tag")
@@ -95,9 +95,9 @@ class Init(FrozenModel):
 
 
 class Pod(FrozenModel):
-    """What a pod needs from its node and its namespace. Both a hardware file's fabric and a profile can set it.
+    """Settings that a pod needs from its node and its namespace; a hardware file's fabric and a profile can set them.
 
-    pods/template.py writes it into a pod; pods/runai_flags.py makes flags of it, or refuses what has no flag.
+    pods/template.py writes them into a pod; pods/runai_flags.py turns them into flags, or refuses those without a flag.
     """
 
     host_network: bool = Field(False, description="the node's own network: its name, its addresses, its ports")
@@ -117,7 +117,9 @@ class Pod(FrozenModel):
     )
     tolerations: tuple[str, ...] = Field((), description="keys of the taints to tolerate")
     scheduler: str | None = Field(None, description="default: the cluster's, or that of the job's controller")
-    env_from: tuple[Bundle, ...] = Field((), description="{config_map: NAME} or {secret: NAME}: a variable per key")
+    env_from: tuple[ConfigReference, ...] = Field(
+        (), description="{config_map: NAME} or {secret: NAME}: a variable per key"
+    )
     init: tuple[Init, ...] = Field((), description="containers that start before the job's: to completion, or sidecars")
     annotations: dict[str, Text] = Field({}, description="annotations of the pods")
     labels: dict[str, Text] = Field({}, description="labels of the pods, beside torchyard's own")
@@ -129,20 +131,33 @@ class Pod(FrozenModel):
     service_account: str | None = Field(None, description="default: the namespace's own")
     priority_class: str | None = Field(None, description="of the pods, for the scheduler")
 
-    def over(self, base: "Pod") -> "Pod":
-        """Merge these settings over those of `base`: mappings and lists are joined, any other value here wins."""
-        said = {name: getattr(self, name) for name in self.model_fields_set}
-        for name, value in said.items():
+    def merge_over(self, base: "Pod") -> "Pod":
+        """Merge these settings over those of `base`: mappings and lists are joined; any other value of `self` wins."""
+        merged: dict[str, Any] = {}
+        for name in self.model_fields_set:
+            value = getattr(self, name)
+            base_value = getattr(base, name)
             if isinstance(value, dict):
-                said[name] = {**getattr(base, name), **value}
+                merged[name] = base_value | value
             elif isinstance(value, tuple):
-                joined = (*getattr(base, name), *value)
-                said[name] = tuple(each for at, each in enumerate(joined) if each not in joined[:at])
-        return base.model_copy(update=said)
+                merged[name] = _join_unique(base_value, value)
+            else:
+                merged[name] = value
+        return base.model_copy(update=merged)
+
+
+def _join_unique(*groups: tuple[Any, ...]) -> tuple[Any, ...]:
+    """All items in order, each once. Items may be unhashable models."""
+    items: list[Any] = []
+    for group in groups:
+        for item in group:
+            if item not in items:
+                items.append(item)
+    return tuple(items)
 
 
 def _read_tag(value: object) -> str:
-    return "source" if isinstance(value, dict | Source) else "text"
+    return "source" if isinstance(value, dict | KeyReference) else "text"
 
 
-EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[Source, Tag("source")], Discriminator(_read_tag)]
+EnvValue = Annotated[Annotated[Text, Tag("text")] | Annotated[KeyReference, Tag("source")], Discriminator(_read_tag)]

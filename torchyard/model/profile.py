@@ -1,4 +1,4 @@
-"""What the user writes: the models of a profile, and how their values are read."""
+"""The models of a profile, which the user writes, and how their values are read."""
 
 import difflib
 import re
@@ -17,10 +17,12 @@ from torchyard.model.trend import Trend
 def _read_nodes(value: object) -> object:
     """`2` is short for `{min: 2, max: 2}`."""
     if isinstance(value, int) and value < 1:
-        raise ValueError("a number of nodes is at least 1")
+        raise ValueError("must be 1 or more")
     if not isinstance(value, int | dict | NodeRange):
-        raise ValueError("a number of nodes is one number, or {min: 2, max: 8}")
-    return {"min": value, "max": value} if isinstance(value, int) and not isinstance(value, bool) else value
+        raise ValueError("must be one number, or {min: 2, max: 8}")
+    if isinstance(value, int) and not isinstance(value, bool):
+        return {"min": value, "max": value}
+    return value
 
 
 _MAX_COUNT = 10_000  # nodes, or processes per node: a plan holds an entry for each node
@@ -33,9 +35,9 @@ class NodeRange(FrozenModel):
     max: int = Field(ge=1, le=_MAX_COUNT)
 
     @model_validator(mode="after")
-    def ordered(self) -> "NodeRange":
+    def validate_order(self) -> "NodeRange":
         if self.min > self.max:
-            raise ValueError(f"min is {self.min}, max is {self.max}: min must not be larger than max")
+            raise ValueError(f"min is {self.min} and max is {self.max}: min must be max or less")
         return self
 
     def __str__(self) -> str:
@@ -62,19 +64,19 @@ Nodes = Annotated[
 
 
 class Deadlines(FrozenModel):
-    """When a run is given up. `lease`: how long a job lives on after its launcher is lost."""
+    """When a run is given up. `lease`: how long a job keeps running after its launcher is lost."""
 
     start: Duration = Field(600.0, description="until every node has joined")
     run: Duration = Field(86400.0, description="until the job has ended")
     silence: Duration = Field(1800.0, description="without a single new line in any log")
-    lease: Duration = Field(1800.0, description="without a living launcher")
-    grace: Duration = Field(10.0, description="between asking a process to stop and killing it")
+    lease: Duration = Field(1800.0, description="without a running launcher")
+    grace: Duration = Field(10.0, description="between SIGTERM and SIGKILL of a process")
 
 
 class Cluster(FrozenModel):
-    """Which cluster and namespace; what is left out comes from the kubeconfig."""
+    """The cluster and the namespace; the kubeconfig provides the values that are not set."""
 
-    context: str | None = Field(None, description="default: the kubeconfig's current one")
+    context: str | None = Field(None, description="default: the current context of the kubeconfig")
     namespace: str | None = Field(None, description="default: that of the context")
 
 
@@ -83,7 +85,7 @@ Agent = Literal["torchrun", "launch", "none"]
 _WITHOUT_AGENT: frozenset[Rendezvous] = frozenset({"env", "file"})  # torchrun would assign ranks of its own
 WITH_AGENT: frozenset[Rendezvous] = frozenset({"c10d", "etcd-v2"})  # the agents meet there, not the program
 _ELASTIC_RESTARTS = 100
-# What stands for a value of the job in `args`.
+# `args` may contain these in braces; each process gets its own value.
 PLACEHOLDERS = ("nodes", "processes", "world_size", "node_rank", "master_addr", "master_port", "rendezvous")
 _RANK_VARIABLES = frozenset({"RANK", "LOCAL_RANK", "NODE_RANK", "GROUP_RANK", "ROLE_RANK", "WORLD_SIZE"})
 _VARIABLE = re.compile("[A-Za-z_][A-Za-z0-9_]*")
@@ -98,7 +100,7 @@ OnCompanionData = Literal["keep", "delete"]
 
 
 def _is_file_path(path: str) -> bool:
-    """Whether a path can be that of one file in a pod."""
+    """Whether this can be the path of a file in a pod."""
     return path.startswith("/") and ":" not in path and not {"", ".", ".."} & set(path[1:].split("/"))
 
 
@@ -150,20 +152,20 @@ class Profile(FrozenModel):
         ge=0,
         le=1000,
         description="how often torchrun itself starts the processes again, in each attempt (default: 0, or 100 if "
-        "nodes is a range: the nodes that are left go on when one is lost)",
+        "nodes is a range: the remaining nodes continue when one is lost)",
     )
     avoid_failed: bool = Field(False, description="a new attempt avoids the node or host that failed in the last one")
-    on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job lives on under its lease")
+    on_launcher_lost: OnLauncherLost = Field("keep", description="keep: the job keeps running under its lease")
     on_fabric: OnFabric = Field(
-        "report", description="what a network does that is not the one promised: report, or fail the attempt at once"
+        "report", description="if the network is not the promised one: report it, or fail the attempt immediately"
     )
     on_hang: Annotated[OnHang, BeforeValidator(lambda value: "off" if value is False else value)] = Field(
         "report",
-        description="what a job does in which a rank hangs: report it, restart (end the attempt, which attempts: may "
-        "repeat), or fail the run at once; off starts no recorder",
+        description="if a rank hangs: report it, restart (end the attempt, which attempts: may repeat), or fail the "
+        "run immediately; off starts no recorder",
     )
     check_fabric: Duration | None = Field(
-        None, description="before the program, for so long: an all-reduce, which fails the attempt if it is too slow"
+        None, description="run an all-reduce for this long before the program; the attempt fails if it is too slow"
     )
     min_busbw: float | None = Field(
         None, gt=0, le=1e6, description="GB/s that check_fabric must reach; default: that of the hardware file's fabric"
@@ -187,112 +189,141 @@ class Profile(FrozenModel):
     options: dict[str, Any] = Field({}, description="options of the launcher")
 
     @model_validator(mode="after")
-    def whole(self) -> "Profile":
+    def validate_job(self) -> "Profile":
         if bool(self.program) == bool(self.manifest):
-            raise ValueError("a profile names a program (with an image, in pods) or a manifest: one of them")
-        if self.starter == "none" and self.rendezvous in WITH_AGENT:
-            raise ValueError(f"agent: none does not fit {self.rendezvous}, which needs agents: use static, env or file")
-        if self.starter != "none" and self.rendezvous in _WITHOUT_AGENT:
-            raise ValueError(f"agent: {self.starter} does not fit {self.rendezvous}: use c10d, etcd-v2 or static")
-        if self.rendezvous not in WITH_AGENT and self.nodes.min != self.nodes.max:
-            raise ValueError(f"nodes: {self.rendezvous} needs a fixed number of nodes: one number, not {self.nodes}")
-        if (self.rendezvous == "file") != bool(self.shared_file):
-            raise ValueError("shared_file: is where nodes meet with rendezvous file: set both, or neither")
-        if self.restarts and (self.manifest or self.starter == "none"):
-            raise ValueError("restarts: torchrun starts processes again, and this job has no torchrun: leave it out")
-        return self
-
-    @model_validator(mode="after")
-    def fitting(self) -> "Profile":
-        if self.hardware and self.fabric not in self.hardware.fabrics:
-            known = ", ".join(self.hardware.fabrics)
-            raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {known}")
-        if self.on_companion_data == "delete" and not self.manifest:
-            raise ValueError("on_companion_data: is for objects beside the job in a manifest, and there is no manifest")
-        if self.on_hang == "restart" and self.attempts < 2:
-            raise ValueError("on_hang: restart needs another attempt: set attempts to 2 or more, or use report or fail")
-        if self.files and self.manifest:
-            raise ValueError("files: is not for a manifest: put a ConfigMap into it, and mount that in its pods")
-        if self.avoid_failed and self.manifest:
-            raise ValueError("avoid_failed: is not for a manifest, which itself says where its pods may run")
-        if self.fabric and not self.hardware:
-            raise ValueError("fabric: is chosen from a hardware file, and no hardware is named")
-        return self
-
-    @model_validator(mode="after")
-    def checkable(self) -> "Profile":
-        if self.min_busbw and not self.check_fabric:
-            raise ValueError("min_busbw: is what check_fabric must reach: set check_fabric too, such as 30s")
-        if self.check_fabric and self.manifest:
-            raise ValueError("check_fabric: is not for a manifest, whose pods run what it says: leave it out")
-        if self.check_fabric and (self.nodes.max < 2 or self.nodes.min != self.nodes.max):
-            raise ValueError(f"check_fabric: all nodes take part: one number of 2 or more, not {self.nodes}")
-        if self.check_fabric and self.least_busbw is None:
+            raise ValueError("a profile must name either a program (with an image, in pods) or a manifest")
+        if self.resolved_agent == "none" and self.rendezvous in WITH_AGENT:
             raise ValueError(
-                "check_fabric: needs the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
+                f"agent: none cannot be combined with rendezvous: {self.rendezvous}, which needs an agent on each "
+                "node. Use rendezvous: static, env or file"
+            )
+        if self.resolved_agent != "none" and self.rendezvous in _WITHOUT_AGENT:
+            raise ValueError(
+                f"agent: {self.resolved_agent} cannot be combined with rendezvous: {self.rendezvous}. Use rendezvous: "
+                "c10d, etcd-v2 or static"
+            )
+        if self.rendezvous not in WITH_AGENT and self.nodes.min != self.nodes.max:
+            raise ValueError(f"nodes: must be one number with rendezvous: {self.rendezvous}, not {self.nodes}")
+        if (self.rendezvous == "file") != bool(self.shared_file):
+            raise ValueError("shared_file: is where nodes meet with rendezvous: file. Set both, or neither")
+        if self.restarts and (self.manifest or self.resolved_agent == "none"):
+            raise ValueError("restarts: requires torchrun, which restarts the processes; this job has none. Remove it")
+        return self
+
+    @model_validator(mode="after")
+    def validate_combinations(self) -> "Profile":
+        if self.hardware and self.fabric not in self.hardware.fabrics:
+            choices = ", ".join(self.hardware.fabrics)
+            raise ValueError(f"fabric: {self.fabric or 'none'} is not a fabric of this hardware: use {choices}")
+        if self.on_companion_data == "delete" and not self.manifest:
+            raise ValueError("on_companion_data: requires a manifest with objects beside the job")
+        if self.on_hang == "restart" and self.attempts < 2:
+            raise ValueError(
+                "on_hang: restart requires another attempt: set attempts to 2 or more, or use report or fail"
+            )
+        if self.files and self.manifest:
+            raise ValueError(
+                "files: cannot be combined with a manifest: add a ConfigMap to it, and mount it in its pods"
+            )
+        if self.avoid_failed and self.manifest:
+            raise ValueError("avoid_failed: cannot be combined with a manifest, which itself places its pods")
+        if self.fabric and not self.hardware:
+            raise ValueError("fabric: requires hardware, whose file lists the fabrics")
+        return self
+
+    @model_validator(mode="after")
+    def validate_fabric_check(self) -> "Profile":
+        if self.min_busbw and not self.check_fabric:
+            raise ValueError("min_busbw: requires check_fabric, which measures it: set check_fabric too, such as 30s")
+        if not self.check_fabric:
+            return self
+        if self.manifest:
+            raise ValueError("check_fabric: cannot be combined with a manifest, whose pods run their own commands")
+        if self.nodes.max < 2 or self.nodes.min != self.nodes.max:
+            raise ValueError(f"check_fabric: requires one number of nodes, 2 or more, not {self.nodes}: all take part")
+        if self.required_busbw is None:
+            raise ValueError(
+                "check_fabric: requires the GB/s that an all-reduce must reach: set min_busbw, or a fabric with a "
                 "min_busbw in its hardware file"
             )
-        whole = self.hardware.gpus.per_node if self.hardware else None
-        if self.check_fabric and not self.min_busbw and whole and self.processes < whole:
+        gpus_per_node = self.hardware.gpus.per_node if self.hardware else None
+        if not self.min_busbw and gpus_per_node and self.processes < gpus_per_node:
             raise ValueError(
-                f"check_fabric: the hardware file's {self.least_busbw:g} GB/s are for all {whole} GPUs of a node, and "
-                f"this job has {self.processes} processes there: set min_busbw"
+                f"check_fabric: the hardware file's {self.required_busbw:g} GB/s are for all {gpus_per_node} GPUs of a "
+                f"node, but this job has {self.processes} processes on each: set min_busbw"
             )
         return self
 
     @model_validator(mode="after")
-    def spelled(self) -> "Profile":
+    def validate_names(self) -> "Profile":
         if self.image is not None and not _IMAGE.fullmatch(self.image):
             raise ValueError(
-                f"image: {self.image!r} names no image: write [registry/]path[:tag], the path in lower case"
+                f"image: {self.image!r} is not the name of an image: write [registry/]path[:tag], the path in lower "
+                "case"
             )
-        if (path := next((path for path in self.mounts if not path.startswith("/")), None)) is not None:
-            raise ValueError(f"mounts: {path!r} is no place in a pod: begin it with /")
-        if path := next((path for path in self.files if not _is_file_path(path)), None):
-            raise ValueError(f"files: {path!r} is no file in a pod: begin it with /, without `:`, `.` and `..` in it")
-        if path := next((path for path in self.files if path in self.mounts), None):
-            raise ValueError(f"files: {path} is in `mounts` too: name it in one of them")
-        if (name := next((name for name in self.env if not _VARIABLE.fullmatch(name)), None)) is not None:
-            raise ValueError(f"env: {name!r} is no name of a variable: use letters, digits and _, no digit first")
-        if name := next((name for name in self.env if name in _RANK_VARIABLES), None):
-            raise ValueError(f"env: {name} differs between processes, and the agent sets it: leave it out")
-        for name in {name for word in self.args for name in re.findall(r"\{(\w+)\}", word)} - set(PLACEHOLDERS):
-            if close := difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75):
-                raise ValueError(f"args: {{{name}}} stands for nothing: did you mean {{{close[0]}}}?")
+        for path in self.mounts:
+            if not path.startswith("/"):
+                raise ValueError(f"mounts: {path!r} is not an absolute path: start it with /")
+        for path in self.files:
+            if not _is_file_path(path):
+                raise ValueError(
+                    f"files: {path!r} is not the path of a file in a pod: start it with /, without `:`, `.` and `..` "
+                    "in it"
+                )
+            if path in self.mounts:
+                raise ValueError(f"files: {path} is in `mounts` too: name it in one of them")
+        for name in self.env:
+            if not _VARIABLE.fullmatch(name):
+                raise ValueError(
+                    f"env: {name!r} is not the name of a variable: use letters, digits and _, no digit first"
+                )
+            if name in _RANK_VARIABLES:
+                raise ValueError(f"env: {name} differs between processes and is set by the agent: remove it")
+        self._check_placeholders()
         return self
 
+    def _check_placeholders(self) -> None:
+        """Raise ValueError for a misspelled placeholder in `args`. Other words in braces are the program's own."""
+        names = {name for arg in self.args for name in re.findall(r"\{(\w+)\}", arg)}
+        for name in names - set(PLACEHOLDERS):
+            close = difflib.get_close_matches(name, PLACEHOLDERS, n=1, cutoff=0.75)
+            if close:
+                raise ValueError(f"args: {{{name}}} is not a placeholder: did you mean {{{close[0]}}}?")
+
     @model_validator(mode="after")
-    def counted(self) -> "Profile":
+    def validate_counts(self) -> "Profile":
         gpus = 0 if self.manifest else int(self.resources.get("gpus", 0))
-        whole = (self.hardware and self.hardware.gpus.per_node) or gpus
-        if gpus > whole:
-            raise ValueError(f"resources: gpus: {gpus}, but this hardware has {whole} a node: ask for no more")
+        gpus_per_node = self.hardware.gpus.per_node if self.hardware else None
+        if gpus_per_node and gpus > gpus_per_node:
+            raise ValueError(f"resources: gpus: must be {gpus_per_node} or less on a node of this hardware, not {gpus}")
         if 0 < gpus < self.processes:
-            raise ValueError(f"processes: {self.processes} for {gpus} GPUs on each node: start at most one per GPU")
+            raise ValueError(f"processes: must be {gpus} or less, one per GPU of a node, not {self.processes}")
         return self
 
     @property
-    def starter(self) -> Agent:
+    def resolved_agent(self) -> Agent:
         """What starts a node's processes: `agent`, or its default."""
         return self.agent or ("none" if self.rendezvous in _WITHOUT_AGENT else "torchrun")
 
     @property
     def max_restarts(self) -> int:
-        """`restarts`, or its default: an elastic job loses a node only if it may start its processes again."""
-        elastic = self.nodes.min != self.nodes.max
-        return self.restarts if self.restarts is not None else _ELASTIC_RESTARTS if elastic else 0
+        """`restarts`, or its default: an elastic job survives a lost node only if it may restart its processes."""
+        if self.restarts is not None:
+            return self.restarts
+        is_elastic = self.nodes.min != self.nodes.max
+        return _ELASTIC_RESTARTS if is_elastic else 0
 
     @property
-    def least_busbw(self) -> float | None:
-        """The GB/s that `check_fabric` must reach: `min_busbw`, or that of the fabric."""
+    def required_busbw(self) -> float | None:
+        """The GB/s that `check_fabric` must reach: `min_busbw`, or that of the fabric; None if neither is set."""
         return self.min_busbw or (self.network.expect.min_busbw if self.network else None)
 
     @property
     def world_size(self) -> int:
-        """The number of processes in the job, if it is not elastic."""
+        """The number of processes in the job; of an elastic job, the maximum."""
         return self.nodes.max * self.processes
 
     @property
     def network(self) -> Fabric | None:
-        """The fabric that was chosen."""
+        """The chosen fabric; None without a hardware file."""
         return self.hardware.fabrics[self.fabric] if self.hardware and self.fabric else None

@@ -1,4 +1,4 @@
-"""What must be true before submitting: launchers and hardware files name it, preflight checks it."""
+"""The requirements of a plan: launchers and hardware files list them, preflight checks them."""
 
 from typing import Annotated, Literal
 
@@ -38,8 +38,8 @@ class Package(FrozenModel):
     host: str
     python: str
     name: str
-    at_least: str
-    why: str
+    minimum_version: str
+    reason: str
 
 
 class FreePort(FrozenModel):
@@ -73,13 +73,13 @@ class RunaiCli(FrozenModel):
 class Reachable(FrozenModel):
     """A name or an address of another host that this host can reach."""
 
-    kind: Literal["reaches"] = "reaches"
+    kind: Literal["reachable"] = "reachable"
     host: str
     address: str
 
 
 class Clock(FrozenModel):
-    """A clock that agrees with the launcher's; else deadlines and times are wrong."""
+    """A clock that agrees with the launcher's; otherwise deadlines and times are wrong."""
 
     kind: Literal["clock"] = "clock"
     host: str
@@ -95,17 +95,21 @@ HostRequirement = Annotated[
 
 
 def plural_kind(kind: str) -> str:
-    """How the API server's paths spell a kind: `jobs` for Job, `networkpolicies` for NetworkPolicy."""
-    name = kind.lower()
+    """The name of a kind in the API server's paths: `jobs` for Job, `networkpolicies` for NetworkPolicy."""
     if kind in _IRREGULAR_PLURALS:
         return _IRREGULAR_PLURALS[kind]
-    return f"{name[:-1]}ies" if name.endswith("y") else f"{name}es" if name.endswith("s") else f"{name}s"
+    name = kind.lower()
+    if name.endswith("y"):
+        return f"{name[:-1]}ies"
+    if name.endswith("s"):
+        return f"{name}es"
+    return f"{name}s"
 
 
 class Permission(FrozenModel):
-    """Something that this user must be allowed to do in the namespace."""
+    """Requests that the user must be allowed to make in the namespace."""
 
-    kind: Literal["right"] = "right"
+    kind: Literal["permission"] = "permission"
     verbs: tuple[str, ...]
     resource: str = Field(description="plural.group, followed by /subresource if it has one: pods/log")
 
@@ -113,7 +117,7 @@ class Permission(FrozenModel):
 class CrdServed(FrozenModel):
     """A kind that the API server must serve in this version."""
 
-    kind: Literal["served"] = "served"
+    kind: Literal["crd"] = "crd"
     crd: str = Field(description="its full name: jobs.batch.volcano.sh")
     version: str
     install: str = Field(description="the command that installs it")
@@ -124,7 +128,7 @@ class Controller(FrozenModel):
 
     kind: Literal["controller"] = "controller"
     label: str
-    deployment: str | None = Field(None, description="its name, if not every way to install it sets the label")
+    deployment: str | None = Field(None, description="its name, if some ways to install it do not set the label")
     gang: str | None = Field(None, description="a flag that it must have been started with")
 
 
@@ -138,23 +142,25 @@ class OpenQueue(FrozenModel):
 class Capacity(FrozenModel):
     """Enough nodes for the gang, by labels, taints and allocatable resources."""
 
-    kind: Literal["room"] = "room"
+    kind: Literal["capacity"] = "capacity"
     pods: int
     labels: dict[str, str]
     tolerations: tuple[str, ...]
     resources: Resources = Field(description="per pod, by their Kubernetes names")
     avoid: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values that keep pods off a node")
     only: dict[str, tuple[str, ...]] = Field({}, description="labels, and the values of which a node must have one")
-    alone: bool = Field(description="one pod per node")
-    port: bool = Field(False, description="`alone` only because the pod's port is the node's, under the host's network")
+    one_per_node: bool = Field(description="one pod per node")
+    uses_host_ports: bool = Field(
+        False, description="`alone` only because the pod's port is the node's, under the host's network"
+    )
     device_plugin: str | None = Field(None, description="label of the DaemonSet that offers the resources")
 
 
-class Object(FrozenModel):
+class ReferencedObject(FrozenModel):
     """An object in the namespace that the pods refer to."""
 
     kind: Literal["object"] = "object"
-    what: Literal[
+    object_kind: Literal[
         "ConfigMap",
         "Secret",
         "PersistentVolumeClaim",
@@ -168,47 +174,55 @@ class Object(FrozenModel):
     ]
     name: str
     namespace: str | None = Field(None, description="default: the job's")
-    holds: tuple[str, ...] = Field((), description="keys that it must have")
+    required_entries: tuple[str, ...] = Field((), description="keys that it must have")
 
 
 class AdmissionAccepted(FrozenModel):
-    """What the API server must accept unchanged, by a dry run with its webhooks, quotas and pod security."""
+    """Objects that the API server must accept unchanged in a dry run, with its webhooks, quotas and pod security."""
 
-    kind: Literal["admitted"] = "admitted"
-    what: Literal["objects", "pod"]
+    kind: Literal["admission"] = "admission"
+    target: Literal["objects", "pod"]
 
 
 class Advice(FrozenModel):
     """A warning that is always given and needs no check."""
 
     kind: Literal["advice"] = "advice"
-    about: str
+    topic: str
     detail: str
 
 
 ClusterRequirement = Annotated[
-    Permission | CrdServed | Controller | OpenQueue | Capacity | Object | AdmissionAccepted | Advice | WritableFolder,
+    Permission
+    | CrdServed
+    | Controller
+    | OpenQueue
+    | Capacity
+    | ReferencedObject
+    | AdmissionAccepted
+    | Advice
+    | WritableFolder,
     Field(discriminator="kind"),
 ]
 Verdict = Literal["ok", "warning", "failed"]
 
 
 class Check(FrozenModel):
-    """What preflight found for one requirement."""
+    """The result of one requirement's check."""
 
-    need: str
+    name: str = Field(description="what was checked: `queue default`, `port 29400 of gpu1`")
     verdict: Verdict
     detail: str
     remedy: str = ""
 
 
-def passed_check(need: str, detail: str) -> Check:
-    return Check(need=need, verdict="ok", detail=detail)
+def passed_check(name: str, detail: str) -> Check:
+    return Check(name=name, verdict="ok", detail=detail)
 
 
-def warning_check(need: str, detail: str, remedy: str = "") -> Check:
-    return Check(need=need, verdict="warning", detail=detail, remedy=remedy)
+def warning_check(name: str, detail: str, remedy: str = "") -> Check:
+    return Check(name=name, verdict="warning", detail=detail, remedy=remedy)
 
 
-def failed_check(need: str, detail: str, remedy: str) -> Check:
-    return Check(need=need, verdict="failed", detail=detail, remedy=remedy)
+def failed_check(name: str, detail: str, remedy: str) -> Check:
+    return Check(name=name, verdict="failed", detail=detail, remedy=remedy)

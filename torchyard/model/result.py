@@ -1,4 +1,4 @@
-"""What a run returns to the flow that asked for it."""
+"""The result that a run returns to the flow that started it."""
 
 from pydantic import ConfigDict, Field
 
@@ -7,9 +7,9 @@ from torchyard.model.run import End, Row
 
 
 class RunResult(FrozenModel):
-    """How a run ended and what it measured: small enough to be carried as JSON, wherever the caller is.
+    """How a run ended and what it measured, small enough to be passed as JSON to a caller on another machine.
 
-    Everything else is in the report.
+    The report contains everything else.
 
     Example: `if train_profile("digits-local").metrics["accuracy"] > 0.9: ...`
     """
@@ -18,13 +18,15 @@ class RunResult(FrozenModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     profile: str
-    run: str = Field(description="its name: of its folder, its objects and its processes")
+    run: str = Field(description="the name of the run's folder, objects and processes")
     end: End
-    sentence: str = Field(description="why it ended so")
+    sentence: str = Field(description="why it ended this way")
     seconds: float
     attempts: int
-    metrics: Row = Field({}, description="rank 0's last row, and what it said about the whole run")
+    metrics: Row = Field({}, description="rank 0's last row, and its summary of the whole run")
     checkpoints: tuple[str, ...] = Field(
-        (), description="what rank 0 named as `checkpoint`, then the files in the run's folder; the newest last in each"
+        (),
+        description="the paths that rank 0 printed as `checkpoint`, then the files in the run's folder; in each the "
+        "newest is last",
     )
     report: str = Field("", description="the path of report.json, on the machine of the launcher")

@@ -1,6 +1,6 @@
 """The models of a run, in the order in which it creates them: start reading here.
 
-What the user wrote is in profile.py, what would run in plan.py, what must be true before that in requirements.py.
+The user's profile is in profile.py, the plan in plan.py, the requirements of a plan in requirements.py.
 """
 
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from torchyard.model.plan import Plan
 from torchyard.model.profile import Deadlines, Profile
 from torchyard.model.trend import TrendVerdict
 
-# --- who we are ----------------------------------------------------------------------------------------------------
+# --- identity ------------------------------------------------------------------------------------------------------
 
 
 class Run(FrozenModel):
-    """One attempt of one flow run: every name, label, port and rendezvous id comes from it."""
+    """One attempt of one flow run: every name, label, port and rendezvous id is derived from it."""
 
     id: str = Field(description="the flow run's id, stable over its retries")
     attempt: int = Field(ge=1)
@@ -41,28 +41,30 @@ class Run(FrozenModel):
         return f"{self.folder}/attempt-{self.attempt}/{node}/log"
 
 
-# --- what was started, and how it goes -----------------------------------------------------------------------------
+# --- the submitted job and its state -------------------------------------------------------------------------------
 
 
 class Handle(FrozenModel):
-    """A submitted job: all that is needed to wait, follow, collect and tear down."""
+    """A submitted job: sufficient to wait, follow, collect and tear down."""
 
     plan: Plan
     deadlines: Deadlines
-    created: bool = Field(description="False: the job existed, and was adopted")
+    created: bool = Field(description="False: the job already existed and was adopted")
     submitted_at: float = Field(description="by the clock of the host or of the API server")
-    age: float = Field(0.0, description="seconds since then, if the job was adopted")
+    age_s: float = Field(0.0, description="seconds since `submitted_at`, by the same clock, if the job was adopted")
 
 
 class Observation(NamedTuple):
-    """Raw facts: the last output of each process's status command, or the last version of each object (`Kind/name`).
+    """Raw facts about a job, from which a launcher reads its status.
 
-    `joined`: the nodes whose logs say that they joined; `at`: now, in seconds since the epoch.
+    `states`: the last output of each process's status command by process name, or the last version of each object by
+    `Kind/name`. `joined`: the nodes whose logs show that they joined the rendezvous. `observed_at`: seconds since the
+    epoch.
     """
 
-    seen: Mapping[str, Mapping[str, Any]]
+    states: Mapping[str, Mapping[str, Any]]
     joined: frozenset[str]
-    at: float = 0.0
+    observed_at: float = 0.0
 
 
 State = Literal["pending", "running", "succeeded", "failed", "gone"]
@@ -70,14 +72,14 @@ ENDED_STATES: frozenset[State] = frozenset({"succeeded", "failed", "gone"})
 
 
 class Failure(FrozenModel):
-    """Why a job failed, and where the failure began."""
+    """Why a job failed, and where the failure started."""
 
     cause: str = Field(description="a stable slug: program-error, oom-host, rendezvous-timeout ...")
     sentence: str
     node: str | None = None
     rank: int | None = None
-    exit_code: int | None = Field(None, description="the worker's own; negative is a signal")
-    retry: bool = Field(False, description="worth a new attempt")
+    exit_code: int | None = Field(None, description="of the worker; negative: a signal")
+    retry: bool = Field(False, description="whether a new attempt may succeed")
     line: str | None = Field(None, description="the log line that proves it")
     tail: tuple[str, ...] = Field((), description="the last 50 lines of the failing rank or node")
 
@@ -87,15 +89,15 @@ class Status(FrozenModel):
 
     state: State
     reason: str
-    failure: Failure | None = Field(None, description="a cause that the controllers know and no log shows")
+    failure: Failure | None = Field(None, description="a cause that only the controllers report and no log shows")
     retries: int = Field(0, description="how often the controllers or the kubelets have started the job again")
 
 
 class ContainerFailure(FrozenModel):
-    """A process that failed and was started again by its controller or kubelet, or that ended the attempt."""
+    """A container that failed: its controller or kubelet restarted it, or its failure ended the attempt."""
 
     node: str
-    at: float
+    failed_at: float
     exit_code: int
 
 
@@ -105,30 +107,32 @@ class Outcome(FrozenModel):
     status: Status
     cause: Literal["start-deadline", "run-deadline", "silence", "stopped"] | None = None
     started_after: float | None = Field(None, description="seconds from submit until every node had joined")
-    endings: tuple[ContainerFailure, ...] = Field(
+    container_failures: tuple[ContainerFailure, ...] = Field(
         (), description="the failures of all tries of the job's controller, in order"
     )
-    exits: dict[str, int | None] = Field(description="exit code by process; negative is a signal; None is unknown")
+    exit_codes: dict[str, int | None] = Field(description="exit code by process; negative: a signal; None: unknown")
     ended_at: float | None = Field(None, description="when the last process of the job exited, by its host's clock")
-    lost: dict[str, str] = Field({}, description="what is missing from a log for good, by process")
+    lost: dict[str, str] = Field({}, description="which lines of a log are permanently missing, by process")
     machines: dict[str, str] = Field({}, description="where each node ran: a cluster node or a host")
-    hang: Hang | None = Field(None, description="the last one that was seen, if the job did not go on after it")
-    straggler: Straggler | None = Field(None, description="the rank that the others waited for most, if it was one")
+    hang: Hang | None = Field(None, description="the last one that was detected, if the job did not continue after it")
+    straggler: Straggler | None = Field(
+        None, description="the rank that the others waited for most; None if no rank was slower"
+    )
 
 
-# --- what is left: logs, metrics, report ---------------------------------------------------------------------------
+# --- results: logs, metrics, report --------------------------------------------------------------------------------
 
 
 class LogLine(NamedTuple):
-    """One line of one node's log; `at` in seconds since the epoch."""
+    """One line of one node's log; `timestamp` in seconds since the epoch."""
 
-    at: float
+    timestamp: float
     node: str
     text: str
 
 
 class LogFile(FrozenModel):
-    """One node's log on disk; `lost` says what is missing for good."""
+    """One node's log on disk; `lost` describes the lines that are permanently missing, "" if there are none."""
 
     node: str
     path: str
@@ -141,7 +145,7 @@ MAX_ROWS = 1000  # per attempt: what a plot can show and a report can hold
 
 
 class Metrics(FrozenModel):
-    """What rank 0 measured: one row per epoch, step or trial, and a summary of the whole run."""
+    """The metrics of rank 0: one row per epoch, step or trial, and a summary of the whole run."""
 
     rows: tuple[Row, ...] = Field(
         (), description=f"at most {MAX_ROWS}: more are thinned evenly, and the first and the last are kept"
@@ -151,12 +155,14 @@ class Metrics(FrozenModel):
 
 
 class Collected(FrozenModel):
-    """What the logs of one attempt hold."""
+    """The logs of one attempt and what was read from them."""
 
     logs: tuple[LogFile, ...]
     metrics: Metrics
     failure: Failure | None
-    fabric: FabricVerdict | None = Field(None, description="None if nothing was promised, and no log speaks of NCCL")
+    fabric: FabricVerdict | None = Field(
+        None, description="None if the hardware promises nothing and no log contains NCCL lines"
+    )
 
 
 class Attempt(FrozenModel):
@@ -168,7 +174,7 @@ class Attempt(FrozenModel):
 
 
 class Step(FrozenModel):
-    """One step of the line, for the report."""
+    """One step of the pipeline, for the report."""
 
     name: str
     seconds: float
@@ -176,11 +182,17 @@ class Step(FrozenModel):
 
 
 End = Literal["succeeded", "failed", "cancelled", "stopped", "swept", "gave-up"]
-RunEnd = tuple[End, str]  # and the sentence that says why
+
+
+class RunEnd(NamedTuple):
+    """How a run ended, and the sentence that states why."""
+
+    end: End
+    sentence: str
 
 
 class Report(FrozenModel):
-    """How a run ended: its steps, its attempts, and what was left over."""
+    """How a run ended: its steps, its attempts, and its leftovers."""
 
     profile: str
     run: str
@@ -189,14 +201,16 @@ class Report(FrozenModel):
     seconds: float
     steps: tuple[Step, ...]
     attempts: tuple[Attempt, ...]
-    left: tuple[str, ...] = Field((), description="what teardown could not remove")
+    leftovers: tuple[str, ...] = Field((), description="objects, processes and folders that teardown could not remove")
     folder: str
     trend: TrendVerdict | None = Field(None, description="None if the profile compares no number")
     history: str = Field("", description="the file with the numbers of this profile's runs")
-    archive: str = Field("", description="where the run's folder is archived, or what is missing there")
-    unsent: tuple[str, ...] = Field((), description="messages and records of this run that have not arrived, and why")
+    archive: str = Field("", description="the URL of the archived run folder, or which files are missing in it")
+    unsent: tuple[str, ...] = Field(
+        (), description="messages and records of this run that were not delivered, each with the reason"
+    )
 
     @property
     def collected(self) -> Collected | None:
-        """The logs and metrics of the last attempt."""
+        """The logs and metrics of the last attempt; None before the first attempt has ended."""
         return self.attempts[-1].collected if self.attempts else None

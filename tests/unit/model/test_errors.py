@@ -8,7 +8,7 @@ from torchyard.model.errors import (
     ClusterError,
     FolderError,
     HostError,
-    LeftError,
+    DetachedError,
     PreflightError,
     ProfileError,
     RendezvousError,
@@ -38,7 +38,7 @@ ERRORS = [
     ClusterError("https://api", "GET pods", "forbidden", 403),
     RendezvousError("http://etcd:2379/v2/keys", "404", "use etcd 3.5", retry=True),
     FolderError("/runs/a", "no room"),
-    LeftError("the disk is full"),
+    DetachedError("the disk is full"),
     RunInUseError("/runs/a", "host:/runs#1"),
     TrainingError(
         RunResult(
@@ -78,4 +78,4 @@ def test_only_failed_checks_are_listed() -> None:
 )
 def test_server_that_is_away_may_answer_later(status: int, away: bool) -> None:
     """An unreachable or busy API server and an expired login may pass; a refusal does not."""
-    assert ClusterError("https://api", "GET pods", "no", status).is_away is away
+    assert ClusterError("https://api", "GET pods", "no", status).is_transient is away

@@ -157,7 +157,7 @@ def test_job_can_be_planned(name: str, launcher: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("env", [{}, {"NCCL_IB_HCA": "mlx5", "NCCL_IB_GID_INDEX": "3"}])
 def test_index_is_found_or_fixed(env: dict[str, str]) -> None:
     """A GID index is looked up on known HCAs only, and not if the fabric fixes it."""
-    with pytest.raises(ValueError, match="find_gid: needs env"):
+    with pytest.raises(ValueError, match="find_gid: requires env"):
         Fabric.model_validate({"about": "a", "find_gid": True, "env": env, "expect": {"transport": "roce"}})
 
 

@@ -42,7 +42,7 @@ def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> No
     [
         (
             {"notify": 5},
-            "notify: it is a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}, not 5",
+            "notify: must be a list of addresses, or {to: [slack://…], events: [failed], waiting: 30m}, not 5",
         ),
         ({"notify": {"to": []}}, "notify.to: tuple should have at least 1 item"),
         (

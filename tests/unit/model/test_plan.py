@@ -41,7 +41,7 @@ MAY_BE_EMPTY = (
 def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
     """Names of objects and pods are valid as host names and Services; all other names are valid for their kind."""
     made = plan_pods(profile, run)
-    pods = [f"{made.job}-{name}{'-abcde' if made.suffixed else ''}" for name in made.nodes]
+    pods = [f"{made.job}-{name}{'-abcde' if made.has_random_suffix else ''}" for name in made.nodes]
     rules = {
         SERVICE: [*at(made, r"metadata\.name"), *pods],
         LABEL: [
@@ -101,7 +101,7 @@ def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
     assert set(at(made, "minAvailable")) <= {nodes.min}
     assert set(at(made, "minReplicas")) <= {nodes.min}
     assert set(at(made, "maxReplicas")) <= {nodes.max}
-    assert set(at(made, "nprocPerNode")) <= ({str(profile.processes)} if profile.starter == "none" else set())
+    assert set(at(made, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
     assert {size for size in variables(made, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
     assert [each.pods for each in made.requires if isinstance(each, Capacity)] == [nodes.min]
 
@@ -156,7 +156,7 @@ def test_only_a_pod_of_a_node_loses_its_suffix(planned: Planned, pod: str, node:
 def test_store_starts_before_the_agents(write: Write, tmp_path: Path) -> None:
     """The etcd is the first process and has a log, but it is no node."""
     made = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)
-    assert [block.name for block in made.blocks] == list(made.logs) == ["etcd", "node-0", "node-1"]
+    assert [block.name for block in made.all_processes] == list(made.logs) == ["etcd", "node-0", "node-1"]
     assert list(made.nodes) == ["node-0", "node-1"]
 
 

@@ -7,13 +7,13 @@ from torchyard.model.pod import Pod
 
 def test_mappings_of_two_pods_are_joined() -> None:
     """Labels of the profile are added to those of the fabric, and win if both set the same one."""
-    over = Pod(labels={"team": "vision", "tier": "gold"}).over(Pod(labels={"fabric": "host", "tier": "any"}))
+    over = Pod(labels={"team": "vision", "tier": "gold"}).merge_over(Pod(labels={"fabric": "host", "tier": "any"}))
     assert over.labels == {"fabric": "host", "tier": "gold", "team": "vision"}
 
 
 def test_lists_of_two_pods_are_joined() -> None:
     """Capabilities of the profile are added to those of the fabric."""
-    assert Pod(capabilities=("SYS_PTRACE", "IPC_LOCK")).over(Pod(capabilities=("IPC_LOCK",))).capabilities == (
+    assert Pod(capabilities=("SYS_PTRACE", "IPC_LOCK")).merge_over(Pod(capabilities=("IPC_LOCK",))).capabilities == (
         "IPC_LOCK",
         "SYS_PTRACE",
     )
@@ -21,7 +21,7 @@ def test_lists_of_two_pods_are_joined() -> None:
 
 def test_single_values_are_replaced() -> None:
     """A single value of the profile replaces the fabric's, even if it is false."""
-    over = Pod(shm="64Gi", privileged=False).over(Pod(shm="32Gi", privileged=True))
+    over = Pod(shm="64Gi", privileged=False).merge_over(Pod(shm="32Gi", privileged=True))
     assert (over.shm, over.privileged) == ("64Gi", False)
 
 
@@ -29,7 +29,7 @@ def test_nothing_of_the_fabric_is_lost(planned: Planned) -> None:
     """A profile that adds to the pod keeps everything that the fabric sets."""
     fabric = load_profile("yolov5-volcano").network
     assert fabric
-    added = Pod(labels={"a": "b"}, tolerations=("spot",), devices=("/dev/gdrdrv",), workdir="/w").over(fabric.pod)
+    added = Pod(labels={"a": "b"}, tolerations=("spot",), devices=("/dev/gdrdrv",), workdir="/w").merge_over(fabric.pod)
     unchanged = {key: value for key, value in added if key not in ("labels", "tolerations", "devices", "workdir")}
     assert unchanged.items() <= dict(fabric.pod).items()
     assert added.devices == ("/dev/infiniband", "/dev/gdrdrv")

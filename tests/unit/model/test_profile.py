@@ -13,37 +13,37 @@ from torchyard.model.errors import ProfileError
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"agent": "none"}, "agent: none does not fit c10d"),
-        ({"agent": "launch", "rendezvous": "env"}, "agent: launch does not fit env"),
-        ({"rendezvous": "file"}, "shared_file: is where nodes meet with rendezvous file"),
-        ({"shared_file": "/pvc/meet"}, "shared_file: is where nodes meet with rendezvous file"),
+        ({"agent": "none"}, "agent: none cannot be combined with rendezvous: c10d"),
+        ({"agent": "launch", "rendezvous": "env"}, "agent: launch cannot be combined with rendezvous: env"),
+        ({"rendezvous": "file"}, "shared_file: is where nodes meet with rendezvous: file"),
+        ({"shared_file": "/pvc/meet"}, "shared_file: is where nodes meet with rendezvous: file"),
         (
             {"rendezvous": "env", "restarts": 2},
-            "restarts: torchrun starts processes again, and this job has no torchrun",
+            "restarts: requires torchrun, which restarts the processes; this job has none",
         ),
-        ({"min_busbw": 10}, "min_busbw: is what check_fabric must reach: set check_fabric too"),
+        ({"min_busbw": 10}, "min_busbw: requires check_fabric, which measures it: set check_fabric too"),
         (
             {"check_fabric": "30s", "nodes": 2},
-            "check_fabric: needs the GB/s that an all-reduce must reach: set min_busbw",
+            "check_fabric: requires the GB/s that an all-reduce must reach: set min_busbw",
         ),
-        ({"check_fabric": "30s", "min_busbw": 1}, "check_fabric: all nodes take part: one number of 2 or more, not 1"),
+        ({"check_fabric": "30s", "min_busbw": 1}, "check_fabric: requires one number of nodes, 2 or more, not 1"),
         (
             {"check_fabric": "30s", "min_busbw": 1, "nodes": {"min": 2, "max": 3}},
-            "check_fabric: all nodes take part: one number of 2 or more, not 2:3",
+            "check_fabric: requires one number of nodes, 2 or more, not 2:3",
         ),
         (
             {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "no-rdma"},
-            "check_fabric: needs the GB/s",
+            "check_fabric: requires the GB/s",
         ),
         (
             {"check_fabric": "30s", "nodes": 2, "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "processes": 2},
-            "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, and this job has 2 processes",
+            "check_fabric: the hardware file's 185 GB/s are for all 8 GPUs of a node, but this job has 2 processes",
         ),
         ({"check_fabric": "30s", "nodes": 2, "min_busbw": 0}, "min_busbw: input should be greater than 0"),
         ({"check_fabric": "soon", "nodes": 2}, "check_fabric: a duration is a number with a unit"),
-        ({"on_hang": "restart"}, "on_hang: restart needs another attempt: set attempts to 2 or more"),
+        ({"on_hang": "restart"}, "on_hang: restart requires another attempt: set attempts to 2 or more"),
         ({"on_hang": True}, "on_hang: .*'off', 'report', 'restart' or 'fail'"),
-        ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: env needs a fixed number of nodes: one number"),
+        ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: must be one number with rendezvous: env"),
     ],
 )
 def test_what_does_not_go_together_is_refused(write: Write, keys: dict[str, Any], said: str) -> None:
@@ -58,23 +58,23 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"image": "not an image!"}, "image: 'not an image!' names no image"),
-        ({"image": "Train:v1"}, "image: 'Train:v1' names no image"),
-        ({"mounts": {"data": {"claim": "x"}}}, "mounts: 'data' is no place in a pod: begin it with /"),
-        ({"mounts": {"": {"claim": "x"}}}, "mounts: '' is no place in a pod"),
-        ({"env": {"": "x"}}, "env: '' is no name of a variable"),
-        ({"env": {"A=B": "x"}}, "env: 'A=B' is no name of a variable"),
-        ({"env": {"GRÜSSE": "x"}}, "env: 'GRÜSSE' is no name of a variable"),
+        ({"image": "not an image!"}, "image: 'not an image!' is not the name of an image"),
+        ({"image": "Train:v1"}, "image: 'Train:v1' is not the name of an image"),
+        ({"mounts": {"data": {"claim": "x"}}}, "mounts: 'data' is not an absolute path: start it with /"),
+        ({"mounts": {"": {"claim": "x"}}}, "mounts: '' is not an absolute path"),
+        ({"env": {"": "x"}}, "env: '' is not the name of a variable"),
+        ({"env": {"A=B": "x"}}, "env: 'A=B' is not the name of a variable"),
+        ({"env": {"GRÜSSE": "x"}}, "env: 'GRÜSSE' is not the name of a variable"),
         ({"env": {"RANK": "0"}}, "env: RANK differs between processes"),
-        ({"args": ["--rank={node_rnk}"]}, "args: {node_rnk} stands for nothing: did you mean {node_rank}?"),
+        ({"args": ["--rank={node_rnk}"]}, "args: {node_rnk} is not a placeholder: did you mean {node_rank}?"),
         ({"resources": {"gpus": 1.5}}, "resources: gpus: 1.5 is not a number of devices: write a whole number"),
         ({"pod": {"limits": {"rdma/rdma": "500m"}}}, "rdma/rdma: 500m is not a number of devices"),
-        ({"resources": {"gpus": 2}, "processes": 4}, "processes: 4 for 2 GPUs on each node"),
+        ({"resources": {"gpus": 2}, "processes": 4}, "processes: must be 2 or less, one per GPU of a node, not 4"),
         (
             {"resources": {"gpus": 16}, "hardware": "oke/bm-gpu-b4-8", "fabric": "host"},
-            "resources: gpus: 16, but this hardware has 8 a node: ask for no more",
+            "resources: gpus: must be 8 or less on a node of this hardware, not 16",
         ),
-        ({"nodes": "two"}, "nodes: a number of nodes is one number, or {min: 2, max: 8}, not 'two'"),
+        ({"nodes": "two"}, "nodes: must be one number, or {min: 2, max: 8}, not 'two'"),
     ],
 )
 def test_value_that_no_cluster_takes_is_refused(write: Write, keys: dict[str, Any], said: str) -> None:
@@ -108,8 +108,8 @@ def test_own_threshold_comes_first(write: Write) -> None:
     """`min_busbw` takes precedence over the hardware file's; without both there is none."""
     shape = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": 2, "processes": 8, "launcher": "volcano"}
     shape |= {"image": "train:v1", "check_fabric": "30s"}
-    found = [load(write(**shape, **own)).least_busbw for own in ({}, {"min_busbw": 20})]
-    assert [*found, load(write()).least_busbw] == [185, 20, None]
+    found = [load(write(**shape, **own)).required_busbw for own in ({}, {"min_busbw": 20})]
+    assert [*found, load(write()).required_busbw] == [185, 20, None]
 
 
 @pytest.mark.parametrize("written", ["off", "'off'", "no"])

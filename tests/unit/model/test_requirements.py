@@ -15,7 +15,7 @@ from torchyard.model.requirements import (
 
 OF_HOSTS: TypeAdapter[HostRequirement] = TypeAdapter(HostRequirement)
 IN_CLUSTER: TypeAdapter[ClusterRequirement] = TypeAdapter(ClusterRequirement)
-ROOM = Capacity(pods=2, labels={}, tolerations=("nvidia.com/gpu",), resources={"cpu": "500m"}, alone=True)
+ROOM = Capacity(pods=2, labels={}, tolerations=("nvidia.com/gpu",), resources={"cpu": "500m"}, one_per_node=True)
 
 
 @pytest.mark.parametrize(
