@@ -74,7 +74,7 @@ def test_run_folder_is_resumed(write: Write, tmp_path: Path) -> None:
     assert report
     lines = [line for line in Path(process["log"]).read_text().splitlines() if "{" in line]
     steps = [json.loads(line.partition(" | ")[2])["step"] for line in lines]
-    assert (end, len(report.attempts), report.left, steps) == ("succeeded", 1, (), list(range(1, 16)))
+    assert (end, len(report.attempts), report.leftovers, steps) == ("succeeded", 1, (), list(range(1, 16)))
 
 
 @pytest.fixture

@@ -11,13 +11,12 @@ from torchyard.launchers.registry import list_launchers, load_launcher
 from torchyard.model.base import FrozenModel
 
 CODE = ("torchyard", "tasks", "flows", "scripts")
-SHIMS = {"tasks/recovery.py", "tasks/sweep.py", "tasks/host/runai.py"}  # for runs of earlier versions
 
 
 def list_modules() -> list[Path]:
     """Every module of the code, relative to the project."""
     paths = [path.relative_to(ROOT) for folder in CODE for path in (ROOT / folder).rglob("*.py")]
-    return sorted(path for path in paths if path.stem != "__init__" and str(path) not in SHIMS)
+    return sorted(path for path in paths if path.stem != "__init__")
 
 
 def mirror(module: Path) -> Path:
