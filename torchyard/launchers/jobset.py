@@ -10,9 +10,9 @@ from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Object, Permission
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, ReferencedObject, Permission
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
@@ -44,11 +44,11 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        needs = _list_requirements(None)
-        frame = user_manifest.JobKind(
-            _API, _KIND, "jobset", _list_watched_kinds(), needs, _list_pod_sets, suffixed=True
+        job_requirements = _list_requirements(None)
+        job_kind = user_manifest.JobKind(
+            _API, _KIND, "jobset", _list_watched_kinds(), job_requirements, _list_pod_sets, suffixed=True
         )
-        return user_manifest.plan_manifest(profile, run, frame)
+        return user_manifest.plan_manifest(profile, run, job_kind)
     _validate_profile(profile, run)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -57,9 +57,9 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         store=etcd,
         objects=(*build_files(profile, run), _build_jobset(profile, run, options)),
         tasks={f"{_JOB_NAME}-0": profile.nodes.max},
-        suffixed=True,
+        has_random_suffix=True,
         container=_JOB_NAME,
-        template=("spec", "replicatedJobs", 0, "template", "spec", "template"),
+        template_path=("spec", "replicatedJobs", 0, "template", "spec", "template"),
         watch=_list_watched_kinds(),
         ranks=command.rank_source(profile),
         requires=(
@@ -77,9 +77,9 @@ def _validate_profile(profile: Profile, run: Run) -> None:
     if profile.nodes.min != profile.nodes.max:
         findings.append(f"nodes: a JobSet needs all of its pods: one number, not {profile.nodes}")
     last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
-    if over := max(len(last) - _MAX_POD_NAME_CHARS, 0):
+    if excess := max(len(last) - _MAX_POD_NAME_CHARS, 0):
         findings.append(
-            f"name: the pod {last} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's name by {over}"
+            f"name: the pod {last} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's name by {excess}"
         )
     if findings:
         raise ProfileError(profile.name, tuple(findings))
@@ -87,9 +87,9 @@ def _validate_profile(profile: Profile, run: Run) -> None:
 
 def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The JobSet. A failed pod ends it and nothing restarts: a new attempt is torchyard's."""
-    place, pods = _build_place(profile, run), profile.nodes.max
-    env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
-    container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, place), env)
+    node, pods = _build_job_node(profile, run), profile.nodes.max
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, node, _INDEX_FIELD))
+    container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, node), env)
     job = {
         "completionMode": "Indexed",
         "completions": pods,
@@ -97,11 +97,11 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
         "backoffLimit": 0,
         "template": template.pod_template(profile, run, container),
     }
-    queue = {_QUEUE_LABEL: options.queue} if options.queue else {}
+    queue_labels = {_QUEUE_LABEL: options.queue} if options.queue else {}
     return {
         "apiVersion": _API,
         "kind": _KIND,
-        "metadata": {"name": run.job(profile), "labels": {**template.attempt_labels(profile, run), **queue}},
+        "metadata": {"name": run.job(profile), "labels": {**template.attempt_labels(profile, run), **queue_labels}},
         "spec": {
             "failurePolicy": {"maxRestarts": 0},
             "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
@@ -117,30 +117,30 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
     }
 
 
-def _build_place(profile: Profile, run: Run) -> JobNode:
+def _build_job_node(profile: Profile, run: Run) -> JobNode:
     """A pod's host name is its own name without the random suffix, in a Service named like the JobSet."""
     job = run.job(profile)
-    own = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
+    address = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
     if profile.rendezvous == "etcd-v2":
         return JobNode(
-            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, address
         )
     return JobNode(
-        Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE_VARIABLE, own
+        Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE_VARIABLE, address
     )
 
 
-def _list_watched_kinds() -> tuple[Watched, ...]:
-    return (Watched(api=_API, kind=_KIND), Watched(api="v1", kind="Pod"))
+def _list_watched_kinds() -> tuple[WatchedKind, ...]:
+    return (WatchedKind(api=_API, kind=_KIND), WatchedKind(api="v1", kind="Pod"))
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
     """Each Job of a JobSet: <name>-<number>. A Job without `completions` ends with any one of its pods."""
-    for place, each in enumerate(job["spec"]["replicatedJobs"]):
-        spec = each["template"]["spec"]
-        way = ("spec", "replicatedJobs", place, "template", "spec", "template")
-        for number in range(int(each.get("replicas", 1))):
-            yield PodSet(f"{each['name']}-{number}", int(spec.get("parallelism", 1)), way)
+    for index, replicated_job in enumerate(job["spec"]["replicatedJobs"]):
+        spec = replicated_job["template"]["spec"]
+        template_path = ("spec", "replicatedJobs", index, "template", "spec", "template")
+        for number in range(int(replicated_job.get("replicas", 1))):
+            yield PodSet(f"{replicated_job['name']}-{number}", int(spec.get("parallelism", 1)), template_path)
 
 
 def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
@@ -148,26 +148,26 @@ def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
         CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
         # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
-        *((Object(what="LocalQueue", name=queue),) if queue else ()),
+        *((ReferencedObject(object_kind="LocalQueue", name=queue),) if queue else ()),
         requirements.job_permission("jobsets.jobset.x-k8s.io"),
         Permission(verbs=("list",), resource="jobs.batch"),  # to check that the Job which it creates is gone
     )
 
 
-_WORDS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
+_TERMS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
 
 
 def read_status(observed: Observation) -> Status:
     """The JobSet's status: its end from its conditions, the rest from its pods."""
     gang = _read_gang(observed)
-    known = job_status.read_job_conditions(observed, _WORDS, gang)
-    begun = any(name.startswith("Removed/") for name in observed.seen)  # no condition says so
-    return known or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang, begun)
+    status = job_status.read_job_conditions(observed, _TERMS, gang)
+    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition says so
+    return status or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang, has_started)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
     job, total = job_status.find_job_object(observed, _KIND) or {}, 0
-    for each in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
-        replicas, pods = each.get("replicas", 1), pod_facts.get_mapping(each, "template", "spec").get("parallelism", 1)
+    for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
+        replicas, pods = replicated_job.get("replicas", 1), pod_facts.get_mapping(replicated_job, "template", "spec").get("parallelism", 1)
         total += replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else 0
     return job_status.Gang(total, total)

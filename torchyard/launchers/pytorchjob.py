@@ -10,7 +10,7 @@ from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import WITH_AGENT, Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.run import Observation, Run, Status
@@ -45,11 +45,11 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        needs = list_requirements(_read_queue(profile))
+        job_requirements = list_requirements(_read_queue(profile))
         return user_manifest.plan_manifest(
             profile,
             run,
-            user_manifest.JobKind(_API, KIND, "pytorchjob", list_watched_kinds(), needs, list_pod_sets, ports=True),
+            user_manifest.JobKind(_API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, ports=True),
         )
     job = _build_pytorchjob(profile, run, options)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
@@ -60,7 +60,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         objects=(*build_files(profile, run), job),
         tasks={role.lower(): pods for role, pods in _count_pods_by_role(profile).items()},
         container=_CONTAINER_NAME,
-        template=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),
+        template_path=("spec", "pytorchReplicaSpecs", next(iter(_count_pods_by_role(profile))), "template"),
         watch=list_watched_kinds(),
         ranks=command.rank_source(profile),
         requires=(
@@ -81,10 +81,10 @@ def _count_pods_by_role(profile: Profile) -> dict[str, int]:
 
 def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The PyTorchJob. A failed pod stays, with its log; a new attempt is torchyard's."""
-    place = _build_place(profile, run)
-    variables = process_env.pod_environment(profile, place, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
+    node = _build_job_node(profile, run)
+    variables = process_env.pod_environment(profile, node, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
     env = template.build_container_env(profile, run, variables)
-    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, place), env)
+    container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, node), env)
     # If no port has this name, the operator adds 23456: under the host's network, only one such job per node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
     pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
@@ -94,9 +94,9 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
         "kind": KIND,
         "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
         "spec": {
-            **_build_elastic_policy(profile, run, place.endpoint),
+            **_build_elastic_policy(profile, run, node.endpoint),
             # The operator multiplies WORLD_SIZE by this; without it, it is the number of pods in any version.
-            **({"nprocPerNode": str(profile.processes)} if profile.starter == "none" else {}),
+            **({"nprocPerNode": str(profile.processes)} if profile.resolved_agent == "none" else {}),
             "runPolicy": {
                 "cleanPodPolicy": "None",
                 "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
@@ -110,7 +110,7 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
     }
 
 
-def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[str, Any]:
+def _build_elastic_policy(profile: Profile, run: Run, endpoint: Endpoint) -> dict[str, Any]:
     """The rendezvous in the operator's terms, if the agents meet in a store.
 
     Without an id every job would be called `none`, and a store refuses an id that another job has closed.
@@ -121,8 +121,8 @@ def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[s
         "elasticPolicy": {
             "rdzvBackend": profile.rendezvous,
             "rdzvId": torchrun.rendezvous_id(profile, run),
-            "rdzvHost": meets.address,
-            "rdzvPort": meets.port,
+            "rdzvHost": endpoint.address,
+            "rdzvPort": endpoint.port,
             "minReplicas": profile.nodes.min,
             "maxReplicas": profile.nodes.max,
             "maxRestarts": 0,
@@ -130,38 +130,38 @@ def _build_elastic_policy(profile: Profile, run: Run, meets: Endpoint) -> dict[s
     }
 
 
-def _build_place(profile: Profile, run: Run) -> JobNode:
+def _build_job_node(profile: Profile, run: Run) -> JobNode:
     """The operator creates a Service for each pod, and gives the pods of a job with a master their RANK."""
     job, port = run.job(profile), torchrun.first_port(run)
     if profile.rendezvous not in WITH_AGENT:
         return JobNode(Endpoint(address=f"{job}-master-0", port=port), "RANK")
-    own = f"{job}-worker-$({process_env.NODE_VARIABLE})"
+    address = f"{job}-worker-$({process_env.NODE_VARIABLE})"
     if profile.rendezvous == "etcd-v2":
         return JobNode(
-            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, own
+            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, address
         )
-    return JobNode(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE_VARIABLE, own)
+    return JobNode(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE_VARIABLE, address)
 
 
-def list_watched_kinds() -> tuple[Watched, ...]:
+def list_watched_kinds() -> tuple[WatchedKind, ...]:
     return (
-        Watched(api=_API, kind=KIND),
-        Watched(api="v1", kind="Pod"),
-        Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
+        WatchedKind(api=_API, kind=KIND),
+        WatchedKind(api="v1", kind="Pod"),
+        WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup", by_name=True),
     )
 
 
 def _read_queue(profile: Profile) -> str | None:
     """The queue that a manifest's PyTorchJob names for its PodGroup."""
-    job = next((each for each in profile.manifest if each["kind"] == KIND), {})
+    job = next((obj for obj in profile.manifest if obj["kind"] == KIND), {})
     queue = pod_facts.get_mapping(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
     return str(queue) if queue else None
 
 
 def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
     """The replicas of a PyTorchJob; one if their number is not given."""
-    for role, part in job["spec"]["pytorchReplicaSpecs"].items():
-        pods = 1 if part.get("replicas") is None else int(part["replicas"])
+    for role, replica_spec in job["spec"]["pytorchReplicaSpecs"].items():
+        pods = 1 if replica_spec.get("replicas") is None else int(replica_spec["replicas"])
         yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
 
 
@@ -176,7 +176,7 @@ def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
     )
 
 
-_WORDS = job_status.JobKindTerms(KIND, "Succeeded", "runPolicy.suspend")
+_TERMS = job_status.JobKindTerms(KIND, "Succeeded", "runPolicy.suspend")
 
 
 def read_status(observed: Observation) -> Status:
@@ -185,8 +185,8 @@ def read_status(observed: Observation) -> Status:
     The operator calls an elastic job Succeeded as soon as one worker is, and Running while one never gets a node.
     """
     gang = _read_gang(observed)
-    known = job_status.read_job_conditions(observed, _WORDS, gang)
-    return known or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang)
+    status = job_status.read_job_conditions(observed, _TERMS, gang)
+    return status or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

@@ -24,7 +24,7 @@ from torchyard.pods.runai_flags import Generation
 
 PROGRAM_IS_A_FILE = False
 _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
-_SUBMIT_WORDS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
+_SUBMIT_ARGS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
 # Kubernetes' reasons and Run:ai's own: causes that no log shows.
 _RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.items()} | {
@@ -47,7 +47,7 @@ class Options(FrozenModel):
     preemptible: bool = Field(False, description="let a session exceed the quota, as a training may")
 
     @model_validator(mode="after")
-    def fitting(self) -> "Options":
+    def validate_combinations(self) -> "Options":
         if self.preemptible and not self.interactive:
             raise ValueError("preemptible: is for interactive sessions; a training can always be preempted")
         if self.through == "cli-v1" and len(self.node_pools) > 1:
@@ -67,17 +67,17 @@ def plan(profile: Profile, run: Run) -> Plan:
         return _plan_pytorchjob(profile, run, options)
     if findings := tuple(runai_flags.find_unsupported_settings(profile, options.through)):
         raise ProfileError(profile.name, findings)
-    needs = RunaiCli(host="localhost", cli=options.cli, generation=options.through, project=options.project)
+    cli_requirement = RunaiCli(host="localhost", cli=options.cli, generation=options.through, project=options.project)
     return CommandPlan(
         launcher="runai",
         job=run.job(profile),
         label=f"{run.name(profile)}/{run.attempt}/",
-        on=tuple(_build_pod_process(profile, run, options, node) for node in range(profile.nodes.max)),
+        processes=tuple(_build_pod_process(profile, run, options, node) for node in range(profile.nodes.max)),
         ranks=command.rank_source(profile),
         expect=profile.network.expect if profile.network else None,
         on_fabric=profile.on_fabric,
         on_hang=profile.on_hang,
-        requires=(WritableFolder(host="localhost", path=run.folder), needs),
+        requires=(WritableFolder(host="localhost", path=run.folder), cli_requirement),
     )
 
 
@@ -87,11 +87,11 @@ def plan(profile: Profile, run: Run) -> Plan:
 def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) -> Process:
     """One pod: node 0 is the job's master."""
     name, folder = f"node-{node}", f"{run.folder}/attempt-{run.attempt}"
-    facts = (folder, name, str(profile.nodes.max), options.through, options.project, options.cli)
+    job_argv = (folder, name, str(profile.nodes.max), options.through, options.project, options.cli)
 
-    def door(verb: str, **given: Any) -> Command:
-        argv = (sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *facts, verb, run.job(profile))
-        return Command(argv=argv, input=given or None)
+    def build_command(verb: str, **input_fields: Any) -> Command:
+        argv = (sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *job_argv, verb, run.job(profile))
+        return Command(argv=argv, input=input_fields or None)
 
     return Process(
         name=name,
@@ -99,10 +99,10 @@ def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) 
         log=run.log(name),
         submit=None
         if node
-        else door("submit", argv=list(_build_submit_command(profile, run, options)), run=run.name(profile)),
-        status=door("status"),
-        follow=door("follow"),
-        cancel=None if node else door("cancel"),
+        else build_command("submit", argv=list(_build_submit_command(profile, run, options)), run=run.name(profile)),
+        status=build_command("status"),
+        follow=build_command("follow"),
+        cancel=None if node else build_command("cancel"),
     )
 
 
@@ -110,10 +110,10 @@ def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple
     """The whole command line that submits the job. Pods stay when it ends, so that their logs can still be read."""
     generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
     return (
-        *(options.cli, *_SUBMIT_WORDS[generation], run.job(profile), "--project", options.project),
+        *(options.cli, *_SUBMIT_ARGS[generation], run.job(profile), "--project", options.project),
         *("--image", str(profile.image), "--workers", str(profile.nodes.max - 1)),
         *("--clean-pod-policy", "None", "--backoff-limit", str(options.backoff_limit)),
-        *(word for pool in options.node_pools for word in ("--node-pools", pool)),
+        *(arg for pool in options.node_pools for arg in ("--node-pools", pool)),
         *_build_session_flags(options, generation),
         *runai_flags.build_cli_flags(profile, run, generation),
     )
@@ -135,17 +135,17 @@ def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPl
     """The PyTorchJob, for Run:ai's scheduler: in the project's namespace, with the labels that name its queue."""
     namespace, labels = f"runai-{options.project}", {"project": options.project, "runai/queue": options.project}
     if profile.cluster.namespace not in (None, namespace):
-        said = f"cluster.namespace: project {options.project} has {namespace}, not {profile.cluster.namespace}"
-        raise ProfileError(profile.name, (f"{said}: leave the key out",))
+        message = f"cluster.namespace: project {options.project} has {namespace}, not {profile.cluster.namespace}"
+        raise ProfileError(profile.name, (f"{message}: leave the key out",))
     quota = {} if not options.interactive else {"priority_class": "build"}
     quota |= {"priority_class": "interactive-preemptible"} if options.preemptible else {}
-    ours = Pod.model_validate({"scheduler": _SCHEDULER_NAME, **quota})
-    pod = profile.pod.over(ours).model_copy(update={"labels": {**profile.pod.labels, **labels}})
+    runai_pod = Pod.model_validate({"scheduler": _SCHEDULER_NAME, **quota})
+    pod = profile.pod.merge_over(runai_pod).model_copy(update={"labels": {**profile.pod.labels, **labels}})
     cluster = Cluster(context=profile.cluster.context, namespace=namespace)
-    made = pytorchjob.plan(profile.model_copy(update={"options": {}, "pod": pod, "cluster": cluster}), run)
-    *others, job = made.objects
+    job_plan = pytorchjob.plan(profile.model_copy(update={"options": {}, "pod": pod, "cluster": cluster}), run)
+    *others, job = job_plan.objects
     metadata = {**job["metadata"], "labels": {**job["metadata"]["labels"], **labels}}
-    return made.model_copy(update={"launcher": "runai", "objects": (*others, {**job, "metadata": metadata})})
+    return job_plan.model_copy(update={"launcher": "runai", "objects": (*others, {**job, "metadata": metadata})})
 
 
 # --- the job's status
@@ -156,54 +156,54 @@ def read_status(observed: Observation) -> Status:
 
     As with a PyTorchJob, Succeeded counts only once every pod has succeeded, and a pod that fails ends the others.
     """
-    pods = {name: get_mapping(seen) for name, seen in observed.seen.items() if name.startswith("node-")}
+    pods = {name: get_mapping(state) for name, state in observed.states.items() if name.startswith("node-")}
     if not pods:
         return pytorchjob.read_status(observed)
-    if ended := next(_find_job_endings(pods, observed.at), None):
-        return ended
-    done = [name for name, seen in pods.items() if seen.get("phase") == "exited"]
-    begun = [name for name, seen in pods.items() if seen.get("phase") in ("running", "exited")]
-    if len(done) == len(pods):
-        return Status(state="succeeded", reason=f"{len(done)} of {len(pods)} pods succeeded")
-    reason = f"{len(begun)} of {len(pods)} pods run{_describe_waiting(pods)}"
-    return Status(state="running" if len(begun) == len(pods) else "pending", reason=reason)
+    if end_status := next(_find_job_endings(pods, observed.observed_at), None):
+        return end_status
+    succeeded = [name for name, state in pods.items() if state.get("phase") == "exited"]
+    started = [name for name, state in pods.items() if state.get("phase") in ("running", "exited")]
+    if len(succeeded) == len(pods):
+        return Status(state="succeeded", reason=f"{len(succeeded)} of {len(pods)} pods succeeded")
+    reason = f"{len(started)} of {len(pods)} pods run{_describe_waiting(pods)}"
+    return Status(state="running" if len(started) == len(pods) else "pending", reason=reason)
 
 
-def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], at: float) -> Iterator[Status]:
+def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Status]:
     """What ended the job: the pod that failed first, else one that will never run, else a deletion."""
-    bad = [name for name, seen in pods.items() if seen.get("phase") == "exited" and seen.get("exit") != 0]
-    stuck = [name for name, seen in pods.items() if seen.get("phase") == "starting" and _is_hopeless(seen, at)]
-    for name in (*sorted(bad, key=lambda name: _read_time(pods[name], "ended")), *stuck):
-        word = str(pods[name].get("word"))
-        if reason := _RUNAI_REASONS.get(word.lower()):
-            sentence = f"{name}: {reason.sentence} ({word})"
+    failed = [name for name, state in pods.items() if state.get("phase") == "exited" and state.get("exit") != 0]
+    stuck = [name for name, state in pods.items() if state.get("phase") == "starting" and _is_hopeless(state, now)]
+    for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
+        state_name = str(pods[name].get("word"))
+        if reason := _RUNAI_REASONS.get(state_name.lower()):
+            sentence = f"{name}: {reason.sentence} ({state_name})"
             failure = Failure(cause=reason.slug, sentence=sentence, node=name, retry=reason.retry)
             yield Status(state="failed", reason=sentence, failure=failure)
-        yield Status(state="failed", reason=f"{name} ended as {word}")
-    if any(seen.get("phase") == "absent" for seen in pods.values()):
+        yield Status(state="failed", reason=f"{name} ended as {state_name}")
+    if any(state.get("phase") == "absent" for state in pods.values()):
         yield Status(state="gone", reason="the job was deleted from Run:ai by somebody else")
 
 
-def _is_hopeless(seen: Mapping[str, Any], at: float) -> bool:
+def _is_hopeless(state: Mapping[str, Any], now: float) -> bool:
     """Whether a pod has been for long enough in a state from which it will never run."""
-    reason = _RUNAI_REASONS.get(str(seen.get("word")).lower())
-    return bool(reason and at - (_read_time(seen, "since") or at) >= reason.patience)
+    reason = _RUNAI_REASONS.get(str(state.get("word")).lower())
+    return bool(reason and now - (_read_time(state, "since") or now) >= reason.patience)
 
 
-def _read_time(seen: Mapping[str, Any], key: str) -> float:
+def _read_time(state: Mapping[str, Any], key: str) -> float:
     """A time that a pod's status command reported; 0 if it reported none."""
-    at = seen.get(key)
-    return float(at) if isinstance(at, float | int) else 0.0
+    timestamp = state.get(key)
+    return float(timestamp) if isinstance(timestamp, float | int) else 0.0
 
 
 def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
     """What the job waits for, in Run:ai's own word, and whether Run:ai answers at all."""
     waiting = [
-        f"{name}: {seen.get('word') or 'no state known yet'}" for name, seen in pods.items() if _is_starting(seen)
+        f"{name}: {state.get('word') or 'no state known yet'}" for name, state in pods.items() if _is_starting(state)
     ]
-    silent = next((seen["detail"] for seen in pods.values() if seen.get("detail")), "")
-    return "".join(f"; {each}" for each in (*waiting[:1], f"runai does not answer: {silent}" if silent else "") if each)
+    outage = next((state["detail"] for state in pods.values() if state.get("detail")), "")
+    return "".join(f"; {message}" for message in (*waiting[:1], f"runai does not answer: {outage}" if outage else "") if message)
 
 
-def _is_starting(seen: Mapping[str, Any]) -> bool:
-    return seen.get("phase") in (None, "starting")
+def _is_starting(state: Mapping[str, Any]) -> bool:
+    return state.get("phase") in (None, "starting")

@@ -9,7 +9,7 @@ from torchyard.agents import command, process_env, torchrun
 from torchyard.agents.torchrun import Endpoint, JobNode
 from torchyard.diagnosis import job_status, pod_facts
 from torchyard.model.base import FrozenModel
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, OpenQueue, Permission
 from torchyard.model.run import Observation, Run, Status
@@ -44,9 +44,9 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        needs = _list_requirements(_read_queue(profile))
+        job_requirements = _list_requirements(_read_queue(profile))
         return user_manifest.plan_manifest(
-            profile, run, user_manifest.JobKind(_API, _KIND, "volcano", _list_watched_kinds(), needs, _list_pod_sets)
+            profile, run, user_manifest.JobKind(_API, _KIND, "volcano", _list_watched_kinds(), job_requirements, _list_pod_sets)
         )
     job = _build_volcano_job(profile, run, options)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
@@ -57,7 +57,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
         objects=(*build_files(profile, run), job),
         tasks={_TASK_NAME: profile.nodes.max},
         container=_TASK_NAME,
-        template=("spec", "tasks", 0, "template"),
+        template_path=("spec", "tasks", 0, "template"),
         watch=_list_watched_kinds(),
         ranks=command.rank_source(profile),
         requires=(
@@ -71,9 +71,9 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
 def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
     """The Job, with every default that a webhook would fill in: an installation may lack the webhook."""
-    place = _build_place(profile, run)
-    env = template.build_container_env(profile, run, process_env.pod_environment(profile, place, _INDEX_FIELD))
-    worker = template.build_container(profile, _TASK_NAME, command.pod_command(profile, run, place), env)
+    node = _build_job_node(profile, run)
+    env = template.build_container_env(profile, run, process_env.pod_environment(profile, node, _INDEX_FIELD))
+    worker = template.build_container(profile, _TASK_NAME, command.pod_command(profile, run, node), env)
     task = {
         "name": _TASK_NAME,
         "replicas": profile.nodes.max,
@@ -104,12 +104,12 @@ def _build_policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
     An elastic job has no policy, because a deleted pod fails before it is gone: the others go on, and Volcano
     creates it again.
     """
-    elastic = profile.nodes.min != profile.nodes.max
-    ends = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
-    return {} if elastic else {"policies": ends}
+    is_elastic = profile.nodes.min != profile.nodes.max
+    policies = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
+    return {} if is_elastic else {"policies": policies}
 
 
-def _build_place(profile: Profile, run: Run) -> JobNode:
+def _build_job_node(profile: Profile, run: Run) -> JobNode:
     """The svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
     job = run.job(profile)
     if profile.rendezvous == "etcd-v2":
@@ -119,25 +119,25 @@ def _build_place(profile: Profile, run: Run) -> JobNode:
     return JobNode(endpoint, process_env.NODE_VARIABLE, f"{job}-{_TASK_NAME}-$({process_env.NODE_VARIABLE}).{job}")
 
 
-def _list_watched_kinds() -> tuple[Watched, ...]:
+def _list_watched_kinds() -> tuple[WatchedKind, ...]:
     return (
-        Watched(api=_API, kind=_KIND),
-        Watched(api="v1", kind="Pod"),
-        Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
+        WatchedKind(api=_API, kind=_KIND),
+        WatchedKind(api="v1", kind="Pod"),
+        WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup"),
     )
 
 
 def _read_queue(profile: Profile) -> str:
     """The queue that a manifest's Job names; if it names none, Volcano's webhook sets `default`."""
-    specs = [each.get("spec") for each in profile.manifest if each["kind"] == _KIND]
+    specs = [obj.get("spec") for obj in profile.manifest if obj["kind"] == _KIND]
     return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
     """The tasks of a Job. A task without `replicas` has no pods."""
-    for place, task in enumerate(job["spec"]["tasks"]):
+    for index, task in enumerate(job["spec"]["tasks"]):
         pods = int(task.get("replicas") or 0)
-        yield PodSet(task.get("name") or f"default{place}", pods, ("spec", "tasks", place, "template"))
+        yield PodSet(task.get("name") or f"default{index}", pods, ("spec", "tasks", index, "template"))
 
 
 def _list_requirements(queue: str) -> tuple[ClusterRequirement, ...]:
@@ -180,13 +180,13 @@ def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
 
 def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Gang) -> bool:
     """Whether too few pods are left to succeed: Volcano says so only when the last one has ended."""
-    written = [pod_facts.get_mapping(job, "spec"), *pod_facts.get_mappings(job, "spec", "tasks")]
-    policies = [policy for each in written for policy in pod_facts.get_mappings(each, "policies")]
+    specs = [pod_facts.get_mapping(job, "spec"), *pod_facts.get_mappings(job, "spec", "tasks")]
+    policies = [policy for spec in specs for policy in pod_facts.get_mappings(spec, "policies")]
     if any(str(policy.get("action")).startswith("Restart") for policy in policies):
         return False
-    lost = [
+    failed = [
         pod
         for pod in pods.values()
         if pod_facts.read_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
     ]
-    return bool(lost) and gang.pods - len(lost) < gang.least
+    return bool(failed) and gang.pods - len(failed) < gang.least

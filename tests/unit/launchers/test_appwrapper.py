@@ -8,7 +8,7 @@ from tests.conftest import Planned
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Controller, CrdServed, Object, Permission
+from torchyard.model.requirements import Controller, CrdServed, ReferencedObject, Permission
 from torchyard.model.run import Observation
 
 MCAD = ["mcad.ibm.com/v1beta1", "workload.codeflare.dev/v1beta1"]
@@ -31,7 +31,7 @@ def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
 
 def inner(plan: ManifestPlan) -> dict[str, Any]:
     found: Any = plan.main
-    for key in appwrapper._find_inner_path(plan.main):
+    for key in appwrapper._find_wrapped_path(plan.main):
         found = found[key]
     job: dict[str, Any] = found
     return job
@@ -96,7 +96,7 @@ def test_queue_is_a_label_and_is_asked_for(wrapped: Planned) -> None:
     """Kueue reads the queue from a label of the wrapper, and preflight looks for it."""
     plan = wrapped(options={"queue": "team"})
     assert plan.main["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "team"
-    assert Object(what="LocalQueue", name="team") in plan.requires
+    assert ReferencedObject(object_kind="LocalQueue", name="team") in plan.requires
 
 
 @pytest.mark.parametrize("api", MCAD)

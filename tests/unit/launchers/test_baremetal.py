@@ -30,7 +30,7 @@ def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None
     """A second attempt shares no rendezvous id, port or folder with the first."""
     first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
     for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
-        found = [re.findall(pattern, str(plan.on[0].submit)) for plan in (first, second)]
+        found = [re.findall(pattern, str(plan.processes[0].submit)) for plan in (first, second)]
         assert found[0] != found[1]
 
 
@@ -72,7 +72,7 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
     os.environ["TORCHYARD_PROFILES"] = str(tmp_path)
     profile = load(write(hardware="lab/pair", fabric="fast", env={"NCCL_DEBUG": "WARN"}))
     plan = command_plan_of(profile, tmp_path)
-    submit = plan.on[0].submit
+    submit = plan.processes[0].submit
     assert submit
     assert submit.input
     env = submit.input["env"]
@@ -85,7 +85,7 @@ def test_fabric_of_machines_is_its_environment(write: Write, tmp_path: Path) -> 
 def test_hosts_run_the_program_alone(write: Write, tmp_path: Path) -> None:
     """On machines, too, a program without an agent gets its rendezvous and its rank in the environment."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="env", args=["{node_rank}"])), tmp_path)
-    submit = plan.on[1].submit
+    submit = plan.processes[1].submit
     assert submit
     assert submit.input
     argv, env = submit.input["argv"], submit.input["env"]

@@ -134,6 +134,6 @@ def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
 
 def test_job_whose_nodes_had_joined_has_started() -> None:
     """A PyTorchJob that recreates a pod is not taken for one that never started."""
-    seen = FILES["pytorchjob-ok"][1].observed.seen
+    seen = FILES["pytorchjob-ok"][1].observed.states
     status = read("pytorchjob-ok", Observation(seen, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"

@@ -104,7 +104,7 @@ def test_success_is_that_of_every_pod(moment: Recorded) -> None:
 def test_failure_has_evidence(moment: Recorded) -> None:
     """A job that failed has a pod that says so, or a controller that does."""
     if moment.expected == "failed":
-        said = str([thing["status"] for thing in moment.observed.seen.values()])
+        said = str([thing["status"] for thing in moment.observed.states.values()])
         assert any(word in said for word in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
 
 
@@ -209,9 +209,9 @@ PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapp
 def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
     """A finished job has not succeeded if the phase of a pod is anything but Succeeded."""
     moment = moments(case, "succeeded")[-1]
-    seen = copy.deepcopy(dict(moment.observed.seen))
+    seen = copy.deepcopy(dict(moment.observed.states))
     next(thing for name, thing in seen.items() if name.startswith("Pod/"))["status"]["phase"] = junk
-    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+    assert read(case, Observation(seen, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
 @PODS
@@ -219,10 +219,10 @@ def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
 def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
     """An exit code that is not the number 0 is not a success."""
     moment = moments(case, "succeeded")[-1]
-    seen = copy.deepcopy(dict(moment.observed.seen))
+    seen = copy.deepcopy(dict(moment.observed.states))
     pod = next(thing for name, thing in seen.items() if name.startswith("Pod/"))
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = junk
-    assert read(case, Observation(seen, frozenset(), moment.observed.at)).state != "succeeded"
+    assert read(case, Observation(seen, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
 @pytest.mark.parametrize("case", SPOKEN)
@@ -239,7 +239,7 @@ def inside_kinds() -> set[str]:
     @settings(max_examples=1000, database=None, derandomize=True)
     @given(damaged())
     def draw(damage: tuple[str, Observation]) -> None:
-        for thing in damage[1].seen.values():
+        for thing in damage[1].states.values():
             parts = {"object": thing} | (thing if isinstance(thing, dict) else {})
             found.update(f"{key}: {type(value).__name__}" for key, value in parts.items())
 
