@@ -13,10 +13,10 @@ from torchyard.tasks.recovery import recover_lost_runs
 @flow(name="comeback")
 def comeback() -> State[Any]:
     """Check the current state of every run that may have lost its launcher, and schedule those that have."""
-    looked = recover_lost_runs()
-    if looked.faults:
-        return Failed(message=f"{looked}; not checked: {', '.join(looked.faults)}")
-    return Completed(message=str(looked))
+    result = recover_lost_runs()
+    if result.faults:
+        return Failed(message=f"{result}; not checked: {', '.join(result.faults)}")
+    return Completed(message=str(result))
 
 
 if __name__ == "__main__":

@@ -28,17 +28,17 @@ def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool =
     )  # Prefect takes the state, and callers get its data
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """`python flows/train.py PROFILE [--set KEY=VALUE ...]`: the same flow, without a deployment."""
     parser = argparse.ArgumentParser(prog="flows/train.py", description=main.__doc__)
     parser.add_argument("profile")
     add_overrides(parser)
-    asked = parser.parse_args(words)
+    args = parser.parse_args(argv)
     spell_anything()
-    end = train(asked.profile, read_overrides(asked.set), return_state=True)
-    if not end.is_completed():
-        print(f"{end.name}: {end.message}", file=sys.stderr)
-    return 0 if end.is_completed() else 1
+    state = train(args.profile, read_overrides(args.set), return_state=True)
+    if not state.is_completed():
+        print(f"{state.name}: {state.message}", file=sys.stderr)
+    return 0 if state.is_completed() else 1
 
 
 if __name__ == "__main__":

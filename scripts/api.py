@@ -31,22 +31,22 @@ def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
         raise YardError(_describe_refusal(error.response.status_code, str(error))) from error
     except httpx.HTTPError as error:
         raise YardError(
-            f"no Prefect API answers at {_read_address()} ({error}): start it, or {_OWN_SERVER_HINT}"
+            f"no Prefect API answers at {_get_api_url()} ({error}): start it, or {_OWN_SERVER_HINT}"
         ) from error
 
 
 _OWN_SERVER_HINT = "unset PREFECT_API_URL to have a server of this folder's own"
 
 
-def _read_address() -> str:
+def _get_api_url() -> str:
     return os.environ["PREFECT_API_URL"]
 
 
-def _describe_refusal(status: int, said: str) -> str:
+def _describe_refusal(status: int, message: str) -> str:
     if status in (401, 403):
         return (
-            f"the Prefect API at {_read_address()} refuses us ({status}): "
+            f"the Prefect API at {_get_api_url()} refuses us ({status}): "
             "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to what it asks for, "
             f"or {_OWN_SERVER_HINT}"
         )
-    return f"the Prefect API at {_read_address()} answers {status}: {said[:300]}"
+    return f"the Prefect API at {_get_api_url()} answers {status}: {message[:300]}"

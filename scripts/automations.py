@@ -26,7 +26,7 @@ _RECOVERY_DEPLOYMENT = "comeback/crashed"  # the deployment that checks all lost
 _RETIRED_NAMES = ("a Crashed run comes back", "a run that never began is scheduled again")
 
 
-def _match_runs() -> list[dict[str, str | list[str]]]:
+def _build_run_match() -> list[dict[str, str | list[str]]]:
     """Our flows in our pool: another project on the same server may have flows of these names."""
     return [
         {"prefect.resource.role": "flow", "prefect.resource.name": ["train", "benchmark"]},
@@ -34,17 +34,17 @@ def _match_runs() -> list[dict[str, str | list[str]]]:
     ]
 
 
-def _name_automation(what: str) -> str:
-    return f"{read_pool()}: {what}"
+def _format_automation_name(title: str) -> str:
+    return f"{read_pool()}: {title}"
 
 
-def _heartbeat_automation() -> AutomationCore:
+def _build_heartbeat_automation() -> AutomationCore:
     """Sets a run whose heartbeats have stopped to Crashed; Prefect refuses that for a run that has ended."""
     return AutomationCore(
-        name=_name_automation("a run without heartbeat is Crashed"),
+        name=_format_automation_name("a run without heartbeat is Crashed"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
-            match_related=_match_runs(),
+            match_related=_build_run_match(),
             for_each={"prefect.resource.id"},
             after={_HEARTBEAT_EVENT},
             # Any event of the run: one that ends, waits or is being cancelled need not send heartbeats.
@@ -59,17 +59,17 @@ def _heartbeat_automation() -> AutomationCore:
     )
 
 
-def _crashed_automation(looks: UUID) -> AutomationCore:
+def _build_crashed_automation(recovery_id: UUID) -> AutomationCore:
     """Has all lost runs checked when the state of a run is named Crashed and stays so.
 
     The run's watchdog is quicker, if its machine is alive. Nothing is done to the run itself here: after a restart of
     the server this automation may fire 15 minutes late.
     """
     return AutomationCore(
-        name=_name_automation("a run that stays Crashed is looked at"),
+        name=_format_automation_name("a run that stays Crashed is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH | {"prefect.state-message": f"!{IMPORT_FAILURE_MESSAGES[0]}*"},
-            match_related=_match_runs(),
+            match_related=_build_run_match(),
             for_each={"prefect.resource.id"},
             after={"prefect.flow-run.Crashed"},
             expect={"prefect.flow-run.*"},
@@ -77,47 +77,57 @@ def _crashed_automation(looks: UUID) -> AutomationCore:
             threshold=1,
             within=_GUARD_TIMEOUT,
         ),
-        actions=[RunDeployment(deployment_id=looks)],
+        actions=[RunDeployment(deployment_id=recovery_id)],
     )
 
 
-def _pending_automation(looks: UUID) -> AutomationCore:
+def _build_pending_automation(recovery_id: UUID) -> AutomationCore:
     """Has all lost runs checked when a worker took a run and died before it started the run."""
-    begun = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
+    started_states = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
-        name=_name_automation("a run that never began is looked at"),
+        name=_format_automation_name("a run that never began is looked at"),
         trigger=EventTrigger(
             match=_RUN_MATCH,
-            match_related=_match_runs(),
+            match_related=_build_run_match(),
             for_each={"prefect.resource.id"},
             after={"prefect.flow-run.Pending", "prefect.flow-run.Submitting"},
-            expect={f"prefect.flow-run.{name}" for name in begun},
+            expect={f"prefect.flow-run.{name}" for name in started_states},
             posture=Posture.Proactive,
             threshold=1,
             within=timedelta(seconds=WORKER_START_TIMEOUT_S),
         ),
-        actions=[RunDeployment(deployment_id=looks)],
+        actions=[RunDeployment(deployment_id=recovery_id)],
     )
 
 
-def _automation_facts(automation: AutomationCore) -> dict[str, Any]:
+def _get_definition(automation: AutomationCore) -> dict[str, Any]:
     return automation.model_dump(include={"trigger", "actions"}, exclude={"trigger": {"id"}})
 
 
 def create_automations() -> None:
     """Create each automation once. A correct one is kept: a new one would not know the runs that it should watch."""
     with get_client(sync_client=True) as client:
-        looks = client.read_deployment_by_name(name_deployment(_RECOVERY_DEPLOYMENT, read_pool())).id
-        for wanted in (_heartbeat_automation(), _crashed_automation(looks), _pending_automation(looks)):
-            found = client.read_automations_by_name(wanted.name)
-            kept = [each for each in found if _automation_facts(each) == _automation_facts(wanted)][:1]
-            for each in found:
-                if each not in kept:
-                    client.delete_automation(each.id)
-            if not kept:
-                client.create_automation(wanted)
-        for each in [old for what in _RETIRED_NAMES for old in client.read_automations_by_name(_name_automation(what))]:
-            client.delete_automation(each.id)
+        recovery_id = client.read_deployment_by_name(name_deployment(_RECOVERY_DEPLOYMENT, read_pool())).id
+        for automation in (
+            _build_heartbeat_automation(),
+            _build_crashed_automation(recovery_id),
+            _build_pending_automation(recovery_id),
+        ):
+            existing = client.read_automations_by_name(automation.name)
+            matching = [
+                candidate for candidate in existing if _get_definition(candidate) == _get_definition(automation)
+            ][:1]
+            for candidate in existing:
+                if candidate not in matching:
+                    client.delete_automation(candidate.id)
+            if not matching:
+                client.create_automation(automation)
+        for retired_automation in [
+            retired
+            for title in _RETIRED_NAMES
+            for retired in client.read_automations_by_name(_format_automation_name(title))
+        ]:
+            client.delete_automation(retired_automation.id)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ class WorkPool(BaseModel):
     job_variables: dict[str, Any] = {}
 
 
-class WantedDeployment(BaseModel):
+class DeploymentSpec(BaseModel):
     """A deployment as prefect.yaml describes it; a key that is not read here is refused, not ignored."""
 
     model_config = ConfigDict(extra="forbid")
@@ -56,41 +56,41 @@ class WantedDeployment(BaseModel):
     def full_name(self) -> str:
         return f"{self.flow}/{self.name}"
 
-    def for_pool(self, pool: str) -> "WantedDeployment":
+    def for_pool(self, pool: str) -> "DeploymentSpec":
         """This deployment of the installation of that name; one that names another work pool stays there."""
-        place = {"name": pool} if self.work_pool.name == DEFAULT_POOL else {}
-        work_pool = self.work_pool.model_copy(update=place)
+        pool_change = {"name": pool} if self.work_pool.name == DEFAULT_POOL else {}
+        work_pool = self.work_pool.model_copy(update=pool_change)
         return self.model_copy(update={"name": name_deployment(self.name, pool), "work_pool": work_pool})
 
 
-def deploy_flows(take_over: bool = False, nightly: bool = False, kind: str = "process") -> None:
+def deploy_flows(take_over: bool = False, nightly: bool = False, pool_type: str = "process") -> None:
     """Write the work pool and the deployments of prefect.yaml. YardError if that would take over another folder's.
 
     `nightly`: start the schedules of the nightly runs that need no cluster. `kind`: the work pool's type; YardError if
     there is one of this name and another type.
     """
     pool = read_pool()
-    every = [each.for_pool(pool) for each in _read_wanted_deployments()]
+    specs = [spec.for_pool(pool) for spec in _read_deployment_specs()]
     with open_prefect_client() as client:
-        found = {each.full_name: _find_deployment(client, each.full_name) for each in every}
+        existing = {spec.full_name: _find_deployment(client, spec.full_name) for spec in specs}
         if not take_over:
-            _refuse_foreign({name: each for name, each in found.items() if each})
-        _create_pool(client, pool, kind)
-        for each in every:
-            known = found[each.full_name]
-            if known:
-                _update_deployment(client, each, known)
+            _check_ownership({name: deployment for name, deployment in existing.items() if deployment})
+        _create_pool(client, pool, pool_type)
+        for spec in specs:
+            deployment = existing[spec.full_name]
+            if deployment:
+                _update_deployment(client, spec, deployment)
             else:
-                _create_deployment(client, each)
-        for each in every:
-            if nightly and set(each.tags) >= _LOCAL_NIGHTLY_TAGS:
-                _start_schedules(client, each.full_name)
+                _create_deployment(client, spec)
+        for spec in specs:
+            if nightly and set(spec.tags) >= _LOCAL_NIGHTLY_TAGS:
+                _start_schedules(client, spec.full_name)
 
 
-def _read_wanted_deployments() -> list[WantedDeployment]:
+def _read_deployment_specs() -> list[DeploymentSpec]:
     path = ROOT / "prefect.yaml"
     try:
-        return [WantedDeployment.model_validate(each) for each in yaml.safe_load(path.read_text())["deployments"]]
+        return [DeploymentSpec.model_validate(fields) for fields in yaml.safe_load(path.read_text())["deployments"]]
     except ValidationError as error:
         first = error.errors()[0]
         raise YardError(f"{path}: {'.'.join(map(str, first['loc']))}: {first['msg']}") from error
@@ -111,45 +111,45 @@ def _read_deployment_folder(deployment: "DeploymentResponse") -> str:
     return next((str(step[_DIRECTORY_STEP]["directory"]) for step in steps if _DIRECTORY_STEP in step), "")
 
 
-def _refuse_foreign(found: "dict[str, DeploymentResponse]") -> None:
+def _check_ownership(deployments: "dict[str, DeploymentResponse]") -> None:
     foreign = {
-        name: _read_deployment_folder(each)
-        for name, each in found.items()
-        if _read_deployment_folder(each) != str(ROOT)
+        name: _read_deployment_folder(deployment)
+        for name, deployment in deployments.items()
+        if _read_deployment_folder(deployment) != str(ROOT)
     }
     if not foreign:
         return
-    first = next(iter(foreign))
+    first_name = next(iter(foreign))
     folders = " and ".join(sorted({folder or "other storage" for folder in foreign.values()}))
     raise YardError(
-        f"{len(foreign)} of the deployments on this server ({first}{', ...' if len(foreign) > 1 else ''}) belong to "
+        f"{len(foreign)} of the deployments on this server ({first_name}{', ...' if len(foreign) > 1 else ''}) belong to "
         f"{folders}: anyone who runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a "
         "server of this folder's own, give this folder's deployments a name of their own on this server: make up "
         "POOL=team-b, or take those over: make up TAKE_OVER=1"
     )
 
 
-def _create_pool(client: "SyncPrefectClient", name: str, kind: str) -> None:
+def _create_pool(client: "SyncPrefectClient", name: str, pool_type: str) -> None:
     """Create the work pool, if there is none: an existing one keeps its limit, its pause and its job template."""
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
 
     try:
-        found = client.read_work_pool(name).type
+        existing_type = client.read_work_pool(name).type
     except ObjectNotFound:
         template = ProcessWorker.get_default_base_job_template()
-        client.create_work_pool(WorkPoolCreate(name=name, type=kind, base_job_template=template))
+        client.create_work_pool(WorkPoolCreate(name=name, type=pool_type, base_job_template=template))
         return
-    if found != kind:
+    if existing_type != pool_type:
         raise YardError(
-            f"the work pool {name} of this server is of type {found}, and {kind} is needed here: give this "
+            f"the work pool {name} of this server is of type {existing_type}, and {pool_type} is needed here: give this "
             "installation a name of its own (make up POOL=team-b, or TORCHYARD_POOL), or delete that pool"
         )
 
 
 @cache
-def _read_parameters(entrypoint: str) -> dict[str, Any]:
+def _load_parameter_schema(entrypoint: str) -> dict[str, Any]:
     """The parameters that a flow's form asks for. This runs the flow's file, so the result is cached."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
@@ -158,43 +158,45 @@ def _read_parameters(entrypoint: str) -> dict[str, Any]:
     return parameter_schema(flow).model_dump(exclude_unset=True)
 
 
-def _build_parameters(wanted: WantedDeployment) -> dict[str, Any]:
+def _build_parameter_schema(spec: DeploymentSpec) -> dict[str, Any]:
     """The form of a deployment: for `train` that of its profile, else what the flow's signature says."""
-    if wanted.flow != "train":
-        return _read_parameters(wanted.entrypoint)
-    name = wanted.parameters.get("profile")
+    if spec.flow != "train":
+        return _load_parameter_schema(spec.entrypoint)
+    name = spec.parameters.get("profile")
     return build_form(load_profile(name) if name else None)
 
 
-def _deployment_fields(wanted: WantedDeployment) -> dict[str, Any]:
+def _build_deployment_fields(spec: DeploymentSpec) -> dict[str, Any]:
     """The fields of a deployment that the code decides, whatever a user has set."""
     return {
-        **wanted.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
-        "parameter_openapi_schema": _build_parameters(wanted),
+        **spec.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
+        "parameter_openapi_schema": _build_parameter_schema(spec),
         "pull_steps": [{_DIRECTORY_STEP: {"directory": str(ROOT)}}],
     }
 
 
-def _create_deployment(client: "SyncPrefectClient", wanted: WantedDeployment) -> None:
+def _create_deployment(client: "SyncPrefectClient", spec: DeploymentSpec) -> None:
     from prefect.client.schemas.actions import DeploymentScheduleCreate
     from prefect.client.schemas.objects import ConcurrencyOptions
 
     schedules = [
-        DeploymentScheduleCreate.model_validate({"active": each.get("active", True), "schedule": _drop_active(each)})
-        for each in wanted.schedules
+        DeploymentScheduleCreate.model_validate(
+            {"active": schedule.get("active", True), "schedule": _drop_active(schedule)}
+        )
+        for schedule in spec.schedules
     ]
-    limit = dict(wanted.concurrency_limit)
+    concurrency = dict(spec.concurrency_limit)
     client.create_deployment(
-        flow_id=client.create_flow_from_name(wanted.flow),
-        name=wanted.name,
-        work_pool_name=wanted.work_pool.name,
-        work_queue_name=wanted.work_pool.work_queue_name,
-        job_variables=wanted.work_pool.job_variables,
+        flow_id=client.create_flow_from_name(spec.flow),
+        name=spec.name,
+        work_pool_name=spec.work_pool.name,
+        work_queue_name=spec.work_pool.work_queue_name,
+        job_variables=spec.work_pool.job_variables,
         schedules=schedules,
-        concurrency_limit=limit.pop("limit", None),
-        concurrency_options=ConcurrencyOptions.model_validate(limit) if limit else None,
+        concurrency_limit=concurrency.pop("limit", None),
+        concurrency_options=ConcurrencyOptions.model_validate(concurrency) if concurrency else None,
         enforce_parameter_schema=True,
-        **_deployment_fields(wanted),
+        **_build_deployment_fields(spec),
     )
 
 
@@ -202,21 +204,21 @@ def _drop_active(schedule: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in schedule.items() if key != "active"}
 
 
-def _update_deployment(client: "SyncPrefectClient", wanted: WantedDeployment, known: "DeploymentResponse") -> None:
+def _update_deployment(client: "SyncPrefectClient", spec: DeploymentSpec, deployment: "DeploymentResponse") -> None:
     """Write what differs, if anything: on every write Prefect drops the scheduled runs and creates them again."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
-    now = known.model_dump(mode="json")
-    variables = merge_mappings(now["job_variables"] or {}, wanted.work_pool.job_variables)  # a user's own stay
-    fields = {**_deployment_fields(wanted), "job_variables": variables}
-    if changed := {key: value for key, value in fields.items() if now[key] != value}:
-        client.update_deployment(known.id, DeploymentUpdate(**changed))
+    current = deployment.model_dump(mode="json")
+    variables = merge_mappings(current["job_variables"] or {}, spec.work_pool.job_variables)  # a user's own stay
+    fields = {**_build_deployment_fields(spec), "job_variables": variables}
+    if changed := {key: value for key, value in fields.items() if current[key] != value}:
+        client.update_deployment(deployment.id, DeploymentUpdate(**changed))
 
 
 def _start_schedules(client: "SyncPrefectClient", name: str) -> None:
     """Activate a deployment's schedules as they are now, which may be a user's own."""
-    found = client.read_deployment_by_name(name)
-    for each in found.schedules:
-        if not each.active:
-            client.update_deployment_schedule(found.id, each.id, active=True)
-    print(f"{name}: {len(found.schedules)} schedules are active")
+    deployment = client.read_deployment_by_name(name)
+    for schedule in deployment.schedules:
+        if not schedule.active:
+            client.update_deployment_schedule(deployment.id, schedule.id, active=True)
+    print(f"{name}: {len(deployment.schedules)} schedules are active")

@@ -30,13 +30,13 @@ KubeObject = dict[str, Any]
 def main() -> int:
     """`python -m scripts.pods`, in a pod that knows its POD_NAME and POD_NAMESPACE."""
     try:
-        _await_server()
+        _wait_for_server()
         template = build_job_template(_read_run_pod(_RUN_POD_FOLDER), _read_own_image(), os.environ["POD_NAMESPACE"])
         _write_pool(template)
         from scripts.automations import create_automations
         from scripts.deployments import deploy_flows
 
-        deploy_flows(kind="kubernetes")
+        deploy_flows(pool_type="kubernetes")
         create_automations()
     except (YardError, TorchyardError) as error:
         print(error, file=sys.stderr)
@@ -52,15 +52,15 @@ def build_job_template(run_pod: KubeObject, image: str, namespace: str) -> KubeO
     spec = template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
     (container,) = spec["containers"]
     del container["env"], container["resources"]  # Prefect adds its own variables to those that run_pod has
-    containers = [{"name": _CONTAINER_NAME, **each} for each in run_pod.get("containers", [])]
+    containers = [{"name": _CONTAINER_NAME, **run_container} for run_container in run_pod.get("containers", [])]
     template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"] = merge_manifest(
         spec, {**run_pod, "containers": containers}
     )
     # With a limit of 0 Prefect itself starts a run again whose pod is evicted: Kubernetes would not say so to it.
-    fixed = {"backoff_limit": 0, "finished_job_ttl": _FINISHED_JOB_TTL_S, "image": image, "namespace": namespace}
-    fields = template["variables"]["properties"]
-    for name, value in fixed.items():
-        fields[name]["default"] = value
+    defaults = {"backoff_limit": 0, "finished_job_ttl": _FINISHED_JOB_TTL_S, "image": image, "namespace": namespace}
+    variables = template["variables"]["properties"]
+    for name, value in defaults.items():
+        variables[name]["default"] = value
     return template
 
 
@@ -70,14 +70,14 @@ def merge_manifest(base: Any, change: Any) -> Any:
         merged = {**base, **{key: merge_manifest(base.get(key), value) for key, value in change.items()}}
         return {key: value for key, value in merged.items() if value is not None}
     if _has_names(base) and _has_names(change):
-        known = {each["name"]: each for each in base}
-        named = {each["name"]: merge_manifest(known.get(each["name"]), each) for each in change}
-        return list({**known, **named}.values())
+        base_items = {item["name"]: item for item in base}
+        changed_items = {item["name"]: merge_manifest(base_items.get(item["name"]), item) for item in change}
+        return list({**base_items, **changed_items}.values())
     return change
 
 
 def _has_names(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(each, Mapping) and "name" in each for each in value)
+    return isinstance(value, list) and all(isinstance(item, Mapping) and "name" in item for item in value)
 
 
 def _read_run_pod(folder: Path) -> KubeObject:
@@ -85,12 +85,12 @@ def _read_run_pod(folder: Path) -> KubeObject:
     merged: KubeObject = {}
     for path in sorted(folder.glob("*.yaml")):
         try:
-            found = yaml.safe_load(path.read_text(encoding="utf-8"))
+            fields = yaml.safe_load(path.read_text(encoding="utf-8"))
         except yaml.YAMLError as error:
             raise YardError(f"{path}: {error}") from error
-        if not isinstance(found, Mapping):
-            raise YardError(f"{path}: the fields of a pod's spec are needed, and this is {type(found).__name__}")
-        merged = merge_manifest(merged, found)
+        if not isinstance(fields, Mapping):
+            raise YardError(f"{path}: the fields of a pod's spec are needed, and this is {type(fields).__name__}")
+        merged = merge_manifest(merged, fields)
     return merged
 
 
@@ -103,16 +103,16 @@ def _read_own_image() -> str:
     return str(pod["spec"]["containers"][0]["image"])
 
 
-def _await_server() -> None:
+def _wait_for_server() -> None:
     """Wait until the Prefect server answers."""
-    until = time.monotonic() + _SERVER_TIMEOUT_S
+    deadline = time.monotonic() + _SERVER_TIMEOUT_S
     while True:
         try:
             with open_prefect_client(timeout_s=10) as client:
                 client.read_work_pools(limit=1)
             return
         except YardError as error:
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 raise
             print(error, file=sys.stderr, flush=True)
             time.sleep(_RETRY_INTERVAL_S)

@@ -18,7 +18,7 @@ from prefect.client.schemas.objects import FlowRun, State, StateType
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import YardError, open_prefect_client
-from scripts.processes import FORMER_WORKER_NAME, await_result, worker_name
+from scripts.processes import FORMER_WORKER_NAME, get_worker_name, wait_for_result
 from torchyard.common.pool import read_pool
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
@@ -38,32 +38,32 @@ _LIVE_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 def cancel_worker_runs() -> None:
     """Cancel our worker's runs and wait for their teardown; runs that do not end are reported and left."""
     with open_prefect_client() as client:
-        for run in _list_carried_runs(client):
+        for run in _list_live_worker_runs(client):
             print(f"cancelling {run.name} ...", flush=True)
             client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))
         try:
-            await_result("not every run has ended", lambda: not _list_carried_runs(client), _CANCEL_TIMEOUT_S)
+            wait_for_result("not every run has ended", lambda: not _list_live_worker_runs(client), _CANCEL_TIMEOUT_S)
         except YardError as error:
-            print(f"{error}: {', '.join(run.name for run in _list_carried_runs(client))}", file=sys.stderr)
+            print(f"{error}: {', '.join(run.name for run in _list_live_worker_runs(client))}", file=sys.stderr)
 
 
-def _list_carried_runs(client: "SyncPrefectClient") -> list[FlowRun]:
+def _list_live_worker_runs(client: "SyncPrefectClient") -> list[FlowRun]:
     """The runs that our worker took and that have not ended."""
-    going = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES)))
-    pool = WorkPoolFilter(name=WorkPoolFilterName(any_=[read_pool()]))
-    return _list_taken_runs(client, flow_run_filter=going, work_pool_filter=pool)
+    live_filter = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES)))
+    pool_filter = WorkPoolFilter(name=WorkPoolFilterName(any_=[read_pool()]))
+    return _list_worker_runs(client, flow_run_filter=live_filter, work_pool_filter=pool_filter)
 
 
-def _list_taken_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowRun]:
+def _list_worker_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowRun]:
     """The runs that our worker took, among those that match the filters."""
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(**filters, limit=_RUNS_PER_PAGE, offset=len(found)):
-        found += page
-    return [run for run in found if _is_worker_run(run)]
+    runs: list[FlowRun] = []
+    while page := client.read_flow_runs(**filters, limit=_RUNS_PER_PAGE, offset=len(runs)):
+        runs += page
+    return [run for run in runs if _is_worker_run(run)]
 
 
 def _is_worker_run(run: FlowRun) -> bool:
-    return run.labels.get("prefect.worker.name") in (worker_name(), FORMER_WORKER_NAME)
+    return run.labels.get("prefect.worker.name") in (get_worker_name(), FORMER_WORKER_NAME)
 
 
 def tear_down_open_runs() -> None:
@@ -74,11 +74,11 @@ def tear_down_open_runs() -> None:
     with open_prefect_client() as client:
         for folder in list_run_folders():
             try:
-                if told := _tear_down_open_run(client, folder):
-                    print(f"{folder.name}: {told}")
+                if outcome := _tear_down_open_run(client, folder):
+                    print(f"{folder.name}: {outcome}")
             except TorchyardError as error:  # a fault of this run alone
                 print(f"{folder.name}: {error}", file=sys.stderr)
-        _end_strays(client)
+        _end_orphan_processes(client)
 
 
 def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str:
@@ -87,35 +87,41 @@ def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str:
         return ""
     if not _is_worker_folder(client, folder):
         return "has not ended, and this folder's worker did not take it: left"
-    left = _tear_down_run(folder)
-    return "a living process owns it: left" if left is None else "; ".join(left) or "nothing left"
+    leftovers = _tear_down_run(folder)
+    return "a living process owns it: left" if leftovers is None else "; ".join(leftovers) or "nothing left"
 
 
 def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
     """What is left of a run; None if a process still owns it after the time that a killed one takes to end."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while (left := sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)) is None:
+    while (leftovers := sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)) is None:
         if time.monotonic() > deadline:
             break
         time.sleep(0.2)
-    return left
+    return leftovers
 
 
-def _end_strays(client: "SyncPrefectClient") -> None:
+def _end_orphan_processes(client: "SyncPrefectClient") -> None:
     """End the processes of runs that our worker took, and whose folder has been removed since."""
-    if found := find_orphan_processes(runs_folder()):
-        train = FlowFilter(name=FlowFilterName(any_=["train"]))
-        ours = {run.id.hex[-8:] for run in _list_taken_runs(client, flow_filter=train)}
-        for stray in found:
-            left = "; ".join(end_orphan_process(stray)) or "ended" if stray.run[-8:] in ours else "left"
-            print(f"{stray}: {left}")
+    if orphan_processes := find_orphan_processes(runs_folder()):
+        train_filter = FlowFilter(name=FlowFilterName(any_=["train"]))
+        worker_run_suffixes = {run.id.hex[-8:] for run in _list_worker_runs(client, flow_filter=train_filter)}
+        for orphan_process in orphan_processes:
+            outcome = (
+                "; ".join(end_orphan_process(orphan_process)) or "ended"
+                if orphan_process.run[-8:] in worker_run_suffixes
+                else "left"
+            )
+            print(f"{orphan_process}: {outcome}")
 
 
 def print_open_runs() -> None:
     """Print the runs that may still be training, for when no server can say who took them."""
     for folder in filter(is_run_open, list_run_folders()):
-        if (left := folder.lease_left()) > 0:
-            print(f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {left:.0f} s")
+        if (remaining_s := folder.lease_left()) > 0:
+            print(
+                f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {remaining_s:.0f} s"
+            )
 
 
 def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:

@@ -22,43 +22,43 @@ from scripts.processes import (
     DATABASE_VARIABLE,
     PREFECT_HOME,
     YardProcess,
-    await_result,
     find_yard_processes,
     start_yard_process,
     stop_yard_process,
+    wait_for_result,
 )
 
 _PASSWORD_FILE, ENV_FILE = PREFECT_HOME / "password", PREFECT_HOME / "env"
 _DATABASE_FILE = PREFECT_HOME / "database"
-_START_TIMEOUT_S, _ANSWER_TIMEOUT_S = 180, 60  # long, because a busy machine is slow
+_START_TIMEOUT_S, _RESPONSE_TIMEOUT_S = 180, 60  # long, because a busy machine is slow
 # The user's settings for another server, which must not reach this folder's.
 _FOREIGN_SETTINGS = ("PREFECT_API_KEY", "PREFECT_PROFILE")
 
 
 def choose_server() -> str:
     """Choose the API, and set it in the environment of this process and of those that it starts."""
-    named = os.environ.get("PREFECT_API_URL", "").rstrip("/")
-    if named and named != read_last_address():
-        os.environ["PREFECT_API_URL"] = named
+    configured_url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
+    if configured_url and configured_url != read_last_address():
+        os.environ["PREFECT_API_URL"] = configured_url
         with open_prefect_client(timeout_s=10) as client:
             client.read_work_pools(limit=1)
-        print(f"Prefect server: {named} (PREFECT_API_URL says so)")
-        return named
+        print(f"Prefect server: {configured_url} (PREFECT_API_URL says so)")
+        return configured_url
     create_prefect_home()
     running = find_yard_processes().get("server")
-    api = _await_running_server(running) if running else _start_server()
+    api_url = _wait_for_running_server(running) if running else _start_server()
     with open_prefect_client(timeout_s=10) as client:
         client.read_work_pools(limit=1)
-    page = api.removesuffix("/api")
-    print(f"Prefect server: {page} (this folder's own; in a browser it asks for the password: cat {_PASSWORD_FILE})")
-    return api
+    ui_url = api_url.removesuffix("/api")
+    print(f"Prefect server: {ui_url} (this folder's own; in a browser it asks for the password: cat {_PASSWORD_FILE})")
+    return api_url
 
 
 def read_last_address() -> str:
     """The last address of this folder's own server; "" if it never had one."""
     with contextlib.suppress(OSError):
-        if found := re.search(r"^export PREFECT_API_URL=(http://127\.0\.0\.1:\d+/api)$", ENV_FILE.read_text(), re.M):
-            return found[1]
+        if match := re.search(r"^export PREFECT_API_URL=(http://127\.0\.0\.1:\d+/api)$", ENV_FILE.read_text(), re.M):
+            return match[1]
     return ""
 
 
@@ -76,69 +76,69 @@ def create_prefect_home() -> None:
 def _ensure_password() -> str:
     """The server's password: made once, and again if a crash has left it incomplete."""
     with contextlib.suppress(OSError):
-        if found := re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text()):
-            return found[1]
-    made = secrets.token_urlsafe(32)
-    write_private_file(_PASSWORD_FILE, made + "\n")
-    return made
+        if match := re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text()):
+            return match[1]
+    password = secrets.token_urlsafe(32)
+    write_private_file(_PASSWORD_FILE, password + "\n")
+    return password
 
 
-def use_own_server(api: str) -> None:
+def use_own_server(api_url: str) -> None:
     """Make this process, and those that it starts, use this folder's own server."""
     for name in _FOREIGN_SETTINGS:
         os.environ.pop(name, None)
-    direct = [*filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")]), "127.0.0.1"]
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(direct)
+    unproxied_hosts = [*filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")]), "127.0.0.1"]
+    os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(unproxied_hosts)
     os.environ |= {
         "PREFECT_HOME": str(PREFECT_HOME),
-        "PREFECT_API_URL": api,
+        "PREFECT_API_URL": api_url,
         "PREFECT_API_AUTH_STRING": _ensure_password(),
     }
-    secret = f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(_PASSWORD_FILE))})"'
-    write_private_file(ENV_FILE, f"export PREFECT_API_URL={api}\n{secret}\n")
+    password_line = f'export PREFECT_API_AUTH_STRING="$(cat {shlex.quote(str(_PASSWORD_FILE))})"'
+    write_private_file(ENV_FILE, f"export PREFECT_API_URL={api_url}\n{password_line}\n")
 
 
 def write_private_file(path: Path, text: str) -> None:
     """Write a file atomically, for this user alone."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+    temp_path = path.with_suffix(".part")
+    temp_path.unlink(missing_ok=True)
+    with os.fdopen(os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
         file.write(text)
         file.flush()
         os.fsync(file.fileno())
-    part.replace(path)
+    temp_path.replace(path)
 
 
 def read_server_port(server: YardProcess) -> int:
-    return int(server.words[server.words.index("--port") + 1])
+    return int(server.argv[server.argv.index("--port") + 1])
 
 
-def _await_running_server(server: YardProcess) -> str:
+def _wait_for_running_server(server: YardProcess) -> str:
     """The API of this folder's server, which is already running, once it answers."""
     port = read_server_port(server)
-    use_own_server(api := f"http://127.0.0.1:{port}/api")
-    await_result(
-        f"this folder's Prefect server (process {server.pid}) does not answer at {api}: `make down` ends it; no answer",
+    use_own_server(api_url := f"http://127.0.0.1:{port}/api")
+    wait_for_result(
+        f"this folder's Prefect server (process {server.pid}) does not answer at {api_url}: `make down` ends it; no answer",
         lambda: _is_healthy(port, server.pid),
-        _ANSWER_TIMEOUT_S,
+        _RESPONSE_TIMEOUT_S,
     )
     if "PREFECT_SERVER_API_AUTH_STRING" not in server.environment:
         print("this server was started without a password: `make down` and `make up` give it one")
-    return api
+    return api_url
 
 
 def _start_server() -> str:
     _check_database()
-    last = read_last_address().removesuffix("/api").rpartition(":")[2]
-    port = int(last) if last and _is_port_free(int(last)) else _find_free_port()
-    use_own_server(api := f"http://127.0.0.1:{port}/api")
-    print(f"starting a Prefect server at {api} ...", flush=True)
+    last_port = read_last_address().removesuffix("/api").rpartition(":")[2]
+    port = int(last_port) if last_port and _is_port_free(int(last_port)) else _find_free_port()
+    use_own_server(api_url := f"http://127.0.0.1:{port}/api")
+    print(f"starting a Prefect server at {api_url} ...", flush=True)
     command = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
     process = start_yard_process(
         "server", [*command, "--port", str(port)], {"PREFECT_SERVER_API_AUTH_STRING": _ensure_password()}
     )
     try:
-        await_result(
+        wait_for_result(
             "the Prefect server did not answer",
             lambda: _is_healthy(port, process.pid) or process.poll() is not None,
             _START_TIMEOUT_S,
@@ -149,20 +149,20 @@ def _start_server() -> str:
         stop_yard_process("server")
         last_lines = (PREFECT_HOME / "server.log").read_text(errors="replace").splitlines()[-15:]
         raise YardError("\n  ".join([f"{error}; the end of {PREFECT_HOME}/server.log:", *last_lines])) from error
-    return api
+    return api_url
 
 
 def _check_database() -> None:
     """Note which database the server is about to use. YardError if it would start with an empty one by mistake."""
-    named = os.environ.get(DATABASE_VARIABLE, "")
-    if not named and _DATABASE_FILE.exists():
+    database_url = os.environ.get(DATABASE_VARIABLE, "")
+    if not database_url and _DATABASE_FILE.exists():
         raise YardError(
             f"this folder's server has its data in {_DATABASE_FILE.read_text().strip()}: set {DATABASE_VARIABLE} to "
             f"its address, or remove {_DATABASE_FILE} to start again with a database in {PREFECT_HOME}"
         )
-    if named:
-        place = urlsplit(named)  # without the password
-        write_private_file(_DATABASE_FILE, f"{place.hostname or 'a socket'}:{place.port or 5432}{place.path}\n")
+    if database_url:
+        address = urlsplit(database_url)  # without the password
+        write_private_file(_DATABASE_FILE, f"{address.hostname or 'a socket'}:{address.port or 5432}{address.path}\n")
 
 
 def _is_healthy(port: int, pid: int) -> bool:
@@ -178,8 +178,8 @@ def _is_healthy(port: int, pid: int) -> bool:
 
 
 def _is_port_holder(pid: int, port: int) -> bool:
-    lines = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
-    sockets = {f"socket:[{each[9]}]" for each in lines if each[3] == "0A" and each[1].endswith(f":{port:04X}")}
+    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
+    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(link) in sockets:

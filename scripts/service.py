@@ -24,65 +24,65 @@ from torchyard.common.project_root import ROOT
 from torchyard.model.errors import TorchyardError
 
 # What the installing shell has and a service would lack. Passwords among them go to a file for this user alone.
-_KEPT_VARIABLES = (
+_PASSED_VARIABLES = (
     *("PATH", "KUBECONFIG", "PYTHONPATH", "TORCHYARD_POOL", "TORCHYARD_PROFILES", "TORCHYARD_RUNS"),
     *("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_API_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE"),
 )
 _MAX_OPEN_FILES = 65_536
-_OWNER_MARK = "# torchyard of "  # the first line of a unit of ours, with its folder
+_OWNER_PREFIX = "# torchyard of "  # the first line of a unit of ours, with its folder
 
 
 def install_service(take_over: bool = False) -> None:
     """Write the unit, start it, and have systemd start it at every boot. YardError if the unit is another folder's."""
-    _require_systemd()
-    path = _unit_path()
-    _refuse_foreign_unit(path)
+    _check_systemd()
+    path = _get_unit_path()
+    _check_unit_owner(path)
     create_prefect_home()
-    write_private_file(_environment_path(), _format_environment())
+    write_private_file(_get_environment_path(), _format_environment())
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(build_unit(take_over), encoding="utf-8")
-    for words in (("daemon-reload",), ("enable", path.name), ("restart", path.name)):
-        _call_systemctl(*words)
+    for arguments in (("daemon-reload",), ("enable", path.name), ("restart", path.name)):
+        _run_systemctl(*arguments)
     print(f"{path.name} runs the server and the worker of {ROOT}; its log: journalctl --user -u {path.name}")
     print(_describe_linger())
 
 
 def uninstall_service() -> None:
     """Stop the unit and remove it. Jobs live on under their lease: the next `make up` resumes their runs."""
-    path = _unit_path()
+    path = _get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed")
         return
-    _refuse_foreign_unit(path)
-    _require_systemd()
-    _call_systemctl("disable", "--now", path.name)
+    _check_unit_owner(path)
+    _check_systemd()
+    _run_systemctl("disable", "--now", path.name)
     path.unlink()
-    _environment_path().unlink(missing_ok=True)
-    _call_systemctl("daemon-reload")
+    _get_environment_path().unlink(missing_ok=True)
+    _run_systemctl("daemon-reload")
     print(f"{path.name} is stopped and removed; runs that have not ended come back with `make up`")
 
 
 def show_service() -> int:
     """Print whether the unit is installed and active; returns 0 if it is active."""
-    path = _unit_path()
+    path = _get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed: make service")
         return 1
-    _refuse_foreign_unit(path)
-    _require_systemd()
-    said = [_ask_systemctl(verb, path.name).stdout.strip() for verb in ("is-active", "is-enabled")]
-    print(f"{path.name}: {', '.join(said)}; its log: journalctl --user -u {path.name}")
+    _check_unit_owner(path)
+    _check_systemd()
+    states = [_query_systemctl(verb, path.name).stdout.strip() for verb in ("is-active", "is-enabled")]
+    print(f"{path.name}: {', '.join(states)}; its log: journalctl --user -u {path.name}")
     print(_describe_linger())
-    return 0 if said[0] == "active" else 1
+    return 0 if states[0] == "active" else 1
 
 
 def build_unit(take_over: bool = False) -> str:
     """The unit of this folder."""
-    words = [sys.executable, str(YARD_SCRIPT), "serve", *(["--take-over"] if take_over else [])]
-    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    files = _MAX_OPEN_FILES if limit == resource.RLIM_INFINITY else min(limit, _MAX_OPEN_FILES)
-    return f"""{_OWNER_MARK}{ROOT}
+    argv = [sys.executable, str(YARD_SCRIPT), "serve", *(["--take-over"] if take_over else [])]
+    hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    max_open_files = _MAX_OPEN_FILES if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MAX_OPEN_FILES)
+    return f"""{_OWNER_PREFIX}{ROOT}
 [Unit]
 Description=torchyard's Prefect server and worker ({read_pool()})
 Documentation={_escape_text((ROOT / "docs" / "operate.md").as_uri())}
@@ -91,9 +91,9 @@ StartLimitIntervalSec=0
 [Service]
 Type=exec
 SyslogIdentifier=torchyard
-ExecStart={" ".join(_quote_word(word) for word in words)}
+ExecStart={" ".join(_quote_arg(arg) for arg in argv)}
 WorkingDirectory={_escape_text(str(ROOT))}
-EnvironmentFile={_escape_text(str(_environment_path()))}
+EnvironmentFile={_escape_text(str(_get_environment_path()))}
 Restart=always
 RestartSec=5
 # Only the main process gets a signal: the supervisors of jobs are in this group too, and must go on.
@@ -102,78 +102,84 @@ TimeoutStopSec=60
 # A program that runs out of memory ends its own run, not the service.
 OOMPolicy=continue
 TasksMax=infinity
-LimitNOFILE={files}
+LimitNOFILE={max_open_files}
 
 [Install]
 WantedBy=default.target
 """
 
 
-def _unit_path() -> Path:
+def _get_unit_path() -> Path:
     """The unit of this installation: another one of this user has another name."""
     pool = read_pool()
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
     return folder / "systemd" / "user" / ("torchyard" + ("" if pool == DEFAULT_POOL else f"-{pool}") + ".service")
 
 
-def _environment_path() -> Path:
+def _get_environment_path() -> Path:
     return PREFECT_HOME / "service.env"
 
 
-def _refuse_foreign_unit(path: Path) -> None:
+def _check_unit_owner(path: Path) -> None:
     """YardError if the unit exists and was not written for this folder."""
     try:
-        first = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
+        first_line = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     except FileNotFoundError:
         return
-    if first == f"{_OWNER_MARK}{ROOT}":
+    if first_line == f"{_OWNER_PREFIX}{ROOT}":
         return
-    owner = first.removeprefix(_OWNER_MARK) if first.startswith(_OWNER_MARK) else "somebody else, who wrote it by hand"
+    owner = (
+        first_line.removeprefix(_OWNER_PREFIX)
+        if first_line.startswith(_OWNER_PREFIX)
+        else "somebody else, who wrote it by hand"
+    )
     raise YardError(
         f"{path} belongs to {owner}: it is left alone. Give this folder's service a name of its own (make service "
         "POOL=team-b), or uninstall that one there first"
     )
 
 
-def _require_systemd() -> None:
+def _check_systemd() -> None:
     """YardError if this user has no systemd to talk to."""
     if not shutil.which("systemctl"):
         raise YardError("there is no systemd on this machine (no systemctl): start server and worker with `make up`")
-    done = _ask_systemctl("show-environment")
-    if done.returncode:
+    completed = _query_systemctl("show-environment")
+    if completed.returncode:
         raise YardError(
-            f"systemd does not answer for this user ({done.stderr.strip() or 'it gives no reason'}): log in as "
-            f"{_user_name()} by ssh or `machinectl shell` (su and sudo open no session), or start server and worker "
+            f"systemd does not answer for this user ({completed.stderr.strip() or 'it gives no reason'}): log in as "
+            f"{_get_user_name()} by ssh or `machinectl shell` (su and sudo open no session), or start server and worker "
             "with `make up`"
         )
 
 
-def _ask_systemctl(*words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(["systemctl", "--user", *words], capture_output=True, text=True, check=False)
+def _query_systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(["systemctl", "--user", *arguments], capture_output=True, text=True, check=False)
 
 
-def _call_systemctl(*words: str) -> None:
-    done = _ask_systemctl(*words)
-    if done.returncode:
-        raise YardError(f"systemctl --user {' '.join(words)}: {done.stderr.strip() or f'exit code {done.returncode}'}")
+def _run_systemctl(*arguments: str) -> None:
+    completed = _query_systemctl(*arguments)
+    if completed.returncode:
+        raise YardError(
+            f"systemctl --user {' '.join(arguments)}: {completed.stderr.strip() or f'exit code {completed.returncode}'}"
+        )
 
 
 def _describe_linger() -> str:
     """Whether the service outlives this user's logins."""
-    if Path("/var/lib/systemd/linger", _user_name()).exists():
+    if Path("/var/lib/systemd/linger", _get_user_name()).exists():
         return "it starts at boot and goes on when you log out (lingering is enabled)"
-    return f"it ends when you log out, and starts when you log in: `loginctl enable-linger {_user_name()}` changes that"
+    return f"it ends when you log out, and starts when you log in: `loginctl enable-linger {_get_user_name()}` changes that"
 
 
-def _user_name() -> str:
+def _get_user_name() -> str:
     return pwd.getpwuid(os.getuid()).pw_name
 
 
 def _format_environment() -> str:
     """The variables that the service gets, as systemd reads them from a file."""
-    found = {name: os.environ[name] for name in _KEPT_VARIABLES if os.environ.get(name)}
-    found.setdefault("PATH", os.defpath)
-    return "".join(f"{name}={_quote_value(value)}\n" for name, value in found.items())
+    variables = {name: os.environ[name] for name in _PASSED_VARIABLES if os.environ.get(name)}
+    variables.setdefault("PATH", os.defpath)
+    return "".join(f"{name}={_quote_value(value)}\n" for name, value in variables.items())
 
 
 def _quote_value(value: str) -> str:
@@ -182,9 +188,9 @@ def _quote_value(value: str) -> str:
     return f'"{value}"'
 
 
-def _quote_word(word: str) -> str:
+def _quote_arg(arg: str) -> str:
     """A word of ExecStart, where $ and % have a meaning too."""
-    escaped = _escape_text(word).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
+    escaped = _escape_text(arg).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{escaped}"'
 
 
@@ -196,11 +202,11 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="scripts/service.py", description=__doc__)
     parser.add_argument("verb", choices=["install", "uninstall", "status"])
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        match asked.verb:
+        match args.verb:
             case "install":
-                install_service(asked.take_over)
+                install_service(args.take_over)
                 return 0
             case "uninstall":
                 uninstall_service()

@@ -25,41 +25,41 @@ _CRASHED_TIMEOUT_S = 30.0
 _END_PREFIX = "Finished in state"  # Prefect's line about an end, which is printed below the log
 
 
-class _RunWatch:
+class _RunFollower:
     """Follows one run."""
 
     def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
         self.client, self.run = client, run
-        self._shown: set[UUID] = set()
+        self._printed_ids: set[UUID] = set()
 
     def follow(self) -> State:
         """Print the run's log lines until its end. A run whose state is named Crashed may be resumed."""
-        since, told = 0.0, ""
+        changed_at, printed_name = 0.0, ""
         while True:
             try:
-                state = self._look()
+                state = self._poll_state()
             except httpx.HTTPError:
                 time.sleep(1)
                 continue
-            if state.name != told:
-                told, since = state.name or "", time.monotonic()
-                print(f"  [{told}]", flush=True)
-            coming_back = told == "Crashed" and time.monotonic() - since < _CRASHED_TIMEOUT_S
-            if state.is_final() and not coming_back:
-                self._settle()
+            if state.name != printed_name:
+                printed_name, changed_at = state.name or "", time.monotonic()
+                print(f"  [{printed_name}]", flush=True)
+            may_be_resumed = printed_name == "Crashed" and time.monotonic() - changed_at < _CRASHED_TIMEOUT_S
+            if state.is_final() and not may_be_resumed:
+                self._print_last_logs()
                 return state
             time.sleep(0.5)
 
     def cancel(self) -> None:
         self.client.set_flow_run_state(self.run.id, State(type=StateType.CANCELLING))
 
-    def _look(self) -> State:
+    def _poll_state(self) -> State:
         state = self.client.read_flow_run(self.run.id).state
         self._print_logs()
         assert state is not None  # Prefect gives every run a state
         return state
 
-    def _settle(self) -> None:
+    def _print_last_logs(self) -> None:
         """Print the last log lines, which reach the API up to two seconds late."""
         for _ in range(5):
             time.sleep(0.5)
@@ -67,26 +67,26 @@ class _RunWatch:
 
     def _print_logs(self) -> None:
         """Print the lines that were not shown before. They arrive late and out of order: offsets would skip some."""
-        asked = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
-        for line in reversed(self.client.read_logs(asked, limit=200, sort=LogSort.TIMESTAMP_DESC)):
-            if line.id not in self._shown and not line.message.startswith(_END_PREFIX):
+        log_filter = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
+        for line in reversed(self.client.read_logs(log_filter, limit=200, sort=LogSort.TIMESTAMP_DESC)):
+            if line.id not in self._printed_ids and not line.message.startswith(_END_PREFIX):
                 print(f"  {line.timestamp:%H:%M:%S} {line.message}", flush=True)
-            self._shown.add(line.id)
+            self._printed_ids.add(line.id)
 
 
-def run_and_follow(api: str, profile: str) -> int:
+def run_and_follow(api_url: str, profile: str) -> int:
     """Run train/PROFILE and watch it: 0 where it succeeded, else 1. Ctrl-C cancels it."""
     with open_prefect_client() as client:
-        watch = _RunWatch(client, _create_flow_run(client, profile))
-        page = f"{api.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
-        print(f"train/{Path(profile).stem}: {page}", flush=True)
+        watch = _RunFollower(client, _create_flow_run(client, profile))
+        run_url = f"{api_url.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
+        print(f"train/{Path(profile).stem}: {run_url}", flush=True)
         try:
             state = watch.follow()
         except KeyboardInterrupt:
             print("cancelling the run; Ctrl-C again leaves it to the server", flush=True)
             watch.cancel()
             state = watch.follow()
-    print(f"{state.name}: {state.message or ''}\nin the UI: {page}\nto stop the server and the worker: make down")
+    print(f"{state.name}: {state.message or ''}\nin the UI: {run_url}\nto stop the server and the worker: make down")
     return 0 if state.is_completed() else 1
 
 
@@ -96,9 +96,9 @@ def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
     with suppress(ObjectNotFound):
         if path:
             return client.create_flow_run_from_deployment(_find_deployment(client, profile))
-    known = _find_deployment(client, ANY_PROFILE)
-    file = path or Path(profile).expanduser().absolute()
-    return client.create_flow_run_from_deployment(known, parameters={"profile": str(file)})
+    deployment_id = _find_deployment(client, ANY_PROFILE)
+    profile_path = path or Path(profile).expanduser().absolute()
+    return client.create_flow_run_from_deployment(deployment_id, parameters={"profile": str(profile_path)})
 
 
 def _find_deployment(client: "SyncPrefectClient", name: str) -> UUID:

@@ -16,15 +16,15 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from scripts.api import YardError, open_prefect_client
-from scripts.keep_alive import serve_runs, tend_worker
+from scripts.keep_alive import keep_worker_running, serve_runs
 from scripts.processes import (
     PREFECT_HOME,
     YARD_SCRIPT,
     YardProcess,
     find_yard_processes,
+    get_worker_name,
     start_yard_process,
     stop_yard_process,
-    worker_name,
 )
 from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
 from torchyard.common.pool import DEFAULT_POOL, read_pool
@@ -35,27 +35,27 @@ from torchyard.model.errors import TorchyardError
 # Prefect is imported after the server is chosen: it reads its address from the environment at once.
 
 
-def _start_yard(asked: argparse.Namespace) -> str:
+def _start_yard(args: argparse.Namespace) -> str:
     """Start everything that a run needs; returns the API's address."""
-    from_nothing = time.monotonic()
-    api = _start_server(asked)
+    started_at = time.monotonic()
+    api_url = _start_server(args)
     with _lock_yard():
-        _start_worker(asked.worker)
-    print(f"ready after {time.monotonic() - from_nothing:.0f} s", flush=True)
-    return api
+        _start_worker(args.worker)
+    print(f"ready after {time.monotonic() - started_at:.0f} s", flush=True)
+    return api_url
 
 
-def _start_server(asked: argparse.Namespace) -> str:
+def _start_server(args: argparse.Namespace) -> str:
     """Start everything but the worker; returns the API's address."""
     read_pool()  # a name that cannot be used is an error before anything is started
     with _lock_yard():
-        _check_running_worker(api := choose_server())
+        _check_running_worker(api_url := choose_server())
         from scripts.deployments import deploy_flows
 
-        deploy_flows(asked.take_over, asked.nightly)
+        deploy_flows(args.take_over, args.nightly)
         _create_automations()
         _recover_lost_runs()  # before the worker starts: a sweep that is due must not find them first
-    return api
+    return api_url
 
 
 @contextmanager
@@ -68,20 +68,20 @@ def _lock_yard() -> Iterator[None]:
 
 
 def _create_automations() -> None:
-    words = [sys.executable, "-m", "scripts.automations"]
-    done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, check=False)
-    if done.returncode != 0:
-        raise YardError(f"the automations were not created: {done.stderr.strip().splitlines()[-1:]}")
+    argv = [sys.executable, "-m", "scripts.automations"]
+    completed = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
+    if completed.returncode != 0:
+        raise YardError(f"the automations were not created: {completed.stderr.strip().splitlines()[-1:]}")
 
 
-def _check_running_worker(api: str) -> None:
+def _check_running_worker(api_url: str) -> None:
     """YardError if this folder's worker serves another server or another pool."""
-    if not (running := find_yard_processes().get("worker")):
+    if not (worker := find_yard_processes().get("worker")):
         return
-    served = running.environment.get("PREFECT_API_URL", "")
-    if served != api:
-        raise YardError(f"this folder's worker serves {served}, not {api}: stop it first with `make down`")
-    pool = running.environment.get("TORCHYARD_POOL") or DEFAULT_POOL
+    worker_api_url = worker.environment.get("PREFECT_API_URL", "")
+    if worker_api_url != api_url:
+        raise YardError(f"this folder's worker serves {worker_api_url}, not {api_url}: stop it first with `make down`")
+    pool = worker.environment.get("TORCHYARD_POOL") or DEFAULT_POOL
     if pool != read_pool():
         raise YardError(
             f"this folder's worker serves the work pool {pool}, not {read_pool()}: add POOL={pool} to this command, or "
@@ -89,15 +89,19 @@ def _check_running_worker(api: str) -> None:
         )
 
 
-def _start_worker(always: bool) -> None:
+def _start_worker(beside_others: bool) -> None:
     """Start a worker, if none serves the pool; with `always`, also beside those of other machines."""
     if "worker" in find_yard_processes():
         return
     with open_prefect_client() as client:
-        found = client.read_workers_for_work_pool(read_pool())
-    others = [each.name for each in found if each.status == "ONLINE" and each.name != worker_name()]
-    if others and not always:
-        print(f"worker: {others[0]} (it is already running, and was not started from here; WORKER=1 adds one here)")
+        workers = client.read_workers_for_work_pool(read_pool())
+    other_workers = [
+        worker.name for worker in workers if worker.status == "ONLINE" and worker.name != get_worker_name()
+    ]
+    if other_workers and not beside_others:
+        print(
+            f"worker: {other_workers[0]} (it is already running, and was not started from here; WORKER=1 adds one here)"
+        )
     else:
         start_yard_process("worker", [sys.executable, str(YARD_SCRIPT), "tend"])
 
@@ -106,25 +110,25 @@ def _recover_lost_runs() -> None:
     """Resume runs that lost their launcher in a crash of this machine now, not when Prefect notices the loss."""
     from torchyard.tasks import recovery
 
-    looked = recovery.recover_lost_runs()
-    if looked.back:
-        print(looked)
-    for fault in looked.faults:
+    result = recovery.recover_lost_runs()
+    if result.resumed:
+        print(result)
+    for fault in result.faults:
         print(f"not resumed: {fault}", file=sys.stderr)
 
 
 def _stop_yard() -> int:
     """Stop what `up` started, its worker's runs first; nothing else, here or in a cluster."""
     with _lock_yard():
-        if "service" in (known := find_yard_processes()):
+        if "service" in (processes := find_yard_processes()):
             raise YardError(
-                f"a service (process {known['service'].pid}) keeps server and worker running, and would start them "
+                f"a service (process {processes['service'].pid}) keeps server and worker running, and would start them "
                 "again: `make service DO=uninstall` removes it, `systemctl --user stop` stops it until the next boot"
             )
-        if known:
-            _adopt_environment(known)
+        if processes:
+            _adopt_environment(processes)
             try:
-                _end_worker_runs()
+                _stop_worker_and_runs()
             finally:
                 stop_yard_process("server")
             return 0
@@ -135,16 +139,16 @@ def _stop_yard() -> int:
     return 0
 
 
-def _adopt_environment(known: dict[str, YardProcess]) -> None:
+def _adopt_environment(processes: dict[str, YardProcess]) -> None:
     """Use the worker's API, run folders and kubeconfig; without a worker, this folder's server."""
-    if "worker" in known:
+    if "worker" in processes:
         os.environ.clear()
-        os.environ.update(known["worker"].environment)
+        os.environ.update(processes["worker"].environment)
     else:
-        use_own_server(f"http://127.0.0.1:{read_server_port(known['server'])}/api")
+        use_own_server(f"http://127.0.0.1:{read_server_port(processes['server'])}/api")
 
 
-def _end_worker_runs() -> None:
+def _stop_worker_and_runs() -> None:
     """Cancel the worker's runs, stop it, and tear down what did not end; an unreachable server is reported."""
     from scripts.runs import cancel_worker_runs, print_open_runs, tear_down_open_runs
 
@@ -166,9 +170,9 @@ def main() -> int:
     parser.add_argument("--take-over", action="store_true", help="take over the deployments of another folder")
     parser.add_argument("--nightly", action="store_true", help="start the schedules of nightly runs on this machine")
     parser.add_argument("--worker", action="store_true", help="start a worker here, also if other machines have one")
-    asked = parser.parse_args()
+    args = parser.parse_args()
     try:
-        return _do_verb(asked)
+        return _run_command(args)
     except (YardError, TorchyardError) as error:
         print(error, file=sys.stderr)
         return 1
@@ -176,34 +180,34 @@ def main() -> int:
         return 130
 
 
-def _do_verb(asked: argparse.Namespace) -> int:
-    match asked.verb:
+def _run_command(args: argparse.Namespace) -> int:
+    match args.verb:
         case "train":
-            return _train_profile(asked)
+            return _train_profile(args)
         case "up":
-            _show_access(_start_yard(asked))
+            _print_access(_start_yard(args))
             return 0
         case "down":
             return _stop_yard()
         case "serve":
-            return serve_runs(lambda: _start_server(asked))
+            return serve_runs(lambda: _start_server(args))
         case _:
-            return tend_worker()
+            return keep_worker_running()
 
 
-def _train_profile(asked: argparse.Namespace) -> int:
-    load_profile(asked.profile)
-    api = _start_yard(asked)
+def _train_profile(args: argparse.Namespace) -> int:
+    load_profile(args.profile)
+    api_url = _start_yard(args)
     from scripts.watch import run_and_follow
 
-    return run_and_follow(api, asked.profile)
+    return run_and_follow(api_url, args.profile)
 
 
-def _show_access(api: str) -> None:
+def _print_access(api_url: str) -> None:
     from scripts.server import ENV_FILE, read_last_address
 
     print("for Prefect's own commands in this shell:")
-    print(f"  source {ENV_FILE}" if api == read_last_address() else f"  export PREFECT_API_URL={api}")
+    print(f"  source {ENV_FILE}" if api_url == read_last_address() else f"  export PREFECT_API_URL={api_url}")
 
 
 if __name__ == "__main__":

@@ -120,7 +120,7 @@ def watch(client: SyncPrefectClient, ids: list[UUID]) -> tuple[dict[str, float],
         if sum(is_over(run) for run in found) == len(ids):
             return peak, time.monotonic(), resumed
         if any(run.state_name == "Crashed" for run in found):
-            resumed += len(recover_lost_runs().back)
+            resumed += len(recover_lost_runs().resumed)
         time.sleep(1)
     raise TimeoutError(f"after {PATIENCE:.0f} s: {Counter(run.state_name for run in read_runs(client))}")
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 from prefect.settings import PREFECT_API_AUTH_STRING, PREFECT_API_URL, temporary_settings
 
-from scripts.processes import await_result
+from scripts.processes import wait_for_result
 from scripts.server import _find_free_port, _is_healthy
 from torchyard.common.project_root import ROOT
 
@@ -32,7 +32,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        await_result("the server did not answer", lambda: _is_healthy(port, process.pid), 400)
+        wait_for_result("the server did not answer", lambda: _is_healthy(port, process.pid), 400)
         yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:
         process.terminate()

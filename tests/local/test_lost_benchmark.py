@@ -129,14 +129,14 @@ def test_lost_benchmark_comes_back(played: Played) -> None:
     """A benchmark whose process is killed is scheduled again, keeps the run that it has started, and completes."""
     played.kill()
     until(lambda: played.now().state_name == "Crashed")
-    assert recover_lost_runs().back == (played.now().name,)
+    assert recover_lost_runs().resumed == (played.now().name,)
     (played.truth / "go").touch()
     until(lambda: played.now().state_name == "Completed", 240)
     state = played.now().state
     assert state
     assert state.message == "fast: 3 GB/s, slow: 1 GB/s"
     assert (played.now().run_count, len(played.children()), played.programs()) == (2, 2, {"3": 1, "1": 1})
-    assert recover_lost_runs().back == ()
+    assert recover_lost_runs().resumed == ()
 
 
 @pytest.mark.parametrize("killed", [False, True])
@@ -155,4 +155,4 @@ def test_cancelled_benchmark_leaves_no_run(played: Played, killed: bool) -> None
     assert played.programs() == {"3": 1}
     # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has finished it.
     until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
-    assert recover_lost_runs().back == ()
+    assert recover_lost_runs().resumed == ()

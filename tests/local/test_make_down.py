@@ -44,7 +44,7 @@ def open_run(name: str, worker: str) -> RunFolder:
 def test_down_ends_only_what_its_worker_took(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of another worker, runs started by hand, and runs that a living process owns are left alone."""
     with speaking_to(prefect_api):
-        ours, carried = open_run("ours", processes.worker_name()), open_run("carried", processes.FORMER_WORKER_NAME)
+        ours, carried = open_run("ours", processes.get_worker_name()), open_run("carried", processes.FORMER_WORKER_NAME)
         others, by_hand = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
         with carried.owned():
             tear_down_open_runs()
@@ -56,7 +56,7 @@ def test_down_ends_only_what_its_worker_took(prefect_api: dict[str, str], capsys
 def test_down_ends_processes_whose_folder_is_gone(prefect_api: dict[str, str]) -> None:
     """If the folders of two runs were removed, only the processes of the run that our worker took are ended."""
     with speaking_to(prefect_api):
-        folders = [open_run("ours", processes.worker_name()), open_run("others", "torchyard of another folder")]
+        folders = [open_run("ours", processes.get_worker_name()), open_run("others", "torchyard of another folder")]
         started = [strayed(str(folder.last("start")["run"])) for folder in folders]
         try:
             tear_down_open_runs()

@@ -23,8 +23,8 @@ from flows.train import train
 from scripts.automations import (
     _RECOVERY_DEPLOYMENT,
     _RETIRED_NAMES,
-    _heartbeat_automation,
-    _name_automation,
+    _build_heartbeat_automation,
+    _format_automation_name,
     create_automations,
 )
 from tests.conftest import Write
@@ -82,7 +82,7 @@ def test_run_that_prefect_calls_running_is_brought_back(run: Callable[[State[Any
     lost = run(RUNNING)
     lost.left()
     (lost.folder.path / "lease").write_text("600")
-    assert recover_lost_runs().back == (lost.now().name,)
+    assert recover_lost_runs().resumed == (lost.now().name,)
     assert (lost.now().state_type, lost.folder.lease_left() > 590) == (StateType.SCHEDULED, True)
 
 
@@ -97,7 +97,7 @@ def test_run_that_is_carried_is_left_alone(run: Callable[[State[Any]], Run]) -> 
     ) as owner:
         assert owner.stdout
         owner.stdout.readline()
-        assert recover_lost_runs().back == ()
+        assert recover_lost_runs().resumed == ()
         owner.communicate(b"")
     assert carried.now().state_type == StateType.RUNNING
 
@@ -107,7 +107,7 @@ def test_end_that_prefect_did_not_hear_is_told(run: Callable[[State[Any]], Run])
     ended = run(RUNNING)
     ended.left({"event": "end", "end": "failed", "by": "flow", "sentence": "it broke"})
     ended.client.set_flow_run_state(ended.id, CRASHED, force=True)
-    assert recover_lost_runs().back == ()
+    assert recover_lost_runs().resumed == ()
     state = ended.now().state
     assert state
     assert (state.name, state.message) == ("Failed", "it broke")
@@ -124,9 +124,9 @@ def test_run_of_another_installation_is_not_ours(run: Callable[[State[Any]], Run
     """A check looks only at its own work pool: the runs of another installation on the server are that one's."""
     lost = run(CRASHED)
     os.environ["TORCHYARD_POOL"] = "team-b"
-    assert (recover_lost_runs().back, reschedule_run(str(lost.id)), lost.now().state_name) == ((), False, "Crashed")
+    assert (recover_lost_runs().resumed, reschedule_run(str(lost.id)), lost.now().state_name) == ((), False, "Crashed")
     del os.environ["TORCHYARD_POOL"]
-    assert recover_lost_runs().back == (lost.now().name,)
+    assert recover_lost_runs().resumed == (lost.now().name,)
 
 
 def test_broken_run_does_not_hide_the_others(run: Callable[[State[Any]], Run]) -> None:
@@ -134,7 +134,7 @@ def test_broken_run_does_not_hide_the_others(run: Callable[[State[Any]], Run]) -
     lost = run(CRASHED)
     (runs_folder() / "a-broken-one" / "journal").mkdir(parents=True)
     looked = recover_lost_runs()
-    assert (looked.back, len(looked.faults)) == ((lost.now().name,), 1)
+    assert (looked.resumed, len(looked.faults)) == ((lost.now().name,), 1)
     assert "a-broken-one: Is a directory" in looked.faults[0]
 
 
@@ -222,9 +222,9 @@ def test_no_automation_starts_a_run(client: SyncPrefectClient, looks: UUID) -> N
 
 def test_automations_of_the_version_before_are_removed(client: SyncPrefectClient, looks: UUID) -> None:
     """An upgrade removes the old automations that scheduled runs by themselves."""
-    names = [_name_automation(what) for what in _RETIRED_NAMES]
+    names = [_format_automation_name(what) for what in _RETIRED_NAMES]
     for name in names:
-        client.create_automation(_heartbeat_automation().model_copy(update={"name": name}))
+        client.create_automation(_build_heartbeat_automation().model_copy(update={"name": name}))
     create_automations()
     assert [each for name in names for each in client.read_automations_by_name(name)] == []
 

@@ -101,7 +101,7 @@ class Played(NamedTuple):
         first, second = self.machines
         first.lose_launcher()
         self.client.set_flow_run_state(self.id, SILENT, force=True)
-        assert recover_lost_runs().back
+        assert recover_lost_runs().resumed
         second.start_worker()
 
 

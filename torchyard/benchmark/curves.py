@@ -4,7 +4,7 @@ import math
 from collections.abc import Iterator
 
 from torchyard.diagnosis.fabric import judge_fabric
-from torchyard.model.benchmark import Curve, Point
+from torchyard.model.benchmark import BandwidthPoint, Curve
 from torchyard.model.fabric import FabricReading
 from torchyard.model.profile import MetricsFormat, Profile
 from torchyard.model.run import Metrics, Report, Row
@@ -19,7 +19,7 @@ STATISTICS: dict[MetricsFormat, str] = {
 _COLLECTIVES = {"alltoall": "all_to_all", "": "all_reduce"}
 
 
-def read_curve(profile: Profile, report: Report) -> Curve:
+def build_curve(profile: Profile, report: Report) -> Curve:
     """The curve of one run; without points if it printed no bandwidth."""
     metrics = report.collected.metrics if report.collected else Metrics()
     machines = set(report.attempts[-1].outcome.machines.values()) if report.attempts else set()
@@ -30,10 +30,10 @@ def read_curve(profile: Profile, report: Report) -> Curve:
         run=report.run,
         end=report.end,
         sentence=report.sentence,
-        ranks=_read_ranks(metrics.summary) or profile.world_size,
+        ranks=_parse_rank_count(metrics.summary) or profile.world_size,
         nodes=nodes,
         machines=tuple(sorted(machines)),
-        points=tuple(_read_points(metrics)),
+        points=tuple(_parse_points(metrics)),
         floor=profile.network.expect.min_busbw if profile.network else None,
         verdict=verdict or judge_fabric(FabricReading(), profile.network.expect if profile.network else None, nodes),
         folder=report.folder,
@@ -54,26 +54,26 @@ def build_empty_curve(profile: Profile, run: str, sentence: str) -> Curve:
     )
 
 
-def _read_ranks(summary: Row) -> int:
+def _parse_rank_count(summary: Row) -> int:
     """The number of ranks that the program itself counted; 0 if it did not say."""
-    told = summary.get("world_size", summary.get("ranks"))
-    return told if isinstance(told, int) and told > 0 else 0
+    rank_count = summary.get("world_size", summary.get("ranks"))
+    return rank_count if isinstance(rank_count, int) and rank_count > 0 else 0
 
 
-def _read_points(metrics: Metrics) -> Iterator[Point]:
+def _parse_points(metrics: Metrics) -> Iterator[BandwidthPoint]:
     """A point for each row with a size; of a program that prints no such rows, the one of its summary."""
-    named = str(metrics.summary.get("collective") or metrics.summary.get("op") or "")
-    sized = [row for row in metrics.rows if "size" in row]
-    whole = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
-    for row in sized or [whole]:
-        size, busbw, algbw = (_read_number(row.get(key)) for key in ("size", "busbw", "algbw"))
+    default_collective = str(metrics.summary.get("collective") or metrics.summary.get("op") or "")
+    sized_rows = [row for row in metrics.rows if "size" in row]
+    summary_row = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
+    for row in sized_rows or [summary_row]:
+        size, busbw, algbw = (_parse_number(row.get(key)) for key in ("size", "busbw", "algbw"))
         if busbw is not None:
-            collective = str(row.get("collective") or named)
+            collective = str(row.get("collective") or default_collective)
             collective = _COLLECTIVES.get(collective, collective)
-            yield Point(collective=collective, size=int(size or 0), algbw=algbw, busbw=busbw)
+            yield BandwidthPoint(collective=collective, size=int(size or 0), algbw=algbw, busbw=busbw)
 
 
-def _read_number(value: object) -> float | None:
+def _parse_number(value: object) -> float | None:
     """A number of 0 or more; None for anything else."""
-    good = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return float(value) if good else None  # type: ignore[arg-type]
+    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return float(value) if is_valid else None  # type: ignore[arg-type]

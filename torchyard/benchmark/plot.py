@@ -12,15 +12,17 @@ _PANEL_INCHES = (6.0, 3.6)
 
 def draw_benchmark(benchmark: Benchmark) -> str | None:
     """An SVG, base64, with a panel per collective; None if no curve has two sizes."""
-    names = [name for name in _list_collectives(benchmark) if _has_curve(benchmark, name)][:_MAX_PANELS]
-    if not names:
+    collectives = [collective for collective in _list_collectives(benchmark) if _has_curve(benchmark, collective)][
+        :_MAX_PANELS
+    ]
+    if not collectives:
         return None
     from matplotlib.figure import Figure
 
     width, height = _PANEL_INCHES
-    figure = Figure(figsize=(width, height * len(names)), layout="constrained")
-    for place, name in enumerate(names, 1):
-        _draw_panel(figure.add_subplot(len(names), 1, place), benchmark, name)
+    figure = Figure(figsize=(width, height * len(collectives)), layout="constrained")
+    for index, collective in enumerate(collectives, 1):
+        _draw_panel(figure.add_subplot(len(collectives), 1, index), benchmark, collective)
     drawing = io.StringIO()
     figure.savefig(drawing, format="svg")
     return base64.b64encode(drawing.getvalue().encode()).decode()
@@ -36,7 +38,7 @@ def _has_curve(benchmark: Benchmark, collective: str) -> bool:
         {point.size for point in curve.points if point.collective == collective and point.size}
         for curve in benchmark.curves
     )
-    return any(len(each) > 1 for each in sizes)
+    return any(len(curve_sizes) > 1 for curve_sizes in sizes)
 
 
 def _draw_panel(panel: "object", benchmark: Benchmark, collective: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from torchyard.benchmark.curves import STATISTICS, build_empty_curve, read_curve
+from torchyard.benchmark.curves import STATISTICS, build_curve, build_empty_curve
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.table import render_benchmark_text
 from torchyard.common.log import get_log
@@ -22,23 +22,23 @@ from torchyard.run.folder import benchmark_folder
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 _TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
 Overrides = Mapping[str, Any]
-RunOne = Callable[[Profile, dict[str, Any]], Report]  # with the overrides that made the profile
+RunProfile = Callable[[Profile, dict[str, Any]], Report]  # with the overrides that made the profile
 
 
-def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_one: RunOne) -> Benchmark:
+def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_profile: RunProfile) -> Benchmark:
     """Run the profile over each fabric, by `run_one`; a run that fails does not keep the others from running.
 
     After a run that was cancelled none is started.
     Without fabrics: the profile's own, then the shape's TCP. ProfileError, before anything runs, if one does not fit.
     """
     profile = load_profile(name, overrides)
-    legs = [{**overrides, **({"fabric": fabric} if fabric else {})} for fabric in _choose_fabrics(profile, fabrics)]
-    for leg in legs:
-        _check_leg(load_profile(name, leg))
+    variants = [{**overrides, **({"fabric": fabric} if fabric else {})} for fabric in _choose_fabrics(profile, fabrics)]
+    for variant in variants:
+        _check_comparable(load_profile(name, variant))
     curves: list[Curve] = []
-    for leg in legs:
-        pinned = _pin_nodes(name, leg, next((curve.machines for curve in curves if curve.points), ()))
-        curves.append(_measure_curve(load_profile(name, pinned), pinned, run_one))
+    for variant in variants:
+        pinned = _pin_nodes(name, variant, next((curve.machines for curve in curves if curve.points), ()))
+        curves.append(_measure_curve(load_profile(name, pinned), pinned, run_profile))
         if curves[-1].end == "cancelled":
             break
     return Benchmark(
@@ -50,44 +50,44 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_o
     )
 
 
-def _measure_curve(profile: Profile, overrides: dict[str, Any], run_one: RunOne) -> Curve:
+def _measure_curve(profile: Profile, overrides: dict[str, Any], run_profile: RunProfile) -> Curve:
     """The curve over one fabric; without points if its run has left no report."""
     try:
-        return read_curve(profile, run_one(profile, overrides))
+        return build_curve(profile, run_profile(profile, overrides))
     except NoReportError as error:
-        return build_empty_curve(profile, error.run, error.why)
+        return build_empty_curve(profile, error.run, error.reason)
 
 
-def _choose_fabrics(profile: Profile, asked: Sequence[str]) -> list[str | None]:
+def _choose_fabrics(profile: Profile, requested: Sequence[str]) -> list[str | None]:
     """The fabrics to compare, in this order; [None] for a profile without hardware."""
-    if asked and not profile.hardware:
-        raise ProfileError(profile.name, (f"fabric: {', '.join(asked)} need a hardware file, and none is named",))
-    if asked or not profile.hardware:
-        return list(dict.fromkeys(asked)) or [None]
-    tcp = [name for name, each in profile.hardware.fabrics.items() if each.expect.transport == "socket"]
-    return list(dict.fromkeys([profile.fabric, *tcp[:1]]))
+    if requested and not profile.hardware:
+        raise ProfileError(profile.name, (f"fabric: {', '.join(requested)} need a hardware file, and none is named",))
+    if requested or not profile.hardware:
+        return list(dict.fromkeys(requested)) or [None]
+    tcp_fabrics = [name for name, fabric in profile.hardware.fabrics.items() if fabric.expect.transport == "socket"]
+    return list(dict.fromkeys([profile.fabric, *tcp_fabrics[:1]]))
 
 
-def _check_leg(profile: Profile) -> None:
+def _check_comparable(profile: Profile) -> None:
     """ProfileError if the profile cannot be planned, or prints nothing that can be compared."""
     if profile.metrics not in STATISTICS:
-        known = ", ".join(STATISTICS)
+        choices = ", ".join(STATISTICS)
         raise ProfileError(
-            profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {known}",)
+            profile.name, (f"metrics: {profile.metrics} has no bandwidth to compare: it must be one of {choices}",)
         )
     registry.load_launcher(profile.launcher).plan(profile, _TRIAL_RUN)
 
 
-def _pin_nodes(name: str, leg: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
+def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
     """The overrides with which the pods go to these nodes; unchanged if the launcher cannot be told so."""
-    if not machines or registry.load_launcher(load_profile(name, leg).launcher).PROGRAM_IS_A_FILE:
-        return leg  # a profile names its machines, and they stay the same
-    pinned = {**leg, "pod.only": {_HOSTNAME_LABEL: list(machines)}}
+    if not machines or registry.load_launcher(load_profile(name, overrides).launcher).PROGRAM_IS_A_FILE:
+        return overrides  # a profile names its machines, and they stay the same
+    pinned = {**overrides, "pod.only": {_HOSTNAME_LABEL: list(machines)}}
     try:
-        _check_leg(load_profile(name, pinned))
+        _check_comparable(load_profile(name, pinned))
     except ProfileError as error:
         get_log().info("the next run may be on other nodes than the first: %s", error)
-        return leg
+        return overrides
     return pinned
 
 
@@ -110,6 +110,6 @@ def save_benchmark(benchmark: Benchmark, name: str) -> Path:
     make_private_folder(folder)
     write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
     write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")
-    if picture := draw_benchmark(benchmark):
-        write_private_text(folder / "plot.svg", base64.b64decode(picture).decode())
+    if plot_base64 := draw_benchmark(benchmark):
+        write_private_text(folder / "plot.svg", base64.b64decode(plot_base64).decode())
     return folder

@@ -2,9 +2,9 @@
 
 from collections.abc import Iterator
 
-from torchyard.benchmark.wire import bus_factor, wire_share
+from torchyard.benchmark.wire import get_bus_factor, get_wire_share
 from torchyard.common.escaping import escape_markdown, escape_paragraph, format_markdown_table, single_line
-from torchyard.model.benchmark import Benchmark, Curve, Point
+from torchyard.model.benchmark import BandwidthPoint, Benchmark, Curve
 
 _MAX_SENTENCE_CHARS = 400
 _FACTOR_TOLERANCE = 0.02  # of busbw / algbw: printed numbers are rounded
@@ -27,30 +27,34 @@ def format_size(size: int) -> str:
 def build_tables(benchmark: Benchmark) -> dict[str, Cells]:
     """For each collective a table: its head, then a row per size, with the first fabric compared with the last."""
     names = dict.fromkeys(point.collective for curve in benchmark.curves for point in curve.points)
-    return {name: [_build_head(benchmark), *_build_rows(benchmark, name)] for name in names}
+    return {collective: [_build_header(benchmark), *_build_rows(benchmark, collective)] for collective in names}
 
 
-def _build_head(benchmark: Benchmark) -> list[str]:
+def _build_header(benchmark: Benchmark) -> list[str]:
     first, last = benchmark.curves[0], benchmark.curves[-1]
-    head = ["size", *(f"{curve.fabric} {what}" for curve in benchmark.curves for what in ("algbw", "busbw"))]
-    head += [f"{first.fabric} / {last.fabric}"] if first is not last else []
-    return [*head, *(["of line rate", "least on wire"] if benchmark.line_rate else [])]
+    header = ["size", *(f"{curve.fabric} {quantity}" for curve in benchmark.curves for quantity in ("algbw", "busbw"))]
+    header += [f"{first.fabric} / {last.fabric}"] if first is not last else []
+    return [*header, *(["of line rate", "least on wire"] if benchmark.line_rate else [])]
 
 
 def _build_rows(benchmark: Benchmark, collective: str) -> Iterator[list[str]]:
-    curves = [_points_by_size(curve, collective) for curve in benchmark.curves]
+    curves = [_index_by_size(curve, collective) for curve in benchmark.curves]
     for size in sorted({size for points in curves for size in points}):
-        found = [points.get(size) for points in curves]
+        row_points = [points.get(size) for points in curves]
         row = [format_size(size) if size else "?"]
-        row += [_format_number(number) for each in found for number in ((each.algbw, each.busbw) if each else ("", ""))]
-        if len(found) > 1:
-            row.append(_format_ratio(found[0], found[-1]))
+        row += [
+            _format_number(bandwidth)
+            for point in row_points
+            for bandwidth in ((point.algbw, point.busbw) if point else ("", ""))
+        ]
+        if len(row_points) > 1:
+            row.append(_format_ratio(row_points[0], row_points[-1]))
         if benchmark.line_rate:
-            row += _format_percents(benchmark, found[0])
+            row += _format_percents(benchmark, row_points[0])
         yield row
 
 
-def _points_by_size(curve: Curve, collective: str) -> dict[int, Point]:
+def _index_by_size(curve: Curve, collective: str) -> dict[int, BandwidthPoint]:
     return {point.size: point for point in curve.points if point.collective == collective}
 
 
@@ -58,25 +62,25 @@ def _format_number(value: float | str | None) -> str:
     return f"{value:.3g}" if isinstance(value, float) else value or "-"
 
 
-def _format_ratio(one: Point | None, other: Point | None) -> str:
-    return f"{one.busbw / other.busbw:.2f}" if one and other and other.busbw else "-"
+def _format_ratio(first: BandwidthPoint | None, other: BandwidthPoint | None) -> str:
+    return f"{first.busbw / other.busbw:.2f}" if first and other and other.busbw else "-"
 
 
-def _format_percents(benchmark: Benchmark, point: Point | None) -> list[str]:
+def _format_percents(benchmark: Benchmark, point: BandwidthPoint | None) -> list[str]:
     """busbw in percent of the line rate, and the least that must have crossed a node's wire."""
     if point is None or not benchmark.line_rate:
         return ["-", "-"]
     curve = benchmark.curves[0]
-    share = wire_share(point.collective, curve.ranks, curve.nodes)
-    shares = (1.0, share)
-    return [f"{100 * point.busbw * each / benchmark.line_rate:.0f} %" if each else "-" for each in shares]
+    wire_factor = get_wire_share(point.collective, curve.ranks, curve.nodes)
+    factors = (1.0, wire_factor)
+    return [f"{100 * point.busbw * factor / benchmark.line_rate:.0f} %" if factor else "-" for factor in factors]
 
 
 def list_notes(benchmark: Benchmark) -> list[str]:
     """What a reader of the numbers must know: how each run ended, its network, and numbers that cannot be right."""
     notes = [note for curve in benchmark.curves for note in _list_curve_notes(curve)]
-    places = {curve.machines for curve in benchmark.curves if curve.machines}
-    if len(places) > 1:
+    machine_sets = {curve.machines for curve in benchmark.curves if curve.machines}
+    if len(machine_sets) > 1:
         notes.append("the runs were not on the same nodes, so the fabrics are not all that differs")
     return [*notes, *_find_impossible_points(benchmark)]
 
@@ -94,7 +98,7 @@ def _list_curve_notes(curve: Curve) -> Iterator[str]:
             "(min_busbw, for two nodes): programs/pairwise.py finds a slow node"
         )
     for point in curve.points:
-        expected = bus_factor(point.collective, curve.ranks)
+        expected = get_bus_factor(point.collective, curve.ranks)
         if point.algbw and abs(point.busbw / point.algbw / expected - 1) > _FACTOR_TOLERANCE:
             yield (
                 f"{curve.fabric}: busbw / algbw is {point.busbw / point.algbw:.3f} at {format_size(point.size)}, and "
@@ -107,7 +111,7 @@ def _find_impossible_points(benchmark: Benchmark) -> Iterator[str]:
     """Bandwidths above what the wire carries: the ranks were not where we think, or the time is wrong."""
     for curve in benchmark.curves if benchmark.line_rate else ():
         for point in curve.points:
-            share = wire_share(point.collective, curve.ranks, curve.nodes)
+            share = get_wire_share(point.collective, curve.ranks, curve.nodes)
             if share and benchmark.line_rate and point.busbw * share > benchmark.line_rate:
                 yield (
                     f"{curve.fabric}: {point.busbw:.4g} GB/s at {format_size(point.size)} needs "
@@ -120,28 +124,30 @@ def _find_impossible_points(benchmark: Benchmark) -> Iterator[str]:
 def describe_benchmark(benchmark: Benchmark) -> str:
     """One line: what was measured, on what, and which statistic the numbers are."""
     first = benchmark.curves[0]
-    where = f"{first.nodes} node{'s' if first.nodes > 1 else ''}, {first.ranks} ranks"
-    line = f"; a node's line rate is {benchmark.line_rate:g} GB/s" if benchmark.line_rate else ""
-    shape = f"; the hardware: {benchmark.hardware}" if benchmark.hardware else ""
-    return f"{benchmark.profile} on {where}: GB/s of 10^9 bytes, {benchmark.statistic}{line}{shape}"
+    scale = f"{first.nodes} node{'s' if first.nodes > 1 else ''}, {first.ranks} ranks"
+    line_rate = f"; a node's line rate is {benchmark.line_rate:g} GB/s" if benchmark.line_rate else ""
+    hardware = f"; the hardware: {benchmark.hardware}" if benchmark.hardware else ""
+    return f"{benchmark.profile} on {scale}: GB/s of 10^9 bytes, {benchmark.statistic}{line_rate}{hardware}"
 
 
 def render_benchmark_text(benchmark: Benchmark) -> str:
     """The comparison as the terminal shows it."""
     lines = [describe_benchmark(benchmark)]
-    for name, cells in build_tables(benchmark).items():
+    for collective, cells in build_tables(benchmark).items():
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines += [f"  {name}"]
-        lines += ["    " + "  ".join(cell.rjust(wide) for cell, wide in zip(row, widths, strict=True)) for row in cells]
+        lines += [f"  {collective}"]
+        lines += [
+            "    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells
+        ]
     lines += [f"  {single_line(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
     return "\n".join(lines)
 
 
-def render_benchmark_page(benchmark: Benchmark, picture: str | None) -> str:
+def render_benchmark_page(benchmark: Benchmark, plot_base64: str | None) -> str:
     """The comparison as Prefect's page shows it; `picture` is the plot as base64 SVG."""
-    parts = [f"# {benchmark.profile}", escape_paragraph(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS), ""]
-    parts += [f"![bandwidth](data:image/svg+xml;base64,{picture})", ""] if picture else []
-    for name, cells in build_tables(benchmark).items():
-        parts += [f"## {escape_markdown(name)}", "", *format_markdown_table(cells[0], cells[1:], "---:"), ""]
-    parts += [f"- {escape_paragraph(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
-    return "\n".join(parts)
+    lines = [f"# {benchmark.profile}", escape_paragraph(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS), ""]
+    lines += [f"![bandwidth](data:image/svg+xml;base64,{plot_base64})", ""] if plot_base64 else []
+    for collective, cells in build_tables(benchmark).items():
+        lines += [f"## {escape_markdown(collective)}", "", *format_markdown_table(cells[0], cells[1:], "---:"), ""]
+    lines += [f"- {escape_paragraph(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
+    return "\n".join(lines)

@@ -35,7 +35,7 @@ from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.run.resume import CRASHED, MAX_LOSSES, choose_entry
 
 from .flow_run.children import cancel_children, is_run_cancelled
-from .flow_run.states import count_person_requests, final_state, has_person_request, open_bounded_client
+from .flow_run.states import build_final_state, count_user_requests, has_user_request, open_bounded_client
 from .flow_run.step import make_task
 from .train import leave_to_owner
 
@@ -54,19 +54,19 @@ def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[s
     folder = benchmark_folder(f"{Path(profile).stem}-{str(flow_run.id)[-8:]}")
     try:
         with folder.owned():
-            end, sentence = _carry_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
+            end, sentence = _resume_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
     except RunInUseError as error:
         return leave_to_owner(error)
     except TorchyardError as error:
         get_log().error("%s", error)
         end, sentence = "failed", str(error)
-    return final_state(end, mask_text(strip_control_codes(sentence)))
+    return build_final_state(end, mask_text(strip_control_codes(sentence)))
 
 
-def _carry_benchmark(folder: RunFolder, compare: Callable[[], tuple[End, str]]) -> tuple[End, str]:
+def _resume_benchmark(folder: RunFolder, compare: Callable[[], tuple[End, str]]) -> tuple[End, str]:
     """Take a benchmark from where its journal says that it is to its end; returns that end and its sentence."""
     events = folder.events()
-    entry = choose_entry(events, lambda: has_person_request(str(flow_run.id)))
+    entry = choose_entry(events, lambda: has_user_request(str(flow_run.id)))
     if entry == "echo":
         return events[-1]["end"], str(events[-1].get("sentence", ""))
     folder.note("start", run=str(flow_run.id), count=flow_run.run_count)
@@ -90,8 +90,8 @@ def _compare_fabrics(
 ) -> tuple[End, str]:
     """Measure all fabrics and show the comparison; a user's cancel, however it is noticed, also ends their runs."""
     try:
-        found = run_benchmark(profile, overrides, fabrics, partial(_run_fabric, folder, profile))
-        _show_benchmark(found, folder.name)
+        benchmark = run_benchmark(profile, overrides, fabrics, partial(_run_fabric, folder, profile))
+        _publish_benchmark(benchmark, folder.name)
     except BaseException as error:  # a signal is none of Exception's
         if _is_cancelled():
             return _end_cancelled(folder)
@@ -99,8 +99,8 @@ def _compare_fabrics(
             get_log().error("%s", error)
             return "failed", str(error)
         raise
-    failure = find_failure(found)
-    return ("failed", failure) if failure else ("succeeded", _describe_end(found))
+    failure = find_failure(benchmark)
+    return ("failed", failure) if failure else ("succeeded", _describe_end(benchmark))
 
 
 def _is_cancelled() -> bool:
@@ -125,33 +125,33 @@ def _end_cancelled(folder: RunFolder) -> tuple[End, str]:
     return end, sentence
 
 
-def _run_fabric(folder: RunFolder, name: str, profile: Profile, overrides: dict[str, Any]) -> Report:
+def _run_fabric(folder: RunFolder, profile_name: str, profile: Profile, overrides: dict[str, Any]) -> Report:
     """The report of the run over one fabric, which another process carries from beginning to end."""
     fabric = profile.fabric or DEFAULT_FABRIC
     folder.note("step", name=fabric)
     measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
-    child, end = measure(_name_child_deployment(profile.name), {"profile": name, "overrides": overrides})
-    made = RunFolder.of(profile, child)
-    report = _read_report(made)
+    child, end = measure(_get_child_deployment_name(profile.name), {"profile": profile_name, "overrides": overrides})
+    run_folder = RunFolder.of(profile, child)
+    report = _read_report(run_folder)
     if report is None:
-        shared = "on another machine than this? Then their workers must share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
-        raise NoReportError(made.name, f"{end}; there is no {made.path}/report.json: did it run {shared}")
+        hint = "on another machine than this? Then their workers must share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
+        raise NoReportError(run_folder.name, f"{end}; there is no {run_folder.path}/report.json: did it run {hint}")
     return report
 
 
-def _read_report(made: RunFolder) -> Report | None:
+def _read_report(folder: RunFolder) -> Report | None:
     """The report of a run that was carried here, or elsewhere with the same archive. ArchiveError."""
-    if report := made.report():
+    if report := folder.report():
         return report
     store = open_store()
-    copy = fetch_to_read(store, runs_folder(), made.name) if store else None
-    return RunFolder(copy).report() if copy else None
+    fetched_folder = fetch_to_read(store, runs_folder(), folder.name) if store else None
+    return RunFolder(fetched_folder).report() if fetched_folder else None
 
 
-def _name_child_deployment(profile: str) -> str:
+def _get_child_deployment_name(profile: str) -> str:
     """The profile's own deployment of the installation that this benchmark's deployment belongs to."""
-    mine = own_deployment.name
-    return f"{_FLOW_NAME}/{name_deployment(profile, read_deployment_pool(mine) if mine else read_pool())}"
+    own_name = own_deployment.name
+    return f"{_FLOW_NAME}/{name_deployment(profile, read_deployment_pool(own_name) if own_name else read_pool())}"
 
 
 @make_task
@@ -170,8 +170,10 @@ def _start_child(deployment: str, parameters: dict[str, Any]) -> FlowRun:
     key = f"{flow_run.id}/{parameters['overrides'].get('fabric', DEFAULT_FABRIC)}"
     child: Any = None
     try:
-        for start in range(count_person_requests(str(flow_run.id)) + 1):
-            child = run_deployment(deployment, parameters=parameters, timeout=0, idempotency_key=f"{key}/{start}")
+        for request_index in range(count_user_requests(str(flow_run.id)) + 1):
+            child = run_deployment(
+                deployment, parameters=parameters, timeout=0, idempotency_key=f"{key}/{request_index}"
+            )
             if not _has_failed(child.state):
                 break
         return cast(FlowRun, child)
@@ -191,44 +193,44 @@ def _wait_until_ended(child: FlowRun) -> str:
 
     BenchmarkError if a user cancels the benchmark meanwhile: without a worker no signal says so.
     """
-    is_silent = False
+    is_unreachable = False
     while True:
         try:
             with open_bounded_client() as client:
                 state = client.read_flow_run(child.id).state
-            cancelled = is_run_cancelled(str(flow_run.id))
+            is_cancelled = is_run_cancelled(str(flow_run.id))
         except ObjectNotFound as error:
             raise NoReportError(child.name, f"flow run {child.id} was deleted") from error
         except Exception as error:
-            if not is_silent:
+            if not is_unreachable:
                 get_log().warning("Prefect does not say how flow run %s is, and is asked again: %s", child.id, error)
-            is_silent = True
+            is_unreachable = True
         else:
-            is_silent = False
+            is_unreachable = False
             if state and (state.is_completed() or _has_failed(state)):
                 return f"{state.name}: {state.message}" if state.message else str(state.name)
-            if cancelled:
+            if is_cancelled:
                 raise BenchmarkError("the benchmark was cancelled")
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _show_benchmark(found: Benchmark, name: str) -> None:
+def _publish_benchmark(benchmark: Benchmark, name: str) -> None:
     """Show the comparison in the log, on disk and as an artifact; an unreachable Prefect costs the page only."""
-    folder = save_benchmark(found, name)
-    get_log().info("\n%s\n  %s", render_benchmark_text(found), folder)
+    folder = save_benchmark(benchmark, name)
+    get_log().info("\n%s\n  %s", render_benchmark_text(benchmark), folder)
     try:
         create_markdown_artifact(
-            key=f"benchmark-{found.profile}",
-            markdown=render_benchmark_page(found, draw_benchmark(found)),
-            description=_describe_end(found),
+            key=f"benchmark-{benchmark.profile}",
+            markdown=render_benchmark_page(benchmark, draw_benchmark(benchmark)),
+            description=_describe_end(benchmark),
         )
     except Exception as error:
         get_log().warning("the comparison is not in Prefect: %s", error)
 
 
-def _describe_end(found: Benchmark) -> str:
+def _describe_end(benchmark: Benchmark) -> str:
     """The largest bandwidth over each fabric, in a sentence."""
-    best = {curve.fabric: max((point.busbw for point in curve.points), default=None) for curve in found.curves}
+    best = {curve.fabric: max((point.busbw for point in curve.points), default=None) for curve in benchmark.curves}
     return ", ".join(
-        f"{name}: " + (f"{busbw:.4g} GB/s" if busbw is not None else "none") for name, busbw in best.items()
+        f"{fabric}: " + (f"{busbw:.4g} GB/s" if busbw is not None else "none") for fabric, busbw in best.items()
     )

@@ -43,13 +43,13 @@ from torchyard.steps.descriptors import raise_file_limit
 
 from .flow_run.children import cancel_children
 from .flow_run.states import (
-    final_state,
-    find_pool,
-    has_person_request,
+    build_final_state,
+    get_flow_run_pool,
+    has_user_request,
     open_bounded_client,
-    read_reported_state,
     report_end,
     report_state,
+    to_reported_state,
 )
 
 # A living worker reports within a second or two that its flow died; the watchdog acts only after that.
@@ -66,36 +66,39 @@ _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 class RecoveryResult(NamedTuple):
     """The result of a recovery: the runs that are resumed, and what could not be checked."""
 
-    back: tuple[str, ...]
+    resumed: tuple[str, ...]
     faults: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"resumed {len(self.back)}" + (f": {', '.join(self.back)}" if self.back else "")
+        return f"resumed {len(self.resumed)}" + (f": {', '.join(self.resumed)}" if self.resumed else "")
 
 
-def recover_lost_runs(leased: bool = False) -> RecoveryResult:
+def recover_lost_runs(only_leased: bool = False) -> RecoveryResult:
     """Schedule every run that has lost its launcher: this machine's at once, others once Prefect calls them Crashed.
 
     `leased`: of this machine's runs, only those whose lease has not ended.
     """
-    back, faults = list[str](), list[str]()
+    resumed, faults = list[str](), list[str]()
     benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))  # they have no lease: nothing is removed
-    here = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
+    folders = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
     try:
         with open_bounded_client() as client:
             for run_id in dict.fromkeys(
-                (*_list_unended_runs(client), *(each for each in here if is_lost(here[each].events())))
+                (
+                    *_list_unfinished_runs(client),
+                    *(local_id for local_id in folders if is_lost(folders[local_id].events())),
+                )
             ):
                 try:
-                    leased_only = leased and run_id not in benchmarks
-                    if name := _recover_run(client, run_id, here.get(run_id), leased_only):
-                        back.append(name)
+                    check_lease = only_leased and run_id not in benchmarks
+                    if name := _recover_run(client, run_id, folders.get(run_id), check_lease):
+                        resumed.append(name)
                 except TorchyardError as error:
                     faults.append(str(error))
-            _cancel_left_children(client)
+            _cancel_benchmark_children(client)
     except Exception as error:
         faults.append(f"Prefect cannot be asked for lost runs: {error}")
-    return RecoveryResult(tuple(back), tuple(faults))
+    return RecoveryResult(tuple(resumed), tuple(faults))
 
 
 def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
@@ -108,50 +111,53 @@ def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterato
             faults.append(str(error))
 
 
-def _list_unended_runs(client: SyncPrefectClient) -> list[str]:
+def _list_unfinished_runs(client: SyncPrefectClient) -> list[str]:
     """The runs that Prefect considers alive, and the latest of those that it considers lost."""
     living = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
-    found = list[FlowRun]()
-    while more := _find_flow_runs(client, FlowRunFilterState(type=living), len(found)):
-        found += more
-    crashed = _find_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
+    flow_runs = list[FlowRun]()
+    while page := _list_flow_runs(client, FlowRunFilterState(type=living), len(flow_runs)):
+        flow_runs += page
+    crashed = _list_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
     return [
-        str(run.id)
-        for run in (*found, *(each for each in crashed if read_reported_state(each.state).age_s < MAX_LOSS_AGE_S))
+        str(flow_run.id)
+        for flow_run in (
+            *flow_runs,
+            *(crashed_run for crashed_run in crashed if to_reported_state(crashed_run.state).age_s < MAX_LOSS_AGE_S),
+        )
     ]
 
 
-def _find_flow_runs(
+def _list_flow_runs(
     client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0, names: Sequence[str] = _FLOW_NAMES
 ) -> list[FlowRun]:
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
         flow_run_filter=FlowRunFilter(state=state),
-        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[find_pool()])),
+        work_pool_filter=WorkPoolFilter(name=WorkPoolFilterName(any_=[get_flow_run_pool()])),
         sort=FlowRunSort.START_TIME_DESC,
         limit=_RUNS_PER_PAGE,
         offset=offset,
     )
 
 
-def _cancel_left_children(client: SyncPrefectClient) -> None:
+def _cancel_benchmark_children(client: SyncPrefectClient) -> None:
     """Cancel what a cancelled benchmark has started: its process may have been killed before it did so."""
-    over = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
-    found = _find_flow_runs(client, over, names=[_BENCHMARK_FLOW_NAME])
-    if recent := [run.id for run in found if read_reported_state(run.state).age_s < MAX_LOSS_AGE_S]:
+    cancelled_filter = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
+    benchmarks = _list_flow_runs(client, cancelled_filter, names=[_BENCHMARK_FLOW_NAME])
+    if recent := [run.id for run in benchmarks if to_reported_state(run.state).age_s < MAX_LOSS_AGE_S]:
         cancel_children(client, recent)
 
 
-def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, leased: bool = False) -> str:
+def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, check_lease: bool = False) -> str:
     """Do what one run needs now; returns its name if it is resumed."""
     try:
         run = client.read_flow_run(UUID(run_id))
     except (ObjectNotFound, ValueError):  # of another server
         return ""
-    if folder and (folder.is_owned() or (leased and folder.lease_left() < 0)):
+    if folder and (folder.is_owned() or (check_lease and folder.lease_left() < 0)):
         return ""
     events = folder.events() if folder else []
-    match choose_recovery(read_reported_state(run.state), run.run_count, events, lambda: has_person_request(run_id)):
+    match choose_recovery(to_reported_state(run.state), run.run_count, events, lambda: has_user_request(run_id)):
         case "schedule":
             return run.name if _schedule_run(client, run, folder) else ""
         case "finish" if folder:
@@ -159,7 +165,7 @@ def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | Non
             sweep_run(folder, "guard", "", report_end)
         case "tell":
             end = find_last_event(events, "end")
-            report_state(run_id, final_state(end.get("end", "failed"), end.get("sentence", "")))
+            report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
         case _:
             pass
     return ""
@@ -167,15 +173,17 @@ def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | Non
 
 def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
     """Let a worker start a run again; a run without a deployment would wait for a worker for ever."""
-    began = run.state is None or not run.state.is_pending()
-    if began and run.state and not run.state.is_final():
-        lost: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
-        report_state(str(run.id), lost, run.run_count)
+    has_started = run.state is None or not run.state.is_pending()
+    if has_started and run.state and not run.state.is_final():
+        crashed_state: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
+        report_state(str(run.id), crashed_state, run.run_count)
     if run.deployment_id is None:
         return False
     if folder:
         folder.extend()
-    client.set_flow_run_state(run.id, Scheduled(message=LOST_MESSAGE if began else NEVER_BEGAN_MESSAGE), force=True)
+    client.set_flow_run_state(
+        run.id, Scheduled(message=LOST_MESSAGE if has_started else NEVER_BEGAN_MESSAGE), force=True
+    )
     return True
 
 
@@ -188,28 +196,28 @@ def _report_lost_run(folder: RunFolder) -> None:
     A run that was being cancelled is not resumed: it is ended here.
     """
     start = folder.last("start")
-    _await_worker(UUID(start["run"]))
-    until = time.monotonic() + _WATCH_TIMEOUT_S
-    while time.monotonic() < until and folder.last("start") == start and is_lost(folder.events()):
+    _wait_for_worker_report(UUID(start["run"]))
+    deadline = time.monotonic() + _WATCH_TIMEOUT_S
+    while time.monotonic() < deadline and folder.last("start") == start and is_lost(folder.events()):
         try:
             with open_bounded_client() as client:
                 _recover_run(client, start["run"], folder)
         except Exception as error:  # an unreachable server is asked for as long as the lease lasts
             get_log().debug("%s was not checked: %s", folder.name, error)
-            until = max(until, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
+            deadline = max(deadline, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
         time.sleep(_POLL_INTERVAL_S)
 
 
-def _await_worker(run_id: UUID) -> None:
+def _wait_for_worker_report(run_id: UUID) -> None:
     """Wait until the worker has reported, completely, how its flow died."""
-    until = time.monotonic() + _WORKER_REPORT_TIMEOUT_S
-    while time.monotonic() < until:
+    deadline = time.monotonic() + _WORKER_REPORT_TIMEOUT_S
+    while time.monotonic() < deadline:
         try:
             with open_bounded_client() as client:
                 state = client.read_flow_run(run_id).state
             if state and not state.is_running():
                 time.sleep(
-                    max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - read_reported_state(state).age_s))
+                    max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - to_reported_state(state).age_s))
                 )
                 return
         except Exception as error:
@@ -217,16 +225,16 @@ def _await_worker(run_id: UUID) -> None:
         time.sleep(0.3)
 
 
-def main(words: Iterable[str]) -> int:
+def main(argv: Iterable[str]) -> int:
     """`keep FOLDER` and `stop FOLDER`: what the watchdog does about one run. `back`: resume all lost runs."""
     raise_file_limit()
-    verb, *rest = words
-    if verb == "back":
-        looked = recover_lost_runs()
-        print("\n".join((str(looked), *looked.faults)))
-        return 1 if looked.faults else 0
-    folder = RunFolder(Path(rest[0]))
-    if verb == "keep":
+    command, *arguments = argv
+    if command == "back":
+        result = recover_lost_runs()
+        print("\n".join((str(result), *result.faults)))
+        return 1 if result.faults else 0
+    folder = RunFolder(Path(arguments[0]))
+    if command == "keep":
         _report_lost_run(folder)
     else:
         sweep_run(folder, "guard", LAUNCHER_LOST_SENTENCE, report_end)

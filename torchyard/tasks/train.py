@@ -19,7 +19,7 @@ from torchyard.common.escaping import spell_anything, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import HandedOnError, LeftError, RunInUseError, TorchyardError, TrainingError
+from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError, TrainingError
 from torchyard.model.profile import Profile
 from torchyard.model.result import RunResult
 from torchyard.notify.targets import list_exposed_addresses
@@ -33,10 +33,10 @@ from torchyard.steps.line import StepFunctions
 from .collect import collect
 from .flow_run.inner_run import derive_run_id
 from .flow_run.machine_hold import hold_run
-from .flow_run.ownership import name_flow_run, obtain_key
+from .flow_run.ownership import obtain_key, register_flow_run
 from .flow_run.reporter import PrefectReporter
 from .flow_run.result import build_result, read_result
-from .flow_run.states import final_state
+from .flow_run.states import build_final_state
 from .flow_run.step import make_task
 from .preflight import preflight
 from .rendezvous import ensure_rendezvous
@@ -54,18 +54,18 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_ru
     `dry_run`: only show the plan and run preflight.
     """
     try:
-        chosen, run_id = _load(profile, overrides or {}), str(flow_run.id)
-        reporter = PrefectReporter(run_id, flow_run.run_count, chosen.name)
-        reporter.label_flow_run(chosen)
+        loaded_profile, run_id = _prepare_profile(profile, overrides or {}), str(flow_run.id)
+        reporter = PrefectReporter(run_id, flow_run.run_count, loaded_profile.name)
+        reporter.label_flow_run(loaded_profile)
         if dry_run:
-            return Completed(message=preview_run(chosen, run_id, reporter, STEPS))
-        result = _run(chosen, run_id, reporter)
+            return Completed(message=preview_run(loaded_profile, run_id, reporter, STEPS))
+        result = _run_to_end(loaded_profile, run_id, reporter)
         if _is_subflow():
-            _pass_stop_on(result, reporter)
-        return final_state(result.end, result.sentence, result)
+            _propagate_stop(result, reporter)
+        return build_final_state(result.end, result.sentence, result)
     except RunInUseError as error:
         return leave_to_owner(error)
-    except LeftError as error:  # its watchdog has the run resumed
+    except DetachedError as error:  # its watchdog has the run resumed
         return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
         get_log().error("%s", error)
@@ -80,49 +80,49 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
     a training that has ended is not repeated, and one that goes on is attached to; it is found by its profile,
     overrides and `name`. TrainingError if it does not succeed; a cancelled flow run ends it, and is ended by it.
     """
-    chosen, run_id = _load(profile, overrides or {}), derive_run_id(profile, overrides or {}, name)
-    name_flow_run(run_id, str(flow_run.id))
-    reporter = PrefectReporter(str(flow_run.id), flow_run.run_count, chosen.name)
-    result = _run(chosen, run_id, reporter)
-    _pass_stop_on(result, reporter)
+    loaded_profile, run_id = _prepare_profile(profile, overrides or {}), derive_run_id(profile, overrides or {}, name)
+    register_flow_run(run_id, str(flow_run.id))
+    reporter = PrefectReporter(str(flow_run.id), flow_run.run_count, loaded_profile.name)
+    result = _run_to_end(loaded_profile, run_id, reporter)
+    _propagate_stop(result, reporter)
     if result.end != "succeeded":
         raise TrainingError(result)
     return result
 
 
-def _pass_stop_on(result: RunResult, reporter: PrefectReporter) -> None:
+def _propagate_stop(result: RunResult, reporter: PrefectReporter) -> None:
     """Raise again what has stopped this run: the flow around it must not go on, not even if it catches Exception."""
     if reporter.report and result.end in ("cancelled", "stopped"):  # a run that has ended before is not stopped now
-        raise reporter.stop or TerminationSignal(signal.SIGTERM)
+        raise reporter.stop_exception or TerminationSignal(signal.SIGTERM)
 
 
 def _is_subflow() -> bool:
     """Whether another flow has called this one, in this process."""
     context = FlowRunContext.get()
-    this = context.flow_run if context else None
-    return this is not None and this.parent_task_run_id is not None and this.deployment_id is None
+    current_run = context.flow_run if context else None
+    return current_run is not None and current_run.parent_task_run_id is not None and current_run.deployment_id is None
 
 
-def _load(profile: str, overrides: dict[str, Any]) -> Profile:
+def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
     """The profile, in a process that is ready to run it."""
     raise_file_limit()
     spell_anything()
     seal.key_source = obtain_key
-    if said := describe_exposed_overrides(overrides):
-        get_log().warning("%s", said)
-    chosen = load_profile(profile, overrides)
-    if "notify" in overrides and chosen.notify and list_exposed_addresses(chosen.notify):
+    if message := describe_exposed_overrides(overrides):
+        get_log().warning("%s", message)
+    loaded_profile = load_profile(profile, overrides)
+    if "notify" in overrides and loaded_profile.notify and list_exposed_addresses(loaded_profile.notify):
         get_log().warning("overrides: notify: %s; write $NAME of a variable of the worker", _EXPOSED_ADDRESS)
-    return chosen
+    return loaded_profile
 
 
-def _run(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
+def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
     """Take a run to its end, whatever that is; its result."""
     runner = Runner(profile, run_id, reporter, STEPS)
     hold_run(profile, run_id, runner.folder, reporter.count)
     try:
         end, sentence = runner.run()
-    except HandedOnError as error:  # Prefect's engine knows why, and leaves the flow run's state alone
+    except HandedOverError as error:  # Prefect's engine knows why, and leaves the flow run's state alone
         raise TerminationSignal(signal.SIGTERM) from error
     report = reporter.report or runner.folder.report()  # a run that has ended already makes no report again
     if report and report.end == end:

@@ -19,10 +19,10 @@ def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
     """The pods of every run after the first must go to the first one's nodes."""
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: vf\n")
-    seen: list[dict[str, Any]] = []
+    overrides_seen: list[dict[str, Any]] = []
     reports: dict[str | None, Report] = {name: bandwidth_report(rows(1.0)) for name in ("vf", "no-rdma")}
-    run_benchmark(str(path), {"nodes": 2}, [], played(reports, seen))
-    assert seen == [
+    run_benchmark(str(path), {"nodes": 2}, [], played(reports, overrides_seen))
+    assert overrides_seen == [
         {"nodes": 2, "fabric": "vf"},
         {"nodes": 2, "fabric": "no-rdma", "pod.only": {"kubernetes.io/hostname": ["a", "b"]}},
     ]
@@ -30,47 +30,47 @@ def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
 
 def test_launcher_that_chooses_nodes_itself_is_not_told() -> None:
     """Run:ai's CLI cannot pin pods to nodes: the second run goes where it goes, and a note says if that differs."""
-    seen: list[dict[str, Any]] = []
+    overrides_seen: list[dict[str, Any]] = []
     reports: dict[str | None, Report] = {
         "roce": bandwidth_report(rows(2.0)),
         "tcp": bandwidth_report(rows(1.0), ("c", "d")),
     }
-    found = run_benchmark(RUNAI, {}, [], played(reports, seen))
-    assert [each["fabric"] for each in seen] == ["roce", "tcp"]
-    assert not any("pod.only" in each for each in seen)
-    assert any("not on the same nodes" in note for note in list_notes(found))
+    benchmark = run_benchmark(RUNAI, {}, [], played(reports, overrides_seen))
+    assert [overrides["fabric"] for overrides in overrides_seen] == ["roce", "tcp"]
+    assert not any("pod.only" in overrides for overrides in overrides_seen)
+    assert any("not on the same nodes" in note for note in list_notes(benchmark))
 
 
 @pytest.mark.parametrize(
-    ("name", "fabrics", "said"),
+    ("name", "fabrics", "message"),
     [
         (RUNAI, ["rose"], "fabric: rose is not a fabric of this hardware: use roce, tcp"),
         ("allreduce-local", ["roce"], "fabric: roce need a hardware file, and none is named"),
         ("yolov5-volcano", [], "metrics: yolov5 has no bandwidth to compare"),
     ],
 )
-def test_mistake_is_told_before_anything_runs(name: str, fabrics: list[str], said: str) -> None:
+def test_mistake_is_told_before_anything_runs(name: str, fabrics: list[str], message: str) -> None:
     """A fabric that does not exist, or a profile without bandwidths, is one error, and no run is started."""
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         run_benchmark(name, {}, fabrics, played({}))
 
 
 def test_failed_run_keeps_no_other_from_running() -> None:
     """After a run that failed the others are measured; the sentence names the fabric that failed, and why."""
     failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
-    found = run_benchmark(RUNAI, {}, [], played({"roce": failed, "tcp": bandwidth_report(rows(1.0))}))
-    assert [len(curve.points) for curve in found.curves] == [0, 1]
-    assert find_failure(found) == "roce: the run failed: no room"
+    benchmark = run_benchmark(RUNAI, {}, [], played({"roce": failed, "tcp": bandwidth_report(rows(1.0))}))
+    assert [len(curve.points) for curve in benchmark.curves] == [0, 1]
+    assert find_failure(benchmark) == "roce: the run failed: no room"
 
 
 def test_every_failure_is_told() -> None:
     """If two runs fail, the sentence has both."""
     reports: dict[str | None, Report] = {
-        name: bandwidth_report([]).model_copy(update={"end": "failed", "sentence": said})
-        for name, said in (("roce", "no room"), ("tcp", "no image"))
+        name: bandwidth_report([]).model_copy(update={"end": "failed", "sentence": sentence})
+        for name, sentence in (("roce", "no room"), ("tcp", "no image"))
     }
-    found = run_benchmark(RUNAI, {}, [], played(reports))
-    assert find_failure(found) == "roce: the run failed: no room; tcp: the run failed: no image"
+    benchmark = run_benchmark(RUNAI, {}, [], played(reports))
+    assert find_failure(benchmark) == "roce: the run failed: no room; tcp: the run failed: no image"
 
 
 def test_run_without_a_report_is_told() -> None:
@@ -81,27 +81,27 @@ def test_run_without_a_report_is_told() -> None:
             raise NoReportError("x-1", "its disk was full")
         return bandwidth_report(rows(1.0))
 
-    found = run_benchmark(RUNAI, {}, [], run_one)
-    assert (found.curves[0].run, find_failure(found)) == ("x-1", "roce: the run failed: its disk was full")
-    assert len(found.curves[1].points) == 1
+    benchmark = run_benchmark(RUNAI, {}, [], run_one)
+    assert (benchmark.curves[0].run, find_failure(benchmark)) == ("x-1", "roce: the run failed: its disk was full")
+    assert len(benchmark.curves[1].points) == 1
 
 
 def test_cancelled_run_is_the_last() -> None:
     """After a run that was cancelled no other one is started."""
     cancelled = bandwidth_report([]).model_copy(update={"end": "cancelled", "sentence": "Ctrl-C"})
-    found = run_benchmark(RUNAI, {}, [], played({"roce": cancelled}))
-    assert (len(found.curves), find_failure(found)) == (1, "roce: the run cancelled: Ctrl-C")
+    benchmark = run_benchmark(RUNAI, {}, [], played({"roce": cancelled}))
+    assert (len(benchmark.curves), find_failure(benchmark)) == (1, "roce: the run cancelled: Ctrl-C")
 
 
 def test_run_without_bandwidth_is_told() -> None:
     """A run that succeeded and printed no bandwidth fails the benchmark, and the sentence says where to look."""
-    found = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report([])}))
-    assert find_failure(found) == "tcp: the run printed no bandwidth: see `metrics` in the profile and /r"
+    benchmark = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report([])}))
+    assert find_failure(benchmark) == "tcp: the run printed no bandwidth: see `metrics` in the profile and /r"
 
 
 def test_runs_folder_is_private(tmp_path: Path) -> None:
     """What a benchmark writes is readable by its user alone."""
-    compared = compared_fabrics()
-    folder = save_benchmark(compared, "x-1")
+    benchmark = compared_fabrics()
+    folder = save_benchmark(benchmark, "x-1")
     assert folder.is_relative_to(Path(os.environ["TORCHYARD_RUNS"]))
-    assert {each.stat().st_mode & 0o077 for each in (folder, *folder.iterdir())} == {0}
+    assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}

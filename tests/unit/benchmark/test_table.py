@@ -16,11 +16,11 @@ from torchyard.benchmark.table import (
 
 def test_table_of_the_guide() -> None:
     """The guide's figures come out side by side, with the ratio, and busbw / algbw is 2 (n - 1) / n."""
-    compared = compared_fabrics()
-    (cells,) = build_tables(compared).values()
+    benchmark = compared_fabrics()
+    (cells,) = build_tables(benchmark).values()
     assert cells[0] == ["size", "roce algbw", "roce busbw", "tcp algbw", "tcp busbw", "roce / tcp"]
     assert cells[1] == ["4 GB", "4.91", "9.52", "1.94", "3.77", "2.53"]
-    assert not any("counts differently" in note for note in list_notes(compared))
+    assert not any("counts differently" in note for note in list_notes(benchmark))
 
 
 def test_hardware_is_told() -> None:
@@ -30,9 +30,10 @@ def test_hardware_is_told() -> None:
 
 def test_other_factor_is_told() -> None:
     """A busbw that is not 2 (n - 1) / n times the algbw is reported with both factors."""
-    found = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report(rows(2.0, factor=1.0), ranks=32)}))
+    benchmark = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report(rows(2.0, factor=1.0), ranks=32)}))
     assert any(
-        "busbw / algbw is 1.000 at 1 MiB, and 1.938 for all_reduce over 32 ranks" in n for n in list_notes(found)
+        "busbw / algbw is 1.000 at 1 MiB, and 1.938 for all_reduce over 32 ranks" in note
+        for note in list_notes(benchmark)
     )
 
 
@@ -41,11 +42,14 @@ def test_percent_of_the_line_and_of_the_wire(write: Write) -> None:
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, processes=8, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: host\n")
     fast = bandwidth_report(rows(375.0, 487.0, 900.0, factor=1.875), ranks=16)
-    found = run_benchmark(str(path), {}, [], played({"host": fast, "no-rdma": bandwidth_report(rows(4.0), ranks=16)}))
-    (cells,) = build_tables(found).values()
+    benchmark = run_benchmark(
+        str(path), {}, [], played({"host": fast, "no-rdma": bandwidth_report(rows(4.0), ranks=16)})
+    )
+    (cells,) = build_tables(benchmark).values()
     assert [row[-2:] for row in cells[1:]] == [["94 %", "50 %"], ["122 %", "65 %"], ["225 %", "120 %"]]
     assert any(
-        "900 GB/s at 4 MiB needs 480 GB/s on each node's wire, which carries 400" in n for n in list_notes(found)
+        "900 GB/s at 4 MiB needs 480 GB/s on each node's wire, which carries 400" in note
+        for note in list_notes(benchmark)
     )
 
 
@@ -54,27 +58,29 @@ def test_bandwidth_below_the_floor_is_told(write: Write) -> None:
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, processes=8, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: host\n")
     slow, fast = (bandwidth_report(rows(best, factor=1.875), ranks=16) for best in (120.0, 445.0))
-    told = [list_notes(run_benchmark(str(path), {}, ["host"], played({"host": each}))) for each in (slow, fast)]
-    assert [any("is 120 GB/s, below the floor of 440 GB/s" in note for note in notes) for notes in told] == [
+    notes_by_report = [
+        list_notes(run_benchmark(str(path), {}, ["host"], played({"host": report}))) for report in (slow, fast)
+    ]
+    assert [any("is 120 GB/s, below the floor of 440 GB/s" in note for note in notes) for notes in notes_by_report] == [
         True,
         False,
     ]
 
 
 @pytest.mark.parametrize(
-    ("size", "said"),
+    ("size", "text"),
     [(32768, "32 KiB"), (1 << 34, "16 GiB"), (4 * 10**9, "4 GB"), (1500, "1.5 kB"), (12, "12 B"), (0, "0 B")],
 )
-def test_sizes_are_told_in_the_unit_that_fits(size: int, said: str) -> None:
+def test_sizes_are_told_in_the_unit_that_fits(size: int, text: str) -> None:
     """Sizes are whole binary units where they are, else decimal ones."""
-    assert format_size(size) == said
+    assert format_size(size) == text
 
 
 def test_page_shows_names_as_text() -> None:
     """A collective's name comes from a log and cannot become markup."""
-    compared = compared_fabrics()
-    point = compared.curves[0].points[0].model_copy(update={"collective": "<img>|"})
-    curve = compared.curves[0].model_copy(update={"points": (point,)})
-    page = render_benchmark_page(compared.model_copy(update={"curves": (curve,)}), None)
+    benchmark = compared_fabrics()
+    point = benchmark.curves[0].points[0].model_copy(update={"collective": "<img>|"})
+    curve = benchmark.curves[0].model_copy(update={"points": (point,)})
+    page = render_benchmark_page(benchmark.model_copy(update={"curves": (curve,)}), None)
     assert r"## \<img>\|" in page
     assert "<img>|" not in page

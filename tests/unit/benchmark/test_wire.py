@@ -2,7 +2,7 @@
 
 import pytest
 
-from torchyard.benchmark.wire import bus_factor, wire_share
+from torchyard.benchmark.wire import get_bus_factor, get_wire_share
 
 
 @pytest.mark.parametrize(
@@ -20,5 +20,5 @@ from torchyard.benchmark.wire import bus_factor, wire_share
 def test_factors(collective: str, ranks_and_nodes: tuple[int, int], factor: float, share: float | None) -> None:
     """The factors are those of nccl-tests, and the least on a node's wire that of a hierarchical algorithm."""
     ranks, nodes = ranks_and_nodes
-    assert bus_factor(collective, ranks) == pytest.approx(factor)
-    assert wire_share(collective, ranks, nodes) == (share and pytest.approx(share))
+    assert get_bus_factor(collective, ranks) == pytest.approx(factor)
+    assert get_wire_share(collective, ranks, nodes) == (share and pytest.approx(share))

@@ -17,14 +17,14 @@ def test_flow_takes_what_its_deployments_give() -> None:
 
 @pytest.mark.usefixtures("api")
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"profile": "allreduce-runai", "fabrics": ["rose"]}, "rose is not a fabric of this hardware: use roce, tcp"),
         ({"profile": "no-such"}, "no-such"),
         ({"profile": "allreduce-local"}, "there is no deployment train/allreduce-local: `make up`"),
     ],
 )
-def test_mistake_is_the_state_of_the_run(keys: dict[str, Any], said: str) -> None:
+def test_mistake_is_the_state_of_the_run(keys: dict[str, Any], message: str) -> None:
     """A wrong profile, a wrong fabric, or a profile without a deployment fails the flow run with one sentence."""
-    end: State[Any] = flow.benchmark(**keys, return_state=True)
-    assert (end.name, said in str(end.message)) == ("Failed", True), end.message
+    state: State[Any] = flow.benchmark(**keys, return_state=True)
+    assert (state.name, message in str(state.message)) == ("Failed", True), state.message

@@ -15,13 +15,13 @@ def test_flow_says_which_runs_it_has_resumed(fake_prefect: FakePrefect) -> None:
     folder.path.mkdir(parents=True)
     folder.note("start", run=RUN_ID, count=1)
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
-    end = comeback.fn()
-    assert (end.is_completed(), end.message) == (True, "resumed 1: a-run")
+    state = comeback.fn()
+    assert (state.is_completed(), state.message) == (True, "resumed 1: a-run")
 
 
 def test_flow_fails_where_runs_were_not_checked() -> None:
     """A recovery that could not ask Prefect is Failed and says so: it must not look as if no run were lost."""
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
-        end = comeback.fn()
-    assert end.is_failed()
-    assert str(end.message).startswith("resumed 0; not checked: Prefect cannot be asked for lost runs: ")
+        state = comeback.fn()
+    assert state.is_failed()
+    assert str(state.message).startswith("resumed 0; not checked: Prefect cannot be asked for lost runs: ")

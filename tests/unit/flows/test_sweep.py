@@ -11,14 +11,14 @@ from prefect.client.schemas.objects import State
 from flows import sweep as flow
 from flows.sweep import (
     AbandonedRun,
-    _clear_orphan,
-    _explain_refusals,
+    _build_sweep_state,
+    _describe_refusals,
     _find_cluster_runs,
     _find_local_runs,
-    _find_stray_runs,
+    _find_orphan_process_runs,
     _format_summary,
+    _remove_orphan,
     _remove_run,
-    _sweep_state,
     main,
 )
 from tests import removed_folders
@@ -32,25 +32,25 @@ from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.tasks.flow_run import ownership
 
-Folder = Callable[..., RunFolder]
+CreateFolder = Callable[..., RunFolder]
 
 
 @pytest.fixture
-def folder() -> Folder:
+def folder() -> CreateFolder:
     """Create the folder of an abandoned run, with a lease of so many seconds."""
 
     def make(name: str, seconds: float) -> RunFolder:
-        made = RunFolder(Path(runs_folder(), name))
-        made.path.mkdir(parents=True)
-        made.note("start", run="1", entry="fresh")
-        made.renew(seconds)
-        return made
+        folder = RunFolder(Path(runs_folder(), name))
+        folder.path.mkdir(parents=True)
+        folder.note("start", run="1", entry="fresh")
+        folder.renew(seconds)
+        return folder
 
     return make
 
 
 @pytest.fixture(autouse=True)
-def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
+def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect knows no run, and the sweep does not wait."""
     monkeypatch.setattr(flow, "read_liveness", lambda _: "")
     monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
@@ -61,47 +61,53 @@ def lonely(monkeypatch: pytest.MonkeyPatch) -> None:
 # --- which runs
 
 
-def names(named: frozenset[str] | None) -> list[str]:
-    return [each.run for each in _find_local_runs(named, [])]
+def list_local_names(requested_runs: frozenset[str] | None) -> list[str]:
+    return [abandoned_run.run for abandoned_run in _find_local_runs(requested_runs, [])]
 
 
-def test_folder_goes_after_its_lease(folder: Folder) -> None:
+def test_folder_goes_after_its_lease(folder: CreateFolder) -> None:
     """A run on this machine is swept once its lease has ended."""
     folder("old-00000001", -1)
     folder("new-00000002", 60)
-    assert names(None) == ["old-00000001"]
+    assert list_local_names(None) == ["old-00000001"]
 
 
-def test_named_folder_goes_before_its_lease_has_ended(folder: Folder) -> None:
+def test_named_folder_goes_before_its_lease_has_ended(folder: CreateFolder) -> None:
     """A named run is swept before its lease ends, and no other one with it; an empty list sweeps none."""
     folder("old-00000001", -1)
     folder("new-00000002", 60)
-    assert names(frozenset({"new-00000002"})) == ["new-00000002"]
-    assert names(frozenset()) == []
+    assert list_local_names(frozenset({"new-00000002"})) == ["new-00000002"]
+    assert list_local_names(frozenset()) == []
 
 
-def test_named_run_of_a_living_process_stays(folder: Folder) -> None:
+def test_named_run_of_a_living_process_stays(folder: CreateFolder) -> None:
     """A named run that a living process owns is not swept, and the final state says so."""
-    mine = folder("mine-00000003", 60)
-    with mine.owned():
-        (due,) = _find_local_runs(frozenset({mine.name}), [])
-        left = _remove_run(due, dry_run=False)
-    assert left is None
-    assert "a living process owns it" in _explain_refusals(frozenset({mine.name}), [due], [left])[0]
+    folder_of_run = folder("mine-00000003", 60)
+    with folder_of_run.owned():
+        (abandoned_run,) = _find_local_runs(frozenset({folder_of_run.name}), [])
+        leftovers = _remove_run(abandoned_run, dry_run=False)
+    assert leftovers is None
+    assert (
+        "a living process owns it"
+        in _describe_refusals(frozenset({folder_of_run.name}), [abandoned_run], [leftovers])[0]
+    )
 
 
 def test_run_that_went_in_one_place_is_not_refused() -> None:
     """A run that was refused in one place but swept in another, as after a move, is not reported as refused."""
-    both = [AbandonedRun("moved-00000005", where, "", list) for where in ("here", "namespace ml")]
-    assert _explain_refusals(frozenset({"moved-00000005"}), both, [None, []]) == []
-    assert len(_explain_refusals(frozenset({"moved-00000005"}), both, [None, None])) == 2
+    abandoned_runs = [AbandonedRun("moved-00000005", location, "", list) for location in ("here", "namespace ml")]
+    assert _describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, []]) == []
+    assert len(_describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, None])) == 2
 
 
-def test_name_of_nothing_is_told(folder: Folder) -> None:
+def test_name_of_nothing_is_told(folder: CreateFolder) -> None:
     """Naming a run that does not exist is an error; naming one that has ended here is not."""
     folder("over-00000006", 60).note("end", end="succeeded", by="flow", sentence="it went well")
-    assert (names(frozenset({"over-00000006"})), _explain_refusals(frozenset({"over-00000006"}), [], [])) == ([], [])
-    assert _explain_refusals(frozenset({"gone-00000004"}), [], []) == [
+    assert (
+        list_local_names(frozenset({"over-00000006"})),
+        _describe_refusals(frozenset({"over-00000006"}), [], []),
+    ) == ([], [])
+    assert _describe_refusals(frozenset({"gone-00000004"}), [], []) == [
         "there is no run gone-00000004 that this user may see"
     ]
 
@@ -109,24 +115,28 @@ def test_name_of_nothing_is_told(folder: Folder) -> None:
 # --- processes here whose run folder was removed
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_sweep_ends_what_nobody_else_ends(start: Start, caplog: pytest.LogCaptureFixture, killed: bool) -> None:
+@pytest.mark.parametrize("is_supervisor_killed", [False, True])
+def test_sweep_ends_what_nobody_else_ends(
+    start: Start, caplog: pytest.LogCaptureFixture, is_supervisor_killed: bool
+) -> None:
     """A sweep leaves strays to their supervisor, and ends only those whose supervisor is gone."""
     state = start()
-    if killed:
+    if is_supervisor_killed:
         os.kill(state["keeper"], signal.SIGKILL)
         until(lambda: not lives(state["keeper"]))
-    due = list(_find_stray_runs(None))
-    assert [each.run for each in due] == ([removed_folders.RUN] if killed else [])
-    assert ("its supervisor ends it with its lease" in caplog.text) is not killed
-    assert [each.remove() for each in due] == ([()] if killed else [])
-    assert bool(find_labelled(LABEL)) is not killed
+    abandoned_runs = list(_find_orphan_process_runs(None))
+    assert [abandoned_run.run for abandoned_run in abandoned_runs] == (
+        [removed_folders.RUN] if is_supervisor_killed else []
+    )
+    assert ("its supervisor ends it with its lease" in caplog.text) is not is_supervisor_killed
+    assert [abandoned_run.remove() for abandoned_run in abandoned_runs] == ([()] if is_supervisor_killed else [])
+    assert bool(find_labelled(LABEL)) is not is_supervisor_killed
 
 
 # --- in a cluster
 
 
-def found(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
+def find_cluster_runs(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
     return list(_find_cluster_runs(None, None, without_lease, faults))
 
 
@@ -135,8 +145,8 @@ def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
     faults: list[str] = []
     run = Cast(fake_api, lease(ago=3))
     fake_api.fail("GET", r"/leases\?", 403)
-    assert found(faults, without_lease=True) == []
-    end = _sweep_state(_format_summary([], False, 0), faults)
+    assert find_cluster_runs(faults, without_lease=True) == []
+    end = _build_sweep_state(_format_summary([], False, 0), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
     assert "deploy/kubernetes/rbac.yaml" in str(end.message)
@@ -150,7 +160,7 @@ def test_fault_of_one_look_leaves_the_others_work(fake_api: FakeApi) -> None:
     bare = Cast(fake_api, lease())
     fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
     fake_api.fail("GET", f"namespaces/default/leases/{RUN}", 403)
-    assert [each.where for each in found(faults)] == ["namespace other"]
+    assert [abandoned_run.location for abandoned_run in find_cluster_runs(faults)] == ["namespace other"]
     assert len(faults) == 1
     assert bare.left == ["Job", "Pod"]
 
@@ -159,49 +169,49 @@ def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     """Objects without a Lease are listed with the reason why they stay, and the final state counts them."""
     run = Cast(fake_api, lease())
     fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
-    due = found([])
-    assert [_remove_run(each, dry_run=False) for each in due] == [()]
-    assert _format_summary(due, False, 0) == "swept 0 runs; 1 listed and kept"
+    abandoned_runs = find_cluster_runs([])
+    assert [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
+    assert _format_summary(abandoned_runs, False, 0) == "swept 0 runs; 1 listed and kept"
     assert run.left == ["Job", "Pod"]
 
 
 def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefect is told about a sweep only if the flow run is confirmed: a Lease may name another user's flow run."""
-    told: list[str] = []
+    reported_states: list[str] = []
 
-    def tell(run_id: str, state: State[None]) -> None:
-        told.append(f"{run_id}: {state.name}")
+    def report_state(run_id: str, state: State[None]) -> None:
+        reported_states.append(f"{run_id}: {state.name}")
 
-    monkeypatch.setattr(flow, "report_state", tell)
+    monkeypatch.setattr(flow, "report_state", report_state)
     for confirmed in ("", "0190c7f0"):
         monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = Cast(fake_api, lease())
         (orphan,) = orphans.find_orphans(None, orphans.SweepScope(alive=lambda _: ""))
-        assert (_clear_orphan(orphan), run.left) == ([], [])
-    assert told == ["0190c7f0: Swept"]
+        assert (_remove_orphan(orphan), run.left) == ([], [])
+    assert reported_states == ["0190c7f0: Swept"]
 
 
 def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
     """`--run`, `--without-lease` and `--context` reach the flow; `--now`, which swept living runs, is gone."""
-    asked: list[object] = []
+    flow_arguments: list[object] = []
 
-    def sweep(*words: object, return_state: bool) -> State[None]:
-        asked.extend(words)
-        return _sweep_state("swept 0 runs", [])
+    def sweep(*arguments: object, return_state: bool) -> State[None]:
+        flow_arguments.extend(arguments)
+        return _build_sweep_state("swept 0 runs", [])
 
     monkeypatch.setattr(flow, "sweep", sweep)
     assert main(["--run", "a", "--run", "b", "--without-lease", "--context", "c"]) == 0
-    assert asked == [False, ["a", "b"], True, ["c"]]
+    assert flow_arguments == [False, ["a", "b"], True, ["c"]]
     with pytest.raises(SystemExit):
         main(["--now"])
 
 
 def test_each_machine_sweeps_its_own_folders(
-    folder: Folder, fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]
+    folder: CreateFolder, fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """`--here` ends this machine's runs whose lease has ended, without a flow run of its own in Prefect."""
-    old, new = folder("old-00000001", -1), folder("new-00000002", 60)
+    expired_folder, current_folder = folder("old-00000001", -1), folder("new-00000002", 60)
     assert main(["--here"]) == 0
-    assert (old.last("end").get("end"), new.last("end").get("end")) == ("swept", None)
+    assert (expired_folder.last("end").get("end"), current_folder.last("end").get("end")) == ("swept", None)
     assert capsys.readouterr().out.splitlines()[-1] == "swept 1 run"
     assert not [path for path, _ in fake_prefect.posted if path == "/api/flow_runs/"]

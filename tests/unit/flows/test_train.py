@@ -10,25 +10,25 @@ from flows import train as flow
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[object]:
+def flow_arguments(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     """What the flow was called with; it fails for a profile named `bad`."""
-    words: list[object] = []
+    flow_arguments: list[object] = []
 
     def train(profile: str, overrides: object, return_state: bool) -> State[Any]:
-        words.extend([profile, overrides])
+        flow_arguments.extend([profile, overrides])
         return Failed(message="it broke") if profile == "bad" else Completed(message="all well")
 
     monkeypatch.setattr(flow, "train", train)
-    return words
+    return flow_arguments
 
 
-def test_words_of_the_command_line_reach_the_flow(asked: list[object]) -> None:
+def test_words_of_the_command_line_reach_the_flow(flow_arguments: list[object]) -> None:
     """Profile and overrides are what a deployment would give."""
     assert flow.main(["digits-local", "--set", "nodes=4", "--set", "deadlines.run=5m"]) == 0
-    assert asked == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}]
+    assert flow_arguments == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}]
 
 
-@pytest.mark.usefixtures("asked")
+@pytest.mark.usefixtures("flow_arguments")
 def test_run_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> None:
     """A failed run exits with 1, and its state and sentence are the only line on stderr."""
     assert flow.main(["bad"]) == 1

@@ -10,14 +10,14 @@ from scripts import processes, server
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A `.prefect` folder of the test's own."""
-    made = tmp_path / ".prefect"
+    folder = tmp_path / ".prefect"
     for module, name, path in (
-        (processes, "PREFECT_HOME", made),
-        (server, "PREFECT_HOME", made),
-        (server, "_PASSWORD_FILE", made / "password"),
-        (server, "ENV_FILE", made / "env"),
-        (server, "_DATABASE_FILE", made / "database"),
+        (processes, "PREFECT_HOME", folder),
+        (server, "PREFECT_HOME", folder),
+        (server, "_PASSWORD_FILE", folder / "password"),
+        (server, "ENV_FILE", folder / "env"),
+        (server, "_DATABASE_FILE", folder / "database"),
     ):
         monkeypatch.setattr(module, name, path)
     server.create_prefect_home()
-    return made
+    return folder

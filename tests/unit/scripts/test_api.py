@@ -10,7 +10,7 @@ from scripts.server import _find_free_port
 from tests.fake_prefect import FakePrefect
 
 
-def ask() -> None:
+def list_pools() -> None:
     with open_prefect_client() as client:
         client.read_work_pools(limit=1)
 
@@ -19,7 +19,7 @@ def test_api_that_no_variable_names_is_an_error() -> None:
     """Without an address nothing is asked: Prefect would start a temporary server."""
     os.environ.pop("PREFECT_API_URL", None)
     with pytest.raises(YardError, match=r"^PREFECT_API_URL is not set$"):
-        ask()
+        list_pools()
 
 
 def test_api_that_is_away_is_named() -> None:
@@ -29,15 +29,15 @@ def test_api_that_is_away_is_named() -> None:
         temporary_settings({PREFECT_API_URL: api}),
         pytest.raises(YardError, match=rf"^no Prefect API answers at {api} .* unset PREFECT_API_URL to have a server"),
     ):
-        ask()
+        list_pools()
 
 
 @pytest.mark.parametrize(
-    ("status", "said"),
+    ("status", "message"),
     [(401, r"refuses us \(401\): set PREFECT_API_AUTH_STRING"), (403, r"refuses us \(403\)"), (500, "answers 500: ")],
 )
-def test_refusal_says_what_to_set(fake_prefect: FakePrefect, status: int, said: str) -> None:
+def test_refusal_says_what_to_set(fake_prefect: FakePrefect, status: int, message: str) -> None:
     """A server with another password is told from one that is broken."""
     fake_prefect.status = status
-    with pytest.raises(YardError, match=f"^the Prefect API at {fake_prefect.url} {said}"):
-        ask()
+    with pytest.raises(YardError, match=f"^the Prefect API at {fake_prefect.url} {message}"):
+        list_pools()

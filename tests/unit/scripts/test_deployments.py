@@ -35,10 +35,10 @@ def test_key_that_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(deployments, "ROOT", tmp_path)
     (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"deployments": [{**DEPLOYMENTS[0], "job_variables": {}}]}))
     with pytest.raises(YardError, match=rf"^{tmp_path}/prefect.yaml: job_variables: Extra inputs are not permitted$"):
-        deployments._read_wanted_deployments()
+        deployments._read_deployment_specs()
 
 
-def deployed(folder: str) -> DeploymentResponse:
+def build_deployment(folder: str) -> DeploymentResponse:
     """A deployment on the server, with the folder whose code it runs."""
     steps = [{deployments._DIRECTORY_STEP: {"directory": folder}}]
     return DeploymentResponse.model_validate({"name": "a", "flow_id": RUN_ID, "pull_steps": steps if folder else None})
@@ -46,24 +46,24 @@ def deployed(folder: str) -> DeploymentResponse:
 
 def test_deployment_of_another_folder_is_refused() -> None:
     """Deployments that run other code are named with its place; those of this folder are no obstacle."""
-    mine = {"train/mine": deployed(str(ROOT))}
-    deployments._refuse_foreign(mine)
-    foreign = {**mine, "train/a": deployed("/home/ada/torchyard"), "train/b": deployed("")}
+    own_deployments = {"train/mine": build_deployment(str(ROOT))}
+    deployments._check_ownership(own_deployments)
+    foreign = {**own_deployments, "train/a": build_deployment("/home/ada/torchyard"), "train/b": build_deployment("")}
     with pytest.raises(
         YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: .* POOL=team-b"
     ):
-        deployments._refuse_foreign(foreign)
+        deployments._check_ownership(foreign)
 
 
 def test_installation_with_a_name_has_deployments_of_its_own() -> None:
     """Every deployment of a pool has its name and its work pool; one that names another work pool stays there."""
-    every = deployments._read_wanted_deployments()
-    assert [each.for_pool("torchyard") for each in every] == every
-    renamed = [each.for_pool("team-b") for each in every]
-    assert {each.work_pool.name for each in renamed} == {"team-b"}
-    assert [each.full_name for each in renamed] == [f"{each.full_name}@team-b" for each in every]
-    assert [each.work_pool.work_queue_name for each in renamed] == [each.work_pool.work_queue_name for each in every]
-    elsewhere = every[0].model_copy(update={"work_pool": deployments.WorkPool(name="gpus")})
+    specs = deployments._read_deployment_specs()
+    assert [spec.for_pool("torchyard") for spec in specs] == specs
+    renamed = [spec.for_pool("team-b") for spec in specs]
+    assert {spec.work_pool.name for spec in renamed} == {"team-b"}
+    assert [spec.full_name for spec in renamed] == [f"{spec.full_name}@team-b" for spec in specs]
+    assert [spec.work_pool.work_queue_name for spec in renamed] == [spec.work_pool.work_queue_name for spec in specs]
+    elsewhere = specs[0].model_copy(update={"work_pool": deployments.WorkPool(name="gpus")})
     assert elsewhere.for_pool("team-b").work_pool.name == "gpus"
 
 
@@ -75,8 +75,8 @@ def test_nightly_run_is_paused_and_has_a_time_zone(deployment: dict[str, Any]) -
     minute, hour, *_ = map(int, re.findall(r"\d+", schedule["cron"]))
     for month in range(1, 13):
         for day in range(1, 29):
-            at = datetime(2027, month, day, hour, minute, tzinfo=ZoneInfo(schedule["timezone"]))
-            assert at.utcoffset() == at.replace(fold=1).utcoffset()
+            local_time = datetime(2027, month, day, hour, minute, tzinfo=ZoneInfo(schedule["timezone"]))
+            assert local_time.utcoffset() == local_time.replace(fold=1).utcoffset()
     assert deployment["concurrency_limit"] == {"limit": 1, "collision_strategy": "CANCEL_NEW"}
 
 

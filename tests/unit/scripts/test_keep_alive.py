@@ -23,9 +23,9 @@ def test_worker_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
 
 def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
     """After a service was killed, its worker, which carries runs, is found by its name and not started twice."""
-    words = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.worker_name()]
+    argv = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.get_worker_name()]
     assert not keep_alive._has_other_worker()
-    with subprocess.Popen(words, stdout=subprocess.PIPE) as worker:
+    with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
         assert worker.stdout
         worker.stdout.readline()
         assert keep_alive._has_other_worker()
@@ -37,9 +37,9 @@ def test_service_is_found(home: Path, tmp_path: Path, monkeypatch: pytest.Monkey
     script = tmp_path / "yard.py"
     script.write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
     monkeypatch.setattr(processes, "YARD_SCRIPT", script)
-    with subprocess.Popen([sys.executable, str(script), "serve"], stdout=subprocess.PIPE) as serving:
-        assert serving.stdout
-        serving.stdout.readline()
-        assert processes.find_yard_processes()["service"].pid == serving.pid
-        assert "service" not in processes.find_yard_processes(skipped=serving.pid)
-        serving.kill()
+    with subprocess.Popen([sys.executable, str(script), "serve"], stdout=subprocess.PIPE) as service:
+        assert service.stdout
+        service.stdout.readline()
+        assert processes.find_yard_processes()["service"].pid == service.pid
+        assert "service" not in processes.find_yard_processes(skipped_pid=service.pid)
+        service.kill()

@@ -14,7 +14,7 @@ KUBERNETES = ROOT / "deploy" / "kubernetes"
 RUN_POD = yaml.safe_load((KUBERNETES / "run-pod.yaml").read_text())
 
 
-def pod_of(template: dict[str, Any]) -> Any:
+def get_pod_spec(template: dict[str, Any]) -> Any:
     return template["job_configuration"]["job_manifest"]["spec"]["template"]["spec"]
 
 
@@ -28,7 +28,7 @@ def test_lists_are_merged_by_name() -> None:
 
 def test_template_keeps_what_prefect_fills_in() -> None:
     """A run's pod has Prefect's command and image, our account and folder, and one container."""
-    pod = pod_of(build_job_template(RUN_POD, "registry/torchyard:1", "ml"))
+    pod = get_pod_spec(build_job_template(RUN_POD, "registry/torchyard:1", "ml"))
     (container,) = pod["containers"]
     assert (container["args"], container["image"]) == ("{{ command }}", "{{ image }}")
     assert (pod["serviceAccountName"], pod["volumes"]) == ("torchyard-run", [{"name": "runs", "emptyDir": {}}])

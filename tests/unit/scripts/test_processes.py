@@ -16,25 +16,25 @@ def test_started_processes_are_found_without_a_file(
     home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Processes of this folder are found by their command line; another folder's are neither found nor ended."""
-    folders = []
+    scripts = []
     for name in ("mine", "other"):
-        folders.append(tmp_path / name / "yard.py")
-        folders[-1].parent.mkdir()
-        folders[-1].write_text(IDLE)
-    mine, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in folders)
+        scripts.append(tmp_path / name / "yard.py")
+        scripts[-1].parent.mkdir()
+        scripts[-1].write_text(IDLE)
+    own, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in scripts)
     try:
-        monkeypatch.setattr(processes, "YARD_SCRIPT", folders[0])
-        processes.await_result(
+        monkeypatch.setattr(processes, "YARD_SCRIPT", scripts[0])
+        processes.wait_for_result(
             "no process was found", processes.find_yard_processes, 30
         )  # its command line appears a moment after its id
-        assert {name: found.pid for name, found in processes.find_yard_processes().items()} == {"worker": mine.pid}
-        reaper = threading.Thread(target=mine.wait)  # a zombie keeps its process group alive
+        assert {name: process.pid for name, process in processes.find_yard_processes().items()} == {"worker": own.pid}
+        reaper = threading.Thread(target=own.wait)  # a zombie keeps its process group alive
         reaper.start()
         processes.stop_yard_process("worker")
         reaper.join()
         assert (processes.find_yard_processes(), other.poll()) == ({}, None)
     finally:
-        for process in (mine, other):
+        for process in (own, other):
             process.kill()
             process.wait()
 
@@ -45,5 +45,5 @@ def test_database_password_is_for_the_server_alone(home: Path) -> None:
     code = f"import os; print(os.environ.get({processes.DATABASE_VARIABLE!r}))"
     for name in ("server", "worker"):
         processes.start_yard_process(name, [sys.executable, "-c", code]).wait()
-    said = [(home / f"{name}.log").read_text().strip() for name in ("server", "worker")]
-    assert said == [os.environ[processes.DATABASE_VARIABLE], "None"]
+    outputs = [(home / f"{name}.log").read_text().strip() for name in ("server", "worker")]
+    assert outputs == [os.environ[processes.DATABASE_VARIABLE], "None"]

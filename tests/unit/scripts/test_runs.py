@@ -3,14 +3,14 @@
 import pytest
 from prefect.client.schemas.objects import FlowRun
 
-from scripts.processes import FORMER_WORKER_NAME, worker_name
+from scripts.processes import FORMER_WORKER_NAME, get_worker_name
 from scripts.runs import _is_worker_run, print_open_runs, tear_down_open_runs
 from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
 
 
-def leave(name: str, lease: float) -> RunFolder:
+def create_open_folder(name: str, lease: float) -> RunFolder:
     """The folder of a run without an end that no process owns."""
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True)
@@ -21,19 +21,19 @@ def leave(name: str, lease: float) -> RunFolder:
 
 def test_worker_is_known_by_its_name() -> None:
     """Only a run with the label of this folder's worker is ours, also under the worker's former name."""
-    ours = []
-    for worker in (worker_name(), FORMER_WORKER_NAME, "torchyard of another folder"):
+    are_ours = []
+    for worker in (get_worker_name(), FORMER_WORKER_NAME, "torchyard of another folder"):
         run = FlowRun.model_validate({"flow_id": RUN_ID, "labels": {"prefect.worker.name": worker}})
-        ours.append(_is_worker_run(run))
-    assert ours == [True, True, False]
+        are_ours.append(_is_worker_run(run))
+    assert are_ours == [True, True, False]
     assert not _is_worker_run(FlowRun.model_validate({"flow_id": RUN_ID}))  # started by hand
 
 
 def test_open_runs_are_named_with_what_becomes_of_them(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a server only the runs that may still train are named, with the time that they have left."""
-    leave("sample-1", 600)
-    leave("sample-2", -1)
-    leave("sample-3", 600).note("end", end="succeeded")
+    create_open_folder("sample-1", 600)
+    create_open_folder("sample-2", -1)
+    create_open_folder("sample-3", 600).note("end", end="succeeded")
     print_open_runs()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("sample-1 has not ended: `make up` resumes it, or it ends with its lease in ")
@@ -41,9 +41,9 @@ def test_open_runs_are_named_with_what_becomes_of_them(capsys: pytest.CaptureFix
 
 def test_down_ends_only_its_workers_runs(fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]) -> None:
     """`make down` tears down a run that its worker took, and leaves another one's with a line about it."""
-    folder = leave("sample-1", 600)
+    folder = create_open_folder("sample-1", 600)
     ends = []
-    for worker in ("another", worker_name()):
+    for worker in ("another", get_worker_name()):
         fake_prefect.run = {"labels": {"prefect.worker.name": worker}}
         tear_down_open_runs()
         ends.append(folder.last("end").get("end"))

@@ -28,17 +28,17 @@ def test_password_is_for_this_user_alone(home: Path) -> None:
 def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
     """`source .prefect/env` sets address and password, and the last address is read from that file."""
     server.use_own_server("http://127.0.0.1:4321/api")
-    said = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
-    done = subprocess.run(["bash", "-c", said], env={}, capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["http://127.0.0.1:4321/api", server._ensure_password()]
+    shell_script = f"source {shlex.quote(str(home / 'env'))}; echo $PREFECT_API_URL $PREFECT_API_AUTH_STRING"
+    completed = subprocess.run(["bash", "-c", shell_script], env={}, capture_output=True, text=True, check=True)
+    assert completed.stdout.split() == ["http://127.0.0.1:4321/api", server._ensure_password()]
     assert server.read_last_address() == "http://127.0.0.1:4321/api"
 
 
-@pytest.mark.parametrize("torn", ["", "x", "\0" * 44], ids=["empty", "half", "zeros"])
-def test_torn_files_are_made_again(home: Path, torn: str) -> None:
+@pytest.mark.parametrize("content", ["", "x", "\0" * 44], ids=["empty", "half", "zeros"])
+def test_torn_files_are_made_again(home: Path, content: str) -> None:
     """A torn password is replaced by a new one, and a torn address is ignored."""
-    (home / "password").write_text(torn)
-    (home / "env").write_text(torn)
+    (home / "password").write_text(content)
+    (home / "env").write_text(content)
     assert server.read_last_address() == ""
     assert len(server._ensure_password()) >= 32
     assert "\0" not in server._ensure_password()
@@ -52,7 +52,7 @@ def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
     assert os.environ["NO_PROXY"] == "intranet,127.0.0.1"
 
 
-class Answer(BaseHTTPRequestHandler):
+class HealthHandler(BaseHTTPRequestHandler):
     """A server that says it is healthy."""
 
     def do_GET(self) -> None:
@@ -65,20 +65,20 @@ class Answer(BaseHTTPRequestHandler):
 
 
 @pytest.fixture
-def answering() -> Iterator[int]:
+def healthy_port() -> Iterator[int]:
     """The port of such a server in this process."""
-    made = HTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=made.serve_forever, daemon=True).start()
-    yield made.server_port
-    made.shutdown()
-    made.server_close()
+    http_server = HTTPServer(("127.0.0.1", 0), HealthHandler)
+    threading.Thread(target=http_server.serve_forever, daemon=True).start()
+    yield http_server.server_port
+    http_server.shutdown()
+    http_server.server_close()
 
 
-def test_stranger_at_the_port_is_not_taken_for_the_server(answering: int) -> None:
+def test_stranger_at_the_port_is_not_taken_for_the_server(healthy_port: int) -> None:
     """Only the started process counts as the server: another one at the port would get the password."""
     with subprocess.Popen([sys.executable, "-c", IDLE]) as other:
-        assert server._is_healthy(answering, os.getpid())
-        assert not server._is_healthy(answering, other.pid)
+        assert server._is_healthy(healthy_port, os.getpid())
+        assert not server._is_healthy(healthy_port, other.pid)
         other.kill()
 
 

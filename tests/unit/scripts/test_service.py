@@ -34,11 +34,13 @@ def test_systemd_accepts_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     unit = tmp_path / "torchyard.service"
     unit.write_text(service.build_unit())
     Path(os.environ["XDG_RUNTIME_DIR"]).mkdir(mode=0o700)
-    done = subprocess.run(
+    completed = subprocess.run(
         ["systemd-analyze", "verify", "--user", str(unit)], capture_output=True, text=True, check=False
     )
-    ours = [line for line in done.stderr.splitlines() if unit.name in line]  # it reads the distribution's units too
-    assert (done.returncode, ours) == (0, [])
+    own_lines = [
+        line for line in completed.stderr.splitlines() if unit.name in line
+    ]  # it reads the distribution's units too
+    assert (completed.returncode, own_lines) == (0, [])
 
 
 def test_jobs_outlive_the_service() -> None:
@@ -52,29 +54,29 @@ def test_passwords_are_in_a_file_for_this_user_alone(home: Path, monkeypatch: py
     """The service gets the installing shell's variables from a private file; the unit itself has none of them."""
     monkeypatch.setattr(service, "PREFECT_HOME", home)
     os.environ |= {"PREFECT_API_AUTH_STRING": 'ada:a"b$c\\d', "TORCHYARD_RUNS": "/data/my runs", "HF_TOKEN": "secret"}
-    write_private_file(service._environment_path(), service._format_environment())
-    said = (home / "service.env").read_text()
-    assert 'PREFECT_API_AUTH_STRING="ada:a\\"b\\$c\\\\d"\n' in said
-    assert 'TORCHYARD_RUNS="/data/my runs"\n' in said
-    assert "HF_TOKEN" not in said
+    write_private_file(service._get_environment_path(), service._format_environment())
+    text = (home / "service.env").read_text()
+    assert 'PREFECT_API_AUTH_STRING="ada:a\\"b\\$c\\\\d"\n' in text
+    assert 'TORCHYARD_RUNS="/data/my runs"\n' in text
+    assert "HF_TOKEN" not in text
     assert stat.S_IMODE((home / "service.env").stat().st_mode) == 0o600
     assert "ada:" not in service.build_unit()
 
 
 @pytest.mark.parametrize(
-    ("first", "owner"),
+    ("first_line", "owner"),
     [("# torchyard of /home/ada/torchyard", "belongs to /home/ada/torchyard: "), ("[Unit]", "wrote it by hand: ")],
 )
-def test_unit_that_is_not_ours_is_left_alone(first: str, owner: str) -> None:
+def test_unit_that_is_not_ours_is_left_alone(first_line: str, owner: str) -> None:
     """A unit of another folder, or one that a person wrote, is neither replaced nor removed."""
-    path = service._unit_path()
+    path = service._get_unit_path()
     path.parent.mkdir(parents=True)
-    path.write_text(first + "\n")
+    path.write_text(first_line + "\n")
     with pytest.raises(YardError, match=owner):
-        service._refuse_foreign_unit(path)
+        service._check_unit_owner(path)
     with pytest.raises(YardError, match="make service POOL=team-b"):
         service.uninstall_service()
-    assert path.read_text() == first + "\n"
+    assert path.read_text() == first_line + "\n"
 
 
 def test_installation_with_a_name_has_a_unit_of_its_own() -> None:
@@ -82,7 +84,7 @@ def test_installation_with_a_name_has_a_unit_of_its_own() -> None:
     names = []
     for pool in ("torchyard", "team-b"):
         os.environ["TORCHYARD_POOL"] = pool
-        names.append(service._unit_path().name)
+        names.append(service._get_unit_path().name)
     assert names == ["torchyard.service", "torchyard-team-b.service"]
 
 
@@ -92,14 +94,14 @@ def test_machine_without_systemd_is_one_sentence(has_systemctl: bool) -> None:
     if has_systemctl and not shutil.which("systemctl"):
         pytest.skip("there is no systemctl")
     path = os.environ["PATH"] if has_systemctl else "/nonexistent"
-    done = subprocess.run(
+    completed = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "service.py"), "install"],
         env={**os.environ, "PATH": path},
         capture_output=True,
         text=True,
         check=False,
     )
-    assert (done.returncode, done.stdout) == (1, "")
-    assert done.stderr.count("\n") == 1
-    assert "with `make up`" in done.stderr
-    assert not service._unit_path().exists()
+    assert (completed.returncode, completed.stdout) == (1, "")
+    assert completed.stderr.count("\n") == 1
+    assert "with `make up`" in completed.stderr
+    assert not service._get_unit_path().exists()

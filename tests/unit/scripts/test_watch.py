@@ -16,20 +16,20 @@ from tests.conftest import RUN_ID
 from tests.fake_prefect import FakePrefect
 
 
-def line(message: str, second: int) -> dict[str, Any]:
-    stamp = f"2026-01-01T00:00:{second:02}Z"
-    return {"id": str(uuid4()), "name": "torchyard", "level": 20, "message": message, "timestamp": stamp}
+def build_log(message: str, second: int) -> dict[str, Any]:
+    timestamp = f"2026-01-01T00:00:{second:02}Z"
+    return {"id": str(uuid4()), "name": "torchyard", "level": 20, "message": message, "timestamp": timestamp}
 
 
 def test_each_line_is_printed_once_and_in_order(fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]) -> None:
     """Lines that arrive late are printed, none twice, and what Prefect logs for every run is left out."""
-    early, late = line("epoch 1", 1), line("epoch 2", 2)
-    noise = line("Finished in state Completed()", 3)
+    first, second = build_log("epoch 1", 1), build_log("epoch 2", 2)
+    noise = build_log("Finished in state Completed()", 3)
     with open_prefect_client() as client:
-        watched = watch._RunWatch(client, FlowRun.model_validate(fake_prefect.flow_run))
-        for answer in ([noise, late], [noise, late, early], [noise, late, early]):
-            fake_prefect.answers["/logs/filter"] = answer
-            watched._print_logs()
+        follower = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run))
+        for lines in ([noise, second], [noise, second, first], [noise, second, first]):
+            fake_prefect.answers["/logs/filter"] = lines
+            follower._print_logs()
     assert capsys.readouterr().out.splitlines() == ["  00:00:02 epoch 2", "  00:00:01 epoch 1"]
 
 
@@ -41,7 +41,7 @@ def test_lost_run_that_is_resumed_is_followed_to_its_end(
     fake_prefect.state = "CRASHED"
     Timer(0.3, lambda: setattr(fake_prefect, "state", "COMPLETED")).start()
     with open_prefect_client() as client:
-        state = watch._RunWatch(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
+        state = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run)).follow()
     assert state.is_completed()
     assert capsys.readouterr().out.splitlines() == ["  [Crashed]", "  [Completed]"]
 
@@ -51,8 +51,8 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
 ) -> None:
     """A file that is not in prefect.yaml is a run of train/any-profile, which is given the file's whole path."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    whole = {**fake_prefect.flow_run, "name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
-    fake_prefect.answers["/deployments/name/train/any-profile"] = whole
+    deployment = {**fake_prefect.flow_run, "name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
+    fake_prefect.answers["/deployments/name/train/any-profile"] = deployment
     fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     fake_prefect.state = "COMPLETED"
     for name in ("mine.yaml", "/any/mine.yaml"):

@@ -14,6 +14,6 @@ from torchyard.steps.teardown import teardown
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan of one process here that prints a line; it does not outlive the test."""
-    made = lone_plan(load(write(agent="none", rendezvous="env")), tmp_path / "run")
-    yield made
-    assert teardown(made) == ()
+    plan = lone_plan(load(write(agent="none", rendezvous="env")), tmp_path / "run")
+    yield plan
+    assert teardown(plan) == ()

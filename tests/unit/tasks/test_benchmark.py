@@ -12,10 +12,10 @@ from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.model.run import End
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.tasks.benchmark import (
-    _carry_benchmark,
     _describe_end,
-    _name_child_deployment,
+    _get_child_deployment_name,
     _read_report,
+    _resume_benchmark,
     measure_fabric,
 )
 
@@ -25,9 +25,9 @@ def folder(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> RunFol
     """The folder of the benchmark that this process is."""
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", "1")
-    found = benchmark_folder("sample-a1b2c3d4")
-    found.path.mkdir(parents=True)
-    return found
+    folder = benchmark_folder("sample-a1b2c3d4")
+    folder.path.mkdir(parents=True)
+    return folder
 
 
 def compare() -> tuple[End, str]:
@@ -42,16 +42,16 @@ def refuse() -> tuple[End, str]:
 
 def test_ended_benchmark_only_reports_its_end(folder: RunFolder) -> None:
     """A benchmark that is started late, after its end, measures nothing and reports the same end."""
-    first = _carry_benchmark(folder, compare)
-    assert (first, _carry_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
+    first = _resume_benchmark(folder, compare)
+    assert (first, _resume_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
 
 
 def test_user_who_asks_again_gets_new_measurements(folder: RunFolder, fake_prefect: FakePrefect) -> None:
     """A failed benchmark that a user starts again is measured again."""
-    _carry_benchmark(folder, compare)
+    _resume_benchmark(folder, compare)
     states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
     fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
-    assert _carry_benchmark(folder, lambda: ("succeeded", "better")) == ("succeeded", "better")
+    assert _resume_benchmark(folder, lambda: ("succeeded", "better")) == ("succeeded", "better")
 
 
 def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -> None:
@@ -59,14 +59,14 @@ def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -
     for _ in range(3):
         folder.note("start", run=RUN_ID)
         folder.note("step", name="roce")
-    assert _carry_benchmark(folder, refuse)[0] == "gave-up"
+    assert _resume_benchmark(folder, refuse)[0] == "gave-up"
 
 
 def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:
     """A process that finds the cancel of the one before in the journal finishes it."""
     folder.note("start", run=RUN_ID)
     folder.note("ending", end="cancelled")
-    assert _carry_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
+    assert _resume_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
     assert folder.last("end")["end"] == "cancelled"
 
 
@@ -80,20 +80,22 @@ def test_end_names_the_largest_bandwidth_of_each_fabric() -> None:
     assert _describe_end(compared_fabrics()) == "roce: 9.522 GB/s, tcp: 3.767 GB/s"
 
 
-@pytest.mark.parametrize(("mine", "child"), [("local", "train/a"), ("local@team-b", "train/a@team-b")])
-def test_runs_are_those_of_the_same_installation(mine: str, child: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("own_name", "child_name"), [("local", "train/a"), ("local@team-b", "train/a@team-b")])
+def test_runs_are_those_of_the_same_installation(
+    own_name: str, child_name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A benchmark starts the deployments beside its own, which have the same pool in their names."""
-    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", mine)
-    assert _name_child_deployment("a") == child
+    monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__NAME", own_name)
+    assert _get_child_deployment_name("a") == child_name
 
 
 def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A run that another pod has carried, whose folder is not here, is compared if both have the same archive."""
     monkeypatch.setenv(ARCHIVE_VARIABLE, f"file://{tmp_path}/archive")
-    there = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
-    there.path.mkdir(parents=True)
-    there.note("start", run=RUN_ID, folder=str(there.path))
-    there.save_report(short_report())
-    found = _read_report(RunFolder(runs_folder() / there.name))
-    assert found
-    assert (found.run, found.end) == ("x-1", "succeeded")
+    archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
+    archived.path.mkdir(parents=True)
+    archived.note("start", run=RUN_ID, folder=str(archived.path))
+    archived.save_report(short_report())
+    report = _read_report(RunFolder(runs_folder() / archived.name))
+    assert report
+    assert (report.run, report.end) == ("x-1", "succeeded")

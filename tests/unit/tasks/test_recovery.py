@@ -35,31 +35,31 @@ def test_lost_run_is_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> No
 def test_run_without_a_deployment_is_not_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> None:
     """No worker would take such a run: it is only shown as Crashed."""
     fake_prefect.run["deployment_id"] = None
-    assert (recover_lost_runs().back, fake_prefect.set_to) == ((), ["Crashed"])
+    assert (recover_lost_runs().resumed, fake_prefect.set_to) == ((), ["Crashed"])
 
 
 def test_run_that_a_process_owns_is_left_alone(fake_prefect: FakePrefect, lost: RunFolder) -> None:
     """The lock decides, not the state in Prefect: a living process goes on."""
     with lost.owned():
-        assert (recover_lost_runs().back, fake_prefect.set_to) == ((), [])
+        assert (recover_lost_runs().resumed, fake_prefect.set_to) == ((), [])
 
 
-@pytest.mark.parametrize(("lease", "resumed"), [(600, True), (-1, False)])
-def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: float, resumed: bool) -> None:
+@pytest.mark.parametrize(("lease", "is_resumed"), [(600, True), (-1, False)])
+def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: float, is_resumed: bool) -> None:
     """A sweep resumes only runs whose lease has not ended: the others it removes."""
     lost.renew(lease)
-    assert recover_lost_runs(leased=True).back == (("a-run",) if resumed else ())
+    assert recover_lost_runs(only_leased=True).resumed == (("a-run",) if is_resumed else ())
 
 
-@pytest.mark.parametrize("leased", [True, False])
-def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, leased: bool) -> None:
+@pytest.mark.parametrize("only_leased", [True, False])
+def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: bool) -> None:
     """A benchmark whose process died here comes back, also by the sweep: it has no lease, as nothing of it runs on."""
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
     folder = benchmark_folder("sample-a1b2c3d4")
     with folder.owned():
         folder.note("start", run=RUN_ID, count=1)
-        assert recover_lost_runs(leased).back == ()
-    assert recover_lost_runs(leased).back == ("a-run",)
+        assert recover_lost_runs(only_leased).resumed == ()
+    assert recover_lost_runs(only_leased).resumed == ("a-run",)
     assert fake_prefect.set_to == ["Crashed", "Scheduled"]
 
 
@@ -69,7 +69,7 @@ def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
     folder = benchmark_folder("sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
     folder.note("start", run=RUN_ID, count=1)
-    assert recover_lost_runs().back == ()
+    assert recover_lost_runs().resumed == ()
     assert (folder.last("end")["end"], fake_prefect.set_to) == ("cancelled", ["Cancelled"])
 
 
@@ -77,6 +77,6 @@ def test_prefect_that_cannot_be_asked_is_a_fault(lost: RunFolder, capsys: pytest
     """Without an answer no run counts as resumed or ended, and `make up` learns why by the exit code and a line."""
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
         assert main(["back"]) == 1
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == "resumed 0"
-    assert said[1].startswith("Prefect cannot be asked for lost runs: ")
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "resumed 0"
+    assert lines[1].startswith("Prefect cannot be asked for lost runs: ")

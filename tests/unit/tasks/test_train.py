@@ -11,18 +11,18 @@ from torchyard.tasks.train import train_flow_run
 
 
 @pytest.fixture(autouse=True)
-def same_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Other tests keep the limit of open files and the source of keys that they had."""
     monkeypatch.setattr(seal, "key_source", seal.key_source)
-    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
-    resource.setrlimit(resource.RLIMIT_NOFILE, before)
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
 
 
 def test_mistake_in_a_profile_is_a_failed_run(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """The run fails with one sentence, which is also logged, and starts nothing."""
-    end = train_flow_run(str(write(nodez=2)))
-    assert (end.type.value, "unknown key nodez: did you mean nodes?" in str(end.message)) == ("FAILED", True)
+    state = train_flow_run(str(write(nodez=2)))
+    assert (state.type.value, "unknown key nodez: did you mean nodes?" in str(state.message)) == ("FAILED", True)
     assert "unknown key nodez" in caplog.text
     assert "Traceback" not in caplog.text
 

@@ -11,4 +11,4 @@ def test_task_returns_how_the_job_ended(plan: CommandPlan) -> None:
     assert wait.name == "wait"
     handle = submit(plan, Deadlines())
     for outcome in (wait.fn(handle), wait.fn(handle)):
-        assert (outcome.status.state, outcome.exits) == ("succeeded", {"node-0": 0})
+        assert (outcome.status.state, outcome.exit_codes) == ("succeeded", {"node-0": 0})

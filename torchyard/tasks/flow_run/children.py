@@ -13,7 +13,7 @@ from prefect.client.schemas.filters import (
 from prefect.client.schemas.objects import StateType
 from prefect.states import Cancelling
 
-from .states import has_person_request, is_cancelled, open_bounded_client
+from .states import has_user_request, is_cancelled, open_bounded_client
 
 _LIVE_STATES = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, StateType.PAUSED]
 
@@ -24,15 +24,15 @@ def is_run_cancelled(run_id: str) -> bool:
         return is_cancelled(client.read_flow_run(UUID(run_id)).state)
 
 
-def cancel_children(client: SyncPrefectClient, parents: Iterable[UUID]) -> list[str]:
+def cancel_children(client: SyncPrefectClient, parent_ids: Iterable[UUID]) -> list[str]:
     """Cancel the flow runs that these have started and that have not ended; returns their names.
 
     A run that a user has asked for again since it ended is the user's, and goes on.
     """
-    started_by = FlowRunFilterParentFlowRunId(any_=[*parents])
-    living = FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES))
-    found = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=started_by, state=living))
-    ours = [child for child in found if not has_person_request(str(child.id))]
-    for child in ours:
+    parent_filter = FlowRunFilterParentFlowRunId(any_=[*parent_ids])
+    live_filter = FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES))
+    children = client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=parent_filter, state=live_filter))
+    cancellable = [child for child in children if not has_user_request(str(child.id))]
+    for child in cancellable:
         client.set_flow_run_state(child.id, Cancelling(message="the run that has started it was cancelled"))
-    return [child.name for child in ours]
+    return [child.name for child in cancellable]

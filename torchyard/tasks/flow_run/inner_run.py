@@ -17,7 +17,7 @@ from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder
 
 _LOCK = threading.Lock()
-_calls: dict[str, list[str]] = {}  # the task runs that asked for the same training, in order
+_task_runs_by_training: dict[str, list[str]] = {}  # the task runs that asked for the same training, in order
 
 
 def plan(profile: Profile, name: str = "") -> Plan:
@@ -27,8 +27,8 @@ def plan(profile: Profile, name: str = "") -> Plan:
     flow run is started again, and its steps find what they have started. Two runs of one profile need two names.
     Outside of a flow each plan is a new run.
     """
-    said = profile.model_dump_json()
-    run_id = str(uuid5(UUID(flow_run.id), json.dumps([name, said])) if flow_run.id else uuid4())
+    profile_json = profile.model_dump_json()
+    run_id = str(uuid5(UUID(flow_run.id), json.dumps([name, profile_json])) if flow_run.id else uuid4())
     run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
     return backend_of(load_launcher(profile.launcher).plan(profile, run)).locate()
 
@@ -43,9 +43,9 @@ def derive_run_id(profile: str, overrides: Mapping[str, Any], name: str) -> str:
         raise TorchyardError(
             "train_profile was called outside of a flow: call it in a function with @flow, or use `torchyard run`"
         )
-    asked = json.dumps([name, profile, overrides], sort_keys=True, default=str)
+    training_key = json.dumps([name, profile, overrides], sort_keys=True, default=str)
     with _LOCK:
-        calls = _calls.setdefault(f"{flow_run.id}/{flow_run.run_count}/{asked}", [])
-        if task_run.id not in calls:  # Prefect may call a task again: that is the same training
-            calls.append(str(task_run.id))
-        return str(uuid5(UUID(flow_run.id), f"{asked}/{calls.index(str(task_run.id))}"))
+        task_run_ids = _task_runs_by_training.setdefault(f"{flow_run.id}/{flow_run.run_count}/{training_key}", [])
+        if task_run.id not in task_run_ids:  # Prefect may call a task again: that is the same training
+            task_run_ids.append(str(task_run.id))
+        return str(uuid5(UUID(flow_run.id), f"{training_key}/{task_run_ids.index(str(task_run.id))}"))

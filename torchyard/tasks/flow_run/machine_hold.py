@@ -23,19 +23,19 @@ from torchyard.common.log import get_log
 from torchyard.common.private_files import make_private_folder
 from torchyard.host.state import read_boot_id
 from torchyard.launchers.registry import load_launcher
-from torchyard.model.errors import HolderGoneError, LeftError
+from torchyard.model.errors import DetachedError, HolderGoneError
 from torchyard.model.plan import CommandPlan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import is_launcher_dead, is_started_anew
 
-from .states import list_flow_runs_around, open_bounded_client, read_reported_states, repeat_while_busy
+from .states import list_ancestors, open_bounded_client, read_reported_states, retry_while_busy
 
 _LABELS = ("torchyard.machine", "torchyard.boot", "torchyard.states", "torchyard.sought")  # of the flow run
-_ANSWER_TIMEOUT_S = 60.0  # how long Prefect is asked who holds the run
-_MAX_RETURN_DELAY_S = 30.0  # between two times that a machine takes the run and gives it back
-_RETURNS_PER_LEASE = 10
+_HOLDER_QUERY_TIMEOUT_S = 60.0  # how long Prefect is asked who holds the run
+_MAX_GIVE_BACK_DELAY_S = 30.0  # between two times that a machine takes the run and gives it back
+_GIVE_BACKS_PER_LEASE = 10
 
 
 class MachineHold(NamedTuple):
@@ -45,101 +45,101 @@ class MachineHold(NamedTuple):
     """
 
     machine: str = ""
-    boot: str = ""
-    states: int = 0
-    sought_at: float = 0.0
+    boot_id: str = ""
+    state_count: int = 0
+    claimed_at: float = 0.0
 
-    def is_elsewhere(self, mine: "MachineHold", has_journal: bool) -> bool:
+    def is_elsewhere(self, own_hold: "MachineHold", has_journal: bool) -> bool:
         """Whether the processes may be where this process cannot see them.
 
         A machine with another name that has the run's journal, and is the same kernel, is a container that was renamed.
         """
-        return self.machine not in ("", mine.machine) and not (has_journal and self.boot == mine.boot)
+        return self.machine not in ("", own_hold.machine) and not (has_journal and self.boot_id == own_hold.boot_id)
 
 
-def hold_run(profile: Profile, run_id: str, folder: RunFolder, count: int) -> None:
+def hold_run(profile: Profile, run_id: str, folder: RunFolder, run_count: int) -> None:
     """Record that this machine holds the run; if another one does, give the run back and end this process.
 
     HolderGoneError once the lease there has ended, unless the launcher there is known to be dead. A run that has ended,
-    and that a user asks for again, is nobody's. LeftError if Prefect does not say who holds the run.
+    and that a user asks for again, is nobody's. DetachedError if Prefect does not say who holds the run.
     """
-    if not flow_run.id or not _has_processes_here(profile, run_id, folder):
+    if not flow_run.id or not _starts_local_processes(profile, run_id, folder):
         return
     with contextlib.suppress(OSError):  # the runner reports a folder that cannot be used
         make_private_folder(runs_folder())  # it holds the machine's id
-    mine = MachineHold(identify_machine(runs_folder()), read_boot_id())
-    if count > 1:
+    own_hold = MachineHold(identify_machine(runs_folder()), read_boot_id())
+    if run_count > 1:
         try:
-            mine = _leave_to_holder(profile, folder, mine)
+            own_hold = _take_over_or_give_back(profile, folder, own_hold)
         except HolderGoneError:
             raise
         except Exception as error:
-            raise LeftError(f"Prefect does not say which machine holds this run: {error}") from error
+            raise DetachedError(f"Prefect does not say which machine holds this run: {error}") from error
     try:
         with open_bounded_client() as client:
-            _write_hold(client, _read_worker_run(client), mine)
+            _write_hold(client, _read_worker_run(client), own_hold)
     except Exception as error:
         get_log().warning("Prefect does not know which machine holds this run: %s", error)
 
 
-def _has_processes_here(profile: Profile, run_id: str, folder: RunFolder) -> bool:
+def _starts_local_processes(profile: Profile, run_id: str, folder: RunFolder) -> bool:
     """Whether the run starts processes on its launcher's machine; hosts behind ssh know the run's owner themselves."""
     launcher = load_launcher(profile.launcher)
     if not launcher.PROGRAM_IS_A_FILE:
         return False
     plan = launcher.plan(profile, Run(id=run_id, attempt=1, folder=str(folder.path)))
-    return isinstance(plan, CommandPlan) and any(block.site is None for block in plan.blocks)
+    return isinstance(plan, CommandPlan) and any(process.site is None for process in plan.all_processes)
 
 
 @retry(
-    stop=stop_after_delay(_ANSWER_TIMEOUT_S),
+    stop=stop_after_delay(_HOLDER_QUERY_TIMEOUT_S),
     wait=wait_fixed(1),
     retry=retry_if_not_exception_type(HolderGoneError),
     reraise=True,
 )
-def _leave_to_holder(profile: Profile, folder: RunFolder, mine: MachineHold) -> MachineHold:
+def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: MachineHold) -> MachineHold:
     """Return only if the run may go on here: the new hold."""
     with open_bounded_client() as client:
         run = _read_worker_run(client)
         states = read_reported_states(str(run.id))
-        held, has_journal = _read_hold(run), bool(folder.path.is_dir() and folder.events())
-        mine, since = mine._replace(states=len(states)), states[held.states :]
-        if run.deployment_id is None or not held.is_elsewhere(mine, has_journal) or is_started_anew(since):
-            return mine
-        sought_at = held.sought_at or time.time()
-        ends_at = sought_at + profile.deadlines.lease + profile.deadlines.grace
-        left = folder.lease_left() if has_journal else ends_at - time.time()
-        if left > 0:
-            delay = min(_MAX_RETURN_DELAY_S, profile.deadlines.lease / _RETURNS_PER_LEASE)
-            _write_hold(client, run, held._replace(sought_at=sought_at))
-            _give_back(client, run, held.machine, delay)
-        if not has_journal and not is_launcher_dead(since):
-            raise HolderGoneError(held.machine, profile.deadlines.lease)
-        return mine
+        hold, has_journal = _read_hold(run), bool(folder.path.is_dir() and folder.events())
+        own_hold, new_states = own_hold._replace(state_count=len(states)), states[hold.state_count :]
+        if run.deployment_id is None or not hold.is_elsewhere(own_hold, has_journal) or is_started_anew(new_states):
+            return own_hold
+        claimed_at = hold.claimed_at or time.time()
+        ends_at = claimed_at + profile.deadlines.lease + profile.deadlines.grace
+        remaining_s = folder.lease_left() if has_journal else ends_at - time.time()
+        if remaining_s > 0:
+            delay = min(_MAX_GIVE_BACK_DELAY_S, profile.deadlines.lease / _GIVE_BACKS_PER_LEASE)
+            _write_hold(client, run, hold._replace(claimed_at=claimed_at))
+            _give_back(client, run, hold.machine, delay)
+        if not has_journal and not is_launcher_dead(new_states):
+            raise HolderGoneError(hold.machine, profile.deadlines.lease)
+        return own_hold
 
 
 def _give_back(client: SyncPrefectClient, run: FlowRun, machine: str, delay_s: float) -> NoReturn:
     """Schedule the run again a moment later, and end this process without touching the run."""
-    said = f"its processes are on {machine}: another machine has given the run back"
+    message = f"its processes are on {machine}: another machine has given the run back"
     if run.state and run.state.is_running():  # not if a user has cancelled it meanwhile
-        at = datetime.now(UTC) + timedelta(seconds=delay_s)
-        client.set_flow_run_state(run.id, Scheduled(scheduled_time=at, message=said), force=True)
-    get_log().warning("%s", said)
+        scheduled_at = datetime.now(UTC) + timedelta(seconds=delay_s)
+        client.set_flow_run_state(run.id, Scheduled(scheduled_time=scheduled_at, message=message), force=True)
+    get_log().warning("%s", message)
     logging.shutdown()
     os._exit(0)
 
 
 def _read_worker_run(client: SyncPrefectClient) -> FlowRun:
     """The flow run that a worker has started: this one, or the one around it."""
-    this = client.read_flow_run(UUID(str(flow_run.id)))
-    around = list_flow_runs_around(client, this)
-    return client.read_flow_run(around[-1]) if around and this.deployment_id is None else this
+    own_run = client.read_flow_run(UUID(str(flow_run.id)))
+    ancestor_ids = list_ancestors(client, own_run)
+    return client.read_flow_run(ancestor_ids[-1]) if ancestor_ids and own_run.deployment_id is None else own_run
 
 
 def _read_hold(run: FlowRun) -> MachineHold:
-    machine, boot, states, sought_at = ((run.labels or {}).get(label) or 0 for label in _LABELS)
-    return MachineHold(str(machine or ""), str(boot or ""), int(states), float(sought_at))
+    machine, boot_id, state_count, claimed_at = ((run.labels or {}).get(label) or 0 for label in _LABELS)
+    return MachineHold(str(machine or ""), str(boot_id or ""), int(state_count), float(claimed_at))
 
 
 def _write_hold(client: SyncPrefectClient, run: FlowRun, hold: MachineHold) -> None:
-    repeat_while_busy(lambda: client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True))))
+    retry_while_busy(lambda: client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True))))

@@ -17,7 +17,7 @@ from torchyard.common.log import get_log
 from torchyard.model.run import Run
 from torchyard.pods import lease_record
 
-from .states import open_bounded_client, repeat_while_busy
+from .states import open_bounded_client, retry_while_busy
 
 _KEY_LABEL = "torchyard.key"  # the label of a flow run
 _FLOW_NAME, _ENTRYPOINT = "train", "flows/train.py:train"
@@ -27,32 +27,34 @@ _RUNS_PER_PAGE = 200
 _flow_run_ids: dict[str, str] = {}  # of runs inside a flow of a user's own
 
 
-def name_flow_run(run_id: str, flow_run_id: str) -> None:
+def register_flow_run(run_id: str, flow_run_id: str) -> None:
     """Say which flow run holds the key of a run that is not a flow run itself."""
     _flow_run_ids[run_id] = flow_run_id
 
 
 def obtain_key(run_id: str) -> str:
     """The key of a run, made if it has none yet; empty if Prefect does not answer soon."""
-    found: list[str] = []
+    keys: list[str] = []
     run_id = _flow_run_ids.get(run_id, run_id)
-    ask = contextvars.copy_context().run  # Prefect's settings live in the context
-    thread = threading.Thread(target=lambda: found.append(ask(_request_key, run_id)), daemon=True, name="run-key")
+    run_in_context = contextvars.copy_context().run  # Prefect's settings live in the context
+    thread = threading.Thread(
+        target=lambda: keys.append(run_in_context(_request_key, run_id)), daemon=True, name="run-key"
+    )
     thread.start()
     thread.join(_KEY_TIMEOUT_S)
-    return found[0] if found else ""
+    return keys[0] if keys else ""
 
 
 def _request_key(run_id: str) -> str:
     try:
         with open_bounded_client() as client:
-            return repeat_while_busy(lambda: _read_or_make_key(client, UUID(run_id)))
+            return retry_while_busy(lambda: _read_or_create_key(client, UUID(run_id)))
     except Exception as error:
         get_log().debug("flow run %s has no key: %s", run_id, error)
         return ""
 
 
-def _read_or_make_key(client: SyncPrefectClient, run_id: UUID) -> str:
+def _read_or_create_key(client: SyncPrefectClient, run_id: UUID) -> str:
     flow_run = client.read_flow_run(run_id)
     if not _read_key(flow_run):
         client.update_flow_run_labels(run_id, {_KEY_LABEL: secrets.token_hex(32)})
@@ -71,8 +73,8 @@ def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
             flow_run = client.read_flow_run(UUID(run_id))
             if client.read_flow(flow_run.flow_id).name != _FLOW_NAME:
                 return ""
-            if secret := _read_key(flow_run):
-                return run_id if lease_record.is_sealed_lease(lease, secret) else ""
+            if key := _read_key(flow_run):
+                return run_id if lease_record.is_sealed_lease(lease, key) else ""
             deployment = flow_run.deployment_id and client.read_deployment(flow_run.deployment_id)
             return run_id if deployment and deployment.entrypoint == _ENTRYPOINT else ""
     except Exception as error:
@@ -82,17 +84,17 @@ def confirm_flow_run(lease: lease_record.LeaseObject) -> str:
 
 def read_liveness_by_name(run: str) -> str:
     """Why a run that is known only by name may be alive; empty if Prefect knows no living run of that name."""
-    states = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=_LIVING_STATES)))
-    flows, offset = FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])), 0
+    state_filter = FlowRunFilter(state=FlowRunFilterState(type=StateTypes(any_=_LIVING_STATES)))
+    flow_filter, offset = FlowFilter(name=FlowFilterName(any_=[_FLOW_NAME])), 0
     try:
         with open_bounded_client() as client:
-            while found := client.read_flow_runs(
-                flow_filter=flows, flow_run_filter=states, limit=_RUNS_PER_PAGE, offset=offset
+            while flow_runs := client.read_flow_runs(
+                flow_filter=flow_filter, flow_run_filter=state_filter, limit=_RUNS_PER_PAGE, offset=offset
             ):
-                for each in found:
-                    if run.endswith(f"-{Run(id=str(each.id), attempt=1, folder='').short}"):
-                        return f"Prefect calls it {each.state_name}"
-                offset += len(found)
+                for flow_run in flow_runs:
+                    if run.endswith(f"-{Run(id=str(flow_run.id), attempt=1, folder='').short}"):
+                        return f"Prefect calls it {flow_run.state_name}"
+                offset += len(flow_runs)
     except Exception as error:
         return f"Prefect cannot be asked: {error}"
     return ""

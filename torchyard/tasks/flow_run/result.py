@@ -20,7 +20,7 @@ from torchyard.model.run import Metrics, Report, Row
 
 from .states import open_bounded_client
 
-_KIND = "result"  # the type that Prefect gives results itself; its pages of artifacts leave it out
+_ARTIFACT_TYPE = "result"  # the type that Prefect gives results itself; its pages of artifacts leave it out
 _MAX_VALUES, _MAX_TEXT_CHARS, _MAX_CHECKPOINTS = 100, 1000, 50  # of a result, at most
 _MAX_ARTIFACTS = 200  # of one flow run that are searched for a result
 
@@ -48,13 +48,13 @@ def _shorten(value: float | int | str | bool | None) -> float | int | str | bool
 
 def _find_checkpoints(report: Report, metrics: Metrics) -> tuple[str, ...]:
     """The checkpoints that rank 0 named, then those in the run's folder: the last ones, if there are many."""
-    named = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
+    named_paths = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
     # Of an agent behind ssh, the checkpoints are copied back to the attempt's folder.
-    found = (
+    saved_paths = (
         *_list_newest_last(report.folder, "attempt-*/*/files/checkpoints/*"),
         *_list_newest_last(report.folder, "checkpoints/*"),
     )
-    return tuple(dict.fromkeys((*_keep_last(named), *_keep_last(found))))
+    return tuple(dict.fromkeys((*_keep_last(named_paths), *_keep_last(saved_paths))))
 
 
 def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
@@ -64,16 +64,16 @@ def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
 def _list_newest_last(folder: str, pattern: str) -> Iterator[str]:
     """The paths that match; a checkpoint may be a file or a folder of files."""
     try:
-        found = [(path.stat().st_mtime, str(path)) for path in Path(folder).glob(pattern)]
+        checkpoints = [(path.stat().st_mtime, str(path)) for path in Path(folder).glob(pattern)]
     except OSError:  # removed by the user in this moment
         return
-    yield from (path for _, path in sorted(found) if not path.endswith((".tmp", ".part")))
+    yield from (name for _, name in sorted(checkpoints) if not name.endswith((".tmp", ".part")))
 
 
-def make_result_artifact(flow_run_id: UUID, result: RunResult) -> ArtifactCreate:
+def build_result_artifact(flow_run_id: UUID, result: RunResult) -> ArtifactCreate:
     """The artifact that keeps a result in Prefect."""
     return ArtifactCreate(
-        type=_KIND, description=result.run, data=result.model_dump(mode="json"), flow_run_id=flow_run_id
+        type=_ARTIFACT_TYPE, description=result.run, data=result.model_dump(mode="json"), flow_run_id=flow_run_id
     )
 
 
@@ -83,16 +83,16 @@ def read_result(flow_run_id: UUID | str, run: str = "") -> RunResult:
     ResultError if Prefect has none: no training has ended there, or Prefect was away when it did.
     """
     with open_bounded_client() as client:
-        found = client.read_artifacts(
+        artifacts = client.read_artifacts(
             artifact_filter=ArtifactFilter(
                 flow_run_id=ArtifactFilterFlowRunId(any_=[UUID(str(flow_run_id))]),
-                type=ArtifactFilterType(any_=[_KIND]),
+                type=ArtifactFilterType(any_=[_ARTIFACT_TYPE]),
             ),
             sort=ArtifactSort.CREATED_DESC,
             limit=_MAX_ARTIFACTS,
         )
-    ours = (RunResult.model_validate(each.data) for each in found if _is_result(each.data))
-    result = next((each for each in ours if run in ("", each.run)), None)
+    results = (RunResult.model_validate(artifact.data) for artifact in artifacts if _is_result(artifact.data))
+    result = next((candidate for candidate in results if run in ("", candidate.run)), None)
     if result is None:
         raise ResultError(
             f"flow run {flow_run_id} has left no result{f' of the run {run}' if run else ''} in Prefect: either it has "

@@ -18,10 +18,10 @@ R = TypeVar("R")
 
 def make_task(function: Callable[P, R]) -> Task[P, R]:
     """Make a task without cache or stored result: state lives where the job lives, and every step can be run again."""
-    named: Callable[[Callable[P, R]], Task[P, R]] = task(
+    decorate: Callable[[Callable[P, R]], Task[P, R]] = task(
         task_run_name=function.__name__, cache_policy=NO_CACHE, persist_result=False
     )
-    return named(function)
+    return decorate(function)
 
 
 def _get_run_log() -> RunLogger:
@@ -32,7 +32,7 @@ def _get_run_log() -> RunLogger:
         return logging.getLogger(LOGGER_NAME)
 
 
-_CHATTER = ("Beginning flow run", "Finished in state Completed()", "View at ")  # of every run and every step
+_ROUTINE_MESSAGES = ("Beginning flow run", "Finished in state Completed()", "View at ")  # of every run and every step
 
 
 class _EngineLogFilter(SafeText):
@@ -42,12 +42,12 @@ class _EngineLogFilter(SafeText):
         error = record.exc_info[1] if record.exc_info else None
         if isinstance(error, CancelledRun | CrashedRun | FailedRun):
             return False  # the flow returned its own end, and Prefect raises it only to log it
-        if record.levelno == logging.INFO and record.getMessage().startswith(_CHATTER):
+        if record.levelno == logging.INFO and record.getMessage().startswith(_ROUTINE_MESSAGES):
             return False
         return super().filter(record)
 
 
 set_log_source(_get_run_log)
 logging.getLogger("prefect.flow_runs").setLevel(logging.NOTSET)  # until here, prefect.yaml has kept it quiet
-for name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
-    logging.getLogger(name).addFilter(_EngineLogFilter())
+for logger_name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
+    logging.getLogger(logger_name).addFilter(_EngineLogFilter())

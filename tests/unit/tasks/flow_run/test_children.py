@@ -12,22 +12,24 @@ from torchyard.tasks.flow_run.states import open_bounded_client
 ENDED, RETRIED = [("FAILED", "Failed")], [("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry")]
 
 
-@pytest.mark.parametrize(("before", "set_to"), [([], ["Cancelling"]), (ENDED, ["Cancelling"]), (RETRIED, [])])
+@pytest.mark.parametrize(
+    ("earlier_states", "expected_states"), [([], ["Cancelling"]), (ENDED, ["Cancelling"]), (RETRIED, [])]
+)
 def test_child_that_a_user_asked_for_again_goes_on(
-    fake_prefect: FakePrefect, before: list[tuple[str, str]], set_to: list[str]
+    fake_prefect: FakePrefect, earlier_states: list[tuple[str, str]], expected_states: list[str]
 ) -> None:
     """A run is cancelled with the one that has started it, unless a user has asked for it again since it ended."""
     fake_prefect.answers = {
         "/flow_runs/filter": [fake_prefect.flow_run],
-        "/flow_run_states/": [{**STATE, "type": kind, "name": name} for kind, name in before],
+        "/flow_run_states/": [{**STATE, "type": state_type, "name": name} for state_type, name in earlier_states],
     }
     with open_bounded_client() as client:
         names = cancel_children(client, [UUID(RUN_ID)])
-    assert (fake_prefect.set_to, names) == (set_to, ["a-run"] * len(set_to))
+    assert (fake_prefect.set_to, names) == (expected_states, ["a-run"] * len(expected_states))
 
 
-@pytest.mark.parametrize(("state", "cancelled"), [("RUNNING", False), ("CANCELLING", True), ("CANCELLED", True)])
-def test_cancel_is_seen_in_the_state(fake_prefect: FakePrefect, state: str, cancelled: bool) -> None:
+@pytest.mark.parametrize(("state", "is_cancelled"), [("RUNNING", False), ("CANCELLING", True), ("CANCELLED", True)])
+def test_cancel_is_seen_in_the_state(fake_prefect: FakePrefect, state: str, is_cancelled: bool) -> None:
     """A run is cancelled from the moment on in which a user asks for that."""
     fake_prefect.state = state
-    assert is_run_cancelled(RUN_ID) is cancelled
+    assert is_run_cancelled(RUN_ID) is is_cancelled

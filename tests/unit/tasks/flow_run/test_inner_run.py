@@ -9,33 +9,33 @@ from torchyard.tasks.flow_run.inner_run import derive_run_id, plan
 
 
 @pytest.fixture
-def inside(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+def inside_flow_run(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """A flow run, by the environment variables that Prefect offers for tests."""
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
-    calls(monkeypatch, 1, "first")
+    set_task_run(monkeypatch, 1, "first")
     return monkeypatch
 
 
-def calls(monkeypatch: pytest.MonkeyPatch, count: int, task: str) -> None:
-    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(count))
-    monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__ID", task)
-    assert (str(flow_run.run_count), task_run.id) == (str(count), task)
+def set_task_run(monkeypatch: pytest.MonkeyPatch, run_count: int, task_run_id: str) -> None:
+    monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__RUN_COUNT", str(run_count))
+    monkeypatch.setenv("PREFECT__RUNTIME__TASK_RUN__ID", task_run_id)
+    assert (str(flow_run.run_count), task_run.id) == (str(run_count), task_run_id)
 
 
-def test_trainings_of_one_flow_are_runs_of_their_own(inside: pytest.MonkeyPatch) -> None:
+def test_trainings_of_one_flow_are_runs_of_their_own(inside_flow_run: pytest.MonkeyPatch) -> None:
     """Other words are another run; the same words a second time are one too, but not the same task called again."""
     first = derive_run_id("x", {}, "")
     assert derive_run_id("x", {}, "") == first
-    calls(inside, 1, "second")
-    others = [("x", {}, ""), ("x", {"nodes": 2}, ""), ("x", {}, "b")]
-    assert len({first, *(derive_run_id(*words) for words in others)}) == 4
+    set_task_run(inside_flow_run, 1, "second")
+    other_arguments = [("x", {}, ""), ("x", {"nodes": 2}, ""), ("x", {}, "b")]
+    assert len({first, *(derive_run_id(*arguments) for arguments in other_arguments)}) == 4
 
 
-def test_flow_that_starts_again_finds_its_trainings(inside: pytest.MonkeyPatch) -> None:
+def test_flow_that_starts_again_finds_its_trainings(inside_flow_run: pytest.MonkeyPatch) -> None:
     """The ids are the same in the flow run's next process, in whichever order the trainings are asked for."""
-    before = {rate: derive_run_id("y", {"lr": rate}, "") for rate in (1, 2)}
-    calls(inside, 2, "third")
-    assert {rate: derive_run_id("y", {"lr": rate}, "") for rate in (2, 1)} == before
+    first_ids = {rate: derive_run_id("y", {"lr": rate}, "") for rate in (1, 2)}
+    set_task_run(inside_flow_run, 2, "third")
+    assert {rate: derive_run_id("y", {"lr": rate}, "") for rate in (2, 1)} == first_ids
 
 
 def test_training_outside_of_a_flow_is_refused() -> None:
@@ -44,11 +44,11 @@ def test_training_outside_of_a_flow_is_refused() -> None:
         derive_run_id("x", {}, "")
 
 
-def test_plan_is_the_same_in_the_same_flow_run(inside: pytest.MonkeyPatch, write: Write) -> None:
+def test_plan_is_the_same_in_the_same_flow_run(inside_flow_run: pytest.MonkeyPatch, write: Write) -> None:
     """A plan comes back for the same profile and name, so that its steps find what they started."""
     profile = load(write())
-    other = profile.model_copy(update={"args": ("--lr=1",)})
+    other_profile = profile.model_copy(update={"args": ("--lr=1",)})
     assert plan(profile) == plan(profile)
-    assert len({plan(profile).job, plan(profile, "b").job, plan(other).job}) == 3
-    inside.delenv("PREFECT__RUNTIME__FLOW_RUN__ID")
+    assert len({plan(profile).job, plan(profile, "b").job, plan(other_profile).job}) == 3
+    inside_flow_run.delenv("PREFECT__RUNTIME__FLOW_RUN__ID")
     assert plan(profile).job != plan(profile).job

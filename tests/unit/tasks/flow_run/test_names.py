@@ -5,14 +5,14 @@ import pytest
 
 from tests.reports import short_report
 from torchyard.loading.profile import load_profile
-from torchyard.tasks.flow_run.names import list_tags, name_run, tag_end
+from torchyard.tasks.flow_run.names import build_tags, format_end_tag, format_run_name
 
 RUN = "01a2b3c4-0000-7000-8000-0000a1b2c3d4"
 
 
 def test_made_up_name_becomes_the_profiles() -> None:
     """A name that Prefect made up is replaced by profile, size and the end of the run's id."""
-    for given in (
+    for current_name in (
         "sigma4-adhil",
         "mu4-kavis-void",
         "omicron-hotta-reach",
@@ -20,17 +20,19 @@ def test_made_up_name_becomes_the_profiles() -> None:
         "",
         *(coolname.generate_slug(2) for _ in range(50)),
     ):
-        assert name_run(load_profile("yolov5-volcano"), RUN, given) == "yolov5-volcano 2x1 a1b2c3d4", given
+        assert format_run_name(load_profile("yolov5-volcano"), RUN, current_name) == "yolov5-volcano 2x1 a1b2c3d4", (
+            current_name
+        )
 
 
-@pytest.mark.parametrize("given", ["night-before-release", "baseline", "sgd vs adam", "lr-0.1", "train-resnet"])
-def test_name_that_a_user_gave_stays(given: str) -> None:
+@pytest.mark.parametrize("current_name", ["night-before-release", "baseline", "sgd vs adam", "lr-0.1", "train-resnet"])
+def test_name_that_a_user_gave_stays(current_name: str) -> None:
     """A run that was named by hand keeps its name."""
-    assert name_run(load_profile("yolov5-volcano"), RUN, given) == given
+    assert format_run_name(load_profile("yolov5-volcano"), RUN, current_name) == current_name
 
 
 def test_tags_say_where_a_run_is_and_how_it_ended() -> None:
     """Launcher, hardware and fabric are added once, and how an earlier try of the run ended is removed."""
-    tags = list_tags(load_profile("yolov5-volcano"), ["mine", "volcano", "end: oom-pod"])
+    tags = build_tags(load_profile("yolov5-volcano"), ["mine", "volcano", "end: oom-pod"])
     assert tags == ("mine", "volcano", "oke/bm-gpu-b4-8", "host")
-    assert tag_end(short_report()) == "end: succeeded"
+    assert format_end_tag(short_report()) == "end: succeeded"

@@ -15,20 +15,20 @@ from torchyard.tasks.flow_run.ownership import confirm_flow_run, obtain_key, rea
 KEY = "a" * 64
 
 
-def held(key: str) -> dict[str, Any]:
+def build_sealed_lease(key: str) -> dict[str, Any]:
     """The Lease of the fake server's flow run, sealed with a key."""
-    found = lease("sample-a1b2c3d4", annotations={"torchyard/flow-run": RUN_ID})
-    found["metadata"]["namespace"] = "default"
-    found["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(found, "default", key)
-    return found
+    obj = lease("sample-a1b2c3d4", annotations={"torchyard/flow-run": RUN_ID})
+    obj["metadata"]["namespace"] = "default"
+    obj["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(obj, "default", key)
+    return obj
 
 
-@pytest.mark.parametrize(("key", "named"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
-def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, named: str) -> None:
+@pytest.mark.parametrize(("key", "run_id"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
+def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, run_id: str) -> None:
     """A Lease is believed only if it was sealed with the key that Prefect keeps for the flow run."""
     fake_prefect.run = {"labels": {"torchyard.key": KEY}}
     fake_prefect.answers[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
-    assert (obtain_key(RUN_ID), confirm_flow_run(held(key))) == (KEY, named)
+    assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(key))) == (KEY, run_id)
 
 
 def test_run_goes_on_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -36,13 +36,13 @@ def test_run_goes_on_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytes
     monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.2)
     fake_prefect.answering.clear()
     assert obtain_key(RUN_ID) == ""
-    assert [each.name for each in threading.enumerate() if each.name == "run-key"] == ["run-key"]  # it still asks
+    assert [thread.name for thread in threading.enumerate() if thread.name == "run-key"] == ["run-key"]  # it still asks
 
 
 def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> None:
     """A refused question confirms no Lease, and may hide a living run: that run then counts as alive."""
     fake_prefect.status = 500
-    assert (obtain_key(RUN_ID), confirm_flow_run(held(KEY))) == ("", "")
+    assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(KEY))) == ("", "")
     assert read_liveness_by_name("sample-a1b2c3d4").startswith("Prefect cannot be asked: ")
 
 

@@ -15,8 +15,10 @@ def test_page_is_one_artifact_however_often_it_is_shown(fake_prefect: FakePrefec
     pages = RunPages(UUID(RUN_ID), "digits-local")
     with open_bounded_client() as client:
         for text in ("one", "two", "three"):
-            pages.show(client, "plan", ArtifactCreate(type="markdown", data=text))
-    assert [(each["key"], each["data"]) for each in fake_prefect.artifacts] == [("plan-digits-local", "one")]
+            pages.publish_page(client, "plan", ArtifactCreate(type="markdown", data=text))
+    assert [(artifact["key"], artifact["data"]) for artifact in fake_prefect.artifacts] == [
+        ("plan-digits-local", "one")
+    ]
     assert fake_prefect.patched == ["two", "three"]
 
 
@@ -24,10 +26,10 @@ def test_progress_is_a_bar_and_the_name_of_the_task_that_waits(fake_prefect: Fak
     """The bar says what is done, and the waiting task is called after it; without a task there is only the bar."""
     pages = RunPages(UUID(RUN_ID), "digits-local")
     with open_bounded_client() as client:
-        pages.remember_wait(None, "epoch 1 of 4")
-        pages.show_progress(client, "epoch 1 of 4", 25.0)
+        pages.set_waiting_task(None, "epoch 1 of 4")
+        pages.publish_progress(client, "epoch 1 of 4", 25.0)
         assert fake_prefect.named == []
-        pages.remember_wait(RUN_ID, "epoch 2 of 4")
-        pages.show_progress(client, "epoch 2 of 4", 50.0)
+        pages.set_waiting_task(RUN_ID, "epoch 2 of 4")
+        pages.publish_progress(client, "epoch 2 of 4", 50.0)
     assert fake_prefect.named == [{"name": "wait: epoch 2 of 4"}]
     assert fake_prefect.patched == [50.0]

@@ -21,37 +21,39 @@ from torchyard.tasks.flow_run.reporter import PrefectReporter
 from torchyard.trend.records import history_path, keep_record
 
 
-def value(number: float) -> Callable[[SyncPrefectClient], None]:
+def build_progress_call(value: float) -> Callable[[SyncPrefectClient], None]:
     """A call that sets a run's progress bar."""
 
     def call(client: SyncPrefectClient) -> None:
-        client._client.patch("/artifacts/a", json=ArtifactUpdate(data=number).model_dump(mode="json"))
+        client._client.patch("/artifacts/a", json=ArtifactUpdate(data=value).model_dump(mode="json"))
 
     return call
 
 
 def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
     """Of all values sent to a hanging server, only the newest one arrives once it answers."""
-    with PrefectReporter(RUN_ID) as told:
-        told.send("bar", value(1.0))
+    with PrefectReporter(RUN_ID) as reporter:
+        reporter.send("bar", build_progress_call(1.0))
         until(lambda: server.asked > 2)
-        done = [told.send("bar", value(float(number))) for number in range(2, 100)][-1]
+        future = [reporter.send("bar", build_progress_call(float(number))) for number in range(2, 100)][-1]
         server.answering.set()
-        done.result(30)
+        future.result(30)
         assert 99.0 in server.patched
         assert len(set(server.patched)) <= 3  # a call in flight that was given up may still arrive
 
 
 def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
     """A run has its profile's name at once, a page is one artifact however often it changes, and the end is a tag."""
-    with PrefectReporter(RUN_ID, profile="digits-local") as told:
-        told.label_flow_run(load_profile("digits-local"))
-        told.show_page("metrics", lambda: "one")
+    with PrefectReporter(RUN_ID, profile="digits-local") as reporter:
+        reporter.label_flow_run(load_profile("digits-local"))
+        reporter.show_page("metrics", lambda: "one")
         until(lambda: fake_prefect.artifacts)
-        told.show_page("metrics", lambda: "two")
+        reporter.show_page("metrics", lambda: "two")
         until(lambda: fake_prefect.patched)
-        told.show_report(short_report())
-    assert [(each.get("key"), each["data"]) for each in fake_prefect.artifacts][:1] == [("metrics-digits-local", "one")]
+        reporter.show_report(short_report())
+    assert [(artifact.get("key"), artifact["data"]) for artifact in fake_prefect.artifacts][:1] == [
+        ("metrics-digits-local", "one")
+    ]
     assert fake_prefect.patched == ["two"]
     assert fake_prefect.named[0] == {"name": f"digits-local 2x1 {RUN_ID[-8:]}", "tags": ["baremetal"]}
     assert {"tags": ["baremetal", "end: succeeded"]} in fake_prefect.named
@@ -59,47 +61,47 @@ def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePr
 
 def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:
     """An unanswered poll does not count as a cancel, and the run goes on."""
-    with PrefectReporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as reporter:
         until(lambda: server.asked > 2)
-        told.check_cancelled()
-        assert not told.is_cancelled()
+        reporter.check_cancelled()
+        assert not reporter.is_cancelled()
 
 
 def test_cancel_is_found_once_prefect_answers(server: FakePrefect) -> None:
     """A cancel that came while the server hung ends the run as soon as the server answers."""
     server.state = "CANCELLING"
-    with PrefectReporter(RUN_ID) as told:
+    with PrefectReporter(RUN_ID) as reporter:
         until(lambda: server.asked > 2)
-        told.check_cancelled()
+        reporter.check_cancelled()
         server.answering.set()
-        until(told.is_cancelled)
+        until(reporter.is_cancelled)
         with pytest.raises(CancelRequested):
-            until(told.check_cancelled)
+            until(reporter.check_cancelled)
 
 
-@pytest.mark.parametrize(("status", "kept"), [(503, True), (500, True), (422, False), (404, False)])
-def test_what_prefect_refuses_is_not_said_again(server: FakePrefect, status: int, kept: bool) -> None:
+@pytest.mark.parametrize(("status", "is_retried"), [(503, True), (500, True), (422, False), (404, False)])
+def test_what_prefect_refuses_is_not_said_again(server: FakePrefect, status: int, is_retried: bool) -> None:
     """A call is retried while the server is in trouble, and dropped if the server refuses it."""
     server.status = status
     server.answering.set()
-    with PrefectReporter(RUN_ID) as told:
-        done = told.send("bar", value(1.0))
+    with PrefectReporter(RUN_ID) as reporter:
+        future = reporter.send("bar", build_progress_call(1.0))
         until(lambda: server.asked > 4)
-        assert done.done() is not kept
+        assert future.done() is not is_retried
         server.status = 200
-        until(done.done)
-        assert server.patched == ([1.0] if kept else [])
+        until(future.done)
+        assert server.patched == ([1.0] if is_retried else [])
 
 
 def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
     """Prefect gets the run's report, and the history of its profile under a key of its own."""
     server.answering.set()
     path = history_path(runs_folder(), KEY)
-    for each in recorded([200.0, 201.0]):
-        keep_record(path, each)
+    for record in recorded([200.0, 201.0]):
+        keep_record(path, record)
     trend = TrendVerdict(verdict="usual", sentence="busbw is 201")
-    with PrefectReporter(RUN_ID) as told:
-        told.show_report(short_report().model_copy(update={"history": str(path), "trend": trend}))
+    with PrefectReporter(RUN_ID) as reporter:
+        reporter.show_report(short_report().model_copy(update={"history": str(path), "trend": trend}))
     assert [(page["key"], page["description"]) for page in server.artifacts if "key" in page] == [
         ("report-x", "a sentence"),
         (f"trend-{KEY.stem}", "busbw is 201"),
@@ -110,19 +112,19 @@ def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
 def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
     """A run whose numbers could not be kept costs only their page."""
     server.answering.set()
-    with PrefectReporter(RUN_ID) as told:
-        told.show_report(short_report())
+    with PrefectReporter(RUN_ID) as reporter:
+        reporter.show_report(short_report())
     assert [page["key"] for page in server.artifacts if "key" in page] == ["report-x"]
 
 
 def test_result_is_kept_beside_the_report(server: FakePrefect) -> None:
     """Prefect gets the run's result as JSON, of the type that its pages leave out."""
     server.answering.set()
-    with PrefectReporter(RUN_ID) as told:
-        told.show_report(short_report())
-    (kept,) = [page for page in server.artifacts if page["type"] == "result"]
-    assert (kept["description"], kept["flow_run_id"]) == (short_report().run, RUN_ID)
-    assert RunResult.model_validate(kept["data"]).sentence == "a sentence"
+    with PrefectReporter(RUN_ID) as reporter:
+        reporter.show_report(short_report())
+    (artifact,) = [page for page in server.artifacts if page["type"] == "result"]
+    assert (artifact["description"], artifact["flow_run_id"]) == (short_report().run, RUN_ID)
+    assert RunResult.model_validate(artifact["data"]).sentence == "a sentence"
 
 
 def test_link_leads_to_the_page_of_the_run() -> None:

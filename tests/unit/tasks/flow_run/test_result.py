@@ -9,11 +9,11 @@ import pytest
 from tests.reports import short_report
 from torchyard.model.errors import ResultError
 from torchyard.model.run import Collected, Metrics, Report
-from torchyard.tasks.flow_run.result import build_result, make_result_artifact, read_result
+from torchyard.tasks.flow_run.result import build_result, build_result_artifact, read_result
 from torchyard.tasks.flow_run.states import open_bounded_client
 
 
-def report_with(folder: Path, metrics: Metrics) -> Report:
+def build_report(folder: Path, metrics: Metrics) -> Report:
     """A report of a run in this folder, whose last attempt measured this."""
     report = short_report()
     collected = Collected(logs=(), metrics=metrics, failure=None)
@@ -24,7 +24,7 @@ def report_with(folder: Path, metrics: Metrics) -> Report:
 def test_metrics_are_the_last_row_and_the_summary(tmp_path: Path) -> None:
     """Of the rows only the last one counts, and what the program said about the whole run is beside it."""
     metrics = Metrics(rows=({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}), summary={"best": 1.0})
-    result = build_result(report_with(tmp_path, metrics))
+    result = build_result(build_report(tmp_path, metrics))
     assert result.metrics == {"epoch": 2, "loss": 1.0, "best": 1.0}
     assert result.report == f"{tmp_path}/report.json"
 
@@ -32,7 +32,7 @@ def test_metrics_are_the_last_row_and_the_summary(tmp_path: Path) -> None:
 def test_result_stays_small(tmp_path: Path) -> None:
     """A program may print any number of values, of any length: a result holds a hundred short ones."""
     metrics = Metrics(summary={f"value {number}": "x" * 100_000 for number in range(1000)})
-    result = build_result(report_with(tmp_path, metrics))
+    result = build_result(build_report(tmp_path, metrics))
     assert len(result.metrics) == 100
     assert len(result.model_dump_json()) < 200_000
 
@@ -40,15 +40,15 @@ def test_result_stays_small(tmp_path: Path) -> None:
 def test_checkpoints_are_those_named_and_those_saved(tmp_path: Path) -> None:
     """What rank 0 named comes first, then the files of the run's folder, the newest last; nothing is named twice."""
     (tmp_path / "checkpoints").mkdir()
-    for at, name in enumerate(("b.pt", "a.pt", "c.tmp")):
+    for mtime, name in enumerate(("b.pt", "a.pt", "c.tmp")):
         (tmp_path / "checkpoints" / name).touch()
-        os.utime(tmp_path / "checkpoints" / name, (at, at))
+        os.utime(tmp_path / "checkpoints" / name, (mtime, mtime))
     rows = ({"step": 1, "checkpoint": "s3://models/1"}, {"step": 2, "checkpoint": "s3://models/2"})
     result = build_result(
-        report_with(tmp_path, Metrics(rows=rows, summary={"checkpoint": f"{tmp_path}/checkpoints/a.pt"}))
+        build_report(tmp_path, Metrics(rows=rows, summary={"checkpoint": f"{tmp_path}/checkpoints/a.pt"}))
     )
-    here = [f"{tmp_path}/checkpoints/{name}" for name in ("a.pt", "b.pt")]
-    assert result.checkpoints == ("s3://models/1", "s3://models/2", *here)
+    saved_paths = [f"{tmp_path}/checkpoints/{name}" for name in ("a.pt", "b.pt")]
+    assert result.checkpoints == ("s3://models/1", "s3://models/2", *saved_paths)
 
 
 def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
@@ -56,7 +56,7 @@ def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
     saved = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
     saved.mkdir(parents=True)
     (saved / "a.pt").touch()
-    assert build_result(report_with(tmp_path, Metrics())).checkpoints == (str(saved / "a.pt"),)
+    assert build_result(build_report(tmp_path, Metrics())).checkpoints == (str(saved / "a.pt"),)
 
 
 @pytest.mark.slow
@@ -64,13 +64,13 @@ def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
 def test_result_is_read_from_prefect(tmp_path: Path) -> None:
     """The last result of a flow run is found, or that of a named run; one that has left none is told in a sentence."""
     flow_run = uuid4()
-    first = build_result(report_with(tmp_path, Metrics()))
+    first = build_result(build_report(tmp_path, Metrics()))
     second = first.model_copy(update={"run": "x-2"})
     with open_bounded_client() as client:
-        for each in (first, second):
-            client.create_artifact(make_result_artifact(flow_run, each))
+        for result in (first, second):
+            client.create_artifact(build_result_artifact(flow_run, result))
     assert read_result(flow_run) == second
     assert read_result(str(flow_run), first.run) == first
-    for words in ((UUID(int=1),), (flow_run, "x-3")):
+    for arguments in ((UUID(int=1),), (flow_run, "x-3")):
         with pytest.raises(ResultError, match="has left no result"):
-            read_result(*words)
+            read_result(*arguments)

@@ -13,17 +13,17 @@ from prefect.context import FlowRunContext
 from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
 from torchyard.tasks.flow_run.states import (
-    count_person_requests,
-    delete_like_runs,
-    final_state,
-    find_pool,
+    build_final_state,
+    count_user_requests,
+    delete_runs_with_same_end,
+    get_flow_run_pool,
     open_bounded_client,
     report_state,
 )
 
 
 @pytest.mark.parametrize(
-    ("end", "kind", "name"),
+    ("end", "state_type", "name"),
     [
         ("succeeded", "COMPLETED", "Completed"),
         ("failed", "FAILED", "Failed"),
@@ -33,10 +33,10 @@ from torchyard.tasks.flow_run.states import (
         ("gave-up", "CRASHED", "GaveUp"),
     ],
 )
-def test_intended_end_is_never_named_crashed(end: str, kind: str, name: str) -> None:
+def test_intended_end_is_never_named_crashed(end: str, state_type: str, name: str) -> None:
     """An end has a type that Prefect knows and a name of its own: a state named Crashed would be resumed."""
-    state = final_state(end, "a sentence")
-    assert (state.type.value, state.name, state.message) == (kind, name, "a sentence")
+    state = build_final_state(end, "a sentence")
+    assert (state.type.value, state.name, state.message) == (state_type, name, "a sentence")
 
 
 def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: FakePrefect) -> None:
@@ -53,7 +53,7 @@ def test_end_is_told_again_to_a_prefect_that_was_busy(server: FakePrefect) -> No
     server.status = 503
     server.answering.set()
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
-    report_state(RUN_ID, final_state("swept", "it was lost"))
+    report_state(RUN_ID, build_final_state("swept", "it was lost"))
     assert server.set_to == ["Swept"]
 
 
@@ -61,7 +61,7 @@ def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
     """Each time that a user asks for a run again counts, whatever happened since."""
     states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
     fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
-    assert count_person_requests(RUN_ID) == 1
+    assert count_user_requests(RUN_ID) == 1
 
 
 def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,25 +69,25 @@ def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, mo
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", RUN_ID)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
     ids = [RUN_ID[:-1] + end for end in "012"]
-    said = ["swept 0 runs", "swept 1 run", "swept 0 runs"]
+    messages = ["swept 0 runs", "swept 1 run", "swept 0 runs"]
     fake_prefect.state = "COMPLETED"
-    runs = [{**fake_prefect.flow_run, "id": each} for each in (*ids, RUN_ID)]
-    for run, message in zip(runs, [*said, "swept 0 runs"], strict=True):
+    runs = [{**fake_prefect.flow_run, "id": run_id} for run_id in (*ids, RUN_ID)]
+    for run, message in zip(runs, [*messages, "swept 0 runs"], strict=True):
         run["state"] = {**run["state"], "message": message}
     fake_prefect.answers["/flow_runs/filter"] = runs
-    delete_like_runs(State(type=StateType.COMPLETED, message="swept 0 runs"))
+    delete_runs_with_same_end(State(type=StateType.COMPLETED, message="swept 0 runs"))
     assert fake_prefect.deleted == [ids[0], ids[2]]
 
 
 def test_process_without_a_worker_has_its_installations_pool() -> None:
     """Outside of a flow run the environment names the pool, as for `make up` and a watchdog."""
     os.environ["TORCHYARD_POOL"] = "team-b"
-    assert find_pool() == "team-b"
+    assert get_flow_run_pool() == "team-b"
 
 
 def test_flow_run_has_its_workers_pool(fake_prefect: FakePrefect) -> None:
     """A flow run that a worker has taken belongs to that worker's pool, whatever the environment says."""
-    made = FlowRun.model_validate({"flow_id": RUN_ID, "work_pool_name": "team-b"})
+    flow_run = FlowRun.model_validate({"flow_id": RUN_ID, "work_pool_name": "team-b"})
     context: Any = FlowRunContext
-    with open_bounded_client() as client, context.model_construct(flow_run=made, client=client):
-        assert find_pool() == "team-b"
+    with open_bounded_client() as client, context.model_construct(flow_run=flow_run, client=client):
+        assert get_flow_run_pool() == "team-b"

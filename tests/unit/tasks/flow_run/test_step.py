@@ -19,13 +19,13 @@ def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> N
 
 
 @pytest.mark.parametrize(
-    ("error", "logged"),
+    ("error", "is_logged"),
     [(FailedRun("x"), False), (CancelledRun("x"), False), (CrashedRun("x"), False), (OSError(), True)],
 )
-def test_end_of_a_flow_is_not_logged_again(error: Exception, logged: bool) -> None:
+def test_end_of_a_flow_is_not_logged_again(error: Exception, is_logged: bool) -> None:
     """Prefect's engine raises a flow's end to log it; the flow has reported that end, and other errors stay."""
     record = logging.LogRecord("prefect.engine", logging.ERROR, "", 0, "ended", (), (type(error), error, None))
-    assert _EngineLogFilter().filter(record) is logged
+    assert _EngineLogFilter().filter(record) is is_logged
 
 
 def test_step_outside_of_a_run_has_a_log() -> None:
