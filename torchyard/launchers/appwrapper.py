@@ -1,7 +1,7 @@
-"""AppWrapper: a PyTorchJob inside another object, which Kueue can hold back until there is room for all of it.
+"""AppWrapper: a PyTorchJob inside another object, which Kueue can suspend until the cluster has room for all of it.
 
-Two controllers know the kind: project-codeflare/appwrapper (v1beta2), and before it the multi-cluster app dispatcher
-(v1beta1, in two groups). `kubectl get appwrapper` does not say which one answers, so full names are used everywhere.
+Two controllers manage the kind: project-codeflare/appwrapper (v1beta2), and before it the multi-cluster app dispatcher
+(v1beta1, in two groups). `kubectl get appwrapper` does not show which group it reads, so full names are used.
 """
 
 import copy
@@ -16,7 +16,7 @@ from torchyard.launchers import pytorchjob
 from torchyard.model.base import Duration, FrozenModel, Pause
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, ReferencedObject, Permission
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission, ReferencedObject
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd, requirements, template
 
@@ -35,20 +35,19 @@ _DURATION_ANNOTATIONS = {
     "forceful_deletion": "forcefulDeletionGracePeriodDuration",
     "success_ttl": "successTTLDuration",
 }
-_START_OPTIONS, _KEEP_OPTIONS = ("admission", "warmup"), ("deletion_on_failure", "success_ttl")
+_START_OPTIONS = ("admission", "warmup")
+_RETENTION_OPTIONS = ("deletion_on_failure", "success_ttl")
 _QUEUE_LABEL = "kueue.x-k8s.io/queue-name"
 _DISPATCHER_LABEL = "appwrapper.mcad.ibm.com"  # the dispatcher counts the pods that have this label
 _INSTALL_COMMAND = "kubectl apply --server-side -f https://github.com/project-codeflare/appwrapper/releases/download/v1.1.2/install.yaml"
-
-
 _DISPATCHER_INSTALL = (
     "deployment/mcad-controller of github.com/project-codeflare/multi-cluster-app-dispatcher, which is archived; for "
-    "the AppWrapper of today leave options.api out"
+    "the current AppWrapper remove options.api"
 )
 
 
 class Options(FrozenModel):
-    """The options of this launcher. The durations are the controller's own limits and pauses."""
+    """The options of this launcher. The durations are limits and pauses of the controller."""
 
     api: _ApiVersion = Field(
         _V1BETA2, description="which controller's AppWrapper; v1beta1 is the archived dispatcher's"
@@ -62,7 +61,7 @@ class Options(FrozenModel):
     forceful_deletion: Pause | None = Field(None, description="until a deletion is forced")
     success_ttl: Pause | None = Field(None, description="how long a job that succeeded stays; default: the lease")
     retries: int = Field(0, ge=0, le=100, description="the controller's own, which delete a try's pods and logs")
-    priority: int | None = Field(None, description="in the dispatcher's own queue (v1beta1)")
+    priority: int | None = Field(None, description="in the dispatcher's queue (v1beta1)")
     etcd_image: str = Field(etcd.DEFAULT_IMAGE, description="image of the run's own store; must serve the v2 API")
 
 
@@ -72,13 +71,18 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
     if profile.manifest:
         from torchyard.pods import user_manifest
 
-        api = next((obj["apiVersion"] for obj in profile.manifest if obj["kind"] == _KIND), _V1BETA2)
-        options = Options.model_validate({"api": api})
-        job_requirements = (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None)))
-        kind_fields = (api, _KIND, "appwrapper", _list_watched_kinds(options), job_requirements, pytorchjob.list_pod_sets)
-        return user_manifest.plan_manifest(
-            profile, run, user_manifest.JobKind(*kind_fields, inside=_find_wrapped_path, ports=True)
+        options = Options.model_validate({"api": _read_api_version(profile)})
+        job_kind = user_manifest.JobKind(
+            options.api,
+            _KIND,
+            "appwrapper",
+            _list_watched_kinds(options),
+            (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None))),
+            pytorchjob.list_pod_sets,
+            inside=_find_wrapped_path,
+            ports=True,
         )
+        return user_manifest.plan_manifest(profile, run, job_kind)
     inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)
     build_wrapper, wrapped_path = (
         (_build_appwrapper, _COMPONENT_PATH)
@@ -101,62 +105,72 @@ _COMPONENT_PATH = ("spec", "components", 0, "template")
 _GENERIC_ITEM_PATH = ("spec", "resources", "GenericItems", 0, "generictemplate")
 
 
+def _read_api_version(profile: Profile) -> Any:
+    """The API version of a manifest's AppWrapper, as it is written; v1beta2 if the manifest has none."""
+    for obj in profile.manifest:
+        if obj["kind"] == _KIND:
+            return obj["apiVersion"]
+    return _V1BETA2
+
+
 def _find_wrapped_path(wrapper: Mapping[str, Any]) -> template.KeyPath:
-    """Where an AppWrapper of either controller holds its PyTorchJob."""
+    """The path of the PyTorchJob in an AppWrapper of either controller."""
     return _GENERIC_ITEM_PATH if "resources" in wrapper["spec"] else _COMPONENT_PATH
 
 
 def _build_appwrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
-    """The AppWrapper of v1beta2. Its own deadlines end after ours, so torchyard is the one to report what is late."""
-    defaults = {
-        **dict.fromkeys(_START_OPTIONS, profile.deadlines.start + 60),
-        **dict.fromkeys(_KEEP_OPTIONS, profile.deadlines.lease),
-    }
-    durations = {**defaults, **options.model_dump(include=set(_DURATION_ANNOTATIONS), exclude_none=True)}
-    # Go's durations have no days: one written with them would be ignored.
-    annotations = {
-        f"{_ANNOTATION_PREFIX}{key}": f"{math.ceil(durations[name])}s"
-        for name, key in _DURATION_ANNOTATIONS.items()
-        if name in durations
-    }
-    metadata, wrapped = job["metadata"], copy.deepcopy(job)
-    del wrapped["spec"]["runPolicy"]["ttlSecondsAfterFinished"]  # a component that is deleted by its TTL counts as lost
+    """The AppWrapper of v1beta2. Its deadlines end after those of the run, so that torchyard reports what is late."""
+    durations = dict.fromkeys(_START_OPTIONS, profile.deadlines.start + 60)
+    durations |= dict.fromkeys(_RETENTION_OPTIONS, profile.deadlines.lease)
+    durations |= options.model_dump(include=set(_DURATION_ANNOTATIONS), exclude_none=True)
+    annotations: dict[str, str] = {}
+    for name, key in _DURATION_ANNOTATIONS.items():
+        if name in durations:
+            # In seconds, because Go's durations have no days: the controller would ignore one that has.
+            annotations[f"{_ANNOTATION_PREFIX}{key}"] = f"{math.ceil(durations[name])}s"
+    annotations[f"{_ANNOTATION_PREFIX}retryLimit"] = str(options.retries)
+    labels = dict(job["metadata"]["labels"])
+    if options.queue:
+        labels[_QUEUE_LABEL] = options.queue
+    wrapped = copy.deepcopy(job)
+    # The controller counts a component that is deleted by its TTL as lost.
+    del wrapped["spec"]["runPolicy"]["ttlSecondsAfterFinished"]
     return {
         "apiVersion": options.api,
         "kind": _KIND,
-        "metadata": {
-            "name": metadata["name"],
-            "labels": {**metadata["labels"], **({_QUEUE_LABEL: options.queue} if options.queue else {})},
-            "annotations": {**annotations, f"{_ANNOTATION_PREFIX}retryLimit": str(options.retries)},
-        },
+        "metadata": {"name": job["metadata"]["name"], "labels": labels, "annotations": annotations},
         "spec": {"components": [{"template": wrapped}]},
     }
 
 
 def _build_dispatcher_wrapper(job: dict[str, Any], profile: Profile, options: Options) -> dict[str, Any]:
-    """The AppWrapper of v1beta1. Without completionstatus it would run for ever."""
-    wrapped, metadata = copy.deepcopy(job), job["metadata"]
+    """The AppWrapper of v1beta1. Without completionstatus it would run forever."""
+    wrapped = copy.deepcopy(job)
+    metadata = job["metadata"]
     for replica in wrapped["spec"]["pytorchReplicaSpecs"].values():
         replica["template"]["metadata"]["labels"][_DISPATCHER_LABEL] = metadata["name"]
-    # The resource definition requires `requests`, even if there are none.
-    resources = {key: value for key, value in template.build_resources(profile).items() if key != "claims"}
-    pods = {"replicas": profile.nodes.max, "requests": {}, **resources}
+    # The resource definition requires `requests`, even if it is empty.
+    pod_resources: dict[str, Any] = {"replicas": profile.nodes.max, "requests": {}}
+    for key, value in template.build_resources(profile).items():
+        if key != "claims":
+            pod_resources[key] = value
     item = {
         "replicas": 1,
         "completionstatus": "Succeeded,Failed",
-        "custompodresources": [pods],
+        "custompodresources": [pod_resources],
         "generictemplate": wrapped,
     }
-    requeue = {"timeInSeconds": math.ceil(profile.deadlines.start + 60), "maxNumRequeuings": max(options.retries, 1)}
+    requeuing = {"timeInSeconds": math.ceil(profile.deadlines.start + 60), "maxNumRequeuings": max(options.retries, 1)}
+    spec: dict[str, Any] = {}
+    if options.priority is not None:
+        spec["priority"] = options.priority
+    spec["schedulingSpec"] = {"minAvailable": profile.nodes.min, "requeuing": requeuing}
+    spec["resources"] = {"GenericItems": [item]}
     return {
         "apiVersion": options.api,
         "kind": _KIND,
         "metadata": {"name": metadata["name"], "labels": metadata["labels"]},
-        "spec": {
-            **({"priority": options.priority} if options.priority is not None else {}),
-            "schedulingSpec": {"minAvailable": profile.nodes.min, "requeuing": requeue},
-            "resources": {"GenericItems": [item]},
-        },
+        "spec": spec,
     }
 
 
@@ -165,21 +179,24 @@ def _list_watched_kinds(options: Options) -> tuple[WatchedKind, ...]:
 
 
 def _list_requirements(options: Options) -> tuple[ClusterRequirement, ...]:
-    (group, _, version), is_v1beta2 = options.api.partition("/"), options.api == _V1BETA2
-    install = _INSTALL_COMMAND if is_v1beta2 else _DISPATCHER_INSTALL
-    # The webhook of v1beta2 lets a user wrap only what that user may create; list and watch are for the job's status.
-    verbs = (*(("create",) if is_v1beta2 else ()), "list", "watch")
-    return (
-        CrdServed(crd=f"appwrappers.{group}", version=version, install=install),
-        *((Controller(label="app.kubernetes.io/name=appwrapper"),) if is_v1beta2 else ()),
-        *((ReferencedObject(object_kind="LocalQueue", name=options.queue),) if options.queue else ()),
-        requirements.job_permission(f"appwrappers.{group}"),
-        Permission(verbs=verbs, resource=_INNER_RESOURCE),
-    )
+    group, _, version = options.api.partition("/")
+    job_requirements: list[ClusterRequirement] = []
+    verbs: tuple[str, ...] = ("list", "watch")  # for the job's status
+    if options.api == _V1BETA2:
+        job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_INSTALL_COMMAND))
+        job_requirements.append(Controller(label="app.kubernetes.io/name=appwrapper"))
+        verbs = ("create", *verbs)  # its webhook lets a user wrap only what that user may create
+    else:
+        job_requirements.append(CrdServed(crd=f"appwrappers.{group}", version=version, install=_DISPATCHER_INSTALL))
+    if options.queue:
+        job_requirements.append(ReferencedObject(object_kind="LocalQueue", name=options.queue))
+    job_requirements.append(requirements.job_permission(f"appwrappers.{group}"))
+    job_requirements.append(Permission(verbs=verbs, resource=_INNER_RESOURCE))
+    return tuple(job_requirements)
 
 
 def _list_inner_requirements(inner_requirements: Iterable[ClusterRequirement]) -> Iterator[ClusterRequirement]:
-    """What the PyTorchJob needs, without the permission to manage it: only the controller does that."""
+    """The requirements of the PyTorchJob without the permission to manage it, which only the controller needs."""
     return (requirement for requirement in inner_requirements if requirement != pytorchjob.JOB_PERMISSION)
 
 
@@ -187,9 +204,10 @@ def _list_inner_requirements(inner_requirements: Iterable[ClusterRequirement]) -
 _WAITING_PHASES = {"": "is new", "Suspended": "waits for its queue", "Resuming": "creates its PyTorchJob"}
 _ENDED_PHASES = ("Completed", "RunningHoldCompletion")
 _RETRY_PHASES = {
-    "Resetting": "removes a try that failed, to begin again",
-    "Suspending": "was told by its queue to give way",
+    "Resetting": "removes a failed try, to start again",
+    "Suspending": "is being preempted by its queue",
 }
+_PENDING_PHASES = _WAITING_PHASES | _RETRY_PHASES
 
 
 def read_status(observed: Observation) -> Status:
@@ -198,41 +216,47 @@ def read_status(observed: Observation) -> Status:
     if wrapper is None or pod_facts.is_being_deleted(wrapper):
         return job_status.deleted_status(_KIND)
     phase = _read_wrapper_phase(wrapper)
-    if description := {**_WAITING_PHASES, **_RETRY_PHASES}.get(phase):
+    if description := _PENDING_PHASES.get(phase):
         return Status(state="pending", reason=f"the AppWrapper {description}{_quote_conditions(wrapper)}")
     if phase in ("Failed", "Deleted"):
-        is_component_missing = _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent"
-        deleted = job_status.deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
-        return (
-            deleted if is_component_missing else job_status.failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
-        )
+        return _read_failed_status(observed, wrapper)
     if job_status.find_job_object(observed, pytorchjob.KIND) is None:
         return _read_wrapper_status(observed, wrapper)
-    job_status_ = pytorchjob.read_status(observed)
-    if job_status_.state == "failed" and _has_tries_left(wrapper):
-        return Status(state="pending", reason=f"{job_status_.reason}; the AppWrapper will begin again")
-    return job_status_
+    inner_status = pytorchjob.read_status(observed)
+    if inner_status.state == "failed" and _has_tries_left(wrapper):
+        return Status(state="pending", reason=f"{inner_status.reason}; the AppWrapper will start again")
+    return inner_status
+
+
+def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
+    """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
+    if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
+        return job_status.deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
+    return job_status.failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
 
 
 def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
-    """The phase, which the two controllers keep under different keys."""
+    """The phase, "" if the wrapper is new. The two controllers store it under different keys."""
     status = pod_facts.get_mapping(wrapper, "status")
     return str(status.get("phase") or status.get("state") or "")
 
 
 def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
     """The status of an AppWrapper whose PyTorchJob does not exist yet, or no longer exists."""
-    phase, failed_pods = _read_wrapper_phase(wrapper), pod_facts.get_mapping(wrapper, "status").get("failed")
-    if phase in _ENDED_PHASES and failed_pods:  # the dispatcher calls a failed job Completed too
+    phase = _read_wrapper_phase(wrapper)
+    failed_pods = pod_facts.get_mapping(wrapper, "status").get("failed")
+    if phase in _ENDED_PHASES and failed_pods:  # the dispatcher reports a failed job as Completed too
         return job_status.failed_status(observed, f"the AppWrapper is {phase} with {failed_pods} failed pods")
     if phase in ("Succeeded", "Completed"):
         return job_status.succeeded_status(observed, wrapper, 0)
     has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
-    return Status(state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob")
+    return Status(
+        state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob"
+    )
 
 
 def _has_tries_left(wrapper: Mapping[str, Any]) -> bool:
-    """Whether the controller of v1beta2 will try again; its default is three retries."""
+    """Whether the controller of v1beta2 will try again. Its default is three retries."""
     retry_limit = pod_facts.get_mapping(wrapper, "metadata", "annotations").get(f"{_ANNOTATION_PREFIX}retryLimit", "3")
     retry_count = pod_facts.get_mapping(wrapper, "status").get("resettingCount") or 0
     is_v1beta2 = "components" in pod_facts.get_mapping(wrapper, "spec")
@@ -240,18 +264,21 @@ def _has_tries_left(wrapper: Mapping[str, Any]) -> bool:
 
 
 def _find_unhealthy_condition(wrapper: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The condition that says why a try failed; it stays after the AppWrapper has given up."""
+    """The condition with the reason of a failed try, which stays after the AppWrapper has given up; {} if none."""
     return _get_condition(wrapper, "Unhealthy", "True")
 
 
 def _quote_conditions(wrapper: Mapping[str, Any]) -> str:
-    """The message of a condition: that it is unhealthy, else that it waits for quota."""
-    message = _find_unhealthy_condition(wrapper).get("message") or _get_condition(wrapper, "QuotaReserved", "False").get(
-        "message"
-    )
+    """`: MESSAGE` of the condition Unhealthy, else of a QuotaReserved that is False; "" if neither has a message."""
+    message = _find_unhealthy_condition(wrapper).get("message")
+    if not message:
+        message = _get_condition(wrapper, "QuotaReserved", "False").get("message")
     return f": {message}" if message else ""
 
 
 def _get_condition(wrapper: Mapping[str, Any], kind: str, status: str) -> Mapping[str, Any]:
-    conditions = pod_facts.get_mappings(wrapper, "status", "conditions")
-    return next((condition for condition in conditions if (condition.get("type"), condition.get("status")) == (kind, status)), {})
+    """The first condition of this type and status; {} if there is none."""
+    for condition in pod_facts.get_mappings(wrapper, "status", "conditions"):
+        if condition.get("type") == kind and condition.get("status") == status:
+            return condition
+    return {}

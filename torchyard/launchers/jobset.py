@@ -12,14 +12,16 @@ from torchyard.model.base import FrozenModel
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, ReferencedObject, Permission
+from torchyard.model.requirements import ClusterRequirement, Controller, CrdServed, Permission, ReferencedObject
 from torchyard.model.run import Observation, Run, Status
 from torchyard.pods import etcd as _store
 from torchyard.pods import lease_record, requirements, template
 from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
-_API, _KIND, _JOB_NAME = "jobset.x-k8s.io/v1alpha2", "JobSet", "worker"
+_API = "jobset.x-k8s.io/v1alpha2"
+_KIND = "JobSet"
+_JOB_NAME = "worker"
 PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -f https://github.com/kubernetes-sigs/jobset/releases/download/v0.10.1/manifests.yaml"
@@ -38,7 +40,7 @@ class Options(FrozenModel):
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
-    """One JobSet of one Job; with etcd-v2 a store of the run's own before it."""
+    """One JobSet of one Job; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
@@ -72,22 +74,29 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
 
 def _validate_profile(profile: Profile, run: Run) -> None:
-    """Check what a JobSet cannot do. Its webhook counts random suffixes too (jobset_webhook.go, longestPodName)."""
+    """Refuse what a JobSet cannot do. ProfileError with all findings.
+
+    Its webhook counts the random suffix of a pod's name too (jobset_webhook.go, longestPodName).
+    """
     findings = []
     if profile.nodes.min != profile.nodes.max:
-        findings.append(f"nodes: a JobSet needs all of its pods: one number, not {profile.nodes}")
-    last = f"{run.name(profile)}-{max(profile.attempts, run.attempt)}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
-    if excess := max(len(last) - _MAX_POD_NAME_CHARS, 0):
+        findings.append(f"nodes: must be one number, not {profile.nodes}: a JobSet needs all of its pods")
+    last_attempt = max(profile.attempts, run.attempt)
+    longest_name = f"{run.name(profile)}-{last_attempt}-{_JOB_NAME}-0-{profile.nodes.max - 1}-abcde"
+    excess = len(longest_name) - _MAX_POD_NAME_CHARS
+    if excess > 0:
         findings.append(
-            f"name: the pod {last} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's name by {excess}"
+            f"name: the pod's name {longest_name} would exceed {_MAX_POD_NAME_CHARS} characters: shorten the profile's "
+            f"name by {excess}"
         )
     if findings:
         raise ProfileError(profile.name, tuple(findings))
 
 
 def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
-    """The JobSet. A failed pod ends it and nothing restarts: a new attempt is torchyard's."""
-    node, pods = _build_job_node(profile, run), profile.nodes.max
+    """The JobSet. A failed pod ends it and nothing restarts: a new attempt is torchyard's decision."""
+    node = _build_job_node(profile, run)
+    pods = profile.nodes.max
     env = template.build_container_env(profile, run, process_env.pod_environment(profile, node, _INDEX_FIELD))
     container = template.build_container(profile, _JOB_NAME, command.pod_command(profile, run, node), env)
     job = {
@@ -97,37 +106,39 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
         "backoffLimit": 0,
         "template": template.pod_template(profile, run, container),
     }
-    queue_labels = {_QUEUE_LABEL: options.queue} if options.queue else {}
+    labels = template.attempt_labels(profile, run)
+    if options.queue:
+        labels[_QUEUE_LABEL] = options.queue
+    spec: dict[str, Any] = {
+        "failurePolicy": {"maxRestarts": 0},
+        "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+    }
+    if options.suspend:
+        spec["suspend"] = True
+    spec["replicatedJobs"] = [
+        {
+            "name": _JOB_NAME,
+            "replicas": 1,
+            "template": {"metadata": {"labels": template.attempt_labels(profile, run)}, "spec": job},
+        }
+    ]
     return {
         "apiVersion": _API,
         "kind": _KIND,
-        "metadata": {"name": run.job(profile), "labels": {**template.attempt_labels(profile, run), **queue_labels}},
-        "spec": {
-            "failurePolicy": {"maxRestarts": 0},
-            "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
-            **({"suspend": True} if options.suspend else {}),
-            "replicatedJobs": [
-                {
-                    "name": _JOB_NAME,
-                    "replicas": 1,
-                    "template": {"metadata": {"labels": template.attempt_labels(profile, run)}, "spec": job},
-                }
-            ],
-        },
+        "metadata": {"name": run.job(profile), "labels": labels},
+        "spec": spec,
     }
 
 
 def _build_job_node(profile: Profile, run: Run) -> JobNode:
-    """A pod's host name is its own name without the random suffix, in a Service named like the JobSet."""
+    """One pod as a node of the job. Its host name is its name without the random suffix, in the JobSet's Service."""
     job = run.job(profile)
     address = f"{job}-{_JOB_NAME}-0-$({process_env.NODE_VARIABLE}).{job}"
     if profile.rendezvous == "etcd-v2":
-        return JobNode(
-            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, address
-        )
-    return JobNode(
-        Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run)), process_env.NODE_VARIABLE, address
-    )
+        endpoint = Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT)
+    else:
+        endpoint = Endpoint(address=f"{job}-{_JOB_NAME}-0-0.{job}", port=torchrun.first_port(run))
+    return JobNode(endpoint, process_env.NODE_VARIABLE, address)
 
 
 def _list_watched_kinds() -> tuple[WatchedKind, ...]:
@@ -135,7 +146,7 @@ def _list_watched_kinds() -> tuple[WatchedKind, ...]:
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
-    """Each Job of a JobSet: <name>-<number>. A Job without `completions` ends with any one of its pods."""
+    """The pods of each Job of a JobSet, which is called <name>-<number>."""
     for index, replicated_job in enumerate(job["spec"]["replicatedJobs"]):
         spec = replicated_job["template"]["spec"]
         template_path = ("spec", "replicatedJobs", index, "template", "spec", "template")
@@ -144,14 +155,17 @@ def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
 
 
 def _list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
-    return (
+    job_requirements: list[ClusterRequirement] = [
         CrdServed(crd="jobsets.jobset.x-k8s.io", version="v1alpha2", install=_INSTALL_COMMAND),
         # The Helm chart sets the label, the release's manifest does not.
         Controller(label="app.kubernetes.io/name=jobset", deployment="jobset-controller-manager"),
-        *((ReferencedObject(object_kind="LocalQueue", name=queue),) if queue else ()),
-        requirements.job_permission("jobsets.jobset.x-k8s.io"),
-        Permission(verbs=("list",), resource="jobs.batch"),  # to check that the Job which it creates is gone
-    )
+    ]
+    if queue:
+        job_requirements.append(ReferencedObject(object_kind="LocalQueue", name=queue))
+    job_requirements.append(requirements.job_permission("jobsets.jobset.x-k8s.io"))
+    # To check that the Job which the JobSet creates is gone.
+    job_requirements.append(Permission(verbs=("list",), resource="jobs.batch"))
+    return tuple(job_requirements)
 
 
 _TERMS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
@@ -161,13 +175,16 @@ def read_status(observed: Observation) -> Status:
     """The JobSet's status: its end from its conditions, the rest from its pods."""
     gang = _read_gang(observed)
     status = job_status.read_job_conditions(observed, _TERMS, gang)
-    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition says so
+    has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
     return status or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang, has_started)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
-    job, total = job_status.find_job_object(observed, _KIND) or {}, 0
+    job = job_status.find_job_object(observed, _KIND) or {}
+    total = 0
     for replicated_job in pod_facts.get_mappings(job, "spec", "replicatedJobs"):
-        replicas, pods = replicated_job.get("replicas", 1), pod_facts.get_mapping(replicated_job, "template", "spec").get("parallelism", 1)
-        total += replicas * pods if isinstance(replicas, int) and isinstance(pods, int) else 0
+        replicas = replicated_job.get("replicas", 1)
+        pods = pod_facts.get_mapping(replicated_job, "template", "spec").get("parallelism", 1)
+        if isinstance(replicas, int) and isinstance(pods, int):
+            total += replicas * pods
     return job_status.Gang(total, total)

@@ -19,7 +19,8 @@ from torchyard.pods import lease_record, requirements, template
 from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
-_API, KIND = "kubeflow.org/v1", "PyTorchJob"
+_API = "kubeflow.org/v1"
+KIND = "PyTorchJob"
 PROGRAM_IS_A_FILE = False
 _INSTALL_COMMAND = (
     "kubectl apply --server-side -k "
@@ -39,18 +40,17 @@ class Options(FrozenModel):
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
-    """One PyTorchJob; with etcd-v2 a store of the run's own before it."""
+    """One PyTorchJob; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
         from torchyard.pods import user_manifest
 
         job_requirements = list_requirements(_read_queue(profile))
-        return user_manifest.plan_manifest(
-            profile,
-            run,
-            user_manifest.JobKind(_API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, ports=True),
+        job_kind = user_manifest.JobKind(
+            _API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, ports=True
         )
+        return user_manifest.plan_manifest(profile, run, job_kind)
     job = _build_pytorchjob(profile, run, options)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -76,71 +76,84 @@ def _count_pods_by_role(profile: Profile) -> dict[str, int]:
     """Pods per role. The operator gives pods their ranks and the master's address only if there is a master."""
     if profile.rendezvous in WITH_AGENT:
         return {"Worker": profile.nodes.max}
-    return {"Master": 1, **({"Worker": profile.nodes.max - 1} if profile.nodes.max > 1 else {})}
+    counts = {"Master": 1}
+    if profile.nodes.max > 1:
+        counts["Worker"] = profile.nodes.max - 1
+    return counts
 
 
 def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str, Any]:
-    """The PyTorchJob. A failed pod stays, with its log; a new attempt is torchyard's."""
+    """The PyTorchJob. A failed pod and its log stay; a new attempt is torchyard's decision."""
     node = _build_job_node(profile, run)
-    variables = process_env.pod_environment(profile, node, _INDEX_FIELD) if profile.rendezvous in WITH_AGENT else []
+    variables = []
+    if profile.rendezvous in WITH_AGENT:
+        variables = process_env.pod_environment(profile, node, _INDEX_FIELD)
     env = template.build_container_env(profile, run, variables)
     container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, node), env)
     # If no port has this name, the operator adds 23456: under the host's network, only one such job per node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
     pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
-    policy = {"minAvailable": profile.nodes.min, "queue": options.queue}
+    spec: dict[str, Any] = {}
+    if profile.rendezvous in WITH_AGENT:
+        spec["elasticPolicy"] = _build_elastic_policy(profile, run, node.endpoint)
+    if profile.resolved_agent == "none":
+        # The operator multiplies WORLD_SIZE by this. Without it, WORLD_SIZE is the number of pods in every version.
+        spec["nprocPerNode"] = str(profile.processes)
+    spec["runPolicy"] = _build_run_policy(profile, options)
+    spec["pytorchReplicaSpecs"] = {
+        role: {"replicas": count} | copy.deepcopy(pod) for role, count in _count_pods_by_role(profile).items()
+    }
     return {
         "apiVersion": _API,
         "kind": KIND,
         "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
-        "spec": {
-            **_build_elastic_policy(profile, run, node.endpoint),
-            # The operator multiplies WORLD_SIZE by this; without it, it is the number of pods in any version.
-            **({"nprocPerNode": str(profile.processes)} if profile.resolved_agent == "none" else {}),
-            "runPolicy": {
-                "cleanPodPolicy": "None",
-                "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
-                "schedulingPolicy": {key: value for key, value in policy.items() if value},
-                **({"suspend": True} if options.suspend else {}),
-            },
-            "pytorchReplicaSpecs": {
-                role: {"replicas": pods, **copy.deepcopy(pod)} for role, pods in _count_pods_by_role(profile).items()
-            },
-        },
+        "spec": spec,
     }
 
 
+def _build_run_policy(profile: Profile, options: Options) -> dict[str, Any]:
+    """Pods stay after the job's end, so that their logs can be read; the job itself stays for the run's lease."""
+    scheduling: dict[str, Any] = {"minAvailable": profile.nodes.min}
+    if options.queue:
+        scheduling["queue"] = options.queue
+    policy = {
+        "cleanPodPolicy": "None",
+        "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+        "schedulingPolicy": scheduling,
+    }
+    if options.suspend:
+        policy["suspend"] = True
+    return policy
+
+
 def _build_elastic_policy(profile: Profile, run: Run, endpoint: Endpoint) -> dict[str, Any]:
-    """The rendezvous in the operator's terms, if the agents meet in a store.
+    """The rendezvous in the operator's terms, for agents that meet in a store.
 
     Without an id every job would be called `none`, and a store refuses an id that another job has closed.
     """
-    if profile.rendezvous not in WITH_AGENT:
-        return {}
     return {
-        "elasticPolicy": {
-            "rdzvBackend": profile.rendezvous,
-            "rdzvId": torchrun.rendezvous_id(profile, run),
-            "rdzvHost": endpoint.address,
-            "rdzvPort": endpoint.port,
-            "minReplicas": profile.nodes.min,
-            "maxReplicas": profile.nodes.max,
-            "maxRestarts": 0,
-        }
+        "rdzvBackend": profile.rendezvous,
+        "rdzvId": torchrun.rendezvous_id(profile, run),
+        "rdzvHost": endpoint.address,
+        "rdzvPort": endpoint.port,
+        "minReplicas": profile.nodes.min,
+        "maxReplicas": profile.nodes.max,
+        "maxRestarts": 0,
     }
 
 
 def _build_job_node(profile: Profile, run: Run) -> JobNode:
-    """The operator creates a Service for each pod, and gives the pods of a job with a master their RANK."""
-    job, port = run.job(profile), torchrun.first_port(run)
+    """One pod as a node of the job. The operator creates a Service for each pod, and sets RANK if there is a master."""
+    job = run.job(profile)
+    port = torchrun.first_port(run)
     if profile.rendezvous not in WITH_AGENT:
         return JobNode(Endpoint(address=f"{job}-master-0", port=port), "RANK")
     address = f"{job}-worker-$({process_env.NODE_VARIABLE})"
     if profile.rendezvous == "etcd-v2":
-        return JobNode(
-            Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT), process_env.NODE_VARIABLE, address
-        )
-    return JobNode(Endpoint(address=f"{job}-worker-0", port=port), process_env.NODE_VARIABLE, address)
+        endpoint = Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT)
+    else:
+        endpoint = Endpoint(address=f"{job}-worker-0", port=port)
+    return JobNode(endpoint, process_env.NODE_VARIABLE, address)
 
 
 def list_watched_kinds() -> tuple[WatchedKind, ...]:
@@ -152,37 +165,44 @@ def list_watched_kinds() -> tuple[WatchedKind, ...]:
 
 
 def _read_queue(profile: Profile) -> str | None:
-    """The queue that a manifest's PyTorchJob names for its PodGroup."""
-    job = next((obj for obj in profile.manifest if obj["kind"] == KIND), {})
-    queue = pod_facts.get_mapping(job, "spec", "runPolicy", "schedulingPolicy").get("queue")
-    return str(queue) if queue else None
+    """The queue that a manifest's PyTorchJob sets for its PodGroup; None if it sets none."""
+    for obj in profile.manifest:
+        if obj["kind"] == KIND:
+            queue = pod_facts.get_mapping(obj, "spec", "runPolicy", "schedulingPolicy").get("queue")
+            return str(queue) if queue else None
+    return None
 
 
 def list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
-    """The replicas of a PyTorchJob; one if their number is not given."""
+    """The replicas of a PyTorchJob, by role; their number defaults to 1."""
     for role, replica_spec in job["spec"]["pytorchReplicaSpecs"].items():
         pods = 1 if replica_spec.get("replicas") is None else int(replica_spec["replicas"])
         yield PodSet(role.lower(), pods, ("spec", "pytorchReplicaSpecs", role, "template"))
 
 
 def list_requirements(queue: str | None) -> tuple[ClusterRequirement, ...]:
-    """A closed queue leaves a PyTorchJob Created for ever and no object says why, so preflight checks the queue."""
-    return (
+    """The requirements of a PyTorchJob, without those of its pods.
+
+    The queue is one of them, because a closed queue leaves the job Created forever and no object reports why.
+    """
+    job_requirements: list[ClusterRequirement] = [
         CrdServed(crd="pytorchjobs.kubeflow.org", version="v1", install=_INSTALL_COMMAND),
         Controller(label="control-plane=kubeflow-training-operator", gang="--gang-scheduler-name"),
         JOB_PERMISSION,
         Permission(verbs=("list", "watch"), resource="podgroups.scheduling.volcano.sh"),
-        *((OpenQueue(name=queue),) if queue else ()),
-    )
+    ]
+    if queue:
+        job_requirements.append(OpenQueue(name=queue))
+    return tuple(job_requirements)
 
 
 _TERMS = job_status.JobKindTerms(KIND, "Succeeded", "runPolicy.suspend")
 
 
 def read_status(observed: Observation) -> Status:
-    """The PyTorchJob's status: Failed as the operator says, Succeeded only once every pod has succeeded.
+    """The PyTorchJob's status: Failed as the operator reports it, Succeeded only once every pod has succeeded.
 
-    The operator calls an elastic job Succeeded as soon as one worker is, and Running while one never gets a node.
+    The operator reports an elastic job as Succeeded as soon as one worker is, and as Running while one has no node.
     """
     gang = _read_gang(observed)
     status = job_status.read_job_conditions(observed, _TERMS, gang)
@@ -190,9 +210,9 @@ def read_status(observed: Observation) -> Status:
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:
-    """An elastic job goes on with minReplicas workers."""
+    """The number of pods and the minimum with which the job continues: minReplicas, if it is elastic."""
     job = job_status.find_job_object(observed, KIND) or {}
     specs = pod_facts.get_mapping(job, "spec", "pytorchReplicaSpecs").values()
     total = sum(pod_facts.to_number(pod_facts.get_mapping(spec).get("replicas")) or 1 for spec in specs)
-    least = pod_facts.to_number(pod_facts.get_mapping(job, "spec", "elasticPolicy").get("minReplicas")) or total
-    return job_status.Gang(total, min(least, total))
+    minimum = pod_facts.to_number(pod_facts.get_mapping(job, "spec", "elasticPolicy").get("minReplicas")) or total
+    return job_status.Gang(total, min(minimum, total))

@@ -13,11 +13,11 @@ _LAUNCHERS = ("appwrapper", "baremetal", "jobset", "pytorchjob", "runai", "volca
 
 
 class Launcher(Protocol):
-    """What a launcher is: pure functions and the model of its own options."""
+    """A launcher: pure functions and the model of its options."""
 
     @property
     def PROGRAM_IS_A_FILE(self) -> bool:  # noqa: N802 - a constant of the module
-        """Whether `program` is a path on this machine, and not in an image."""
+        """Whether `program` is a path on this machine; otherwise it is one in the image."""
 
     @property
     def Options(self) -> type[BaseModel]:  # noqa: N802 - a class in the module
@@ -27,10 +27,10 @@ class Launcher(Protocol):
         """
 
     def plan(self, profile: Profile, run: Run) -> Plan:
-        """What would run. ProfileError if the profile asks for something that this launcher cannot do."""
+        """Everything that the job will run. ProfileError if the profile requires what this launcher cannot do."""
 
     def read_status(self, observed: Observation) -> Status:
-        """The job's status. Never raises; an unknown state is never a success."""
+        """The job's status. It never raises, and an unknown state is never a success."""
 
 
 class UnknownLauncherError(Exception):
@@ -41,7 +41,7 @@ class UnknownLauncherError(Exception):
         self.name = name
 
     def __str__(self) -> str:
-        return f"launcher: there is no {self.name}; there are: {', '.join(list_launchers())}"
+        return f"launcher: {self.name} does not exist; use one of {', '.join(list_launchers())}"
 
 
 def list_launchers() -> list[str]:

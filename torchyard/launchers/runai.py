@@ -26,10 +26,10 @@ PROGRAM_IS_A_FILE = False
 _RUNAI_SCRIPT_PATH = str(Path(__file__).resolve().parent.parent / "host" / "runai.py")
 _SUBMIT_ARGS = {"cli-v1": ("submit-dist", "pytorch", "--name"), "cli-v2": ("training", "pytorch", "submit")}
 _SCHEDULER_NAME = "runai-scheduler"
-# Kubernetes' reasons and Run:ai's own: causes that no log shows.
+# Reasons of Kubernetes and of Run:ai itself, which no log shows.
 _RUNAI_REASONS = {word.lower(): reason for word, reason in pod_reasons.REASONS.items()} | {
     "preempted": PodCause("preempted", "Run:ai preempted it", retry=True),
-    "timedout": PodCause("pod-deadline", "Run:ai ended it at a time limit of its own"),
+    "timedout": PodCause("pod-deadline", "Run:ai ended it at one of its own time limits"),
 }
 
 
@@ -49,16 +49,19 @@ class Options(FrozenModel):
     @model_validator(mode="after")
     def validate_combinations(self) -> "Options":
         if self.preemptible and not self.interactive:
-            raise ValueError("preemptible: is for interactive sessions; a training can always be preempted")
+            raise ValueError("preemptible: requires interactive; a training can always be preempted")
         if self.through == "cli-v1" and len(self.node_pools) > 1:
-            raise ValueError("node_pools: v1 of the CLI takes one")
+            raise ValueError("node_pools: must have one entry with through: cli-v1")
         if self.through == "kubernetes" and (self.node_pools or self.backoff_limit):
-            raise ValueError("node_pools and backoff_limit are the CLI's: use pod.node_selector and attempts for pods")
+            raise ValueError(
+                "node_pools, backoff_limit: cannot be combined with through: kubernetes: use pod.node_selector and "
+                "attempts"
+            )
         return self
 
 
 def plan(profile: Profile, run: Run) -> Plan:
-    """A Run:ai job: one process per pod, of which the first submits and deletes the job; or a PyTorchJob."""
+    """A Run:ai job with one process per pod, of which the first submits and deletes the job; or a PyTorchJob."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
@@ -86,41 +89,53 @@ def plan(profile: Profile, run: Run) -> Plan:
 
 def _build_pod_process(profile: Profile, run: Run, options: Options, node: int) -> Process:
     """One pod: node 0 is the job's master."""
-    name, folder = f"node-{node}", f"{run.folder}/attempt-{run.attempt}"
+    name = f"node-{node}"
+    folder = f"{run.folder}/attempt-{run.attempt}"
     job_argv = (folder, name, str(profile.nodes.max), options.through, options.project, options.cli)
 
     def build_command(verb: str, **input_fields: Any) -> Command:
         argv = (sys.executable, "-I", "-S", _RUNAI_SCRIPT_PATH, *job_argv, verb, run.job(profile))
         return Command(argv=argv, input=input_fields or None)
 
+    submit = None
+    cancel = None
+    if node == 0:
+        submit_argv = list(_build_submit_command(profile, run, options))
+        submit = build_command("submit", argv=submit_argv, run=run.name(profile))
+        cancel = build_command("cancel")
     return Process(
         name=name,
         host="localhost",
         log=run.log(name),
-        submit=None
-        if node
-        else build_command("submit", argv=list(_build_submit_command(profile, run, options)), run=run.name(profile)),
+        submit=submit,
         status=build_command("status"),
         follow=build_command("follow"),
-        cancel=None if node else build_command("cancel"),
+        cancel=cancel,
     )
 
 
 def _build_submit_command(profile: Profile, run: Run, options: Options) -> tuple[str, ...]:
-    """The whole command line that submits the job. Pods stay when it ends, so that their logs can still be read."""
+    """The command line that submits the job. Its pods stay when it ends, so that their logs can be read."""
     generation: Generation = "cli-v1" if options.through == "cli-v1" else "cli-v2"
     return (
         *(options.cli, *_SUBMIT_ARGS[generation], run.job(profile), "--project", options.project),
         *("--image", str(profile.image), "--workers", str(profile.nodes.max - 1)),
         *("--clean-pod-policy", "None", "--backoff-limit", str(options.backoff_limit)),
-        *(arg for pool in options.node_pools for arg in ("--node-pools", pool)),
+        *_build_pool_flags(options),
         *_build_session_flags(options, generation),
         *runai_flags.build_cli_flags(profile, run, generation),
     )
 
 
+def _build_pool_flags(options: Options) -> list[str]:
+    flags: list[str] = []
+    for pool in options.node_pools:
+        flags += ["--node-pools", pool]
+    return flags
+
+
 def _build_session_flags(options: Options, generation: Generation) -> tuple[str, ...]:
-    """The flags of an interactive session; for v2 that is a training that cannot be preempted."""
+    """The flags of an interactive session, which in v2 is a training that cannot be preempted."""
     if not options.interactive:
         return ()
     if generation == "cli-v2":
@@ -132,34 +147,43 @@ def _build_session_flags(options: Options, generation: Generation) -> tuple[str,
 
 
 def _plan_pytorchjob(profile: Profile, run: Run, options: Options) -> ManifestPlan:
-    """The PyTorchJob, for Run:ai's scheduler: in the project's namespace, with the labels that name its queue."""
-    namespace, labels = f"runai-{options.project}", {"project": options.project, "runai/queue": options.project}
+    """The PyTorchJob for Run:ai's scheduler, in the project's namespace, with the labels that name its queue."""
+    namespace = f"runai-{options.project}"
     if profile.cluster.namespace not in (None, namespace):
-        message = f"cluster.namespace: project {options.project} has {namespace}, not {profile.cluster.namespace}"
-        raise ProfileError(profile.name, (f"{message}: leave the key out",))
-    quota = {} if not options.interactive else {"priority_class": "build"}
-    quota |= {"priority_class": "interactive-preemptible"} if options.preemptible else {}
-    runai_pod = Pod.model_validate({"scheduler": _SCHEDULER_NAME, **quota})
-    pod = profile.pod.merge_over(runai_pod).model_copy(update={"labels": {**profile.pod.labels, **labels}})
+        message = (
+            f"cluster.namespace: must be {namespace}, that of project {options.project}, not "
+            f"{profile.cluster.namespace}: remove the key"
+        )
+        raise ProfileError(profile.name, (message,))
+    runai_settings = {"scheduler": _SCHEDULER_NAME}
+    if options.preemptible:
+        runai_settings["priority_class"] = "interactive-preemptible"
+    elif options.interactive:
+        runai_settings["priority_class"] = "build"
+    labels = {"project": options.project, "runai/queue": options.project}
+    pod = profile.pod.merge_over(Pod.model_validate(runai_settings))
+    pod = pod.model_copy(update={"labels": profile.pod.labels | labels})
     cluster = Cluster(context=profile.cluster.context, namespace=namespace)
     job_plan = pytorchjob.plan(profile.model_copy(update={"options": {}, "pod": pod, "cluster": cluster}), run)
     *others, job = job_plan.objects
-    metadata = {**job["metadata"], "labels": {**job["metadata"]["labels"], **labels}}
-    return job_plan.model_copy(update={"launcher": "runai", "objects": (*others, {**job, "metadata": metadata})})
+    metadata = job["metadata"] | {"labels": job["metadata"]["labels"] | labels}
+    objects = (*others, job | {"metadata": metadata})
+    return job_plan.model_copy(update={"launcher": "runai", "objects": objects})
 
 
 # --- the job's status
 
 
 def read_status(observed: Observation) -> Status:
-    """The job's status, from the state of each pod; the job's own state counts for a pod that has none.
+    """The job's status from the state of each pod. A pod without a state has that of the job.
 
     As with a PyTorchJob, Succeeded counts only once every pod has succeeded, and a pod that fails ends the others.
     """
     pods = {name: get_mapping(state) for name, state in observed.states.items() if name.startswith("node-")}
     if not pods:
         return pytorchjob.read_status(observed)
-    if end_status := next(_find_job_endings(pods, observed.observed_at), None):
+    end_status = next(_find_job_endings(pods, observed.observed_at), None)
+    if end_status:
         return end_status
     succeeded = [name for name, state in pods.items() if state.get("phase") == "exited"]
     started = [name for name, state in pods.items() if state.get("phase") in ("running", "exited")]
@@ -170,7 +194,7 @@ def read_status(observed: Observation) -> Status:
 
 
 def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iterator[Status]:
-    """What ended the job: the pod that failed first, else one that will never run, else a deletion."""
+    """The reasons for the job's end: the pod that failed first, then one that can never run, then a deletion."""
     failed = [name for name, state in pods.items() if state.get("phase") == "exited" and state.get("exit") != 0]
     stuck = [name for name, state in pods.items() if state.get("phase") == "starting" and _is_hopeless(state, now)]
     for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
@@ -185,24 +209,31 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
 
 
 def _is_hopeless(state: Mapping[str, Any], now: float) -> bool:
-    """Whether a pod has been for long enough in a state from which it will never run."""
+    """Whether a pod has been in a state from which it can never run for longer than that state is tolerated."""
     reason = _RUNAI_REASONS.get(str(state.get("word")).lower())
-    return bool(reason and now - (_read_time(state, "since") or now) >= reason.patience)
+    if reason is None:
+        return False
+    started_at = _read_time(state, "since") or now
+    return now - started_at >= reason.patience
 
 
 def _read_time(state: Mapping[str, Any], key: str) -> float:
-    """A time that a pod's status command reported; 0 if it reported none."""
+    """A time that a pod's status command reported, in seconds since the epoch; 0 if it reported none."""
     timestamp = state.get(key)
     return float(timestamp) if isinstance(timestamp, float | int) else 0.0
 
 
 def _describe_waiting(pods: Mapping[str, Mapping[str, Any]]) -> str:
-    """What the job waits for, in Run:ai's own word, and whether Run:ai answers at all."""
-    waiting = [
-        f"{name}: {state.get('word') or 'no state known yet'}" for name, state in pods.items() if _is_starting(state)
-    ]
-    outage = next((state["detail"] for state in pods.values() if state.get("detail")), "")
-    return "".join(f"; {message}" for message in (*waiting[:1], f"runai does not answer: {outage}" if outage else "") if message)
+    """`; node-0: STATE` of the first pod that waits, and the error if the CLI does not answer; "" without both."""
+    description = ""
+    for name, state in pods.items():
+        if _is_starting(state):
+            description = f"; {name}: {state.get('word') or 'no state known yet'}"
+            break
+    for state in pods.values():
+        if state.get("detail"):
+            return f"{description}; runai does not answer: {state['detail']}"
+    return description
 
 
 def _is_starting(state: Mapping[str, Any]) -> bool:

@@ -1,4 +1,4 @@
-"""Volcano: a Job of batch.volcano.sh, whose pods start together or not at all."""
+"""Volcano: a Job of batch.volcano.sh, whose pods start together or not at all (gang scheduling)."""
 
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -19,15 +19,18 @@ from torchyard.pods.files import build_files
 from torchyard.pods.template import PodSet
 
 PROGRAM_IS_A_FILE = False
-_API, _KIND, _TASK_NAME = "batch.volcano.sh/v1alpha1", "Job", "worker"
+_API = "batch.volcano.sh/v1alpha1"
+_KIND = "Job"
+_TASK_NAME = "worker"
 _INSTALL_COMMAND = (
     "helm install volcano volcano --repo https://volcano-sh.github.io/helm-charts -n volcano-system --create-namespace"
 )
 # An annotation of the pod, set before it is created; the label of the same name came with 1.9.
 _INDEX_FIELD = "metadata.annotations['volcano.sh/task-index']"
-# Phases that cannot become a success. A Job that is Aborted can be resumed by hand, but no one does so to a run's.
+# Phases that cannot become a success. An Aborted Job could be resumed by hand, which does not happen to a run's Job.
 _ENDED_PHASES = {"Terminating": "is being terminated", "Terminated": "was terminated", "Failed": "failed"}
 _ABORTED_PHASES = {"Aborting": "is being aborted", "Aborted": "was aborted"}
+_FINAL_PHASES = _ENDED_PHASES | _ABORTED_PHASES
 
 
 class Options(FrozenModel):
@@ -38,16 +41,17 @@ class Options(FrozenModel):
 
 
 def plan(profile: Profile, run: Run) -> ManifestPlan:
-    """One Job with one task; with etcd-v2 a store of the run's own before it."""
+    """One Job with one task; with etcd-v2 the run's own store before it."""
     options = Options.model_validate(profile.options)
     template.validate_pod_profile(profile)
     if profile.manifest:
         from torchyard.pods import user_manifest
 
         job_requirements = _list_requirements(_read_queue(profile))
-        return user_manifest.plan_manifest(
-            profile, run, user_manifest.JobKind(_API, _KIND, "volcano", _list_watched_kinds(), job_requirements, _list_pod_sets)
+        job_kind = user_manifest.JobKind(
+            _API, _KIND, "volcano", _list_watched_kinds(), job_requirements, _list_pod_sets
         )
+        return user_manifest.plan_manifest(profile, run, job_kind)
     job = _build_volcano_job(profile, run, options)
     etcd = _store.build_etcd(profile, run, options.etcd_image) if profile.rendezvous == "etcd-v2" else ()
     return ManifestPlan(
@@ -80,37 +84,38 @@ def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str
         "minAvailable": profile.nodes.min,
         "template": template.pod_template(profile, run, worker),
     }
+    spec: dict[str, Any] = {
+        "schedulerName": "volcano",
+        "queue": options.queue,
+        "minAvailable": profile.nodes.min,
+        "maxRetry": 1,
+        "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
+        "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
+    }
+    is_elastic = profile.nodes.min != profile.nodes.max
+    if not is_elastic:
+        # In an elastic job the other pods continue, and Volcano creates a deleted pod again.
+        spec["policies"] = _build_policies()
+    spec["tasks"] = [task]
     return {
         "apiVersion": _API,
         "kind": _KIND,
         "metadata": {"name": run.job(profile), "labels": template.attempt_labels(profile, run)},
-        "spec": {
-            "schedulerName": "volcano",
-            "queue": options.queue,
-            "minAvailable": profile.nodes.min,
-            "maxRetry": 1,
-            "ttlSecondsAfterFinished": int(profile.deadlines.lease) or 1,
-            "plugins": {"env": [], "svc": ["--publish-not-ready-addresses=true"]},
-            **_build_policies(profile),
-            "tasks": [task],
-        },
+        "spec": spec,
     }
 
 
-def _build_policies(profile: Profile) -> dict[str, list[dict[str, str]]]:
-    """End the job if a pod fails or is deleted: else its peers would hold their GPUs for ever.
+def _build_policies() -> list[dict[str, str]]:
+    """End the job if a pod fails or is deleted; otherwise its peers would hold their GPUs forever.
 
-    A new attempt is torchyard's: a restart would delete the failed pod's log and reuse a rendezvous id that is closed.
-    An elastic job has no policy, because a deleted pod fails before it is gone: the others go on, and Volcano
-    creates it again.
+    Volcano must not restart the job: that would delete the failed pod's log and reuse a rendezvous id that is closed.
+    A new attempt is torchyard's decision.
     """
-    is_elastic = profile.nodes.min != profile.nodes.max
-    policies = [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
-    return {} if is_elastic else {"policies": policies}
+    return [{"event": event, "action": "TerminateJob"} for event in ("PodFailed", "PodEvicted")]
 
 
 def _build_job_node(profile: Profile, run: Run) -> JobNode:
-    """The svc plugin gives each pod the name <job>-<task>-<i>.<job>, also under the host's network."""
+    """One pod as a node of the job. The svc plugin names it <job>-<task>-<i>.<job>, also in the host's network."""
     job = run.job(profile)
     if profile.rendezvous == "etcd-v2":
         endpoint = Endpoint(address=_store.etcd_name(profile, run), port=_store.CLIENT_PORT)
@@ -128,9 +133,12 @@ def _list_watched_kinds() -> tuple[WatchedKind, ...]:
 
 
 def _read_queue(profile: Profile) -> str:
-    """The queue that a manifest's Job names; if it names none, Volcano's webhook sets `default`."""
-    specs = [obj.get("spec") for obj in profile.manifest if obj["kind"] == _KIND]
-    return next((str(spec["queue"]) for spec in specs if isinstance(spec, dict) and spec.get("queue")), "default")
+    """The queue of a manifest's Job. Without one, Volcano's webhook sets `default`."""
+    for obj in profile.manifest:
+        spec = obj.get("spec")
+        if obj["kind"] == _KIND and isinstance(spec, dict) and spec.get("queue"):
+            return str(spec["queue"])
+    return "default"
 
 
 def _list_pod_sets(job: Mapping[str, Any]) -> Iterator[PodSet]:
@@ -159,31 +167,34 @@ def read_status(observed: Observation) -> Status:
     if job is None:
         return job_status.deleted_status(_KIND)
     phase = pod_facts.to_text(pod_facts.get_mapping(job, "status", "state").get("phase"))
-    pods, gang = job_status.select_job_pods(observed), _read_gang(job)
+    pods = job_status.select_job_pods(observed)
+    gang = _read_gang(job)
     if phase == "Completed":  # also while it is being deleted, as it is after its TTL
         return job_status.succeeded_status(observed, job, gang.pods)
     if pod_facts.is_being_deleted(job) and phase != "Failed":
         return job_status.deleted_status(_KIND)
-    if phase in _ENDED_PHASES or phase in _ABORTED_PHASES:
-        return job_status.failed_status(observed, f"the Job {({**_ENDED_PHASES, **_ABORTED_PHASES})[phase]} by Volcano")
+    if phase in _FINAL_PHASES:
+        return job_status.failed_status(observed, f"the Job {_FINAL_PHASES[phase]} by Volcano")
     if phase in ("", "Pending", "Running") and _is_doomed(job, pods, gang):
         return job_status.failed_status(observed, "the Job cannot succeed any more")
-    history = {pod_facts.to_text(each.get("status")) for each in pod_facts.get_mappings(job, "status", "conditions")}
-    return job_status.unfinished_status(observed, pods, gang, "Running" in history)
+    conditions = pod_facts.get_mappings(job, "status", "conditions")
+    past_phases = {pod_facts.to_text(condition.get("status")) for condition in conditions}
+    return job_status.unfinished_status(observed, pods, gang, "Running" in past_phases)
 
 
 def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
-    """The pods of the Job, and how many it needs: without minAvailable, or with 0, Volcano's webhook sets all."""
+    """The number of the Job's pods, and how many it needs: all, if minAvailable is missing or 0."""
     total = sum(pod_facts.to_number(task.get("replicas")) for task in pod_facts.get_mappings(job, "spec", "tasks"))
-    return job_status.Gang(total, pod_facts.to_number(pod_facts.get_mapping(job, "spec").get("minAvailable")) or total)
+    minimum = pod_facts.to_number(pod_facts.get_mapping(job, "spec").get("minAvailable"))
+    return job_status.Gang(total, minimum or total)
 
 
 def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Gang) -> bool:
-    """Whether too few pods are left to succeed: Volcano says so only when the last one has ended."""
-    specs = [pod_facts.get_mapping(job, "spec"), *pod_facts.get_mappings(job, "spec", "tasks")]
-    policies = [policy for spec in specs for policy in pod_facts.get_mappings(spec, "policies")]
-    if any(str(policy.get("action")).startswith("Restart") for policy in policies):
-        return False
+    """Whether too few pods remain for a success. Volcano itself reports that only when the last pod has ended."""
+    for spec in (pod_facts.get_mapping(job, "spec"), *pod_facts.get_mappings(job, "spec", "tasks")):
+        for policy in pod_facts.get_mappings(spec, "policies"):
+            if str(policy.get("action")).startswith("Restart"):
+                return False
     failed = [
         pod
         for pod in pods.values()

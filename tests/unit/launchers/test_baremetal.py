@@ -43,17 +43,17 @@ def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("keys", "said"),
     [
-        ({"nodes": {"min": 1, "max": 2}}, "one number, not 1:2"),
+        ({"nodes": {"min": 1, "max": 2}}, "nodes: must be one number, not 1:2"),
         ({"nodes": 3, "options": {"hosts": ["localhost"]}}, "1 hosts for 3 nodes"),
-        ({"options": {"etcd": "h:1"}}, "is for rendezvous etcd-v2, and this is c10d"),
+        ({"options": {"etcd": "h:1"}}, "requires rendezvous: etcd-v2, and this is c10d"),
         ({"image": "train:v1"}, "image: is for launchers on Kubernetes, and this one is baremetal"),
         ({"cluster": {"namespace": "ml"}}, "cluster: is for launchers on Kubernetes"),
         ({"pod": {"privileged": True}}, "pod: is for launchers on Kubernetes"),
         ({"resources": {"cpu": 1}}, "resources.cpu: is for launchers on Kubernetes; baremetal takes gpus"),
         ({"setup": ["true"]}, "setup: is for launchers on Kubernetes"),
         ({"mounts": {"/data": {"claim": "data"}}}, "mounts: is for launchers on Kubernetes"),
-        ({"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}, r"fabric: vf needs pods \(device_plugin, pod\)"),
-        ({"env": {"TOKEN": {"secret": "hub", "key": "token"}}}, "env.TOKEN: a reference is for pods"),
+        ({"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}, r"fabric: vf requires pods \(device_plugin, pod\)"),
+        ({"env": {"TOKEN": {"secret": "hub", "key": "token"}}}, "env.TOKEN: a reference requires pods"),
     ],
 )
 def test_profile_that_does_not_hold_together_is_refused(

@@ -61,7 +61,7 @@ def test_first_pod_is_where_they_meet(planned_set: Planned) -> None:
 
 def test_range_of_nodes_is_refused(planned_set: Planned) -> None:
     """A range of nodes is refused: a Job with fewer pods than completions never ends."""
-    with pytest.raises(ProfileError, match=r"nodes: a JobSet needs all of its pods: one number, not 2:4"):
+    with pytest.raises(ProfileError, match=r"nodes: must be one number, not 2:4"):
         planned_set(nodes={"min": 2, "max": 4})
 
 

@@ -23,8 +23,8 @@ def profile(write: Write, through: str = "cli-v1", options: dict[str, Any] | Non
     ("options", "told"),
     [
         ({"preemptible": True}, "a training can always be preempted"),
-        ({"through": "kubernetes", "backoff_limit": 1}, "are the CLI's"),
-        ({"through": "cli-v1", "node_pools": ["a", "b"]}, "v1 of the CLI takes one"),
+        ({"through": "kubernetes", "backoff_limit": 1}, "cannot be combined with through: kubernetes"),
+        ({"through": "cli-v1", "node_pools": ["a", "b"]}, "must have one entry with through: cli-v1"),
     ],
 )
 def test_options_that_do_not_fit_are_refused(write: Write, options: dict[str, Any], told: str) -> None:
