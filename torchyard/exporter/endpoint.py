@@ -1,4 +1,4 @@
-"""The endpoint that Prometheus scrapes: each scrape reads the run folders anew."""
+"""The endpoint that Prometheus scrapes: each scrape reads the run folders again."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,47 +16,50 @@ from torchyard.trend.records import History, list_histories, read_history
 
 
 class _RunsCollector:
-    """What prometheus_client calls for each scrape; an error becomes HTTP 500, so that `up` is 0."""
+    """A collector that prometheus_client calls for each scrape; an error becomes HTTP 500, so that `up` is 0.
+
+    Scrapes may overlap on several threads: the lock guards the reader, which has a cache.
+    """
 
     def __init__(self) -> None:
-        self._reader, self._lock = RunsReader(), Lock()
+        self._reader = RunsReader()
+        self._lock = Lock()
 
     def collect(self) -> Iterator[Metric]:
         with self._lock:
-            found = self._reader.read()
+            all_runs = self._reader.read()
             histories = [_read_history(path) for path in list_histories(runs_folder())]
-        yield from build_families(found, histories)
+        yield from build_families(all_runs, histories)
 
     def describe(self) -> list[Metric]:
-        """Nothing: else the registry would read every run to learn the names."""
+        """Nothing, because the registry would otherwise read every run to learn the names."""
         return []
 
 
 def render_metrics() -> str:
-    """What a scrape would get now."""
-    return generate_latest(_make_registry()).decode()
+    """The response to a scrape at this moment."""
+    return generate_latest(_create_registry()).decode()
 
 
 def serve_metrics(host: str, port: int) -> tuple[WSGIServer, Thread]:
-    """Serve `/metrics` on a thread; EndpointError if nothing can listen there."""
+    """Serve `/metrics` on a thread. EndpointError if this address cannot be used."""
     try:
-        return start_http_server(port, host, _make_registry())
+        return start_http_server(port, host, _create_registry())
     except (OSError, OverflowError) as error:
-        why = getattr(error, "strerror", None) or str(error)
-        raise EndpointError(
-            f"metrics: cannot listen on {host}:{port}: {why}; choose another --port or --host"
-        ) from error
+        reason = getattr(error, "strerror", None) or str(error)
+        message = f"metrics: cannot listen on {host}:{port}: {reason}; choose another --port or --host"
+        raise EndpointError(message) from error
 
 
 def _read_history(path: Path) -> History:
-    """A history; one that cannot be read is at least one line that cannot be read."""
+    """A history. A file that cannot be read counts as one unreadable line, so that the metric shows it."""
     try:
         return read_history(path)
     except OSError:
         return History((), 1)
 
 
-def _make_registry() -> CollectorRegistry:
+def _create_registry() -> CollectorRegistry:
     registry = CollectorRegistry()
     registry.register(_RunsCollector())
     return registry

@@ -1,6 +1,6 @@
-"""What the folder of a run says about it: its state, how long it waits, what it holds. One that cannot be read counts.
+"""The state of each run, read from its folder: whether it waits or runs, its attempts, the GPUs that it may hold.
 
-Nothing is asked of clusters and hosts: a scrape costs as much as reading the journals of the runs that are open.
+No cluster and no host is queried: a scrape costs as much as reading the journals of the runs that are open.
 """
 
 import os
@@ -14,7 +14,7 @@ from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import find_last_event
 
 _JOURNAL = "journal"
-_RECOVERIES = ("attach", "finish")  # entries of a process that goes on with what another one has left
+_RECOVERIES = ("attach", "finish")  # entries of a process that resumes a run which another process has left
 JournalEvent = dict[str, Any]
 
 
@@ -40,71 +40,88 @@ class AllRuns(NamedTuple):
     unreadable: tuple[str, ...]
 
 
+class _CachedRun(NamedTuple):
+    """A run that has ended, and the version of its journal from which it was read."""
+
+    mtime_ns: int
+    size: int
+    facts: RunFacts
+
+
 class RunsReader:
-    """Reads all runs, again and again; a run that has ended is read once, until its journal changes."""
+    """Reads all runs repeatedly; a run that has ended is read once, until its journal changes. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[int, int], RunFacts]] = {}
+        self._cache: dict[str, _CachedRun] = {}
 
     def read(self) -> AllRuns:
-        """All runs as they are now. OSError if the folder of all runs cannot be listed: that is not `no runs`."""
-        found: list[RunFacts] = []
+        """All runs as they are now. OSError if the folder of all runs cannot be listed."""
+        runs: list[RunFacts] = []
         unreadable: list[str] = []
         for path in _list_folders():
             try:
-                if facts := self._read_folder(path):
-                    found.append(facts)
+                facts = self._read_folder(path)
             except (OSError, TorchyardError):
                 unreadable.append(path.name)
-        names = {each.run for each in found}
-        self._known = {name: each for name, each in self._known.items() if name in names}
-        return AllRuns(tuple(found), tuple(unreadable))
+                continue
+            if facts:
+                runs.append(facts)
+        names = {facts.run for facts in runs}
+        self._cache = {name: cached for name, cached in self._cache.items() if name in names}
+        return AllRuns(tuple(runs), tuple(unreadable))
 
     def _read_folder(self, path: Path) -> RunFacts | None:
-        """One run; None if the folder is none of a run."""
+        """One run; None if the folder does not belong to a run."""
         try:
-            about = (path / _JOURNAL).stat()
+            stat = (path / _JOURNAL).stat()
         except FileNotFoundError:
-            os.listdir(path)  # a folder that may not be listed may well be a run
+            os.listdir(path)  # raises: a folder that may not be listed can be the folder of a run
             return None
-        version = (about.st_mtime_ns, about.st_size)
-        known = self._known.get(path.name)
-        if known and known[0] == version:
-            return known[1]
+        cached = self._cache.get(path.name)
+        if cached and (cached.mtime_ns, cached.size) == (stat.st_mtime_ns, stat.st_size):
+            return cached.facts
         facts = read_run(RunFolder(path), time.time())
         if not facts.is_open:
-            self._known[path.name] = (version, facts)
+            self._cache[path.name] = _CachedRun(stat.st_mtime_ns, stat.st_size, facts)
         return facts
 
 
 def read_run(folder: RunFolder, now: float) -> RunFacts:
-    """The facts about one run. FolderError if they cannot be read."""
+    """The facts about one run at the time `now`. FolderError if its journal has no readable line."""
     events = folder.events()
     if not events:
         raise FolderError(str(folder.path), "no line of its journal can be read")
     start = find_last_event(events, "start")
     end = str(events[-1].get("end", "")) if events[-1]["event"] == "end" else ""
-    job = _select_job_events(events)
+    job_events = _select_job_events(events)
     facts = RunFacts(
         run=folder.name,
         profile=str(start.get("profile") or folder.name.rpartition("-")[0]),
-        launcher=str(start.get("launcher") or _read_launcher(folder)),
-        state=end or _find_state(folder, events, job),
+        launcher=str(start.get("launcher") or ""),
+        state=end or _find_state(folder, events, job_events),
         attempts=len(folder.attempts()),
         recoveries=sum(event["event"] == "start" and event.get("entry") in _RECOVERIES for event in events),
-        start_delay_s=next((float(each["waited"]) for each in reversed(events) if each["event"] == "running"), None),
-        is_open=not end or bool(job),
+        start_delay_s=_find_start_delay(events),
+        is_open=not end or bool(job_events),
     )
-    if not job:
+    if not job_events:
         return facts
-    waits = not any(event["event"] == "running" for event in job)
-    if waits and facts.state == "waiting":
-        return facts._replace(waiting_s=max(now - float(job[0]["at"]), 0.0))
+    has_started = any(event["event"] == "running" for event in job_events)
+    if not has_started and facts.state == "waiting":
+        return facts._replace(waiting_s=max(now - float(job_events[0]["at"]), 0.0))
     return facts._replace(gpus=int(start.get("gpus") or 0))
 
 
+def _find_start_delay(events: Sequence[JournalEvent]) -> float | None:
+    """Seconds from the submit to the start of the last job that started; None if none has."""
+    for event in reversed(events):
+        if event["event"] == "running":
+            return float(event["waited"])
+    return None
+
+
 def _list_folders() -> list[Path]:
-    """The folders in the folder of all runs; none if that does not exist. OSError."""
+    """The folders in the folder of all runs; none if that does not exist. OSError if it cannot be listed."""
     try:
         with os.scandir(runs_folder()) as entries:
             return sorted(Path(entry.path) for entry in entries if entry.is_dir())
@@ -113,40 +130,33 @@ def _list_folders() -> list[Path]:
 
 
 def _select_job_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
-    """The events since the submit of the job that may still be there; none if no job is.
+    """The events since the submit of a job that may still exist; none if no job can exist.
 
     A run that was given up has left its job to a sweep.
     """
-    found: list[JournalEvent] = []
+    job_events: list[JournalEvent] = []
     for event in events:
         is_over = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
         if is_over or (event["event"] == "did" and event.get("name") == "teardown"):
-            found = []
-        elif found or (event["event"] == "step" and event.get("name") == "submit"):
-            found.append(event)
-    return found
+            job_events = []
+        elif job_events or (event["event"] == "step" and event.get("name") == "submit"):
+            job_events.append(event)
+    return job_events
 
 
-def _find_state(folder: RunFolder, events: Sequence[JournalEvent], job: Sequence[JournalEvent]) -> str:
-    """The state of a run that has no end."""
+def _find_state(folder: RunFolder, events: Sequence[JournalEvent], job_events: Sequence[JournalEvent]) -> str:
+    """The state of a run that has not ended."""
     if not folder.is_owned():
         return "lost"
-    last = list(_since_start(events))
-    if any(event["event"] == "ending" for event in last):
+    if any(event["event"] == "ending" for event in _select_process_events(events)):
         return "ending"
-    if not job:
+    if not job_events:
         return "preparing"
-    return "running" if any(event["event"] == "running" for event in job) else "waiting"
+    has_started = any(event["event"] == "running" for event in job_events)
+    return "running" if has_started else "waiting"
 
 
-def _since_start(events: Sequence[JournalEvent]) -> Iterator[JournalEvent]:
+def _select_process_events(events: Sequence[JournalEvent]) -> Iterator[JournalEvent]:
     """The events of the last process."""
-    starts = [at for at, event in enumerate(events) if event["event"] == "start"]
+    starts = [index for index, event in enumerate(events) if event["event"] == "start"]
     yield from events[starts[-1] if starts else 0 :]
-
-
-def _read_launcher(folder: RunFolder) -> str:
-    """The launcher of a run whose journal does not name it: of an earlier version."""
-    attempts = folder.attempts()
-    intent = folder.intent(attempts[-1]) if attempts else None
-    return intent.plan.launcher if intent else ""

@@ -1,4 +1,4 @@
-"""What run folders say, for a scraper: every state, and folders that cannot be read."""
+"""The facts that a scraper gets from run folders: every state, and folders that cannot be read."""
 
 import os
 import time
@@ -20,8 +20,8 @@ def folder_of(*events: tuple[str, dict[str, Any]], name: str = "mine-a1b2c3d4") 
     """A run whose journal has these events."""
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True, exist_ok=True)
-    for event, facts in events:
-        folder.note(event, **facts)
+    for event, fields in events:
+        folder.note(event, **fields)
     return folder
 
 
@@ -46,7 +46,7 @@ TORN_DOWN = (*RUNNING, ("step", {"name": "teardown"}), ("did", {"name": "teardow
         ((*TORN_DOWN, ("end", {"end": "failed"}), *SUBMIT), "waiting", 0),
     ],
 )
-def test_journal_says_the_state_and_what_is_held(
+def test_journal_contains_the_state_and_the_held_gpus(
     events: tuple[tuple[str, dict[str, Any]], ...], state: str, gpus: int
 ) -> None:
     """A run that a process owns is in one of these states, and holds its GPUs from its job's start to its teardown."""
@@ -57,13 +57,13 @@ def test_journal_says_the_state_and_what_is_held(
 
 
 def test_run_without_a_process_is_lost_and_may_hold_gpus() -> None:
-    """A lost run's job may train on under its lease."""
+    """The job of a lost run may keep training under its lease."""
     facts = read_run(folder_of(*RUNNING), time.time())
     assert (facts.state, facts.gpus, facts.is_open) == ("lost", 16, True)
 
 
 def test_wait_is_counted_from_the_submit() -> None:
-    """A job that waits says for how long; one that runs says how long it has waited."""
+    """A waiting job has its waiting time; a running one has the time that it waited."""
     folder = folder_of(*SUBMIT)
     submitted = next(event["at"] for event in folder.events() if event["event"] == "step")
     with folder.owned():
@@ -74,7 +74,7 @@ def test_wait_is_counted_from_the_submit() -> None:
 
 
 def test_recoveries_and_attempts_are_counted(write: Write) -> None:
-    """Each process that went on with the run is a recovery, and each plan an attempt."""
+    """Each process that resumed the run is a recovery, and each plan an attempt."""
     folder = folder_of(
         *SUBMIT, ("start", {"entry": "attach"}), ("start", {"entry": "finish"}), ("start", {"entry": "echo"})
     )
@@ -85,32 +85,21 @@ def test_recoveries_and_attempts_are_counted(write: Write) -> None:
     assert (facts.recoveries, facts.attempts) == (2, 2)
 
 
-def test_run_of_an_earlier_version_has_names_too(write: Write) -> None:
-    """A journal without the profile's name and launcher: the folder's name and the plan have them."""
-    folder = folder_of(("start", {"entry": "fresh"}), ("end", {"end": "succeeded"}))
-    plan = command_plan_of(load(write()), folder.path)
-    folder.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    facts = read_run(folder, time.time())
-    assert (facts.profile, facts.launcher, facts.state) == ("mine", "baremetal", "succeeded")
-
-
 def test_folder_that_cannot_be_read_is_counted() -> None:
-    """A torn journal and a journal that is a folder are no runs and are not absent; a history is neither."""
+    """A damaged journal, or a folder in its place, is counted as unreadable; a history folder is not a run."""
     folder_of(*RUNNING, name="good-a1b2c3d4")
     (folder_of(name="torn-a1b2c3d4").path / "journal").write_text("{torn")
     (folder_of(name="bad-a1b2c3d4").path / "journal").mkdir()
     folder_of(name="history")
-    found = RunsReader().read()
-    assert ([each.run for each in found.runs], found.unreadable) == (
-        ["good-a1b2c3d4"],
-        ("bad-a1b2c3d4", "torn-a1b2c3d4"),
-    )
+    all_runs = RunsReader().read()
+    assert [facts.run for facts in all_runs.runs] == ["good-a1b2c3d4"]
+    assert all_runs.unreadable == ("bad-a1b2c3d4", "torn-a1b2c3d4")
     with pytest.raises(FolderError):
         read_run(RunFolder(runs_folder() / "torn-a1b2c3d4"), time.time())
 
 
 def test_runs_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
-    """No folder is no runs; a folder that cannot be listed is a fault, not `no runs`."""
+    """A missing folder contains no runs; a folder that cannot be listed is an error."""
     assert RunsReader().read() == ((), ())
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "a-file")
     (tmp_path / "a-file").write_text("")
@@ -119,18 +108,19 @@ def test_runs_folder_that_cannot_be_listed_is_an_error(tmp_path: Path) -> None:
 
 
 def test_ended_run_is_read_again_only_if_its_journal_changes() -> None:
-    """The reader keeps what it knows of ended runs, follows a run that starts again, and forgets a removed one."""
-    folder, reader = folder_of(*TORN_DOWN, ("end", {"end": "failed"})), RunsReader()
+    """The reader caches an ended run until its journal changes, and drops a run whose journal was removed."""
+    folder = folder_of(*TORN_DOWN, ("end", {"end": "failed"}))
+    reader = RunsReader()
 
     def read_state() -> list[str]:
-        return [each.state for each in reader.read().runs]
+        return [facts.state for facts in reader.read().runs]
 
     assert read_state() == ["failed"]
     plan = folder.attempt(1) / "plan.json"
     plan.parent.mkdir()
     plan.write_text("")
-    assert [each.attempts for each in reader.read().runs] == [0]
+    assert [facts.attempts for facts in reader.read().runs] == [0]
     folder.note("end", end="succeeded")
-    assert [(each.state, each.attempts) for each in reader.read().runs] == [("succeeded", 1)]
+    assert [(facts.state, facts.attempts) for facts in reader.read().runs] == [("succeeded", 1)]
     (folder.path / "journal").unlink()
-    assert (read_state(), reader._known) == ([], {})
+    assert read_state() == []
