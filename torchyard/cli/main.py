@@ -132,7 +132,7 @@ def _show_plan(asked: argparse.Namespace) -> int:
     dumped = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
     print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
     for found in check_exposed_secrets(plan):
-        print(f"{found.need}: {found.detail}; {found.remedy}", file=sys.stderr)
+        print(f"{found.name}: {found.detail}; {found.remedy}", file=sys.stderr)
     return 0
 
 
@@ -145,7 +145,7 @@ def _show_checks(asked: argparse.Namespace) -> int:
     checks = (*run_checks(_make_plan(profile)), *check_notifications(profile))
     for found in checks:
         remedy = f"\n        {found.remedy}" if found.remedy else ""
-        print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.need}: {found.detail}{remedy}"))
+        print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.name}: {found.detail}{remedy}"))
     failed = sum(found.verdict == "failed" for found in checks)
     print(f"{len(checks) - failed} of {len(checks)} checks passed")
     return 1 if failed else 0

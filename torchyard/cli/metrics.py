@@ -1,23 +1,31 @@
 """`torchyard metrics`: the state of all runs for Prometheus, printed once or served."""
 
 import gc
+import signal
+import threading
 
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 
 
 def print_metrics() -> int:
-    """Print what a scrape would get."""
+    """Print the response to one scrape."""
     print(render_metrics(), end="")
     return 0
 
 
 def serve_until_stopped(host: str, port: int) -> int:
-    """Serve until this process is stopped."""
-    gc.enable()  # the short verbs do without (console.py)
-    server, thread = serve_metrics(host, port)
+    """Serve until SIGTERM or Ctrl-C. EndpointError if the address cannot be used.
+
+    A process that was started with SIGINT ignored, such as by nohup, keeps ignoring it.
+    """
+    gc.enable()  # disabled for the short verbs (console.py)
+    stop_event = threading.Event()
+    # Before the address is printed: whoever reads it may stop this process immediately.
+    for number in (signal.SIGTERM, signal.SIGINT):
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, lambda *_: stop_event.set())
+    server, _ = serve_metrics(host, port)
     print(f"http://{host}:{server.server_port}/metrics", flush=True)
-    try:
-        thread.join()
-    except KeyboardInterrupt:
-        server.shutdown()
+    stop_event.wait()
+    server.shutdown()
     return 0

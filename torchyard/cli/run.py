@@ -13,7 +13,7 @@ from torchyard.cli.find import bring_run_here
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
-from torchyard.model.errors import LeftError, NoReportError, ProfileError
+from torchyard.model.errors import DetachedError, NoReportError, ProfileError
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 from torchyard.run.folder import RunFolder, runs_folder
@@ -93,7 +93,7 @@ def _carry_run(runner: Runner) -> int:
     raise_file_limit()
     try:
         end, _ = runner.run()
-    except LeftError:
+    except DetachedError:
         print(f"to resume it: torchyard attach {runner.folder.name}", file=sys.stderr)
         return 1
     return 0 if end == "succeeded" else 1

@@ -83,7 +83,7 @@ def _judge(lines: Iterable[LogLine], ended_at: float | None) -> Findings:
     last = ended_at or 0.0
     box = BlackBox(clock=lambda: last)
     for line in lines:
-        last = max(last, line.at)
+        last = max(last, line.timestamp)
         box.feed(line.node, f"{line.text}\n")
     late = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
     return Findings(box.latest, box.world, judge_hang(box.latest, box.world, box.ages()), late)
@@ -92,7 +92,7 @@ def _judge(lines: Iterable[LogLine], ended_at: float | None) -> Findings:
 def _find_end(plan: Plan) -> float:
     """When the job printed its last line."""
     logs = LogTails(plan.nodes)
-    return max((line.at for node in plan.nodes for line in logs.last(node, 1)), default=0.0)
+    return max((line.timestamp for node in plan.nodes for line in logs.last(node, 1)), default=0.0)
 
 
 def _prefer_known(found: Findings, outcome: Outcome | None) -> Findings:

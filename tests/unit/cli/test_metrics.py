@@ -11,7 +11,10 @@ from torchyard.cli.main import main
 from torchyard.common.project_root import ROOT
 from torchyard.exporter.endpoint import serve_metrics
 
-COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()", "metrics"]
+CODE = "from torchyard.cli.console import main; main()"
+# The tests may run where SIGINT is ignored, as under nohup: a child would inherit that.
+RESET = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler)"
+COMMAND = [sys.executable, "-c", f"{RESET}; {CODE}", "metrics"]
 
 
 def test_metrics_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,17 +23,40 @@ def test_metrics_are_printed_once(capsys: pytest.CaptureFixture[str]) -> None:
     assert "# TYPE torchyard_runs gauge" in capsys.readouterr().out
 
 
-def test_metrics_are_served_until_the_process_is_stopped() -> None:
-    """The address is printed once it can be scraped, and Ctrl-C ends the process without a traceback."""
-    words = [*COMMAND, "--port", "0"]
-    with subprocess.Popen(words, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+def test_metrics_are_served_until_the_process_is_stopped(number: signal.Signals) -> None:
+    """A signal that arrives as soon as the address is printed ends the process with 0 and without a traceback."""
+    argv = [*COMMAND, "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stderr
-        address = process.stdout.readline().strip()
-        with urllib.request.urlopen(address) as answer:
-            assert b"torchyard_unreadable_folders 0.0" in answer.read()
-        process.send_signal(signal.SIGINT)
+        assert process.stdout.readline().startswith("http://127.0.0.1:")
+        process.send_signal(number)
         assert (process.wait(), process.stderr.read()) == (0, "")
+
+
+def test_address_can_be_scraped_once_it_is_printed() -> None:
+    """The first line that `torchyard metrics` prints is an address that serves the metrics."""
+    argv = [*COMMAND, "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        with urllib.request.urlopen(process.stdout.readline().strip()) as response:
+            assert b"torchyard_unreadable_folders 0.0" in response.read()
+        process.terminate()
+
+
+def test_process_that_ignores_ctrl_c_is_ended_by_sigterm() -> None:
+    """Where SIGINT is ignored from the start, as by nohup, it stays ignored, and SIGTERM ends the process."""
+    code = f"import signal; signal.signal(signal.SIGINT, signal.SIG_IGN); {CODE}"
+    argv = [sys.executable, "-c", code, "metrics", "--port", "0"]
+    with subprocess.Popen(argv, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        address = process.stdout.readline().strip()
+        process.send_signal(signal.SIGINT)
+        with urllib.request.urlopen(address) as response:
+            assert response.status == 200
+        process.send_signal(signal.SIGTERM)
+        assert process.wait() == 0
 
 
 def test_port_in_use_is_an_error_of_one_line(capsys: pytest.CaptureFixture[str]) -> None:
