@@ -1,9 +1,9 @@
-"""A run as its trackers are told of it."""
+"""A run and its rows, as trackers get them."""
 
 from collections.abc import Mapping
 from pathlib import Path
 
-from torchyard.trackers.tracker import Experiment, ExperimentEnd, Point
+from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
 
 RUN_ID = "0190c7f0-0000-7000-8000-0000a1b2c3d4"
 
@@ -13,9 +13,9 @@ def experiment(folder: Path) -> Experiment:
     return Experiment("mine-a1b2c3d4", RUN_ID, "mine", str(folder), parameters, {"torchyard.run": "mine-a1b2c3d4"})
 
 
-def points(*steps: int, name: str = "loss") -> list[Point]:
+def points(*steps: int, name: str = "loss") -> list[MetricPoint]:
     """Points whose number is a tenth of the step."""
-    return [Point(step, 1_700_000_000.0 + step, {name: step / 10}) for step in steps]
+    return [MetricPoint(step, 1_700_000_000.0 + step, {name: step / 10}) for step in steps]
 
 
 def ending(end: str = "succeeded", numbers: Mapping[str, float] | None = None) -> ExperimentEnd:

@@ -132,7 +132,8 @@ def _list_statuses() -> Iterator[tuple[str, Callable[[], str]]]:
             for _ in range(_DAMAGED_COPIES):
                 damaged = damage(dict(states), chance)
                 damaged = {key: value if isinstance(value, dict) else {} for key, value in damaged.items()}
-                observations.append(moment.observed._replace(**{states_field: damaged}))
+                changes: dict[str, Any] = {states_field: damaged}
+                observations.append(moment.observed._replace(**changes))
             for number, observation in enumerate(observations):
 
                 def make(launcher: Any = launcher, observation: Any = observation) -> str:

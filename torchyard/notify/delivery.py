@@ -1,4 +1,4 @@
-"""Sends a message to every address, each on a thread of its own: a receiver that hangs delays nothing."""
+"""Sends a message to every address, each on a separate thread: a receiver that hangs delays nothing."""
 
 import contextvars
 import logging
@@ -11,16 +11,16 @@ from typing import Literal, NamedTuple
 from torchyard.common.escaping import single_line
 from torchyard.common.log import get_log
 from torchyard.common.secrets import mask_text
-from torchyard.notify.targets import AddressError, describe_address, make_receiver, resolve_address
+from torchyard.notify.targets import AddressError, create_receiver, describe_address, resolve_address
 
 _MAX_REASON_CHARS = 200
-# In a chat, a line that a program has printed must not call everyone.
+# In a chat, a line that a program has printed must not notify everyone.
 _MENTION = re.compile(r"(?<=[@!])(?=everyone|here|channel|all)")
-Tone = Literal["info", "success", "warning", "failure"]  # as apprise names them
+Tone = Literal["info", "success", "warning", "failure"]  # apprise's names
 
 
 class Message(NamedTuple):
-    """What a receiver gets."""
+    """The text that a receiver gets."""
 
     title: str
     body: str
@@ -28,82 +28,88 @@ class Message(NamedTuple):
 
 
 class Delivery:
-    """The messages of one run, and which of them did not arrive.
+    """Sends the messages of one run, and collects those that did not arrive.
 
-    `arrived` is called with the place of each address that got its message, on the thread that has sent it.
+    `send` starts a daemon thread for each address and returns; `finish` waits for all of them. `on_arrival` runs on the
+    thread that sent the message. Addresses are given by their index, because they contain secrets.
     """
 
     def __init__(self, addresses: Sequence[str], environ: Mapping[str, str]) -> None:
-        self._addresses, self._environ = addresses, environ
+        self._addresses = addresses
+        self._environ = environ
         self._sending: dict[threading.Thread, str] = {}
         self._failed: list[str] = []
 
-    def send(self, message: Message, to: Sequence[int], arrived: Callable[[int], object]) -> None:
-        """Start to send a message to the addresses at these places, and return at once."""
-        for place in to:
-            run = contextvars.copy_context().run  # the run's log belongs to a context
-            words = (message, place, arrived)
-            thread = threading.Thread(target=run, args=(self._deliver, *words), daemon=True, name="notify")
-            self._sending[thread] = f"{describe_address(self._addresses[place])} has not got {message.title!r}"
+    def send(self, message: Message, indices: Sequence[int], on_arrival: Callable[[int], object]) -> None:
+        """Start to send a message to the addresses at these indices, and return immediately."""
+        for index in indices:
+            run_in_context = contextvars.copy_context().run  # the run's log belongs to a context
+            thread = threading.Thread(
+                target=run_in_context, args=(self._deliver, message, index, on_arrival), daemon=True, name="notify"
+            )
+            self._sending[thread] = f"{describe_address(self._addresses[index])} has not got {message.title!r}"
             thread.start()
 
     def finish(self, timeout_s: float) -> tuple[str, ...]:
-        """Wait for what is being sent; returns what did not arrive and why, each as a sentence."""
-        until = time.monotonic() + timeout_s
+        """Wait for the messages that are being sent. Returns one sentence for each that did not arrive."""
+        deadline = time.monotonic() + timeout_s
         for thread in self._sending:
-            thread.join(max(until - time.monotonic(), 0))
-        late = [
-            f"{said}: no answer for {timeout_s:.0f} s" for thread, said in self._sending.items() if thread.is_alive()
-        ]
-        for said in late:
-            get_log().warning("notify: %s", said)
-        return (*self._failed, *late)
+            thread.join(max(deadline - time.monotonic(), 0))
+        unsent: list[str] = []
+        for thread, description in self._sending.items():
+            if thread.is_alive():
+                unsent.append(f"{description}: no answer for {timeout_s:.0f} s")
+        for description in unsent:
+            get_log().warning("notify: %s", description)
+        return (*self._failed, *unsent)
 
-    def _deliver(self, message: Message, place: int, arrived: Callable[[int], object]) -> None:
-        address = self._addresses[place]
+    def _deliver(self, message: Message, index: int, on_arrival: Callable[[int], object]) -> None:
+        address = self._addresses[index]
         try:
-            why = _send_message(resolve_address(address, self._environ), message)
+            reason = _send_message(resolve_address(address, self._environ), message)
         except AddressError as error:
-            why = str(error)
-        except Exception as error:  # a plugin's own fault
-            why = f"{type(error).__name__}: {error}"
-        if not why:
-            arrived(place)
+            reason = str(error)
+        except Exception as error:  # a plugin of apprise may raise any error
+            reason = f"{type(error).__name__}: {error}"
+        if reason is None:
+            on_arrival(index)
             return
-        said = f"{describe_address(address)} has not got {message.title!r}: {_shorten_reason(why)}"
-        self._failed.append(said)
-        get_log().warning("notify: %s", said)
+        description = f"{describe_address(address)} has not got {message.title!r}: {_shorten_reason(reason)}"
+        self._failed.append(description)
+        get_log().warning("notify: %s", description)
 
 
-def _send_message(address: str, message: Message) -> str:
-    """Send a message; returns why it did not arrive, as apprise says it."""
+def _send_message(address: str, message: Message) -> str | None:
+    """Send a message. Returns None, or the reason why it did not arrive, in apprise's words."""
     import apprise
 
-    sender, heard = apprise.Apprise(), _ThreadLog()
-    sender.add(make_receiver(address))
+    sender = apprise.Apprise()
+    sender.add(create_receiver(address))
+    thread_log = _ThreadLog()
     log = logging.getLogger("apprise")
-    log.addHandler(heard)
+    log.addHandler(thread_log)
     body = _MENTION.sub(" ", message.body)
     try:
-        sent = sender.notify(
+        is_sent = sender.notify(
             body, message.title, apprise.NotifyType(message.tone), body_format=apprise.NotifyFormat.TEXT
         )
     finally:
-        log.removeHandler(heard)
-    return "" if sent else heard.last or "refused"
+        log.removeHandler(thread_log)
+    return None if is_sent else thread_log.last_message or "refused"
 
 
-def _shorten_reason(why: str) -> str:
-    return single_line(mask_text(why), _MAX_REASON_CHARS)
+def _shorten_reason(reason: str) -> str:
+    return single_line(mask_text(reason), _MAX_REASON_CHARS)
 
 
 class _ThreadLog(logging.Handler):
-    """Keeps the last thing that this thread has logged."""
+    """Keeps the last message that this thread has logged."""
 
     def __init__(self) -> None:
         super().__init__(logging.WARNING)
-        self.last, self._thread = "", threading.get_ident()
+        self.last_message = ""
+        self._thread_id = threading.get_ident()
 
     def emit(self, record: logging.LogRecord) -> None:
-        if record.thread == self._thread:
-            self.last = record.getMessage()
+        if record.thread == self._thread_id:
+            self.last_message = record.getMessage()

@@ -1,6 +1,6 @@
-"""The addresses that get a run's messages: which are valid, which hold secrets, and what `$NAME` in one stands for.
+"""The addresses that get a run's messages: which are valid, which contain secrets, and the value of `$NAME` in one.
 
-An address is a secret as a whole: only its service is ever shown.
+A whole address is a secret: only its service is ever shown.
 """
 
 import re
@@ -20,7 +20,7 @@ _ALLOWED = (
 
 
 class AddressError(Exception):
-    """An address to which nothing can be sent; the message does not quote it."""
+    """An address that cannot be used; the message does not quote it."""
 
 
 def describe_address(address: str) -> str:
@@ -32,14 +32,14 @@ def describe_address(address: str) -> str:
 
 
 def resolve_address(address: str, environ: Mapping[str, str]) -> str:
-    """The address with the values of its variables; AddressError if one is not set, or if apprise does not know it."""
+    """The address with the values of its variables. AddressError if one is not set, or apprise does not support it."""
     missing = [name for name in list_variables(address) if not environ.get(name)]
     if missing:
         raise AddressError(f"{describe_address(address)}: {missing[0]} is not set in the launcher's environment")
-    found = _REFERENCE.sub(lambda match: environ[match[1] or match[2]], address)
-    if not _is_known(found):
-        raise AddressError(f"{describe_address(address)} is no address that apprise knows")
-    return found
+    resolved = _REFERENCE.sub(lambda match: environ[match[1] or match[2]], address)
+    if not _is_supported(resolved):
+        raise AddressError(f"{describe_address(address)} is not an address that apprise supports")
+    return resolved
 
 
 def list_variables(address: str) -> list[str]:
@@ -47,10 +47,15 @@ def list_variables(address: str) -> list[str]:
     return [match[1] or match[2] for match in _REFERENCE.finditer(address)]
 
 
-def find_wrong_address(notify: Notify) -> str:
-    """What is wrong with the addresses as written; one that names a variable is known only where the launcher runs."""
-    wrong = [each for each in notify.to if not list_variables(each) and not _is_known(each)]
-    return f"{describe_address(wrong[0])} is no address that apprise knows: {_ALLOWED}" if wrong else ""
+def describe_invalid_address(notify: Notify) -> str | None:
+    """The error of the first invalid address; None if all are valid.
+
+    An address that names a variable is valid here: its value is known only where the launcher runs.
+    """
+    for address in notify.to:
+        if not list_variables(address) and not _is_supported(address):
+            return f"{describe_address(address)} is not an address that apprise supports: {_ALLOWED}"
+    return None
 
 
 def check_addresses(notify: Notify, environ: Mapping[str, str]) -> Iterator[Check]:
@@ -70,40 +75,41 @@ def check_addresses(notify: Notify, environ: Mapping[str, str]) -> Iterator[Chec
 
 def list_exposed_addresses(notify: Notify) -> list[str]:
     """The addresses with a secret that is written out."""
-    return [each for each in notify.to if not _REFERENCE.fullmatch(each) and _has_secret(each)]
+    return [address for address in notify.to if not _REFERENCE.fullmatch(address) and _has_secret(address)]
 
 
 def remember_addresses(notify: Notify, environ: Mapping[str, str]) -> None:
-    """Mask the addresses, and the secret words in them, from now on wherever they occur."""
+    """Mask the addresses, and the secrets in them, from now on in everything that is shown."""
     for address in notify.to:
-        found = _REFERENCE.sub(lambda match: environ.get(match[1] or match[2], ""), address)
-        if secrets := _list_secret_words(found):
-            remember_values((found, *secrets))
+        resolved = _REFERENCE.sub(lambda match: environ.get(match[1] or match[2], ""), address)
+        secrets = _list_secrets(resolved)
+        if secrets:
+            remember_values((resolved, *secrets))
 
 
-def _is_known(address: str) -> bool:
-    return make_receiver(address) is not None
+def _is_supported(address: str) -> bool:
+    return create_receiver(address) is not None
 
 
 def _has_secret(address: str) -> bool:
-    return bool(_list_secret_words(_REFERENCE.sub("", address)))
+    return bool(_list_secrets(_REFERENCE.sub("", address)))
 
 
-def _list_secret_words(address: str) -> set[str]:
-    """The words of an address that apprise itself masks where it shows the address."""
-    receiver = make_receiver(address)
+def _list_secrets(address: str) -> set[str]:
+    """The parts of an address that apprise itself masks when it shows the address."""
+    receiver = create_receiver(address)
     if receiver is None:
         return set()
-    shown = set(_split_words(receiver.url(privacy=True)))
-    return {word for word in _split_words(receiver.url(privacy=False)) if word not in shown}
+    visible = set(_split_url(receiver.url(privacy=True)))
+    return set(_split_url(receiver.url(privacy=False))) - visible
 
 
-def _split_words(url: str) -> list[str]:
+def _split_url(url: str) -> list[str]:
     return re.split("[/:@?&#]+", url)
 
 
-def make_receiver(address: str) -> Any:
-    """What apprise makes of an address; None if it does not know it."""
+def create_receiver(address: str) -> Any:
+    """apprise's object for an address; None if apprise does not support it."""
     import apprise  # takes half a second; few profiles need it
 
     return apprise.Apprise.instantiate(address)

@@ -1,4 +1,4 @@
-"""The trackers by name, and what each of them needs here.
+"""The trackers by name, and the requirements of each.
 
 A new tracker is one module in this folder, its model in torchyard/model/observe.py, and its entry here.
 """
@@ -15,28 +15,28 @@ from torchyard.trackers.tracker import Tracker
 from torchyard.trackers.wandb import WandbRun
 
 
-def make_trackers(wanted: Trackers) -> dict[TrackerName, Tracker]:
+def create_trackers(settings: Trackers) -> dict[TrackerName, Tracker]:
     """The trackers that a profile names."""
-    found: dict[TrackerName, Tracker] = {}
-    if wanted.tensorboard:
-        found["tensorboard"] = TensorBoardRun(wanted.tensorboard)
-    if wanted.mlflow:
-        found["mlflow"] = MlflowRun(wanted.mlflow)
-    if wanted.wandb:
-        found["wandb"] = WandbRun(wanted.wandb)
-    return found
+    trackers: dict[TrackerName, Tracker] = {}
+    if settings.tensorboard:
+        trackers["tensorboard"] = TensorBoardRun(settings.tensorboard)
+    if settings.mlflow:
+        trackers["mlflow"] = MlflowRun(settings.mlflow)
+    if settings.wandb:
+        trackers["wandb"] = WandbRun(settings.wandb)
+    return trackers
 
 
-def check_trackers(wanted: Trackers) -> Iterator[Check]:
-    """Preflight's findings: whether the packages are here, and whether MLflow has an address."""
+def check_trackers(settings: Trackers) -> Iterator[Check]:
+    """Preflight's findings: whether the packages are installed, and whether MLflow has an address."""
     for name in TRACKER_NAMES:
-        if getattr(wanted, name) is None:
+        if getattr(settings, name) is None:
             continue
         if find_spec(name) is None:
-            remedy = f"pip install 'torchyard[{name}]' where the launcher runs, or leave it out of metrics_to"
+            remedy = f"pip install 'torchyard[{name}]' where the launcher runs, or remove it from metrics_to"
             yield failed_check(f"metrics_to {name}", f"the package {name} is not installed", remedy)
         else:
             yield passed_check(f"metrics_to {name}", f"the package {name} is installed")
-    if wanted.mlflow and not (wanted.mlflow.uri or os.environ.get(URI_VARIABLE)):
-        said = "set metrics_to: [{mlflow: {uri: http://…}}], or " + URI_VARIABLE + " where the launcher runs"
-        yield failed_check("metrics_to mlflow", "no tracking server is named", said)
+    if settings.mlflow and not (settings.mlflow.uri or os.environ.get(URI_VARIABLE)):
+        remedy = f"set metrics_to: [{{mlflow: {{uri: http://…}}}}], or {URI_VARIABLE} where the launcher runs"
+        yield failed_check("metrics_to mlflow", "no tracking server is named", remedy)

@@ -1,4 +1,4 @@
-"""What every experiment tracker is given, and what it must do with it."""
+"""The interface of an experiment tracker, and the values that it gets."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple, Protocol
@@ -7,7 +7,7 @@ from torchyard.model.run import End
 
 
 class Experiment(NamedTuple):
-    """A run of torchyard as a tracker knows it; `folder` is for what the tracker keeps on this machine."""
+    """A run as a tracker records it; `folder` is for the files that the tracker writes on this machine."""
 
     run: str
     run_id: str
@@ -17,31 +17,31 @@ class Experiment(NamedTuple):
     tags: Mapping[str, str]
 
 
-class Point(NamedTuple):
-    """The numbers of one row."""
+class MetricPoint(NamedTuple):
+    """The numbers of one row; `timestamp` in seconds since the epoch."""
 
     step: int
-    at: float
+    timestamp: float
     numbers: Mapping[str, float]
 
 
 class ExperimentEnd(NamedTuple):
-    """How a run ended; `numbers` hold for the whole run."""
+    """The end of a run; `numbers` hold for the whole run, `timestamp` is in seconds since the epoch."""
 
     end: End
-    at: float
+    timestamp: float
     numbers: Mapping[str, float]
     tags: Mapping[str, str]
 
 
 class Tracker(Protocol):
-    """One run in one tracker. Every call may raise, and is then made again: each can be repeated."""
+    """One run in one tracker. Every method may raise and is then called again, so each must be repeatable."""
 
     def open(self, experiment: Experiment) -> None:
-        """Find the run, or create it: a run that has come back is the same run."""
+        """Find the run, or create it: a resumed run is the same run."""
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[MetricPoint]) -> None:
         """Write the numbers of some rows."""
 
     def close(self, end: ExperimentEnd) -> None:
-        """Write how the run ended."""
+        """Write the end of the run."""

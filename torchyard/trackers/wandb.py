@@ -1,13 +1,15 @@
-"""Weights & Biases: a run in a project, online or offline as the launcher's environment says (WANDB_MODE)."""
+"""Weights & Biases: a run in a project, online or offline according to the launcher's environment (WANDB_MODE)."""
 
 import os
 from collections.abc import Sequence
 from typing import Any
 
 from torchyard.model.observe import Wandb
-from torchyard.trackers.tracker import Experiment, ExperimentEnd, Point
+from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
 
-_SERVICE_VARIABLE = "WANDB_SERVICE"  # set by wandb: a job that got it would write through this process's connection
+_SERVICE_VARIABLE = (
+    "WANDB_SERVICE"  # set by wandb: a job that inherited it would write through this process's connection
+)
 
 
 class WandbRun:
@@ -20,7 +22,7 @@ class WandbRun:
     def open(self, experiment: Experiment) -> None:
         import wandb
 
-        before = os.environ.get(_SERVICE_VARIABLE)
+        previous_service = os.environ.get(_SERVICE_VARIABLE)
         self._run = wandb.init(
             project=self._options.project or experiment.profile,
             entity=self._options.entity,
@@ -28,18 +30,18 @@ class WandbRun:
             name=experiment.run,
             resume="allow",
             dir=experiment.folder,
-            config={**experiment.parameters, **experiment.tags},
+            config=dict(experiment.parameters) | dict(experiment.tags),
             settings=wandb.Settings(
                 console="off", silent=True, x_disable_stats=True, x_disable_meta=True, disable_git=True, save_code=False
             ),
         )
-        if before is None:
+        if previous_service is None:
             os.environ.pop(_SERVICE_VARIABLE, None)
 
-    def write(self, points: Sequence[Point]) -> None:
+    def write(self, points: Sequence[MetricPoint]) -> None:
         for point in points:
-            self._run.log({"row": point.step, **point.numbers})
+            self._run.log({"row": point.step} | dict(point.numbers))
 
     def close(self, end: ExperimentEnd) -> None:
-        self._run.summary.update({**end.numbers, **end.tags})
+        self._run.summary.update(dict(end.numbers) | dict(end.tags))
         self._run.finish(exit_code=0 if end.end == "succeeded" else 1)

@@ -23,41 +23,43 @@ SLACK = "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#general"
     "address", ["slak://T1JJ3T3L2/secretsecret", "secretsecret", "json://", "mailto://secretsecret"]
 )
 def test_wrong_address_is_refused_and_not_quoted(write: Write, address: str) -> None:
-    """An address that apprise does not know is an error of the profile, which does not repeat a secret in it."""
+    """An address that apprise does not support is an error of the profile, which does not repeat a secret in it."""
     path = write(notify=["json://127.0.0.1/x", address])
-    with pytest.raises(ProfileError, match="is no address that apprise knows: use one such as slack://…") as error:
+    with pytest.raises(
+        ProfileError, match="is not an address that apprise supports: use one such as slack://…"
+    ) as error:
         load(path)
     assert str(error.value).startswith(f"profile sample: {path}:")
     assert "secretsecret" not in str(error.value)
 
 
 @pytest.mark.parametrize(
-    ("written", "found"),
+    ("written", "resolved"),
     [
         ("$HOOK", "json://host/hook"),
         ("json://${WHERE}/a", "json://host/a"),
         ("mailto://me:$WORD@gmail.com", "mailto://me:pass@gmail.com"),
     ],
 )
-def test_variable_stands_for_its_value(write: Write, written: str, found: str) -> None:
+def test_variable_stands_for_its_value(write: Write, written: str, resolved: str) -> None:
     """A variable of the launcher's environment may be the whole address or a part of it."""
     environ = {"HOOK": "json://host/hook", "WHERE": "host", "WORD": "pass"}
     assert load(write(notify=[written])).notify == Notify(to=(written,))
-    assert resolve_address(written, environ) == found
+    assert resolve_address(written, environ) == resolved
     assert list(check_addresses(Notify(to=(written,)), environ)) == []
 
 
 @pytest.mark.parametrize(
-    ("environ", "said"),
+    ("environ", "detail"),
     [
         ({}, "$HOOK: HOOK is not set in the launcher's environment"),
-        ({"HOOK": "slak://x"}, "$HOOK is no address that apprise knows"),
+        ({"HOOK": "slak://x"}, "$HOOK is not an address that apprise supports"),
     ],
 )
-def test_variable_that_holds_no_address_fails_preflight(environ: dict[str, str], said: str) -> None:
-    """What a variable holds is known only where the launcher runs: there preflight says what is wrong."""
-    (found,) = check_addresses(Notify(to=("$HOOK",)), environ)
-    assert (found.verdict, found.detail) == ("failed", said)
+def test_variable_without_a_valid_address_fails_preflight(environ: dict[str, str], detail: str) -> None:
+    """The value of a variable is known only where the launcher runs: preflight checks it there."""
+    (check,) = check_addresses(Notify(to=("$HOOK",)), environ)
+    assert (check.verdict, check.detail) == ("failed", detail)
     with pytest.raises(AddressError):
         resolve_address("$HOOK", environ)
 
@@ -66,28 +68,25 @@ def test_secret_in_an_address_gets_a_warning() -> None:
     """A token that is written out is warned about, without the token; a plain address and a variable are not."""
     notify = Notify(to=(SLACK, "json://127.0.0.1/x", "$HOOK"))
     assert list_exposed_addresses(notify) == [SLACK]
-    (found,) = check_addresses(notify, {"HOOK": "json://x"})
-    assert (found.verdict, found.need, found.detail) == (
-        "warning",
-        "secret notify",
-        "the address slack://… is written out in the profile",
-    )
+    (check,) = check_addresses(notify, {"HOOK": "json://x"})
+    assert (check.verdict, check.name) == ("warning", "secret notify")
+    assert check.detail == "the address slack://… is written out in the profile"
 
 
-def test_secret_words_of_an_address_are_masked_everywhere() -> None:
-    """A token in an address, or in a variable that one names, is masked in whatever the run says later."""
+def test_secrets_of_an_address_are_masked_everywhere() -> None:
+    """A token in an address, or in a variable that one names, is masked in everything that the run prints later."""
     secrets._known_secrets.clear()
     remember_addresses(
         Notify(to=(SLACK, "$HOOK", "json://127.0.0.1:8080/x")), {"HOOK": "json://me:longpassword@host1234/"}
     )
-    said = mask_text("posted TIiajkdnlazkcOXrIdevi7FQ and longpassword to host1234, 127.0.0.1")
-    assert said == "posted **** and **** to host1234, 127.0.0.1"
+    masked = mask_text("posted TIiajkdnlazkcOXrIdevi7FQ and longpassword to host1234, 127.0.0.1")
+    assert masked == "posted **** and **** to host1234, 127.0.0.1"
     secrets._known_secrets.clear()
 
 
 @pytest.mark.parametrize(
-    ("address", "shown"), [(SLACK, "slack://…"), ("$HOOK", "$HOOK"), ("x", "an address without a service")]
+    ("address", "description"), [(SLACK, "slack://…"), ("$HOOK", "$HOOK"), ("x", "an address without a service")]
 )
-def test_address_is_shown_by_its_service(address: str, shown: str) -> None:
+def test_address_is_shown_by_its_service(address: str, description: str) -> None:
     """Logs and reports name an address by its service or its variable."""
-    assert describe_address(address) == shown
+    assert describe_address(address) == description

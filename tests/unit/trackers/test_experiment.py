@@ -1,4 +1,4 @@
-"""What of a run goes into a tracker."""
+"""The data of a run that a tracker gets."""
 
 from tests.conftest import Write, load
 from tests.reports import short_report
@@ -9,20 +9,21 @@ from torchyard.trackers.experiment import _FINEST_FIRST, RowSteps, describe_end,
 
 def read_rows(*rows: Row) -> list[tuple[int, dict[str, float]]]:
     steps = RowSteps()
-    return [(point.step, dict(point.numbers)) for row in rows if (point := steps.read(row))]
+    points = [steps.read(row) for row in rows]
+    return [(point.step, dict(point.numbers)) for point in points if point]
 
 
 def test_profile_is_the_parameters(write: Write) -> None:
     """Every key that the profile sets is a parameter, nested ones with dots; secrets are masked, addresses left out."""
     keys = {"args": ["--lr", 0.1], "nodes": 2, "env": {"HF_TOKEN": "abc12345"}, "deadlines": {"run": "2h"}}
     profile = load(write(**keys, notify=["json://127.0.0.1/x"], metrics_to=["tensorboard"]))
-    found = describe_experiment(profile, ("sample-1", "an-id"), "/runs/sample-1", "http://prefect/1")
-    assert (found.run, found.run_id, found.profile) == ("sample-1", "an-id", "sample")
-    assert found.parameters["args"] == "--lr 0.1"
-    assert (found.parameters["nodes.min"], found.parameters["deadlines.run"]) == ("2", "7200.0")
-    assert found.parameters["env.HF_TOKEN"] == "****"
-    assert not [key for key in found.parameters if key.startswith(("notify", "metrics_to", "name"))]
-    assert found.tags["torchyard.link"] == "http://prefect/1"
+    experiment = describe_experiment(profile, "sample-1", "an-id", "/runs/sample-1", "http://prefect/1")
+    assert (experiment.run, experiment.run_id, experiment.profile) == ("sample-1", "an-id", "sample")
+    assert experiment.parameters["args"] == "--lr 0.1"
+    assert (experiment.parameters["nodes.min"], experiment.parameters["deadlines.run"]) == ("2", "7200.0")
+    assert experiment.parameters["env.HF_TOKEN"] == "****"
+    assert not [key for key in experiment.parameters if key.startswith(("notify", "metrics_to", "name"))]
+    assert experiment.tags["torchyard.link"] == "http://prefect/1"
 
 
 def test_row_is_a_point_at_its_step() -> None:

@@ -1,4 +1,4 @@
-"""The trackers that a profile names, and what they need where the launcher runs."""
+"""The trackers that a profile names, and their requirements where the launcher runs."""
 
 import sys
 
@@ -6,18 +6,22 @@ import pytest
 
 from torchyard.model.observe import Mlflow, TensorBoard, Trackers, Wandb
 from torchyard.trackers.mlflow import MlflowRun
-from torchyard.trackers.registry import check_trackers, make_trackers
+from torchyard.trackers.registry import check_trackers, create_trackers
 from torchyard.trackers.tensorboard import TensorBoardRun
 from torchyard.trackers.wandb import WandbRun
 
-EVERY = Trackers(tensorboard=TensorBoard(), mlflow=Mlflow(uri="http://x"), wandb=Wandb())
+ALL_TRACKERS = Trackers(tensorboard=TensorBoard(), mlflow=Mlflow(uri="http://x"), wandb=Wandb())
 
 
 def test_each_name_is_a_tracker() -> None:
     """A profile gets the trackers that it names, and no other."""
-    assert [type(each) for each in make_trackers(EVERY).values()] == [TensorBoardRun, MlflowRun, WandbRun]
-    assert make_trackers(Trackers()) == {}
-    assert [each.verdict for each in check_trackers(EVERY)] == ["ok"] * 3
+    assert [type(tracker) for tracker in create_trackers(ALL_TRACKERS).values()] == [
+        TensorBoardRun,
+        MlflowRun,
+        WandbRun,
+    ]
+    assert create_trackers(Trackers()) == {}
+    assert [check.verdict for check in check_trackers(ALL_TRACKERS)] == ["ok"] * 3
 
 
 @pytest.mark.parametrize("name", ["tensorboard", "mlflow", "wandb"])
@@ -27,15 +31,15 @@ def test_missing_package_is_one_clear_finding(name: str, monkeypatch: pytest.Mon
     monkeypatch.setattr(sys, "path_importer_cache", {})
     monkeypatch.delitem(sys.modules, name, raising=False)
     options = {"uri": "http://x"} if name == "mlflow" else {}
-    (found,) = check_trackers(Trackers.model_validate({name: options}))
-    assert (found.verdict, found.detail) == ("failed", f"the package {name} is not installed")
-    assert found.remedy.startswith(f"pip install 'torchyard[{name}]' where the launcher runs")
+    (check,) = check_trackers(Trackers.model_validate({name: options}))
+    assert (check.verdict, check.detail) == ("failed", f"the package {name} is not installed")
+    assert check.remedy.startswith(f"pip install 'torchyard[{name}]' where the launcher runs")
 
 
 def test_mlflow_needs_an_address(monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a tracking server in the profile or the environment, MLflow would write into the current folder."""
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
-    _, found = check_trackers(Trackers(mlflow=Mlflow()))
-    assert (found.verdict, found.detail) == ("failed", "no tracking server is named")
+    _, check = check_trackers(Trackers(mlflow=Mlflow()))
+    assert (check.verdict, check.detail) == ("failed", "no tracking server is named")
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://x")
-    assert [each.verdict for each in check_trackers(Trackers(mlflow=Mlflow()))] == ["ok"]
+    assert [check.verdict for check in check_trackers(Trackers(mlflow=Mlflow()))] == ["ok"]

@@ -1,0 +1,125 @@
+"""The thread between a run and a tracker: each row arrives once, and a tracker that fails delays nothing."""
+
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from threading import Event
+
+import pytest
+
+from tests.experiments import ending, experiment, points
+from tests.waiting import until
+from torchyard.trackers import worker as worker_module
+from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
+from torchyard.trackers.worker import TrackerWorker
+
+
+class FakeTracker:
+    """Keeps the steps that it gets; `on_call` is called first with the method's name, and may raise or hang."""
+
+    def __init__(self, on_call: Callable[[str], object] | None = None) -> None:
+        self.steps: list[int] = []
+        self.open_count = 0
+        self.end = ""
+        self._on_call = on_call or (lambda _: None)
+
+    def open(self, experiment: Experiment) -> None:
+        self._on_call("open")
+        self.open_count += 1
+
+    def write(self, points: Sequence[MetricPoint]) -> None:
+        self._on_call("write")
+        self.steps += [point.step for point in points]
+
+    def close(self, end: ExperimentEnd) -> None:
+        self._on_call("close")
+        self.end = end.end
+
+
+@pytest.fixture(autouse=True)
+def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("_BATCH_INTERVAL_S", "_RETRY_INTERVAL_S", "_LAST_RETRY_INTERVAL_S"):
+        monkeypatch.setattr(worker_module, name, 0.01)
+
+
+def start_worker(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: int) -> TrackerWorker:
+    """A worker for `tracker`, which gets a row for each step."""
+    worker = TrackerWorker("fake", tracker, experiment(tmp_path))
+    for point in points(*steps):
+        worker.add(attempt, point)
+    return worker
+
+
+def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
+    """Rows are written while the run lives, the remaining rows and the end at its end."""
+    tracker = FakeTracker()
+    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    until(lambda: tracker.steps == [1, 2])
+    worker.add(1, points(3)[0])
+    assert worker.finish(ending(), 10) is None
+    assert (tracker.open_count, tracker.steps, tracker.end) == (1, [1, 2, 3], "succeeded")
+
+
+def test_process_that_takes_over_writes_no_row_again(tmp_path: Path) -> None:
+    """It reads the job's log from its beginning, and writes only the rows that the lost process has not written."""
+    start_worker(tmp_path, FakeTracker(), 2, 1, 2)
+    until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
+    successor = FakeTracker()
+    worker = start_worker(tmp_path, successor, 2, 1, 2, 3)
+    assert worker.finish(ending(), 10) is None
+    assert successor.steps == [3]
+
+
+def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
+    """The rows of another attempt are others, although there are as many of them."""
+    tracker = FakeTracker()
+    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    for point in points(1, 2, 3):
+        worker.add(2, point)
+    assert worker.finish(ending(), 10) is None
+    assert tracker.steps == [1, 2, 1, 2, 3]
+
+
+def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """The first failure is a warning, and the rows wait."""
+    caplog.set_level("INFO")
+    failures = iter(["open", "open", "write"])
+
+    def fail(method: str) -> None:
+        if next(failures, None):
+            raise ConnectionError("no server")
+
+    tracker = FakeTracker(fail)
+    worker = start_worker(tmp_path, tracker, 1, 1, 2)
+    until(lambda: tracker.steps)
+    assert worker.finish(ending(), 10) is None
+    assert (tracker.steps, tracker.end) == ([1, 2], "succeeded")
+    warnings = [message for message in caplog.messages if "ConnectionError" in message]
+    assert warnings == ["metrics_to: fake: ConnectionError: no server (retrying; the job is not affected)"]
+    assert "metrics_to: fake works again" in caplog.messages
+
+
+@pytest.mark.parametrize(("hangs", "reason"), [(True, "no answer for 0 s"), (False, "ConnectionError: no server")])
+def test_rows_that_a_tracker_has_not_got_are_reported(tmp_path: Path, hangs: bool, reason: str) -> None:
+    """A tracker that never answers costs the run a moment at its end, and a sentence."""
+    stop_event = Event()
+    failed = Event()
+
+    def fail(method: str) -> None:
+        if hangs:
+            stop_event.wait(60)
+        failed.set()
+        raise ConnectionError("no server")
+
+    worker = start_worker(tmp_path, FakeTracker(fail), 1, 1, 2)
+    assert hangs or failed.wait(30)
+    assert worker.finish(ending(), 0.2) == f"fake has not recorded 2 rows and the end of the run: {reason}"
+    stop_event.set()
+
+
+def test_rows_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A program that prints faster than a tracker takes its rows costs no memory, and the loss is reported."""
+    monkeypatch.setattr(worker_module, "_MAX_WAITING", 2)
+    stop_event = Event()
+    worker = start_worker(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
+    stop_event.set()
+    assert worker.finish(ending(), 10) == "fake has not recorded 3 rows: too many rows at once"
