@@ -1,4 +1,4 @@
-"""Check that a plan can run: all findings at once, each with a remedy."""
+"""Check that a plan can run: all findings together, each with a remedy."""
 
 from torchyard.tasks import preflight
 

@@ -1,4 +1,4 @@
-"""Start and probe the rendezvous store of a plan, if it brings one."""
+"""Start and probe the rendezvous store of a plan, if it has one."""
 
 from torchyard.tasks import ensure_rendezvous
 

@@ -1,4 +1,4 @@
-"""Submit a plan"s job, or attach to it."""
+"""Submit the job of a plan, or attach to it."""
 
 from torchyard.tasks import submit
 

@@ -1,4 +1,4 @@
-"""Remove all that a plan has created, and prove it."""
+"""Remove everything that a plan has created, and verify that nothing remains."""
 
 from torchyard.tasks import teardown
 

@@ -102,7 +102,7 @@ def test_living_run_is_known_by_its_name() -> None:
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(run_id), State(type=StateType.RUNNING), force=True)
         assert (read_liveness_by_name(name), read_liveness_by_name("sample-00000000")) == (
-            "Prefect calls it Running",
+            "Prefect reports it as Running",
             "",
         )
         client.set_flow_run_state(UUID(run_id), State(type=StateType.CRASHED), force=True)

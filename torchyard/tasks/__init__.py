@@ -1,4 +1,4 @@
-"""The steps of a run, and whole runs, for flows of your own (docs/reuse.md). Importing this imports Prefect.
+"""The steps of a run, and whole runs, for your own flows (docs/reuse.md). Importing this package imports Prefect.
 
 Example:
     from torchyard.tasks import train_profile

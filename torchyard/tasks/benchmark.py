@@ -1,6 +1,6 @@
 """A benchmark inside a Prefect flow: a run of `train` for each fabric, and one page that compares them.
 
-It has a folder with a lock and a journal, like a run, so a lost one is noticed and resumed in the same ways.
+Like a run, a benchmark has a folder with a lock and a journal, so that a lost one is noticed and resumed.
 """
 
 import time
@@ -30,7 +30,7 @@ from torchyard.common.secrets import mask_text
 from torchyard.model.benchmark import Benchmark
 from torchyard.model.errors import BenchmarkError, NoReportError, RunInUseError, TorchyardError
 from torchyard.model.profile import Profile
-from torchyard.model.run import End, Report
+from torchyard.model.run import Report, RunEnd
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.run.resume import CRASHED, MAX_LOSSES, choose_entry
 
@@ -41,107 +41,115 @@ from .train import leave_to_owner
 
 _POLL_INTERVAL_S = 2.0
 _FLOW_NAME = "train"
-_CANCELLED: tuple[End, str] = ("cancelled", "cancelled through Prefect")
+_CANCELLED = RunEnd("cancelled", "cancelled through Prefect")
+_GAVE_UP = RunEnd("gave-up", f"{MAX_LOSSES} processes of this benchmark were lost in a row at the same fabric")
 
 
 def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[str, Any]) -> State[Any]:
-    """Run the profile's deployment over each fabric and compare them; returns this flow run's final state.
+    """Run the profile's deployment over each fabric and compare them; return this flow run's final state.
 
-    A flow run that is started again attaches to the runs that it has made. One that was lost starts none of them again;
-    one that a user starts again repeats those that have failed.
+    A flow run that is started again attaches to the runs that it has started. After a loss it repeats none of them;
+    after a user's request it repeats those that have failed. Errors of torchyard become the state's message. If another
+    process owns the benchmark, this process exits and sets no state.
     """
     spell_anything()
     folder = benchmark_folder(f"{Path(profile).stem}-{str(flow_run.id)[-8:]}")
     try:
         with folder.owned():
-            end, sentence = _resume_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
+            end = _resume_benchmark(folder, lambda: _compare_fabrics(folder, profile, fabrics, overrides))
     except RunInUseError as error:
         return leave_to_owner(error)
     except TorchyardError as error:
         get_log().error("%s", error)
-        end, sentence = "failed", str(error)
-    return build_final_state(end, mask_text(strip_control_codes(sentence)))
+        end = RunEnd("failed", str(error))
+    return build_final_state(end.end, mask_text(strip_control_codes(end.sentence)))
 
 
-def _resume_benchmark(folder: RunFolder, compare: Callable[[], tuple[End, str]]) -> tuple[End, str]:
-    """Take a benchmark from where its journal says that it is to its end; returns that end and its sentence."""
+def _resume_benchmark(folder: RunFolder, compare: Callable[[], RunEnd]) -> RunEnd:
+    """Take a benchmark from the position in its journal to its end; `compare` measures the fabrics."""
     events = folder.events()
     entry = choose_entry(events, lambda: has_user_request(str(flow_run.id)))
     if entry == "echo":
-        return events[-1]["end"], str(events[-1].get("sentence", ""))
+        return RunEnd(events[-1]["end"], str(events[-1].get("sentence", "")))
     folder.note("start", run=str(flow_run.id), count=flow_run.run_count)
     match entry:
         case "give-up":
-            end, sentence = _give_up()
+            end = _GAVE_UP
         case "finish":
-            end, sentence = _end_cancelled(folder)
+            end = _end_cancelled(folder)
         case _:
-            end, sentence = compare()
-    folder.note("end", end=end, by="flow", sentence=sentence)
-    return end, sentence
+            end = compare()
+    folder.note("end", end=end.end, by="flow", sentence=end.sentence)
+    return end
 
 
-def _give_up() -> tuple[End, str]:
-    return "gave-up", f"{MAX_LOSSES} processes of this benchmark were lost in a row at the same fabric"
+def _compare_fabrics(folder: RunFolder, profile: str, fabrics: Sequence[str], overrides: Mapping[str, Any]) -> RunEnd:
+    """Measure all fabrics and publish the comparison. A user's cancel, however it is noticed, also cancels their runs.
 
-
-def _compare_fabrics(
-    folder: RunFolder, profile: str, fabrics: Sequence[str], overrides: Mapping[str, Any]
-) -> tuple[End, str]:
-    """Measure all fabrics and show the comparison; a user's cancel, however it is noticed, also ends their runs."""
+    Errors of torchyard are logged and returned as a failed end; others are raised.
+    """
     try:
         benchmark = run_benchmark(profile, overrides, fabrics, partial(_run_fabric, folder, profile))
         _publish_benchmark(benchmark, folder.name)
-    except BaseException as error:  # a signal is none of Exception's
+    except BaseException as error:  # the exception of a signal is not an Exception
         if _is_cancelled():
             return _end_cancelled(folder)
         if isinstance(error, TorchyardError):
             get_log().error("%s", error)
-            return "failed", str(error)
+            return RunEnd("failed", str(error))
         raise
     failure = find_failure(benchmark)
-    return ("failed", failure) if failure else ("succeeded", _describe_end(benchmark))
+    return RunEnd("failed", failure) if failure else RunEnd("succeeded", _describe_end(benchmark))
 
 
 def _is_cancelled() -> bool:
-    """Whether a user has cancelled this benchmark; a cancel that cannot be seen has not arrived yet."""
+    """Whether a user has cancelled this benchmark; False if Prefect does not respond."""
     try:
         return is_run_cancelled(str(flow_run.id))
     except Exception as error:
-        get_log().warning("Prefect does not say whether this benchmark was cancelled: %s", error)
+        get_log().warning("cannot read from Prefect whether this benchmark was cancelled: %s", error)
         return False
 
 
-def _end_cancelled(folder: RunFolder) -> tuple[End, str]:
-    """Cancel the run that is being measured. If Prefect is away, the next search for lost runs does it."""
-    end, sentence = _CANCELLED
-    folder.note("ending", end=end, sentence=sentence)
+def _end_cancelled(folder: RunFolder) -> RunEnd:
+    """Cancel the run that is being measured. If Prefect is unreachable, the next check for lost runs cancels it."""
+    folder.note("ending", end=_CANCELLED.end, sentence=_CANCELLED.sentence)
     try:
         with open_bounded_client() as client:
             for name in cancel_children(client, [UUID(str(flow_run.id))]):
-                get_log().warning("%s is cancelled with this benchmark", name)
+                get_log().warning("%s is cancelled because this benchmark was cancelled", name)
     except Exception as error:
-        get_log().warning("the run that is being measured is not cancelled yet: %s", error)
-    return end, sentence
+        get_log().warning(
+            "cannot cancel the run that is being measured: %s (the next check for lost runs cancels it)", error
+        )
+    return _CANCELLED
 
 
 def _run_fabric(folder: RunFolder, profile_name: str, profile: Profile, overrides: dict[str, Any]) -> Report:
-    """The report of the run over one fabric, which another process carries from beginning to end."""
+    """Measure one fabric in a flow run of its own, and return its report.
+
+    Raises NoReportError if the run has left none here or in the archive, and BenchmarkError as `measure_fabric` does.
+    """
     fabric = profile.fabric or DEFAULT_FABRIC
     folder.note("step", name=fabric)
     measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
-    child, end = measure(_get_child_deployment_name(profile.name), {"profile": profile_name, "overrides": overrides})
-    run_folder = RunFolder.of(profile, child)
+    parameters = {"profile": profile_name, "overrides": overrides}
+    run_id, end = measure(_get_child_deployment_name(profile.name), parameters)
+    run_folder = RunFolder.of(profile, run_id)
     report = _read_report(run_folder)
     if report is None:
-        hint = "on another machine than this? Then their workers must share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
-        raise NoReportError(run_folder.name, f"{end}; there is no {run_folder.path}/report.json: did it run {hint}")
+        remedy = "if it ran on another machine, let the workers share TORCHYARD_RUNS or TORCHYARD_ARCHIVE"
+        raise NoReportError(run_folder.name, f"{end}; there is no {run_folder.path}/report.json: {remedy}")
     return report
 
 
 def _read_report(folder: RunFolder) -> Report | None:
-    """The report of a run that was carried here, or elsewhere with the same archive. ArchiveError."""
-    if report := folder.report():
+    """The report of a run on this machine, or on another one with the same archive; None if neither has it.
+
+    Raises ArchiveError if the archive cannot be read.
+    """
+    report = folder.report()
+    if report:
         return report
     store = open_store()
     fetched_folder = fetch_to_read(store, runs_folder(), folder.name) if store else None
@@ -149,16 +157,18 @@ def _read_report(folder: RunFolder) -> Report | None:
 
 
 def _get_child_deployment_name(profile: str) -> str:
-    """The profile's own deployment of the installation that this benchmark's deployment belongs to."""
+    """The full name of the profile's deployment, in the same work pool as this benchmark's deployment."""
     own_name = own_deployment.name
-    return f"{_FLOW_NAME}/{name_deployment(profile, read_deployment_pool(own_name) if own_name else read_pool())}"
+    pool = read_deployment_pool(own_name) if own_name else read_pool()
+    return f"{_FLOW_NAME}/{name_deployment(profile, pool)}"
 
 
 @make_task
 def measure_fabric(deployment: str, parameters: dict[str, Any]) -> tuple[str, str]:
     """Start a run of the deployment, or find the one that this flow run has started, and wait for its end.
 
-    Returns its id, and how it ended. BenchmarkError if there is no such deployment, or a user cancels the benchmark.
+    Returns the id of the flow run and how it ended. Raises BenchmarkError if the deployment does not exist or a user
+    cancels the benchmark, NoReportError if the flow run was deleted.
     """
     child = _start_child(deployment, parameters)
     get_log().info("%s: flow run %s", child.name, child.id)
@@ -166,7 +176,11 @@ def measure_fabric(deployment: str, parameters: dict[str, Any]) -> tuple[str, st
 
 
 def _start_child(deployment: str, parameters: dict[str, Any]) -> FlowRun:
-    """The run of a fabric: the first that has not failed, of one more than a user asked for this benchmark again."""
+    """Start or find the run of a fabric: the first that has not failed.
+
+    There is one run for the benchmark's first start and one for each time that a user has requested it again. The
+    idempotency key makes Prefect return the existing run instead of starting a second one.
+    """
     key = f"{flow_run.id}/{parameters['overrides'].get('fabric', DEFAULT_FABRIC)}"
     child: Any = None
     try:
@@ -184,14 +198,15 @@ def _start_child(deployment: str, parameters: dict[str, Any]) -> FlowRun:
 
 
 def _has_failed(state: State[Any] | None) -> bool:
-    """Whether a run has ended without success; a Crashed one comes back."""
+    """Whether a run has ended without success. A run whose state is named Crashed was lost and is resumed."""
     return state is not None and state.is_final() and not state.is_completed() and state.name != CRASHED
 
 
 def _wait_until_ended(child: FlowRun) -> str:
-    """Wait for the end of a flow run, and say what it was; while Prefect does not answer, it is waited for.
+    """Wait for the end of a flow run and return it, such as `Failed: no room`; an unreachable Prefect is waited for.
 
-    BenchmarkError if a user cancels the benchmark meanwhile: without a worker no signal says so.
+    Raises BenchmarkError if a user cancels the benchmark meanwhile, because without a worker no signal arrives, and
+    NoReportError if the flow run was deleted.
     """
     is_unreachable = False
     while True:
@@ -203,7 +218,7 @@ def _wait_until_ended(child: FlowRun) -> str:
             raise NoReportError(child.name, f"flow run {child.id} was deleted") from error
         except Exception as error:
             if not is_unreachable:
-                get_log().warning("Prefect does not say how flow run %s is, and is asked again: %s", child.id, error)
+                get_log().warning("cannot read the state of flow run %s from Prefect: %s (retrying)", child.id, error)
             is_unreachable = True
         else:
             is_unreachable = False
@@ -215,7 +230,7 @@ def _wait_until_ended(child: FlowRun) -> str:
 
 
 def _publish_benchmark(benchmark: Benchmark, name: str) -> None:
-    """Show the comparison in the log, on disk and as an artifact; an unreachable Prefect costs the page only."""
+    """Publish the comparison in the log, on disk and as an artifact. Without Prefect only the artifact is missing."""
     folder = save_benchmark(benchmark, name)
     get_log().info("\n%s\n  %s", render_benchmark_text(benchmark), folder)
     try:
@@ -225,12 +240,13 @@ def _publish_benchmark(benchmark: Benchmark, name: str) -> None:
             description=_describe_end(benchmark),
         )
     except Exception as error:
-        get_log().warning("the comparison is not in Prefect: %s", error)
+        get_log().warning("cannot publish the comparison in Prefect: %s", error)
 
 
 def _describe_end(benchmark: Benchmark) -> str:
-    """The largest bandwidth over each fabric, in a sentence."""
-    best = {curve.fabric: max((point.busbw for point in curve.points), default=None) for curve in benchmark.curves}
-    return ", ".join(
-        f"{fabric}: " + (f"{busbw:.4g} GB/s" if busbw is not None else "none") for fabric, busbw in best.items()
-    )
+    """The largest bandwidth over each fabric: `roce: 9.522 GB/s, tcp: none`."""
+    best_bandwidths: dict[str, str] = {}
+    for curve in benchmark.curves:
+        best = max((point.busbw for point in curve.points), default=None)
+        best_bandwidths[curve.fabric] = "none" if best is None else f"{best:.4g} GB/s"
+    return ", ".join(f"{fabric}: {bandwidth}" for fabric, bandwidth in best_bandwidths.items())

@@ -1,4 +1,4 @@
-"""Check everything that a plan needs."""
+"""Check all requirements of a plan."""
 
 from torchyard.steps.preflight import preflight as run
 

@@ -1,4 +1,4 @@
-"""Resumes runs that have lost their launcher: one, for its watchdog, or all that this machine can know of.
+"""Resumes runs that have lost their launcher: one, for its watchdog, or all that this machine or Prefect lists.
 
 Nothing here acts on an event, which Prefect may deliver 15 minutes late: each check reads the run's current state.
 """
@@ -56,80 +56,84 @@ from .flow_run.states import (
 _WORKER_REPORT_TIMEOUT_S = 5.0
 # The worker reports it twice, and its second report would end the process that resumes the run.
 _SECOND_REPORT_DELAY_S = 1.5
-_POLL_INTERVAL_S = 2.0  # seconds between two checks of a watchdog
-_WATCH_TIMEOUT_S = 125.0  # how long a watchdog follows a run that is being resumed, while Prefect answers
+_POLL_INTERVAL_S = 2.0  # between two checks of a watchdog
+_WATCH_TIMEOUT_S = 125.0  # for a watchdog to see its run resumed, while Prefect responds
 _BENCHMARK_FLOW_NAME = "benchmark"
 _FLOW_NAMES = ("train", _BENCHMARK_FLOW_NAME)
 _RUNS_PER_PAGE = 200  # flow runs that Prefect lists at once
 
 
 class RecoveryResult(NamedTuple):
-    """The result of a recovery: the runs that are resumed, and what could not be checked."""
+    """The names of the resumed runs, and a message for each thing that could not be checked."""
 
     resumed: tuple[str, ...]
     faults: tuple[str, ...]
 
     def __str__(self) -> str:
-        return f"resumed {len(self.resumed)}" + (f": {', '.join(self.resumed)}" if self.resumed else "")
+        suffix = f": {', '.join(self.resumed)}" if self.resumed else ""
+        return f"resumed {len(self.resumed)}{suffix}"
 
 
-def recover_lost_runs(only_leased: bool = False) -> RecoveryResult:
-    """Schedule every run that has lost its launcher: this machine's at once, others once Prefect calls them Crashed.
+def recover_lost_runs(*, only_leased: bool = False) -> RecoveryResult:
+    """Schedule every run that has lost its launcher: this machine's at once, others once their state is Crashed.
 
-    `leased`: of this machine's runs, only those whose lease has not ended.
+    `only_leased`: of this machine's runs, only those whose lease has not ended. Nothing is raised: what could not be
+    checked is in the result's `faults`.
     """
-    resumed, faults = list[str](), list[str]()
-    benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))  # they have no lease: nothing is removed
+    resumed: list[str] = []
+    faults: list[str] = []
+    # A benchmark has no lease, because nothing of it has to be removed after a loss.
+    benchmarks = dict(_list_local_runs(list_benchmark_folders(), faults))
     folders = dict(_list_local_runs(list_run_folders(), faults)) | benchmarks
     try:
         with open_bounded_client() as client:
-            for run_id in dict.fromkeys(
-                (
-                    *_list_unfinished_runs(client),
-                    *(local_id for local_id in folders if is_lost(folders[local_id].events())),
-                )
-            ):
+            candidates = _list_unfinished_runs(client)
+            candidates += [run_id for run_id, folder in folders.items() if is_lost(folder.events())]
+            for run_id in dict.fromkeys(candidates):
+                check_lease = only_leased and run_id not in benchmarks
                 try:
-                    check_lease = only_leased and run_id not in benchmarks
-                    if name := _recover_run(client, run_id, folders.get(run_id), check_lease):
+                    name = _recover_run(client, run_id, folders.get(run_id), check_lease=check_lease)
+                    if name:
                         resumed.append(name)
                 except TorchyardError as error:
                     faults.append(str(error))
             _cancel_benchmark_children(client)
     except Exception as error:
-        faults.append(f"Prefect cannot be asked for lost runs: {error}")
+        faults.append(f"cannot query Prefect for lost runs: {error}")
     return RecoveryResult(tuple(resumed), tuple(faults))
 
 
 def _list_local_runs(folders: Iterable[RunFolder], faults: list[str]) -> Iterator[tuple[str, RunFolder]]:
-    """The runs of this machine with the ids of their flow runs; one that cannot be read is added to `faults`."""
+    """The flow run id and the folder of each started run; a folder that cannot be read adds a message to `faults`."""
     for folder in folders:
         try:
-            if run_id := folder.last("start").get("run"):
+            run_id = folder.last("start").get("run")
+            if run_id:
                 yield str(run_id), folder
         except TorchyardError as error:
             faults.append(str(error))
 
 
 def _list_unfinished_runs(client: SyncPrefectClient) -> list[str]:
-    """The runs that Prefect considers alive, and the latest of those that it considers lost."""
-    living = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
-    flow_runs = list[FlowRun]()
-    while page := _list_flow_runs(client, FlowRunFilterState(type=living), len(flow_runs)):
+    """The ids of the flow runs that are active in Prefect, and of those that were set to Crashed in the last day."""
+    live_types = FlowRunFilterStateType(any_=[StateType.RUNNING, StateType.PENDING, StateType.CANCELLING])
+    flow_runs: list[FlowRun] = []
+    while page := _list_flow_runs(client, FlowRunFilterState(type=live_types), offset=len(flow_runs)):
         flow_runs += page
-    crashed = _list_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
-    return [
-        str(flow_run.id)
-        for flow_run in (
-            *flow_runs,
-            *(crashed_run for crashed_run in crashed if to_reported_state(crashed_run.state).age_s < MAX_LOSS_AGE_S),
-        )
-    ]
+    crashed_runs = _list_flow_runs(client, FlowRunFilterState(name=FlowRunFilterStateName(any_=[CRASHED])))
+    flow_runs += filter(_is_recent, crashed_runs)
+    return [str(flow_run.id) for flow_run in flow_runs]
+
+
+def _is_recent(flow_run: FlowRun) -> bool:
+    """Whether the flow run has been in its state for less than `MAX_LOSS_AGE_S`."""
+    return to_reported_state(flow_run.state).age_s < MAX_LOSS_AGE_S
 
 
 def _list_flow_runs(
     client: SyncPrefectClient, state: FlowRunFilterState, offset: int = 0, names: Sequence[str] = _FLOW_NAMES
 ) -> list[FlowRun]:
+    """One page of the flow runs in this pool, the last started first."""
     return client.read_flow_runs(
         flow_filter=FlowFilter(name=FlowFilterName(any_=[*names])),
         flow_run_filter=FlowRunFilter(state=state),
@@ -141,25 +145,32 @@ def _list_flow_runs(
 
 
 def _cancel_benchmark_children(client: SyncPrefectClient) -> None:
-    """Cancel what a cancelled benchmark has started: its process may have been killed before it did so."""
+    """Cancel the runs of recently cancelled benchmarks, whose processes may have been killed before they did so."""
     cancelled_filter = FlowRunFilterState(type=FlowRunFilterStateType(any_=[StateType.CANCELLING, StateType.CANCELLED]))
     benchmarks = _list_flow_runs(client, cancelled_filter, names=[_BENCHMARK_FLOW_NAME])
-    if recent := [run.id for run in benchmarks if to_reported_state(run.state).age_s < MAX_LOSS_AGE_S]:
-        cancel_children(client, recent)
+    recent_ids = [benchmark.id for benchmark in benchmarks if _is_recent(benchmark)]
+    if recent_ids:
+        cancel_children(client, recent_ids)
 
 
-def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | None, check_lease: bool = False) -> str:
-    """Do what one run needs now; returns its name if it is resumed."""
+def _recover_run(
+    client: SyncPrefectClient, run_id: str, folder: RunFolder | None, *, check_lease: bool = False
+) -> str | None:
+    """Schedule, end or report one run, as its current state requires; return its name if it is resumed, else None.
+
+    `folder`: None if the run is not one of this machine's. `check_lease`: leave a run whose lease has ended. Raises
+    TorchyardError if the folder cannot be used, and Prefect's own errors.
+    """
     try:
         run = client.read_flow_run(UUID(run_id))
-    except (ObjectNotFound, ValueError):  # of another server
-        return ""
+    except (ObjectNotFound, ValueError):  # a folder may be of a run on another server
+        return None
     if folder and (folder.is_owned() or (check_lease and folder.lease_left() < 0)):
-        return ""
+        return None
     events = folder.events() if folder else []
     match choose_recovery(to_reported_state(run.state), run.run_count, events, lambda: has_user_request(run_id)):
         case "schedule":
-            return run.name if _schedule_run(client, run, folder) else ""
+            return run.name if _schedule_run(client, run, folder) else None
         case "finish" if folder:
             folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
             sweep_run(folder, "guard", "", report_end)
@@ -168,11 +179,14 @@ def _recover_run(client: SyncPrefectClient, run_id: str, folder: RunFolder | Non
             report_state(run_id, build_final_state(end.get("end", "failed"), end.get("sentence", "")))
         case _:
             pass
-    return ""
+    return None
 
 
 def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | None) -> bool:
-    """Let a worker start a run again; a run without a deployment would wait for a worker for ever."""
+    """Schedule a run, so that a worker starts it again; return whether it was scheduled.
+
+    A run without a deployment is not scheduled: no worker would ever take it.
+    """
     has_started = run.state is None or not run.state.is_pending()
     if has_started and run.state and not run.state.is_final():
         crashed_state: State[Any] = State(type=StateType.CRASHED, name=CRASHED, message="the process of this run died")
@@ -181,9 +195,8 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
         return False
     if folder:
         folder.extend()
-    client.set_flow_run_state(
-        run.id, Scheduled(message=LOST_MESSAGE if has_started else NEVER_BEGAN_MESSAGE), force=True
-    )
+    message = LOST_MESSAGE if has_started else NEVER_BEGAN_MESSAGE
+    client.set_flow_run_state(run.id, Scheduled(message=message), force=True)
     return True
 
 
@@ -191,9 +204,10 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
 
 
 def _report_lost_run(folder: RunFolder) -> None:
-    """Report to Prefect that the launcher died, and have the run resumed now, not after missed heartbeats.
+    """Report to Prefect that the launcher died, so that the run is resumed now and not after missed heartbeats.
 
-    A run that was being cancelled is not resumed: it is ended here.
+    A run that was being cancelled is not resumed: it is ended here. Returns once another process has started the run
+    or its end is recorded, at the latest after `_WATCH_TIMEOUT_S`, or when the lease ends if Prefect is unreachable.
     """
     start = folder.last("start")
     _wait_for_worker_report(UUID(start["run"]))
@@ -202,36 +216,38 @@ def _report_lost_run(folder: RunFolder) -> None:
         try:
             with open_bounded_client() as client:
                 _recover_run(client, start["run"], folder)
-        except Exception as error:  # an unreachable server is asked for as long as the lease lasts
-            get_log().debug("%s was not checked: %s", folder.name, error)
+        except Exception as error:  # an unreachable server is queried for as long as the lease lasts
+            get_log().debug("cannot check %s: %s (retrying)", folder.name, error)
             deadline = max(deadline, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
         time.sleep(_POLL_INTERVAL_S)
 
 
 def _wait_for_worker_report(run_id: UUID) -> None:
-    """Wait until the worker has reported, completely, how its flow died."""
+    """Wait until the worker has sent both of its reports of how its flow died, at most `_WORKER_REPORT_TIMEOUT_S`."""
     deadline = time.monotonic() + _WORKER_REPORT_TIMEOUT_S
     while time.monotonic() < deadline:
         try:
             with open_bounded_client() as client:
                 state = client.read_flow_run(run_id).state
             if state and not state.is_running():
-                time.sleep(
-                    max(0.0, min(_SECOND_REPORT_DELAY_S, _SECOND_REPORT_DELAY_S - to_reported_state(state).age_s))
-                )
+                delay_s = _SECOND_REPORT_DELAY_S - to_reported_state(state).age_s
+                time.sleep(max(0.0, min(_SECOND_REPORT_DELAY_S, delay_s)))
                 return
         except Exception as error:
-            get_log().debug("flow run %s was not read: %s", run_id, error)
+            get_log().debug("cannot read flow run %s: %s (retrying)", run_id, error)
         time.sleep(0.3)
 
 
 def main(argv: Iterable[str]) -> int:
-    """`keep FOLDER` and `stop FOLDER`: what the watchdog does about one run. `back`: resume all lost runs."""
+    """Run a command and return its exit code.
+
+    `keep FOLDER` resumes one lost run, and `stop FOLDER` tears it down: for its watchdog. `back` resumes all lost runs.
+    """
     raise_file_limit()
     command, *arguments = argv
     if command == "back":
         result = recover_lost_runs()
-        print("\n".join((str(result), *result.faults)))
+        print(result, *result.faults, sep="\n")
         return 1 if result.faults else 0
     folder = RunFolder(Path(arguments[0]))
     if command == "keep":

@@ -1,4 +1,4 @@
-"""Make sure that the rendezvous store of a plan serves, if it has one."""
+"""Ensure that the rendezvous store of a plan responds, if it has one."""
 
 from torchyard.steps.rendezvous import ensure_rendezvous as run
 

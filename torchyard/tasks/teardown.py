@@ -1,4 +1,4 @@
-"""Remove everything of a plan, and prove it."""
+"""Remove everything that a plan has created, and verify that nothing remains."""
 
 from torchyard.steps.teardown import teardown as run
 

@@ -1,7 +1,7 @@
 """One run of a profile inside a Prefect flow: the engine's runner, with each step as a task.
 
-`train_flow_run` is the flow `train`: the flow run is the run. `train_profile` is a training in a flow of a user's own:
-a run of its own, of which a flow run may have many.
+`train_flow_run` implements the flow `train`: the flow run is the run. `train_profile` is a training in a user's own
+flow: a separate run, of which a flow run may have many.
 """
 
 import logging
@@ -49,12 +49,14 @@ STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teard
 
 
 def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> State[RunResult]:
-    """Take this flow run from its current state to its end; returns its final state, which holds a success's result.
+    """Take this flow run from its current state to its end; return its final state, with the result of a success.
 
-    `dry_run`: only show the plan and run preflight.
+    `dry_run`: only show the plan and run preflight. Errors of torchyard become the state's message. If another process
+    owns the run, this process exits and sets no state.
     """
     try:
-        loaded_profile, run_id = _prepare_profile(profile, overrides or {}), str(flow_run.id)
+        loaded_profile = _prepare_profile(profile, overrides or {})
+        run_id = str(flow_run.id)
         reporter = PrefectReporter(run_id, flow_run.run_count, loaded_profile.name)
         reporter.label_flow_run(loaded_profile)
         if dry_run:
@@ -65,7 +67,7 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_ru
         return build_final_state(result.end, result.sentence, result)
     except RunInUseError as error:
         return leave_to_owner(error)
-    except DetachedError as error:  # its watchdog has the run resumed
+    except DetachedError as error:  # its watchdog resumes a run whose state is named Crashed
         return State(type=StateType.CRASHED, name=CRASHED, message=str(error))
     except TorchyardError as error:
         get_log().error("%s", error)
@@ -74,13 +76,17 @@ def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_ru
 
 @make_task
 def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: str = "") -> RunResult:
-    """Train in a flow of your own, as often as you like, one after the other or with `.submit` at the same time.
+    """Train in your own flow, as often as you like: one training after the other, or several at once with `.submit`.
 
-    Each training is a run of its own, with a journal, a lease, progress and a report. If the flow run is started again,
-    a training that has ended is not repeated, and one that goes on is attached to; it is found by its profile,
-    overrides and `name`. TrainingError if it does not succeed; a cancelled flow run ends it, and is ended by it.
+    Each training is a separate run, with a journal, a lease, progress and a report. It is identified by its profile,
+    its overrides and `name`: if the flow run is started again, a training that has ended is not repeated, and one that
+    is still running is attached to. Cancelling the flow run cancels its trainings, and a cancelled training stops the
+    flow.
+
+    Raises TrainingError if the training does not succeed, TorchyardError outside of a flow.
     """
-    loaded_profile, run_id = _prepare_profile(profile, overrides or {}), derive_run_id(profile, overrides or {}, name)
+    loaded_profile = _prepare_profile(profile, overrides or {})
+    run_id = derive_run_id(profile, overrides or {}, name)
     register_flow_run(run_id, str(flow_run.id))
     reporter = PrefectReporter(str(flow_run.id), flow_run.run_count, loaded_profile.name)
     result = _run_to_end(loaded_profile, run_id, reporter)
@@ -91,8 +97,12 @@ def train_profile(profile: str, overrides: dict[str, Any] | None = None, name: s
 
 
 def _propagate_stop(result: RunResult, reporter: PrefectReporter) -> None:
-    """Raise again what has stopped this run: the flow around it must not go on, not even if it catches Exception."""
-    if reporter.report and result.end in ("cancelled", "stopped"):  # a run that has ended before is not stopped now
+    """Raise again the exception that has stopped this run, so that the calling flow stops too.
+
+    It is a BaseException: the flow must not continue even if it catches Exception.
+    """
+    # Without a report the run had ended in an earlier process, and this one was not stopped.
+    if reporter.report and result.end in ("cancelled", "stopped"):
         raise reporter.stop_exception or TerminationSignal(signal.SIGTERM)
 
 
@@ -100,15 +110,21 @@ def _is_subflow() -> bool:
     """Whether another flow has called this one, in this process."""
     context = FlowRunContext.get()
     current_run = context.flow_run if context else None
-    return current_run is not None and current_run.parent_task_run_id is not None and current_run.deployment_id is None
+    if current_run is None:
+        return False
+    return current_run.parent_task_run_id is not None and current_run.deployment_id is None
 
 
 def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
-    """The profile, in a process that is ready to run it."""
+    """Load the profile, and prepare this process for its run: limits, text encoding, and the key of its seals.
+
+    Raises ProfileError. Secrets among the overrides, which Prefect shows as parameters, are logged as warnings.
+    """
     raise_file_limit()
     spell_anything()
     seal.key_source = obtain_key
-    if message := describe_exposed_overrides(overrides):
+    message = describe_exposed_overrides(overrides)
+    if message:
         get_log().warning("%s", message)
     loaded_profile = load_profile(profile, overrides)
     if "notify" in overrides and loaded_profile.notify and list_exposed_addresses(loaded_profile.notify):
@@ -117,17 +133,21 @@ def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
 
 
 def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> RunResult:
-    """Take a run to its end, whatever that is; its result."""
+    """Run the pipeline to its end, whatever that is, and return the result.
+
+    Raises RunInUseError if another process owns the run, DetachedError if this process cannot continue, and
+    TerminationSignal if Prefect starts another process of this run.
+    """
     runner = Runner(profile, run_id, reporter, STEPS)
     hold_run(profile, run_id, runner.folder, reporter.count)
     try:
         end, sentence = runner.run()
-    except HandedOverError as error:  # Prefect's engine knows why, and leaves the flow run's state alone
+    except HandedOverError as error:  # for this signal Prefect's engine does not change the flow run's state
         raise TerminationSignal(signal.SIGTERM) from error
-    report = reporter.report or runner.folder.report()  # a run that has ended already makes no report again
+    report = reporter.report or runner.folder.report()  # a run that had ended before writes no new report
     if report and report.end == end:
         return build_result(report)
-    try:  # of a process on another machine
+    try:  # another machine may have finished the run and stored its result
         return read_result(str(flow_run.id), runner.folder.name)
     except Exception as error:
         get_log().debug("%s", error)
@@ -137,12 +157,12 @@ def _run_to_end(profile: Profile, run_id: str, reporter: PrefectReporter) -> Run
 
 
 def leave_to_owner(error: RunInUseError) -> State[Any]:
-    """End this process without touching the run: its owner will report how it ended.
+    """Exit this process without touching the run: its owner reports how it ends.
 
-    A subflow shares its process with the flow around it, which goes on.
+    A subflow shares its process with the calling flow, which continues: then a Failed state is returned.
     """
     get_log().warning("%s", error)
     if _is_subflow():
         return Failed(message=str(error))
     logging.shutdown()
-    os._exit(0)
+    os._exit(0)  # an exception or a normal exit would make Prefect's engine set a final state

@@ -24,4 +24,4 @@ def test_flow_fails_where_runs_were_not_checked() -> None:
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
         state = comeback.fn()
     assert state.is_failed()
-    assert str(state.message).startswith("resumed 0; not checked: Prefect cannot be asked for lost runs: ")
+    assert str(state.message).startswith("resumed 0; not checked: cannot query Prefect for lost runs: ")

@@ -9,7 +9,7 @@ from tests.conftest import RUN_ID
 from tests.fake_prefect import STATE, FakePrefect
 from tests.reports import short_report
 from torchyard.archive.store import ARCHIVE_VARIABLE
-from torchyard.model.run import End
+from torchyard.model.run import RunEnd
 from torchyard.run.folder import RunFolder, benchmark_folder, runs_folder
 from torchyard.tasks.benchmark import (
     _describe_end,
@@ -30,12 +30,12 @@ def folder(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> RunFol
     return folder
 
 
-def compare() -> tuple[End, str]:
+def compare() -> RunEnd:
     """Stands for the measurements."""
-    return "failed", "roce: no room"
+    return RunEnd("failed", "roce: no room")
 
 
-def refuse() -> tuple[End, str]:
+def refuse() -> RunEnd:
     """Stands for measurements that must not be started."""
     raise AssertionError("it is measured")
 
@@ -51,7 +51,7 @@ def test_user_who_asks_again_gets_new_measurements(folder: RunFolder, fake_prefe
     _resume_benchmark(folder, compare)
     states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
     fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
-    assert _resume_benchmark(folder, lambda: ("succeeded", "better")) == ("succeeded", "better")
+    assert _resume_benchmark(folder, lambda: RunEnd("succeeded", "better")) == ("succeeded", "better")
 
 
 def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -> None:
@@ -59,7 +59,7 @@ def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -
     for _ in range(3):
         folder.note("start", run=RUN_ID)
         folder.note("step", name="roce")
-    assert _resume_benchmark(folder, refuse)[0] == "gave-up"
+    assert _resume_benchmark(folder, refuse).end == "gave-up"
 
 
 def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:

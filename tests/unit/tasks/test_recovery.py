@@ -58,8 +58,8 @@ def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: boo
     folder = benchmark_folder("sample-a1b2c3d4")
     with folder.owned():
         folder.note("start", run=RUN_ID, count=1)
-        assert recover_lost_runs(only_leased).resumed == ()
-    assert recover_lost_runs(only_leased).resumed == ("a-run",)
+        assert recover_lost_runs(only_leased=only_leased).resumed == ()
+    assert recover_lost_runs(only_leased=only_leased).resumed == ("a-run",)
     assert fake_prefect.set_to == ["Crashed", "Scheduled"]
 
 
@@ -79,4 +79,4 @@ def test_prefect_that_cannot_be_asked_is_a_fault(lost: RunFolder, capsys: pytest
         assert main(["back"]) == 1
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "resumed 0"
-    assert lines[1].startswith("Prefect cannot be asked for lost runs: ")
+    assert lines[1].startswith("cannot query Prefect for lost runs: ")

@@ -1,4 +1,4 @@
-"""The flow runs that a flow run has started: they end with it if a person cancels it."""
+"""The flow runs that a flow run has started: they end with it if a user cancels it."""
 
 from collections.abc import Iterable
 from uuid import UUID
@@ -19,15 +19,15 @@ _LIVE_STATES = [StateType.SCHEDULED, StateType.PENDING, StateType.RUNNING, State
 
 
 def is_run_cancelled(run_id: str) -> bool:
-    """Whether a user has cancelled a flow run; Prefect's own error if it does not answer."""
+    """Whether a user has cancelled a flow run. Raises Prefect's own error if the server does not respond."""
     with open_bounded_client() as client:
         return is_cancelled(client.read_flow_run(UUID(run_id)).state)
 
 
 def cancel_children(client: SyncPrefectClient, parent_ids: Iterable[UUID]) -> list[str]:
-    """Cancel the flow runs that these have started and that have not ended; returns their names.
+    """Cancel the unfinished flow runs that `parent_ids` have started; return their names.
 
-    A run that a user has asked for again since it ended is the user's, and goes on.
+    A child that a user has requested again since it ended belongs to that user and keeps running.
     """
     parent_filter = FlowRunFilterParentFlowRunId(any_=[*parent_ids])
     live_filter = FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES))

@@ -1,4 +1,4 @@
-"""The runs inside a flow of a user's own: each has an id, which is the same whenever that flow run is started again."""
+"""The runs inside a user's own flow: each has an id that stays the same when that flow run is started again."""
 
 import json
 import threading
@@ -16,28 +16,29 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.run.folder import RunFolder
 
-_LOCK = threading.Lock()
-_task_runs_by_training: dict[str, list[str]] = {}  # the task runs that asked for the same training, in order
+_LOCK = threading.Lock()  # guards _task_runs_by_training: tasks are submitted from several threads
+_task_runs_by_training: dict[str, list[str]] = {}  # the task runs that requested the same training, in order
 
 
 def plan(profile: Profile, name: str = "") -> Plan:
-    """What would run. ProfileError if the profile asks for something that its launcher cannot do.
+    """Return what would run. Raises ProfileError if the profile requests something that its launcher cannot do.
 
-    The run's id comes from this flow run, from what the profile says, and from `name`. So the plan is the same when the
+    The run's id is derived from this flow run, the profile's content and `name`, so the plan is the same when the
     flow run is started again, and its steps find what they have started. Two runs of one profile need two names.
     Outside of a flow each plan is a new run.
     """
-    profile_json = profile.model_dump_json()
-    run_id = str(uuid5(UUID(flow_run.id), json.dumps([name, profile_json])) if flow_run.id else uuid4())
+    plan_key = json.dumps([name, profile.model_dump_json()])
+    run_id = str(uuid5(UUID(flow_run.id), plan_key) if flow_run.id else uuid4())
     run = Run(id=run_id, attempt=1, folder=str(RunFolder.of(profile, run_id).path))
     return backend_of(load_launcher(profile.launcher).plan(profile, run)).locate()
 
 
 def derive_run_id(profile: str, overrides: Mapping[str, Any], name: str) -> str:
-    """The id of a training in this flow run, from what was asked for.
+    """Return the id of a training in this flow run, derived from the arguments.
 
-    The same words a second time are a second run, unless the process before this one asked for them. TorchyardError
-    outside of a flow, where nothing would find the run again.
+    The same arguments a second time, in another task run, are a second run. The next process of the flow run gets the
+    same ids for the same arguments in the same order. Raises TorchyardError outside of a flow, where no later process
+    could find the run again.
     """
     if not flow_run.id:
         raise TorchyardError(

@@ -1,7 +1,8 @@
-"""Which machine holds a run of plain machines: only Prefect says so to another one that takes the run from the pool.
+"""Which machine holds a run on plain machines: Prefect alone can report that to another machine of the work pool.
 
-Such a run lives in processes and in a folder of one machine. A worker elsewhere sees neither, and would train a second
-time: its process gives the run back to the pool, until the machine that holds it takes it or the lease there has ended.
+The processes and the folder of such a run are on one machine. A worker on another machine sees neither and would train
+a second time. Its process therefore gives the run back to the pool, until the machine that holds it takes it or the
+lease there has ended.
 """
 
 import contextlib
@@ -32,16 +33,20 @@ from torchyard.run.resume import is_launcher_dead, is_started_anew
 
 from .states import list_ancestors, open_bounded_client, read_reported_states, retry_while_busy
 
-_LABELS = ("torchyard.machine", "torchyard.boot", "torchyard.states", "torchyard.sought")  # of the flow run
-_HOLDER_QUERY_TIMEOUT_S = 60.0  # how long Prefect is asked who holds the run
-_MAX_GIVE_BACK_DELAY_S = 30.0  # between two times that a machine takes the run and gives it back
+# Labels of the flow run, in the order of MachineHold's fields.
+_LABELS = ("torchyard.machine", "torchyard.boot", "torchyard.states", "torchyard.sought")
+_HOLDER_QUERY_TIMEOUT_S = 60.0  # for reading from Prefect which machine holds the run
+_MAX_GIVE_BACK_DELAY_S = 30.0  # until a run that was given back is scheduled again
 _GIVE_BACKS_PER_LEASE = 10
 
 
 class MachineHold(NamedTuple):
-    """Who holds a run: the machine, and the boot of its kernel.
+    """The machine that holds a run, as the flow run's labels record it.
 
-    `states`: how many states the run had before. `sought_at`: when another machine first took the run instead.
+    machine: identity of the machine; empty if no machine is recorded.
+    boot_id: of its kernel.
+    state_count: states that the flow run had in Prefect when the machine took the run.
+    claimed_at: when another machine first took the run instead (Unix time); 0 if none has.
     """
 
     machine: str = ""
@@ -49,24 +54,28 @@ class MachineHold(NamedTuple):
     state_count: int = 0
     claimed_at: float = 0.0
 
-    def is_elsewhere(self, own_hold: "MachineHold", has_journal: bool) -> bool:
-        """Whether the processes may be where this process cannot see them.
+    def is_elsewhere(self, own_hold: "MachineHold", *, has_journal: bool) -> bool:
+        """Whether the run's processes may be on a machine whose processes this one cannot see.
 
-        A machine with another name that has the run's journal, and is the same kernel, is a container that was renamed.
+        A machine with another name that has the run's journal and the same boot id is a container that was renamed.
         """
-        return self.machine not in ("", own_hold.machine) and not (has_journal and self.boot_id == own_hold.boot_id)
+        is_same_kernel = has_journal and self.boot_id == own_hold.boot_id
+        return self.machine not in ("", own_hold.machine) and not is_same_kernel
 
 
 def hold_run(profile: Profile, run_id: str, folder: RunFolder, run_count: int) -> None:
-    """Record that this machine holds the run; if another one does, give the run back and end this process.
+    """Record that this machine holds the run; if another machine does, give the run back and exit this process.
 
-    HolderGoneError once the lease there has ended, unless the launcher there is known to be dead. A run that has ended,
-    and that a user asks for again, is nobody's. DetachedError if Prefect does not say who holds the run.
+    `run_count`: how many processes have started this run, this one included.
+
+    Raises HolderGoneError once the lease on the other machine has ended, unless the launcher there is known to be dead.
+    Raises DetachedError if Prefect does not report within `_HOLDER_QUERY_TIMEOUT_S` which machine holds the run. A run
+    that has ended, and that a user requests again, may be taken by any machine.
     """
     if not flow_run.id or not _starts_local_processes(profile, run_id, folder):
         return
     with contextlib.suppress(OSError):  # the runner reports a folder that cannot be used
-        make_private_folder(runs_folder())  # it holds the machine's id
+        make_private_folder(runs_folder())  # `identify_machine` stores the machine's id in it
     own_hold = MachineHold(identify_machine(runs_folder()), read_boot_id())
     if run_count > 1:
         try:
@@ -74,16 +83,16 @@ def hold_run(profile: Profile, run_id: str, folder: RunFolder, run_count: int) -
         except HolderGoneError:
             raise
         except Exception as error:
-            raise DetachedError(f"Prefect does not say which machine holds this run: {error}") from error
+            raise DetachedError(f"cannot read from Prefect which machine holds this run: {error}") from error
     try:
         with open_bounded_client() as client:
             _write_hold(client, _read_worker_run(client), own_hold)
     except Exception as error:
-        get_log().warning("Prefect does not know which machine holds this run: %s", error)
+        get_log().warning("cannot record in Prefect that this machine holds the run: %s", error)
 
 
 def _starts_local_processes(profile: Profile, run_id: str, folder: RunFolder) -> bool:
-    """Whether the run starts processes on its launcher's machine; hosts behind ssh know the run's owner themselves."""
+    """Whether the run starts processes on the launcher's machine. Hosts behind ssh store the run's owner themselves."""
     launcher = load_launcher(profile.launcher)
     if not launcher.PROGRAM_IS_A_FILE:
         return False
@@ -98,48 +107,61 @@ def _starts_local_processes(profile: Profile, run_id: str, folder: RunFolder) ->
     reraise=True,
 )
 def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: MachineHold) -> MachineHold:
-    """Return only if the run may go on here: the new hold."""
+    """Return this machine's new hold if the run may continue here; otherwise give the run back and exit.
+
+    Raises HolderGoneError as `hold_run` does, and Prefect's own error if the server does not respond.
+    """
     with open_bounded_client() as client:
         run = _read_worker_run(client)
         states = read_reported_states(str(run.id))
-        hold, has_journal = _read_hold(run), bool(folder.path.is_dir() and folder.events())
-        own_hold, new_states = own_hold._replace(state_count=len(states)), states[hold.state_count :]
-        if run.deployment_id is None or not hold.is_elsewhere(own_hold, has_journal) or is_started_anew(new_states):
+        hold = _read_hold(run)
+        has_journal = bool(folder.path.is_dir() and folder.events())
+        own_hold = own_hold._replace(state_count=len(states))
+        new_states = states[hold.state_count :]  # since the recorded machine holds the run
+        is_elsewhere = hold.is_elsewhere(own_hold, has_journal=has_journal)
+        if run.deployment_id is None or not is_elsewhere or is_started_anew(new_states):
             return own_hold
+
         claimed_at = hold.claimed_at or time.time()
-        ends_at = claimed_at + profile.deadlines.lease + profile.deadlines.grace
-        remaining_s = folder.lease_left() if has_journal else ends_at - time.time()
+        if has_journal:
+            remaining_s = folder.lease_left()
+        else:
+            remaining_s = claimed_at + profile.deadlines.lease + profile.deadlines.grace - time.time()
         if remaining_s > 0:
-            delay = min(_MAX_GIVE_BACK_DELAY_S, profile.deadlines.lease / _GIVE_BACKS_PER_LEASE)
+            delay_s = min(_MAX_GIVE_BACK_DELAY_S, profile.deadlines.lease / _GIVE_BACKS_PER_LEASE)
             _write_hold(client, run, hold._replace(claimed_at=claimed_at))
-            _give_back(client, run, hold.machine, delay)
+            _give_back(client, run, hold.machine, delay_s)
         if not has_journal and not is_launcher_dead(new_states):
             raise HolderGoneError(hold.machine, profile.deadlines.lease)
         return own_hold
 
 
 def _give_back(client: SyncPrefectClient, run: FlowRun, machine: str, delay_s: float) -> NoReturn:
-    """Schedule the run again a moment later, and end this process without touching the run."""
+    """Schedule the run again after `delay_s`, and exit this process without touching the run."""
     message = f"its processes are on {machine}: another machine has given the run back"
     if run.state and run.state.is_running():  # not if a user has cancelled it meanwhile
         scheduled_at = datetime.now(UTC) + timedelta(seconds=delay_s)
         client.set_flow_run_state(run.id, Scheduled(scheduled_time=scheduled_at, message=message), force=True)
     get_log().warning("%s", message)
     logging.shutdown()
-    os._exit(0)
+    os._exit(0)  # an exception or a normal exit would make Prefect's engine set a final state
 
 
 def _read_worker_run(client: SyncPrefectClient) -> FlowRun:
-    """The flow run that a worker has started: this one, or the one around it."""
+    """The flow run that a worker has started: this one, or the outermost flow run that contains it."""
     own_run = client.read_flow_run(UUID(str(flow_run.id)))
     ancestor_ids = list_ancestors(client, own_run)
-    return client.read_flow_run(ancestor_ids[-1]) if ancestor_ids and own_run.deployment_id is None else own_run
+    if ancestor_ids and own_run.deployment_id is None:
+        return client.read_flow_run(ancestor_ids[-1])
+    return own_run
 
 
 def _read_hold(run: FlowRun) -> MachineHold:
-    machine, boot_id, state_count, claimed_at = ((run.labels or {}).get(label) or 0 for label in _LABELS)
+    labels = run.labels or {}
+    machine, boot_id, state_count, claimed_at = (labels.get(label) or 0 for label in _LABELS)
     return MachineHold(str(machine or ""), str(boot_id or ""), int(state_count), float(claimed_at))
 
 
 def _write_hold(client: SyncPrefectClient, run: FlowRun, hold: MachineHold) -> None:
-    retry_while_busy(lambda: client.update_flow_run_labels(run.id, dict(zip(_LABELS, hold, strict=True))))
+    labels: dict[str, bool | int | float | str] = dict(zip(_LABELS, hold, strict=True))
+    retry_while_busy(lambda: client.update_flow_run_labels(run.id, labels))

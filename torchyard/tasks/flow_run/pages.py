@@ -1,38 +1,54 @@
-"""The artifacts that show a run while it goes on: a page that is shown again is written again, not added."""
+"""The artifacts that show a run in Prefect while it is active: publishing a page again updates its artifact."""
 
+from typing import NamedTuple
 from uuid import UUID
 
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.actions import ArtifactCreate, ArtifactUpdate
 
 
+class _WaitingTask(NamedTuple):
+    """The task run that waits for the job, and the name that shows its progress."""
+
+    task_run_id: UUID
+    name: str
+
+
 class RunPages:
-    """The pages of one run of a profile, and the name of the task that waits for its job."""
+    """The pages of one run, and the name of the task run that waits for its job.
+
+    `set_waiting_task` is called in that task run; the other methods send requests and are called on the reporter's
+    thread. They raise Prefect's own errors.
+    """
 
     def __init__(self, run_id: UUID, profile: str) -> None:
-        self._run_id, self._profile = run_id, profile
-        self._artifacts: dict[str, UUID] = {}
-        self._waiting_task: tuple[UUID, str] | None = None
+        self._run_id = run_id
+        self._profile = profile
+        self._artifacts: dict[str, UUID] = {}  # by page name
+        self._waiting_task: _WaitingTask | None = None
 
     def publish_page(self, client: SyncPrefectClient, name: str, page: ArtifactCreate) -> None:
-        """Create the artifact NAME-PROFILE, or write it again."""
-        if artifact_id := self._artifacts.get(name):
+        """Create the artifact NAME-PROFILE, or update it if this object has created it before."""
+        artifact_id = self._artifacts.get(name)
+        if artifact_id:
             client.update_artifact(artifact_id, ArtifactUpdate(data=page.data, description=page.description))
             return
-        fields = {"key": "-".join(filter(None, (name, self._profile))), "flow_run_id": self._run_id}
-        self._artifacts[name] = client.create_artifact(page.model_copy(update=fields)).id
+        key = f"{name}-{self._profile}" if self._profile else name
+        artifact = page.model_copy(update={"key": key, "flow_run_id": self._run_id})
+        self._artifacts[name] = client.create_artifact(artifact).id
 
     def publish_progress(self, client: SyncPrefectClient, progress: str, percent: float) -> None:
-        """Show how much is done, as a bar and in the name of the task that waits."""
+        """Show the progress as a bar, and in the name of the task run that waits."""
         self.publish_page(client, "progress", ArtifactCreate(type="progress", data=percent, description=progress))
         self.rename_waiting_task(client)
 
-    def set_waiting_task(self, task_run: str | None, progress: str) -> None:
-        """Note which task run waits, and how much is done; called in that task run."""
-        if task_run:
-            self._waiting_task = UUID(task_run), f"wait: {progress}"
+    def set_waiting_task(self, task_run_id: str | None, progress: str) -> None:
+        """Set which task run waits, and its progress; without an id (outside of a task run) nothing changes."""
+        if task_run_id:
+            self._waiting_task = _WaitingTask(UUID(task_run_id), f"wait: {progress}")
 
     def rename_waiting_task(self, client: SyncPrefectClient) -> None:
-        """Name the task that waits after what is done; its end sets the name that it began with again."""
-        if self._waiting_task:
-            client.set_task_run_name(*self._waiting_task)
+        """Put the progress into the waiting task run's name, which Prefect resets to the first name at its end."""
+        task = self._waiting_task  # the task run may replace it at any time
+        if task:
+            client.set_task_run_name(task.task_run_id, task.name)

@@ -1,10 +1,10 @@
-"""The result of a run, for the flow that asked for it: made from the report, and kept in Prefect as an artifact.
+"""The result of a run, for the flow that started it: built from the report, and stored in Prefect as an artifact.
 
 Prefect's own result storage is a folder of one machine unless a user configures another one. An artifact can be read
 wherever Prefect can be reached.
 """
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
 from uuid import UUID
@@ -20,15 +20,19 @@ from torchyard.model.run import Metrics, Report, Row
 
 from .states import open_bounded_client
 
-_ARTIFACT_TYPE = "result"  # the type that Prefect gives results itself; its pages of artifacts leave it out
-_MAX_VALUES, _MAX_TEXT_CHARS, _MAX_CHECKPOINTS = 100, 1000, 50  # of a result, at most
+_ARTIFACT_TYPE = "result"  # Prefect's own type for results; Prefect's pages do not list artifacts of this type
+# Limits of one result, which callers get as JSON.
+_MAX_VALUES = 100
+_MAX_TEXT_CHARS = 1000
+_MAX_CHECKPOINTS = 50
 _MAX_ARTIFACTS = 200  # of one flow run that are searched for a result
 
 
 def build_result(report: Report) -> RunResult:
-    """What callers get of a report."""
+    """The result that callers get, built from the report."""
     metrics = report.collected.metrics if report.collected else Metrics()
-    row: Row = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
+    row: Row = dict(metrics.rows[-1]) if metrics.rows else {}
+    row.update(metrics.summary)
     return RunResult(
         profile=report.profile,
         run=report.run,
@@ -47,40 +51,40 @@ def _shorten(value: float | int | str | bool | None) -> float | int | str | bool
 
 
 def _find_checkpoints(report: Report, metrics: Metrics) -> tuple[str, ...]:
-    """The checkpoints that rank 0 named, then those in the run's folder: the last ones, if there are many."""
-    named_paths = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
-    # Of an agent behind ssh, the checkpoints are copied back to the attempt's folder.
-    saved_paths = (
+    """The paths that rank 0 printed, then those in the run's folder; of each at most the last `_MAX_CHECKPOINTS`."""
+    printed_paths = (str(row["checkpoint"]) for row in (*metrics.rows, metrics.summary) if row.get("checkpoint"))
+    # The checkpoints of an agent behind ssh are copied back to the attempt's folder.
+    saved_paths = [
         *_list_newest_last(report.folder, "attempt-*/*/files/checkpoints/*"),
         *_list_newest_last(report.folder, "checkpoints/*"),
-    )
-    return tuple(dict.fromkeys((*_keep_last(named_paths), *_keep_last(saved_paths))))
+    ]
+    return tuple(dict.fromkeys((*_keep_last(printed_paths), *_keep_last(saved_paths))))
 
 
 def _keep_last(paths: Iterable[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(paths))[-_MAX_CHECKPOINTS:]
 
 
-def _list_newest_last(folder: str, pattern: str) -> Iterator[str]:
-    """The paths that match; a checkpoint may be a file or a folder of files."""
+def _list_newest_last(folder: str, pattern: str) -> list[str]:
+    """The files and folders that match, without unfinished ones; a checkpoint may be either."""
     try:
         checkpoints = [(path.stat().st_mtime, str(path)) for path in Path(folder).glob(pattern)]
-    except OSError:  # removed by the user in this moment
-        return
-    yield from (name for _, name in sorted(checkpoints) if not name.endswith((".tmp", ".part")))
+    except OSError:  # a user removes files at this moment
+        return []
+    return [path for _, path in sorted(checkpoints) if not path.endswith((".tmp", ".part"))]
 
 
 def build_result_artifact(flow_run_id: UUID, result: RunResult) -> ArtifactCreate:
-    """The artifact that keeps a result in Prefect."""
+    """The artifact that stores a result in Prefect."""
     return ArtifactCreate(
         type=_ARTIFACT_TYPE, description=result.run, data=result.model_dump(mode="json"), flow_run_id=flow_run_id
     )
 
 
 def read_result(flow_run_id: UUID | str, run: str = "") -> RunResult:
-    """The result of a flow run's last training, or of the one named `run`, from wherever Prefect can be reached.
+    """Read the result of a flow run's last training, or of the run named `run`, from Prefect.
 
-    ResultError if Prefect has none: no training has ended there, or Prefect was away when it did.
+    Raises ResultError if Prefect has none: no training has ended there, or Prefect was unreachable when it did.
     """
     with open_bounded_client() as client:
         artifacts = client.read_artifacts(
@@ -91,16 +95,19 @@ def read_result(flow_run_id: UUID | str, run: str = "") -> RunResult:
             sort=ArtifactSort.CREATED_DESC,
             limit=_MAX_ARTIFACTS,
         )
-    results = (RunResult.model_validate(artifact.data) for artifact in artifacts if _is_result(artifact.data))
-    result = next((candidate for candidate in results if run in ("", candidate.run)), None)
-    if result is None:
-        raise ResultError(
-            f"flow run {flow_run_id} has left no result{f' of the run {run}' if run else ''} in Prefect: either it has "
-            "not ended, or Prefect was away when it did; its report is in the folder of the run (TORCHYARD_RUNS)"
-        )
-    return result
+    for artifact in artifacts:
+        if not _is_result(artifact.data):
+            continue
+        result = RunResult.model_validate(artifact.data)
+        if run in ("", result.run):
+            return result
+    suffix = f" of the run {run}" if run else ""
+    raise ResultError(
+        f"flow run {flow_run_id} has left no result{suffix} in Prefect: either it has not ended, or Prefect was "
+        "unreachable when it did; its report is in the folder of the run (TORCHYARD_RUNS)"
+    )
 
 
 def _is_result(data: object) -> bool:
-    """Whether an artifact is ours: the flow's own tasks may have made others of this type."""
+    """Whether an artifact's data is a RunResult: the user's tasks may have stored other artifacts of this type."""
     return isinstance(data, dict) and {"profile", "run", "end", "sentence"} <= data.keys()

@@ -1,4 +1,7 @@
-"""The state of a run in Prefect: how an end is shown, and what is set if no process of the run is alive."""
+"""A run's state in Prefect: how an end is shown, what is set if no process of the run is alive, and who requested it.
+
+All requests use `open_bounded_client`, whose calls end within `CALL_TIMEOUT_S` instead of Prefect's minutes.
+"""
 
 import contextlib
 import os
@@ -36,29 +39,30 @@ from torchyard.common.pool import read_pool
 from torchyard.model.result import RunResult
 from torchyard.run.resume import CRASHED, LOST_MESSAGE, ReportedState, count_requests, is_requested_again
 
-CALL_TIMEOUT_S = 5.0  # of one call to Prefect
+CALL_TIMEOUT_S = 5.0  # for one request to Prefect
 Result = TypeVar("Result")
 _TRANSIENT_STATUSES = (401, 403, 408, 429)  # below 500, but may change a moment later
-_REPORT_TIMEOUT_S = 30.0  # how long the report of an end is retried while Prefect is unreachable
+_REPORT_TIMEOUT_S = 30.0  # for retrying the report of an end while Prefect is unreachable
 
 
 def build_final_state(end: str, sentence: str, result: RunResult | None = None) -> State[Any]:
-    """The Prefect state of an end; of a success with its result, which callers of the flow get.
+    """The Prefect state of an end. The state of a success contains `result`, which callers of the flow get.
 
-    An intended end is never *named* Crashed: that is the name of a run that is lost and will be resumed.
+    An intended end is never *named* Crashed: that is the name of a run that was lost and will be resumed.
     """
     state_types = {"succeeded": StateType.COMPLETED, "failed": StateType.FAILED, "cancelled": StateType.CANCELLED}
     name = {"succeeded": "Completed", "gave-up": "GaveUp"}.get(end, end.title())
     state_type = state_types.get(end, StateType.CRASHED)
-    # The data of a failed state would be taken for its exception.
-    return State(
-        type=state_type, name=name, message=sentence, data=result if state_type == StateType.COMPLETED else None
-    )
+    data = result if state_type == StateType.COMPLETED else None  # Prefect would raise a failed state's data
+    return State(type=state_type, name=name, message=sentence, data=data)
 
 
 @contextlib.contextmanager
 def open_bounded_client() -> Iterator[SyncPrefectClient]:
-    """A client whose calls end within seconds: Prefect's own repeats each for a minute if its server is busy."""
+    """Open a client whose calls end within seconds: Prefect's default repeats each for a minute if the server is busy.
+
+    Calls raise the errors of httpx and Prefect.
+    """
     httpx_settings = {"timeout": CALL_TIMEOUT_S, "event_hooks": {"response": [_disable_retry_delay]}}
     with (
         temporary_settings({PREFECT_CLIENT_MAX_RETRIES: 0}),
@@ -68,12 +72,15 @@ def open_bounded_client() -> Iterator[SyncPrefectClient]:
 
 
 def _disable_retry_delay(response: Response) -> None:
-    """Without this header Prefect's client waits two seconds before it tells that the server is busy."""
+    """Set the header without which Prefect's client waits two seconds before it reports that the server is busy."""
     response.headers.setdefault("Retry-After", "0")
 
 
 def retry_while_busy(call: Callable[[], Result]) -> Result:
-    """Make a call to Prefect again for some seconds: on SQLite it refuses one in several while another one writes."""
+    """Repeat a call to Prefect for `CALL_TIMEOUT_S`: on SQLite it refuses some calls while another one writes.
+
+    Raises the last error if it stays busy, and any other error immediately.
+    """
     retrying = Retrying(
         stop=stop_after_delay(CALL_TIMEOUT_S),
         wait=wait_random(0.05, 0.3),
@@ -84,22 +91,23 @@ def retry_while_busy(call: Callable[[], Result]) -> Result:
 
 
 def is_transient_error(error: BaseException) -> bool:
-    """Whether the same call may succeed later."""
+    """Whether the same call may succeed later: the server is unreachable, busy or broken, or has not authorized it."""
     if isinstance(error, HTTPStatusError):
         return error.response.status_code >= 500 or error.response.status_code in _TRANSIENT_STATUSES
     return isinstance(error, TransportError)
 
 
 def get_flow_run_pool() -> str:
-    """The work pool of this flow run; of a process that no worker has started, its installation's."""
+    """The work pool of this flow run; the installation's pool in a process that no worker has started."""
     context = FlowRunContext.get()
-    return (context.flow_run.work_pool_name if context and context.flow_run else None) or read_pool()
+    pool = context.flow_run.work_pool_name if context and context.flow_run else None
+    return pool or read_pool()
 
 
 def read_liveness(run_id: str) -> str:
-    """A run's state if Prefect says that it may be alive; empty if it has ended, is scheduled or is unknown.
+    """Why a run may be alive: its state's name, or that Prefect does not respond.
 
-    If Prefect does not answer, the run may be alive.
+    Empty if the run has ended, is scheduled, or does not exist on this server.
     """
     try:
         with open_bounded_client() as client:
@@ -107,8 +115,10 @@ def read_liveness(run_id: str) -> str:
     except (ObjectNotFound, ValueError):
         return ""
     except Exception as error:
-        return f"Prefect cannot be asked: {error}"
-    return "" if state is None or state.is_final() or state.is_scheduled() else state.name or "alive"
+        return f"cannot query Prefect: {error}"
+    if state is None or state.is_final() or state.is_scheduled():
+        return ""
+    return state.name or "alive"
 
 
 def is_cancelled(state: State[Any] | None) -> bool:
@@ -117,12 +127,12 @@ def is_cancelled(state: State[Any] | None) -> bool:
 
 
 def is_handed_on() -> bool:
-    """Whether Prefect starts this flow run again elsewhere after a SIGTERM: so it is with a pod that is evicted."""
+    """Whether Prefect starts this flow run again elsewhere after a SIGTERM, as it does if a pod is evicted."""
     return os.environ.get("PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR", "").lower() in ("reschedule", "relinquish")
 
 
 def list_ancestors(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
-    """The flow runs that have started this one, as a subflow or through its deployment: the nearest first."""
+    """The ids of the flow runs that have started this one, as a subflow or through its deployment; the parent first."""
     ancestor_ids = list[UUID]()
     while run.parent_task_run_id and (parent_id := client.read_task_run(run.parent_task_run_id).flow_run_id):
         ancestor_ids.append(parent_id)
@@ -131,43 +141,44 @@ def list_ancestors(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
 
 
 def to_reported_state(state: State[Any] | None) -> ReportedState:
-    """A state of Prefect as a plain value."""
+    """Convert a state of Prefect to the plain value that torchyard.run uses."""
     if state is None:
         return ReportedState("", "")
-    return ReportedState(
-        state.type.value, state.name or "", state.message or "", time.time() - state.timestamp.timestamp()
-    )
+    age_s = time.time() - state.timestamp.timestamp()
+    return ReportedState(state.type.value, state.name or "", state.message or "", age_s)
 
 
 def has_user_request(run_id: str) -> bool:
-    """Whether a user asked for a run again since it ended; False if Prefect does not answer."""
+    """Whether a user has requested a run again since it ended; False if Prefect does not respond."""
     try:
         return is_requested_again(read_reported_states(run_id))
     except Exception as error:
-        get_log().warning("Prefect does not say whether a user asked for this run again: %s", error)
+        get_log().warning("cannot read from Prefect whether a user has requested this run again: %s", error)
         return False
 
 
 def count_user_requests(run_id: str) -> int:
-    """How often a user asked for a run again; Prefect's own error if it does not answer."""
+    """How often a user has requested a run again. Raises Prefect's own error if the server does not respond."""
     return count_requests(read_reported_states(run_id))
 
 
 def read_reported_states(run_id: str) -> list[ReportedState]:
-    """All states of a run, the oldest first; Prefect's own error if it does not answer."""
+    """All states of a run, the oldest first. Raises Prefect's own error if the server does not respond."""
     with open_bounded_client() as client:
         return [to_reported_state(state) for state in client.read_flow_run_states(UUID(run_id))]
 
 
 def report_state(run_id: str, state: State[Any], run_count: int | None = None) -> None:
-    """Set the state of a flow run without a living process, which would stay Running or Crashed for ever.
+    """Set the state of a flow run that has no living process and would stay Running or Crashed forever.
 
-    With `count`, only if no process has started the run again since.
+    `run_count`: set it only if the flow run has been started this many times, so that a process that has resumed the
+    run meanwhile keeps its state. A state that has ended, other than Crashed, is not overwritten. Nothing is raised:
+    after `_REPORT_TIMEOUT_S` without success the state stays as it is.
     """
     try:
         _set_flow_run_state(run_id, state, run_count)
     except Exception as error:
-        get_log().debug("the state of flow run %s was not set: %s", run_id, error)
+        get_log().debug("cannot set the state of flow run %s: %s", run_id, error)
 
 
 @retry(
@@ -185,7 +196,10 @@ def _set_flow_run_state(run_id: str, state: State[Any], run_count: int | None) -
 
 
 def delete_runs_with_same_end(end: State[Any]) -> None:
-    """Delete the earlier runs of this flow run's deployment that ended like this one: they fill the list of runs."""
+    """Delete the earlier runs of this flow run's deployment with the same end: they would fill the list of runs.
+
+    An end is the same if the state's type and message are. An unreachable server leaves them.
+    """
     if not runtime.deployment.id:
         return
     same_end_filter = FlowRunFilter(
@@ -198,11 +212,11 @@ def delete_runs_with_same_end(end: State[Any]) -> None:
                 if run.state and run.state.message == end.message and str(run.id) != str(runtime.flow_run.id):
                     client.delete_flow_run(run.id)
     except Exception as error:
-        get_log().debug("earlier runs were not deleted: %s", error)
+        get_log().debug("cannot delete earlier runs: %s", error)
 
 
 def reschedule_run(run_id: str) -> bool:
-    """Schedule a deployment's run in this pool again if its state is still named Crashed."""
+    """Schedule a deployment's run in this pool again if its state is still named Crashed; return whether it was."""
     try:
         with open_bounded_client() as client:
             flow_run: FlowRun = client.read_flow_run(UUID(run_id))
@@ -211,11 +225,11 @@ def reschedule_run(run_id: str) -> bool:
                 return False
             client.set_flow_run_state(flow_run.id, Scheduled(message=LOST_MESSAGE), force=True)
     except Exception as error:
-        get_log().debug("flow run %s was not scheduled: %s", run_id, error)
+        get_log().debug("cannot schedule flow run %s: %s", run_id, error)
         return False
     return True
 
 
 def report_end(run_id: str, end: str, sentence: str) -> None:
-    """Report to Prefect how a run ended that no process owns."""
+    """Report to Prefect how a run without a process has ended."""
     report_state(run_id, build_final_state(end, sentence))

@@ -1,4 +1,7 @@
-"""What every step has in common: the decorator that makes it a Prefect task, and the log that it writes to."""
+"""Shared by all steps: the decorator that turns a step into a Prefect task, and the log that it writes to.
+
+Importing this module installs the run's log as the engine's log source and filters Prefect's own loggers.
+"""
 
 import logging
 from collections.abc import Callable
@@ -17,7 +20,9 @@ R = TypeVar("R")
 
 
 def make_task(function: Callable[P, R]) -> Task[P, R]:
-    """Make a task without cache or stored result: state lives where the job lives, and every step can be run again."""
+    """Wrap a step as a task without cache and stored result: state is stored where the job runs, so every step can be
+    run again.
+    """
     decorate: Callable[[Callable[P, R]], Task[P, R]] = task(
         task_run_name=function.__name__, cache_policy=NO_CACHE, persist_result=False
     )
@@ -25,7 +30,7 @@ def make_task(function: Callable[P, R]) -> Task[P, R]:
 
 
 def _get_run_log() -> RunLogger:
-    """The run's log, or plain logging if a step is called outside of a run."""
+    """The run's log; the engine's own logger if a step is called outside of a run."""
     try:
         return get_run_logger()
     except MissingContextError:
@@ -36,7 +41,11 @@ _ROUTINE_MESSAGES = ("Beginning flow run", "Finished in state Completed()", "Vie
 
 
 class _EngineLogFilter(SafeText):
-    """Makes Prefect's engine log our own errors without a stack trace, and what every run has not at all."""
+    """Filter the log of Prefect's engine.
+
+    Our own errors are logged without a stack trace (by SafeText). Two things are dropped: the error that Prefect raises
+    only to log a flow's end, and the messages that every run has.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
         error = record.exc_info[1] if record.exc_info else None
@@ -48,6 +57,6 @@ class _EngineLogFilter(SafeText):
 
 
 set_log_source(_get_run_log)
-logging.getLogger("prefect.flow_runs").setLevel(logging.NOTSET)  # until here, prefect.yaml has kept it quiet
+logging.getLogger("prefect.flow_runs").setLevel(logging.NOTSET)  # prefect.yaml silences it until the flow is loaded
 for logger_name in ("prefect.task_runs", "prefect.flow_runs", "prefect.engine", LOGGER_NAME):
     logging.getLogger(logger_name).addFilter(_EngineLogFilter())

@@ -43,12 +43,12 @@ def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> Non
     """A refused question confirms no Lease, and may hide a living run: that run then counts as alive."""
     fake_prefect.status = 500
     assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(KEY))) == ("", "")
-    assert read_liveness_by_name("sample-a1b2c3d4").startswith("Prefect cannot be asked: ")
+    assert read_liveness_by_name("sample-a1b2c3d4").startswith("cannot query Prefect: ")
 
 
 def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect) -> None:
     """A run of which only the name is known counts as alive if a living flow run's id ends like that name."""
     fake_prefect.answers["/flow_runs/filter"] = [{**fake_prefect.flow_run, "state_name": "Running"}]
-    assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect calls it Running"
+    assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect reports it as Running"
     fake_prefect.answers["/flow_runs/filter"] = []
     assert read_liveness_by_name("sample-a1b2c3d4") == ""
