@@ -1,6 +1,6 @@
 """`torchyard demo`: a first run in the current folder, with a profile and a program that the user can change.
 
-It needs nothing but this package and, for the training, torch: no server, no checkout, no cluster.
+It requires only this package and, for the training, torch: no server, no checkout, no cluster.
 """
 
 import importlib.util
@@ -15,26 +15,26 @@ from torchyard.model.errors import FolderError, TorchyardError
 
 _FOLDER = Path("torchyard-demo")
 _PROGRAMS = {"digits": "digits.py", "pi": "plain_pi.py", "fails": "plain_pi.py"}
-_TRAINING_PACKAGES = {"torch": "torch", "scikit-learn": "sklearn"}  # as they are installed, and as they are imported
+_TRAINING_PACKAGES = {"torch": "torch", "scikit-learn": "sklearn"}  # the name of the package, and of the module
 _INSTALL = "pip install 'torchyard[local]'"
 _CPU_INSTALL = "pip install torch scikit-learn --extra-index-url https://download.pytorch.org/whl/cpu"
 
 _NEXT = """
 next:
-  {logs:<46}what rank 0 printed
+  {logs:<46}the output of rank 0
   torchyard demo --fail                         a run that fails, explained
-  torchyard plan {profile:<31}what would run; change the file, or one key: --set nodes=3
+  torchyard plan {profile:<31}the plan; change the file, or one key: --set nodes=3
   torchyard run {profile:<32}the same run again, without this text
   torchyard profiles                            profiles for clusters and other machines
-  torchyard profiles yolov5-volcano > my.yaml   one of them, to begin with"""
+  torchyard profiles yolov5-volcano > my.yaml   one of them, to start with"""
 _NEXT_AFTER_FAILURE = """
-The report above says which process failed, why, and shows the line that proves it.
+The report above names the process that failed, the cause, and the line that proves it.
 next:
-  touch {data:<40}what was missing
+  touch {data:<40}the missing file
   torchyard run {profile:<32}the same run again: now it succeeds"""
 
 _NEXT_WITHOUT_FAILURE = """
-The run succeeded, because {data} is there: remove it to see the failure."""
+The run succeeded, because {data} exists: remove it to see the failure."""
 
 
 class MissingPackagesError(TorchyardError):
@@ -45,9 +45,10 @@ class MissingPackagesError(TorchyardError):
         self.names = names
 
     def __str__(self) -> str:
-        lacks = f"{' and '.join(self.names)} {'are' if len(self.names) > 1 else 'is'} not installed in {sys.executable}"
+        verb = "are" if len(self.names) > 1 else "is"
         return (
-            f"{lacks}, and the demo trains with torch. Install it:\n"
+            f"{' and '.join(self.names)} {verb} not installed in {sys.executable}, and the demo trains with torch. "
+            "Install it:\n"
             f"  {_INSTALL}    with CUDA, a download of about 2.6 GB\n"
             f"  or without CUDA, much smaller: {_CPU_INSTALL}\n"
             "Or see a run without torch: torchyard demo --without-torch"
@@ -55,25 +56,35 @@ class MissingPackagesError(TorchyardError):
 
 
 def run_demo(*, fail: bool, without_torch: bool) -> int:
-    """Run the demo and say what to do next. Exit code 0 if the run ended as the demo means it to."""
-    name = "fails" if fail else "pi" if without_torch else "digits"
-    if name == "digits" and (missing := _find_missing_packages()):
-        raise MissingPackagesError(missing)
+    """Run the demo and print the next steps. Exit code 0 if the run ended as the demo intends."""
+    if fail:
+        name = "fails"
+    elif without_torch:
+        name = "pi"
+    else:
+        name = "digits"
+        missing = _list_missing_packages()
+        if missing:
+            raise MissingPackagesError(missing)
     path = _copy_files(name)
     profile = load_profile(str(path))
     print(f"{path}: {profile.about}", flush=True)
     run, code = run_new(profile)
-    told = {(True, 1): _NEXT_AFTER_FAILURE, (True, 0): _NEXT_WITHOUT_FAILURE, (False, 0): _NEXT}.get((fail, code), "")
-    print(told.format(logs=f"torchyard logs {run}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
+    texts = {(True, 1): _NEXT_AFTER_FAILURE, (True, 0): _NEXT_WITHOUT_FAILURE, (False, 0): _NEXT}
+    text = texts.get((fail, code), "")
+    print(text.format(logs=f"torchyard logs {run}", data=str(path.parent / "shard-1.bin"), profile=str(path)))
     return code if not fail else 1 - code
 
 
-def _find_missing_packages() -> tuple[str, ...]:
+def _list_missing_packages() -> tuple[str, ...]:
     return tuple(name for name, module in _TRAINING_PACKAGES.items() if importlib.util.find_spec(module) is None)
 
 
 def _copy_files(name: str) -> Path:
-    """Put the profile and its program into the demo's folder; a file that is there stays as it is."""
+    """Copy the profile and its program into the demo's folder, without replacing an existing file.
+
+    FolderError if the folder cannot be written.
+    """
     path = _FOLDER / f"{name}.yaml"
     try:
         _FOLDER.mkdir(exist_ok=True)
@@ -81,5 +92,7 @@ def _copy_files(name: str) -> Path:
             if not (_FOLDER / source.name).exists():
                 shutil.copyfile(source, _FOLDER / source.name)
     except OSError as error:
-        raise FolderError(str(_FOLDER), error.strerror or str(error), "call the demo in a folder of yours") from error
+        raise FolderError(
+            str(_FOLDER), error.strerror or str(error), "call the demo in a folder that you can write"
+        ) from error
     return path

@@ -1,7 +1,7 @@
-"""`torchyard`: plan, check, run or benchmark a profile; list profiles; read a run's log; say why it hangs;
+"""`torchyard`: plan, check, run or benchmark a profile; list profiles; read a run's log; explain a hang;
 compare runs; serve metrics.
 
-Begin with `torchyard demo`.
+Start with `torchyard demo`.
 """
 
 import argparse
@@ -30,11 +30,11 @@ _CATALOG_FORMATS = {"table": catalog.format_catalog_table, "deployments": catalo
 _VERDICT_LABELS = {"ok": "ok      ", "warning": "warning ", "failed": "FAILED  "}
 
 
-def main(words: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None) -> int:
     """Run the command. Exit code 0, or 1 if a check or the profile failed, with one clear message on stderr."""
-    asked = _build_parser().parse_args(words)
+    args = _build_parser().parse_args(argv)
     try:
-        return int(asked.run(asked))
+        return int(args.run_verb(args))
     except TorchyardError as error:
         print(strip_control_codes(str(error)), file=sys.stderr)
         return 1
@@ -43,50 +43,59 @@ def main(words: list[str] | None = None) -> int:
 
 
 def _build_parser() -> argparse.ArgumentParser:
-    top = argparse.ArgumentParser(prog="torchyard", description=__doc__)
-    top.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
-    verbs = top.add_subparsers(required=True, metavar="VERB")
-    made = {}
-    for name, run in VERBS.items():
-        made[name] = verbs.add_parser(name, help=run.__doc__)
-        made[name].set_defaults(run=run)
+    parser = argparse.ArgumentParser(prog="torchyard", description=__doc__)
+    parser.add_argument("--version", action=_ShowVersion, nargs=0, help="print the version and exit")
+    verbs = parser.add_subparsers(required=True, metavar="VERB")
+    verb_parsers: dict[str, argparse.ArgumentParser] = {}
+    for name, run_verb in VERBS.items():
+        verb_parsers[name] = verbs.add_parser(name, help=run_verb.__doc__)
+        verb_parsers[name].set_defaults(run_verb=run_verb)
     for name in ("plan", "check", "run", "benchmark"):
-        made[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
-        add_overrides(made[name])
-    made["benchmark"].add_argument(
+        verb_parsers[name].add_argument("profile", help="a name from `torchyard profiles`, or a path")
+        add_overrides(verb_parsers[name])
+    verb_parsers["benchmark"].add_argument(
         "--fabric",
         action="append",
         default=[],
         metavar="FABRIC",
-        help="one to compare, once for each (default: the profile's own, then the shape's TCP)",
+        help="a fabric to compare; repeat it for more (default: the profile's fabric and the shape's TCP fabric)",
     )
-    made["profiles"].add_argument("name", nargs="?", metavar="NAME", help="print this one's file; or hardware/NAME")
-    made["profiles"].add_argument(
+    verb_parsers["profiles"].add_argument(
+        "name", nargs="?", metavar="NAME", help="print this one's file; or hardware/NAME"
+    )
+    verb_parsers["profiles"].add_argument(
         "--as",
         dest="form",
         choices=_CATALOG_FORMATS,
         help="as the table of docs/profiles.md, or as prefect.yaml's entries",
     )
-    dumps = "; or FOLDER/ with dumps of torch's flight recorder"
-    for name in ("logs", "why", "attach"):
-        which = f"a run's name, such as digits-local-a1b2c3d4{dumps if name == 'why' else ''}"
-        made[name].add_argument("run_name", metavar="RUN", help=which)
-    made["why"].add_argument("--json", action="store_true", help="print every rank's record as well, as JSON")
-    made["trend"].add_argument("history", nargs="?", metavar="PROFILE", help="or the name of one history")
-    made["trend"].add_argument("--value", help="the number to compare; by default the one that the last runs compared")
-    made["trend"].add_argument("--lower", action="store_true", help="a lower --value is better")
-    made["trend"].add_argument("--plot", metavar="FILE", help="write the plot as SVG")
-    made["metrics"].add_argument("--port", type=int, default=9464)
-    made["metrics"].add_argument("--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)")
-    made["metrics"].add_argument("--once", action="store_true", help="print what a scrape would get, and exit")
-    made["service"].add_argument("verb", choices=["install", "uninstall", "status"])
-    made["demo"].add_argument("--fail", action="store_true", help="a run that fails, and how it is explained")
-    made["demo"].add_argument("--without-torch", action="store_true", help="a run that needs no torch")
-    return top
+    run_help = "a run's name, such as digits-local-a1b2c3d4"
+    for name in ("logs", "attach"):
+        verb_parsers[name].add_argument("run_name", metavar="RUN", help=run_help)
+    why_help = f"{run_help}; or FOLDER/ with dumps of torch's flight recorder"
+    verb_parsers["why"].add_argument("run_name", metavar="RUN", help=why_help)
+    verb_parsers["why"].add_argument("--json", action="store_true", help="print every rank's record as well, as JSON")
+    verb_parsers["trend"].add_argument("history", nargs="?", metavar="PROFILE", help="or the name of one history")
+    verb_parsers["trend"].add_argument(
+        "--value", help="the number to compare; by default the one that the last runs compared"
+    )
+    verb_parsers["trend"].add_argument("--lower", action="store_true", help="a lower --value is better")
+    verb_parsers["trend"].add_argument("--plot", metavar="FILE", help="write the plot as SVG")
+    verb_parsers["metrics"].add_argument("--port", type=int, default=9464)
+    verb_parsers["metrics"].add_argument(
+        "--host", default="127.0.0.1", help="the address to listen on (default: 127.0.0.1)"
+    )
+    verb_parsers["metrics"].add_argument(
+        "--once", action="store_true", help="print the response to one scrape, and exit"
+    )
+    verb_parsers["service"].add_argument("verb", choices=["install", "uninstall", "status"])
+    verb_parsers["demo"].add_argument("--fail", action="store_true", help="a run that fails, with its explanation")
+    verb_parsers["demo"].add_argument("--without-torch", action="store_true", help="a run without torch")
+    return parser
 
 
 class _ShowVersion(argparse.Action):
-    """`--version`: what is installed; read only if it is asked for."""
+    """`--version`: prints the installed version, which takes a moment to read."""
 
     def __call__(self, parser: argparse.ArgumentParser, *_: Any) -> None:
         from importlib.metadata import version
@@ -107,83 +116,82 @@ def read_overrides(pairs: Iterable[str]) -> dict[str, Any]:
         try:
             overrides[key] = yaml.safe_load(value)
         except yaml.YAMLError as error:
-            raise ProfileError(
-                "--set", (f"{pair!r}: the value is not YAML: {getattr(error, 'problem', error)}",)
-            ) from error
+            message = f"{pair!r}: the value is not YAML: {getattr(error, 'problem', error)}"
+            raise ProfileError("--set", (message,)) from error
         if not (key and equals):
             raise ProfileError("--set", (f"{pair!r} is not KEY=VALUE, such as nodes=4 or deadlines.run=2h",))
     return overrides
 
 
-def _load_profile(asked: argparse.Namespace) -> Profile:
-    return load_profile(asked.profile, read_overrides(asked.set))
+def _load_profile(args: argparse.Namespace) -> Profile:
+    return load_profile(args.profile, read_overrides(args.set))
 
 
-def _make_plan(profile: Profile) -> Plan:
+def _create_plan(profile: Profile) -> Plan:
+    """The plan of a run that is not started."""
     run = Run(id=_TRIAL_RUN_ID, attempt=1, folder="")
-    return registry.load_launcher(profile.launcher).plan(
-        profile, run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
-    )
+    run = run.model_copy(update={"folder": str(runs_folder() / run.name(profile))})
+    return registry.load_launcher(profile.launcher).plan(profile, run)
 
 
-def _show_plan(asked: argparse.Namespace) -> int:
-    """show what would run, without running it"""
-    plan = _make_plan(_load_profile(asked))
-    dumped = mask_document(summarize_files(plan.model_dump(mode="json", exclude_none=True)))
-    print(yaml.dump(dumped, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
-    for found in check_exposed_secrets(plan):
-        print(f"{found.name}: {found.detail}; {found.remedy}", file=sys.stderr)
+def _show_plan(args: argparse.Namespace) -> int:
+    """print the plan, without running it"""
+    plan_ = _create_plan(_load_profile(args))
+    document = mask_document(summarize_files(plan_.model_dump(mode="json", exclude_none=True)))
+    print(yaml.dump(document, Dumper=getattr(yaml, "CSafeDumper", yaml.SafeDumper), sort_keys=False, width=120), end="")
+    for check in check_exposed_secrets(plan_):
+        print(f"{check.name}: {check.detail}; {check.remedy}", file=sys.stderr)
     return 0
 
 
-def _show_checks(asked: argparse.Namespace) -> int:
+def _show_checks(args: argparse.Namespace) -> int:
     """run preflight only; exit code 1 if a check failed"""
-    profile = _load_profile(asked)
+    profile = _load_profile(args)
     from torchyard.run.notifications import check_notifications
     from torchyard.steps.preflight import run_checks
 
-    checks = (*run_checks(_make_plan(profile)), *check_notifications(profile))
-    for found in checks:
-        remedy = f"\n        {found.remedy}" if found.remedy else ""
-        print(strip_control_codes(f"{_VERDICT_LABELS[found.verdict]}{found.name}: {found.detail}{remedy}"))
-    failed = sum(found.verdict == "failed" for found in checks)
-    print(f"{len(checks) - failed} of {len(checks)} checks passed")
-    return 1 if failed else 0
+    checks = (*run_checks(_create_plan(profile)), *check_notifications(profile))
+    for check in checks:
+        remedy = f"\n        {check.remedy}" if check.remedy else ""
+        print(strip_control_codes(f"{_VERDICT_LABELS[check.verdict]}{check.name}: {check.detail}{remedy}"))
+    failed_count = sum(found.verdict == "failed" for found in checks)
+    print(f"{len(checks) - failed_count} of {len(checks)} checks passed")
+    return 1 if failed_count else 0
 
 
-def _run_profile(asked: argparse.Namespace) -> int:
+def _run_profile(args: argparse.Namespace) -> int:
     """run a profile to its end without a Prefect server; exit code 1 if the run does not succeed"""
-    profile = _load_profile(asked)
+    profile = _load_profile(args)
     from torchyard.cli.run import run_profile
 
     return run_profile(profile)
 
 
-def _attach_run(asked: argparse.Namespace) -> int:
+def _attach_run(args: argparse.Namespace) -> int:
     """resume a run of `torchyard run` that has lost its process"""
     from torchyard.cli.run import attach_run
 
-    return attach_run(asked.run_name)
+    return attach_run(args.run_name)
 
 
-def _run_benchmark(asked: argparse.Namespace) -> int:
+def _run_benchmark(args: argparse.Namespace) -> int:
     """run a profile over several fabrics, one after the other, and compare their bandwidths"""
     from torchyard.cli.run import run_comparison
 
-    return run_comparison(asked.profile, read_overrides(asked.set), asked.fabric)
+    return run_comparison(args.profile, read_overrides(args.set), args.fabric)
 
 
-def _show_profiles(asked: argparse.Namespace) -> int:
-    """list every profile that can be named, or print the file of one"""
-    if asked.name:
-        print(find_file(asked.name).read_text(encoding="utf-8"), end="")
+def _show_profiles(args: argparse.Namespace) -> int:
+    """list all profiles, or print the file of one"""
+    if args.name:
+        print(find_file(args.name).read_text(encoding="utf-8"), end="")
         return 0
-    if asked.form:
-        print("\n".join(_CATALOG_FORMATS[asked.form](catalog.load_catalog())))
+    if args.form:
+        print("\n".join(_CATALOG_FORMATS[args.form](catalog.load_catalog())))
         return 0
-    found = list_profiles()
-    width = max(map(len, found), default=0)
-    for name, path in found.items():
+    profiles = list_profiles()
+    width = max(map(len, profiles), default=0)
+    for name, path in profiles.items():
         try:
             print(f"{name:<{width}}  {load_profile(str(path)).about}")
         except ProfileError as error:
@@ -199,68 +207,71 @@ def _show_schema(_: argparse.Namespace) -> int:
     schema["anyOf"] = [{"required": ["launcher"]}, {"required": ["values"]}]
     schema["properties"]["launcher"]["enum"] = registry.list_launchers()
     options = {name: registry.load_launcher(name).Options.model_json_schema() for name in registry.list_launchers()}
-    for each in options.values():
-        schema["$defs"] |= each.pop("$defs", {})  # references are resolved from the root
+    for options_schema in options.values():
+        schema["$defs"] |= options_schema.pop("$defs", {})  # references are resolved from the root
     schema["allOf"] = [
-        {"if": {"properties": {"launcher": {"const": name}}}, "then": {"properties": {"options": each}}}
-        for name, each in options.items()
+        {"if": {"properties": {"launcher": {"const": name}}}, "then": {"properties": {"options": options_schema}}}
+        for name, options_schema in options.items()
     ]
     print(json.dumps(schema, indent=1))
     return 0
 
 
-def _show_logs(asked: argparse.Namespace) -> int:
-    """show what global rank 0 of a run printed, without the other ranks and the agents; and which network was used"""
+def _show_logs(args: argparse.Namespace) -> int:
+    """print the output of global rank 0 of a run, without other ranks and the agents; and the network that was used"""
     from torchyard.cli.find import find_run
     from torchyard.steps.log_reader import read_rank_zero
 
-    folder = find_run(asked.run_name)
+    folder = find_run(args.run_name)
     plan = folder.plans()[-1]
-    safe: Callable[[str], str] = strip_control_codes if sys.stdout.isatty() else str  # a file or a pipe gets every byte
+    clean: Callable[[str], str] = (
+        strip_control_codes if sys.stdout.isatty() else str
+    )  # a file or a pipe gets every byte
     for text in read_rank_zero(plan):
-        print(safe(text))
+        print(clean(text))
     ended = folder.ended(folder.attempts()[-1])
-    if ended and (found := ended.collected.fabric):  # apart from the program's own lines, which may go into a pipe
-        print(f"fabric: {found.verdict}: {single_line(found.sentence)}", file=sys.stderr)
+    fabric = ended.collected.fabric if ended else None
+    if fabric:  # on stderr: stdout is the program's own lines, which may go into a pipe
+        print(f"fabric: {fabric.verdict}: {single_line(fabric.sentence)}", file=sys.stderr)
     return 0
 
 
-def _explain_run(asked: argparse.Namespace) -> int:
-    """show which rank of a run hangs, where, and why; or what each rank does now"""
+def _explain_run(args: argparse.Namespace) -> int:
+    """show which rank of a run hangs, where, and why; or the state of each rank"""
     from torchyard.cli.why import explain_dumps, explain_run
 
-    if "/" in asked.run_name:
-        return explain_dumps(asked.run_name, as_json=asked.json)
-    return explain_run(asked.run_name, as_json=asked.json)
+    if "/" in args.run_name:
+        return explain_dumps(args.run_name, as_json=args.json)
+    return explain_run(args.run_name, as_json=args.json)
 
 
-def _show_trend(asked: argparse.Namespace) -> int:
+def _show_trend(args: argparse.Namespace) -> int:
     """list the histories of all profiles, or show how a profile's number has changed from run to run"""
     from torchyard.cli.trend import show_histories, show_history
 
-    trend = Trend(value=asked.value, better="lower" if asked.lower else "higher") if asked.value else None
-    return show_history(asked.history, trend, asked.plot) if asked.history else show_histories()
+    trend = Trend(value=args.value, better="lower" if args.lower else "higher") if args.value else None
+    return show_history(args.history, trend, args.plot) if args.history else show_histories()
 
 
-def _serve_metrics(asked: argparse.Namespace) -> int:
+def _serve_metrics(args: argparse.Namespace) -> int:
     """serve the state of all runs to Prometheus, until it is stopped"""
     from torchyard.cli.metrics import print_metrics, serve_until_stopped
 
-    return print_metrics() if asked.once else serve_until_stopped(asked.host, asked.port)
+    return print_metrics() if args.once else serve_until_stopped(args.host, args.port)
 
 
-def _run_service(asked: argparse.Namespace) -> int:
+def _run_service(args: argparse.Namespace) -> int:
     """run a checkout's Prefect server and worker as a systemd user unit, also after a reboot"""
     from torchyard.cli.service import run_service
 
-    return run_service(asked.verb)
+    return run_service(args.verb)
 
 
-def _run_demo(asked: argparse.Namespace) -> int:
+def _run_demo(args: argparse.Namespace) -> int:
     """run an example in this folder, in ./torchyard-demo: two agents learn handwritten digits"""
     from torchyard.cli.demo import run_demo
 
-    return run_demo(fail=asked.fail, without_torch=asked.without_torch)
+    return run_demo(fail=args.fail, without_torch=args.without_torch)
 
 
 VERBS: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -1,4 +1,4 @@
-"""A run without a Prefect server: its log goes to the terminal, its folder is like that of any other run."""
+"""A run without a Prefect server: its log is printed on the terminal, its folder is like that of any other run."""
 
 import gc
 import logging
@@ -9,7 +9,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
-from torchyard.cli.find import bring_run_here
+from torchyard.cli.find import fetch_run_to_resume
 from torchyard.common.log import LOGGER_NAME
 from torchyard.common.log_filter import SafeText
 from torchyard.common.private_files import make_private_folder, write_private_text
@@ -30,10 +30,10 @@ def run_profile(profile: Profile) -> int:
 
 
 def run_new(profile: Profile) -> tuple[str, int]:
-    """As `run_profile`; gives the new run's name too."""
+    """As `run_profile`; returns the new run's name too."""
     _log_to_terminal()
     runner = _start_runner(profile)
-    return runner.folder.name, _carry_run(runner)
+    return runner.folder.name, _execute(runner)
 
 
 def _start_runner(profile: Profile) -> Runner:
@@ -51,45 +51,49 @@ def run_comparison(name: str, overrides: Mapping[str, Any], fabrics: Sequence[st
 
     def run_one(profile: Profile, _: Mapping[str, Any]) -> Report:
         runner = _start_runner(profile)
-        _carry_run(runner)
+        _execute(runner)
         report = runner.folder.report()
         if report is None:
             raise NoReportError(runner.folder.name, f"see {runner.folder.path}")
         return report
 
     _log_to_terminal()
-    found = sequence.run_benchmark(name, overrides, fabrics, run_one)
-    folder = sequence.save_benchmark(found, f"{found.profile}-{found.curves[0].run.rpartition('-')[2]}")
-    print(table.render_benchmark_text(found))
+    benchmark = sequence.run_benchmark(name, overrides, fabrics, run_one)
+    folder = sequence.save_benchmark(benchmark, f"{benchmark.profile}-{benchmark.curves[0].run.rpartition('-')[2]}")
+    print(table.render_benchmark_text(benchmark))
     print(f"  {folder}")
-    if failure := sequence.find_failure(found):
+    failure = sequence.find_failure(benchmark)
+    if failure:
         print(failure, file=sys.stderr)
     return 1 if failure else 0
 
 
 def attach_run(name: str) -> int:
-    """Resume a run whose launcher was lost; one that has ended only reports its end again."""
-    bring_run_here(name)
+    """Resume a run whose launcher was lost; a run that has ended only reports its end again.
+
+    ProfileError if there is no such run here, or Prefect owns it.
+    """
+    fetch_run_to_resume(name)
     folder = RunFolder(runs_folder() / name)
     start = folder.last("start") if folder.path.is_dir() else {}
     if not start:
-        known = ", ".join(sorted(each.parent.name for each in runs_folder().glob(f"*/{_PROFILE_FILE}"))) or "none"
-        raise ProfileError(name, (f"there is no such run in {runs_folder()}; there are: {known}",))
+        names = sorted(path.parent.name for path in runs_folder().glob(f"*/{_PROFILE_FILE}"))
+        raise ProfileError(name, (f"there is no such run in {runs_folder()}; there are: {', '.join(names) or 'none'}",))
     try:
         profile = Profile.model_validate_json((folder.path / _PROFILE_FILE).read_bytes())
     except FileNotFoundError as error:
         raise ProfileError(name, (f"Prefect owns it: use prefect flow-run retry {start['run']}",)) from error
     except ValidationError as error:
-        raise ProfileError(
-            str(folder.path / _PROFILE_FILE), (f"it cannot be read: {error.errors()[0]['msg']}",)
-        ) from error
+        message = f"it cannot be read: {error.errors()[0]['msg']}"
+        raise ProfileError(str(folder.path / _PROFILE_FILE), (message,)) from error
     count = sum(event["event"] == "start" for event in folder.events()) + 1
     _log_to_terminal()
-    return _carry_run(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
+    return _execute(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
 
 
-def _carry_run(runner: Runner) -> int:
-    gc.enable()  # the short verbs do without (console.py)
+def _execute(runner: Runner) -> int:
+    """Own a run to its end. Returns the exit code."""
+    gc.enable()  # disabled for the short verbs (console.py)
     raise_file_limit()
     try:
         end, _ = runner.run()

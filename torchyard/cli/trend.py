@@ -16,28 +16,25 @@ from torchyard.trend.records import History, history_folder, list_histories, rea
 
 
 def show_histories() -> int:
-    """List every history: its name, its runs, and what these have in common."""
+    """List every history: its name, the number of its runs, and their common properties."""
     _fetch_archived()
-    found = [(path, _read(path)) for path in list_histories(runs_folder())]
-    if not found:
-        print(f"there is no history in {history_folder(runs_folder())}: the first run begins one")
-    rows = [
-        (
-            path.stem,
-            f"{len(each.records)} run{'s' if len(each.records) > 1 else ''}",
-            describe_key(each.records[-1].key),
-        )
-        for path, each in found
-        if each.records
-    ]
-    _print_columns([list(row) for row in rows])
+    paths = list_histories(runs_folder())
+    if not paths:
+        print(f"there is no history in {history_folder(runs_folder())}: the first run starts one")
+    rows: list[list[str]] = []
+    for path in paths:
+        records = _read(path).records
+        if records:
+            noun = "run" if len(records) == 1 else "runs"
+            rows.append([path.stem, f"{len(records)} {noun}", describe_key(records[-1].key)])
+    _print_columns(rows)
     return 0
 
 
 def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
-    """Show the history with this name, or the only one of this profile; its number is the one last compared.
+    """Show the history with this name, or the only one of this profile; the default number is the last compared one.
 
-    ProfileError if there is none, or more than one.
+    ProfileError if none exists, or more than one.
     """
     _fetch_archived()
     path = _find_history(name)
@@ -45,32 +42,42 @@ def show_history(name: str, trend: Trend | None, plot: str | None) -> int:
     trend = trend or find_trend(history)
     if plot is not None:
         return _save_plot(history, trend, Path(plot))
-    head, rows = build_table(history, trend)
-    _print_columns([head, *rows])
-    print(f"{path}" + (f": {history.skipped} lines cannot be read" if history.skipped else ""))
+    header, rows = build_table(history, trend)
+    _print_columns([header, *rows])
+    suffix = f": {history.skipped} lines cannot be read" if history.skipped else ""
+    print(f"{path}{suffix}")
     return 0
 
 
 def _fetch_archived() -> None:
-    """Add what the archive has of runs on other machines. ArchiveError."""
-    if store := open_store():
+    """Add the archived runs of other machines. ArchiveError if the archive cannot be read."""
+    store = open_store()
+    if store:
         fetch_histories(store, runs_folder())
 
 
 def _find_history(name: str) -> Path:
-    runs = runs_folder()
-    name = Path(name).stem if name.endswith((".yaml", ".yml")) else name
-    found = [path for path in list_histories(runs) if path.stem == name]
-    found = found or [
-        path for path in list_histories(runs) if any(each.key.profile == name for each in _read(path).records[-1:])
-    ]
-    if len(found) == 1:
-        return found[0]
-    known = ", ".join(path.stem for path in found or list_histories(runs)) or "none"
-    many = (
-        f"{len(found)} histories are of this profile: name one of" if found else "there is no such history; there are:"
-    )
-    raise ProfileError(name, (f"{many} {known}",))
+    """The file of a history, by its own name or its profile's. ProfileError if none or several match."""
+    if name.endswith((".yaml", ".yml")):
+        name = Path(name).stem
+    all_paths = list_histories(runs_folder())
+    paths = [path for path in all_paths if path.stem == name]
+    if not paths:
+        paths = [path for path in all_paths if _is_of_profile(path, name)]
+    if len(paths) == 1:
+        return paths[0]
+    if paths:
+        message = f"{len(paths)} histories are of this profile: name one of {', '.join(path.stem for path in paths)}"
+    else:
+        choices = ", ".join(path.stem for path in all_paths) or "none"
+        message = f"there is no such history; there are: {choices}"
+    raise ProfileError(name, (message,))
+
+
+def _is_of_profile(path: Path, profile: str) -> bool:
+    """Whether the last run of a history is of this profile."""
+    records = _read(path).records
+    return bool(records) and records[-1].key.profile == profile
 
 
 def _read(path: Path) -> History:
@@ -81,6 +88,7 @@ def _read(path: Path) -> History:
 
 
 def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
+    """Write the plot as SVG and print its path. ProfileError if there is nothing to draw, or it cannot be written."""
     if trend is None:
         raise ProfileError("--plot", ("no number was compared so far: choose one with --value NAME",))
     svg = draw_trend(judge_records(history.records, trend), trend.value)
@@ -97,6 +105,5 @@ def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
 def _print_columns(rows: Sequence[Sequence[str]]) -> None:
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row in rows:
-        print(
-            strip_control_codes("  ".join(f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)).rstrip())
-        )
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        print(strip_control_codes("  ".join(cells).rstrip()))

@@ -1,6 +1,6 @@
-"""`torchyard why RUN`, while the run goes on or after it: which rank hangs, where, and why, or what each does.
+"""`torchyard why RUN`, during the run or after it: which rank hangs, where, and why, or the state of each rank.
 
-`torchyard why FOLDER/` says the same of dumps that torch's flight recorder has written there.
+`torchyard why FOLDER/` reads dumps of torch's flight recorder in the same way.
 """
 
 import json
@@ -22,22 +22,23 @@ from torchyard.model.errors import TorchyardError
 from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import LogLine, Outcome
-from torchyard.pages.hang import tabulate_places
+from torchyard.pages.hang import tabulate_locations
 from torchyard.pages.text import align_columns, format_duration, select_ends
 from torchyard.run.folder import RunFolder
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, spell_time
 from torchyard.steps.log_reader import read_records
 from torchyard.steps.log_tail import LogTails
 
-_MAX_ROWS, _MAX_GROUPS, _MAX_WORLD = 128, 4, 100_000  # of a table; of a rank; ranks that are looked for, at most
-_MAX_CELL_CHARS, _MAX_TEXT_CHARS = 80, 1000
-
-
+_MAX_ROWS = 128  # of a table
+_MAX_GROUPS = 4  # of a rank
+_MAX_WORLD = 100_000  # ranks that are listed as missing
+_MAX_CELL_CHARS = 80
+_MAX_TEXT_CHARS = 1000
 _DUMP_NAME = re.compile(r"(\d{1,6})(?:\.\w+)?$")
 
 
 class Findings(NamedTuple):
-    """What the records of a run say: each rank's last one, the number of ranks, and what follows from them."""
+    """The last record of each rank of a run, the number of ranks, and the verdicts that follow."""
 
     records: Mapping[int, RankRecord]
     world: int
@@ -45,133 +46,161 @@ class Findings(NamedTuple):
     straggler: Straggler | None = None
 
 
-def explain_run(name: str, as_json: bool) -> int:
-    """Print why a run hangs, or what its ranks do. ProfileError if there is no such run."""
+def explain_run(name: str, *, as_json: bool) -> int:
+    """Print why a run hangs, or the state of its ranks. ProfileError if there is no such run."""
     folder = find_run(name)
-    number, plan = folder.attempts()[-1], folder.plans()[-1]
+    number = folder.attempts()[-1]
+    plan = folder.plans()[-1]
     outcome = folder.outcome(number)
-    found = _judge(read_records(plan), _find_end(plan) if outcome else None)
-    found = _prefer_known(found, outcome)
+    findings = _evaluate_records(read_records(plan), _find_end(plan) if outcome else None)
+    findings = _prefer_outcome(findings, outcome)
     failure = _read_failure(folder, number)
     if as_json:
-        print(json.dumps({"run": name, "attempt": number, "failure": failure or None, **_dump(found)}, indent=1))
-    else:
-        said = _list_lines(found, plan.on_hang)
-        said += [] if found.hang or found.records else _read_page(folder, number)
-        print(strip_control_codes("\n".join([*([f"failed: {single_line(failure)}"] if failure else []), *said])))
+        document = {"run": name, "attempt": number, "failure": failure} | _dump(findings)
+        print(json.dumps(document, indent=1))
+        return 0
+    lines: list[str] = []
+    if failure:
+        lines.append(f"failed: {single_line(failure)}")
+    lines += _list_lines(findings, plan.on_hang)
+    if not findings.hang and not findings.records:
+        lines += _read_page(folder, number)
+    print(strip_control_codes("\n".join(lines)))
     return 0
 
 
-def explain_dumps(name: str, as_json: bool) -> int:
-    """Print what the dumps of torch's flight recorder in a folder prove. TorchyardError if one of them is none."""
-    folder, found = Path(name), dict[int, RankRecord]()
-    files = {int(match[1]): path for path in sorted(folder.glob("*")) if (match := _DUMP_NAME.search(path.name))}
+def explain_dumps(name: str, *, as_json: bool) -> int:
+    """Print the verdict from the dumps of torch's flight recorder in a folder.
+
+    TorchyardError if the folder contains no dump, or a file that is not one.
+    """
+    folder = Path(name)
+    files: dict[int, Path] = {}
+    for path in sorted(folder.glob("*")):
+        match = _DUMP_NAME.search(path.name)
+        if match:
+            files[int(match[1])] = path
     if not files:
         raise TorchyardError(f"{folder}: no file there ends with a rank, as torch's dumps do: nccl_trace_rank_0")
+    world = max(files) + 1
+    records: dict[int, RankRecord] = {}
     for rank, path in sorted(files.items()):
         try:
-            found[rank] = to_record(read_dump(path.read_bytes()), rank, max(files) + 1)
+            records[rank] = to_record(read_dump(path.read_bytes()), rank, world)
         except (DumpError, OSError) as error:
             raise TorchyardError(f"{path}: {error}") from error
-    told = Findings(found, max(files) + 1, judge_hang(found, max(files) + 1))
-    print(json.dumps(_dump(told), indent=1) if as_json else strip_control_codes("\n".join(_list_lines(told, "report"))))
+    findings = Findings(records, world, judge_hang(records, world))
+    if as_json:
+        print(json.dumps(_dump(findings), indent=1))
+    else:
+        print(strip_control_codes("\n".join(_list_lines(findings, "report"))))
     return 0
 
 
-def _judge(lines: Iterable[LogLine], ended_at: float | None) -> Findings:
-    """Read the records, and judge them as of the last one, or of the end: nodes have other clocks."""
+def _evaluate_records(lines: Iterable[LogLine], ended_at: float | None) -> Findings:
+    """Read the records, and detect a hang as of the last record, or of `ended_at`, by the nodes' clocks."""
     last = ended_at or 0.0
     box = BlackBox(clock=lambda: last)
     for line in lines:
         last = max(last, line.timestamp)
         box.feed(line.node, f"{line.text}\n")
-    late = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
-    return Findings(box.latest, box.world, judge_hang(box.latest, box.world, box.ages()), late)
+    straggler = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
+    return Findings(box.latest, box.world, judge_hang(box.latest, box.world, box.ages()), straggler)
 
 
 def _find_end(plan: Plan) -> float:
-    """When the job printed its last line."""
+    """When the job printed its last line, in seconds since the epoch; 0 if it printed none."""
     logs = LogTails(plan.nodes)
     return max((line.timestamp for node in plan.nodes for line in logs.last(node, 1)), default=0.0)
 
 
-def _prefer_known(found: Findings, outcome: Outcome | None) -> Findings:
-    """What was seen while the job ran counts, not what its end looks like; a job that succeeded did not hang."""
+def _prefer_outcome(findings: Findings, outcome: Outcome | None) -> Findings:
+    """Prefer the verdicts from the time when the job ran; a job that succeeded did not hang."""
     if outcome is None:
-        return found
-    done = outcome.status.state == "succeeded"
-    hang, late = outcome.hang or (None if done else found.hang), outcome.straggler or found.straggler
-    return found._replace(hang=hang, straggler=late)
+        return findings
+    hang = outcome.hang
+    if hang is None and outcome.status.state != "succeeded":
+        hang = findings.hang
+    return findings._replace(hang=hang, straggler=outcome.straggler or findings.straggler)
 
 
-def _read_failure(folder: RunFolder, attempt: int) -> str:
-    """Why the run failed, or its last attempt did if the run still goes on; empty if neither has."""
+def _read_failure(folder: RunFolder, attempt: int) -> str | None:
+    """Why the run failed, or its last attempt if the run continues; None if neither has failed."""
     report = folder.report()
     if report:
-        return report.sentence if report.end in ("failed", "gave-up", "swept") else ""
+        return report.sentence if report.end in ("failed", "gave-up", "swept") else None
     ended = folder.ended(attempt)
-    return ended.collected.failure.sentence if ended and ended.collected.failure else ""
+    if ended is None or ended.collected.failure is None:
+        return None
+    return ended.collected.failure.sentence or None
 
 
 def _read_page(folder: RunFolder, attempt: int) -> list[str]:
-    """What was written of a hang, if the logs are not here: an archive has the page before it has the logs."""
+    """The page of a hang that was detected during the run: an archive has it before it has the logs; [] without one."""
     try:
         page = (folder.attempt(attempt) / HANG_FOLDER / HANG_PAGE).read_text(encoding="utf-8", errors="replace")
     except OSError:
         return []
-    return ["but a hang has been seen:", *page.rstrip().split("\n")]
+    return ["but a hang was detected:", *page.rstrip().split("\n")]
 
 
-def _dump(found: Findings) -> dict[str, object]:
+def _dump(findings: Findings) -> dict[str, object]:
     return {
-        "hang": found.hang.model_dump(mode="json") if found.hang else None,
-        "straggler": found.straggler.model_dump(mode="json") if found.straggler else None,
-        "world": found.world,
-        "ranks": [record.model_dump(mode="json") for _, record in sorted(found.records.items())],
+        "hang": findings.hang.model_dump(mode="json") if findings.hang else None,
+        "straggler": findings.straggler.model_dump(mode="json") if findings.straggler else None,
+        "world": findings.world,
+        "ranks": [record.model_dump(mode="json") for _, record in sorted(findings.records.items())],
     }
 
 
 # --- as text
 
 
-def _list_lines(found: Findings, on_hang: OnHang) -> list[str]:
-    late = [f"straggler: {describe_straggler(found.straggler)}"] if found.straggler else []
-    if found.hang:
-        return [*_describe_hang(found.hang), *late]
-    if not found.records:
-        why = "on_hang is off" if on_hang == "off" else "the program has not started, or its torch is older or absent"
-        return [f"no rank of this run has reported: {why}", *late]
-    return ["no rank is known to hang; what each has reported last:", *_tabulate_ranks(found), *late]
+def _list_lines(findings: Findings, on_hang: OnHang) -> list[str]:
+    if findings.hang:
+        lines = _describe_hang(findings.hang)
+    elif findings.records:
+        lines = ["no rank is known to hang; the last report of each:", *_tabulate_ranks(findings)]
+    elif on_hang == "off":
+        lines = ["no rank of this run has reported: on_hang is off"]
+    else:
+        reason = "the program has not started, or its torch is older or absent"
+        lines = [f"no rank of this run has reported: {reason}"]
+    if findings.straggler:
+        lines.append(f"straggler: {describe_straggler(findings.straggler)}")
+    return lines
 
 
 def _describe_hang(hang: Hang) -> list[str]:
-    """The sentence, where the ranks are, and what proves it."""
-    table = align_columns(tabulate_places(hang), str.ljust)
+    """The sentence, the locations of the ranks, and the evidence."""
+    table = align_columns(tabulate_locations(hang), str.ljust)
     return [
         single_line(hang.sentence, _MAX_TEXT_CHARS),
         *table,
-        *(f"  - {single_line(each, _MAX_TEXT_CHARS)}" for each in hang.evidence),
+        *(f"  - {single_line(evidence, _MAX_TEXT_CHARS)}" for evidence in hang.evidence),
     ]
 
 
-def _tabulate_ranks(found: Findings) -> list[str]:
-    """What each rank does, in columns; and which ranks have not reported."""
-    head = ["rank", "node", "collectives done", "waits in", "place", "since", "seen (UTC)"]
-    rows = [_describe_rank(record) for _, record in sorted(found.records.items())]
-    lines = align_columns([head, *select_ends(rows, _MAX_ROWS)], str.ljust)
+def _tabulate_ranks(findings: Findings) -> list[str]:
+    """The state of each rank in columns, and the ranks that have not reported."""
+    header = ["rank", "node", "collectives done", "waits in", "place", "since", "seen (UTC)"]
+    rows = [_describe_rank(record) for _, record in sorted(findings.records.items())]
+    lines = align_columns([header, *select_ends(rows, _MAX_ROWS)], str.ljust)
     if len(rows) > _MAX_ROWS:
         lines.insert(1 + _MAX_ROWS // 2, f"    ... {len(rows) - _MAX_ROWS:,} more: see --json")
-    missing = format_ranks(set(range(min(found.world, _MAX_WORLD))) - found.records.keys())
-    return [*lines, *([f"not reported: rank {single_line(missing, _MAX_TEXT_CHARS)}"] if missing else [])]
+    missing = format_ranks(set(range(min(findings.world, _MAX_WORLD))) - findings.records.keys())
+    if missing:
+        lines.append(f"not reported: rank {single_line(missing, _MAX_TEXT_CHARS)}")
+    return lines
 
 
 def _describe_rank(record: RankRecord) -> list[str]:
-    waits = record.waits
+    pending = record.waits
     cells = [
         str(record.rank),
         record.node,
         _count_collectives(record),
-        f"{waits.operation} {waits.sequence} of group {waits.group}" if waits else "",
+        f"{pending.operation} {pending.sequence} of group {pending.group}" if pending else "",
         describe_place(record),
         format_duration(record.stalled_s) if math.isfinite(record.stalled_s) else "",
         spell_time(record.at, "%H:%M:%S"),
@@ -185,4 +214,4 @@ def _count_collectives(record: RankRecord) -> str:
     if len(groups) == 1:
         return str(groups[0][1])
     more = [f"{len(groups) - _MAX_GROUPS} more"] if len(groups) > _MAX_GROUPS else []
-    return ", ".join([*(f"{name}: {done}" for name, done in groups[:_MAX_GROUPS]), *more])
+    return ", ".join([*(f"{name}: {completed}" for name, completed in groups[:_MAX_GROUPS]), *more])

@@ -11,9 +11,9 @@ from torchyard.notify.delivery import Message, Tone
 from torchyard.pages.text import format_duration
 
 _MAX_SENTENCE_CHARS = 1000
-_BAD_ENDS: frozenset[End] = frozenset({"failed", "gave-up", "swept"})
-# What a person has ended says nothing about the nights before and after it.
-_JUDGED_ENDS = (*_BAD_ENDS, "succeeded")
+_FAILED_ENDS: frozenset[End] = frozenset({"failed", "gave-up", "swept"})
+# An end by a person is not a fact about the runs before and after it.
+_JUDGED_ENDS = (*_FAILED_ENDS, "succeeded")
 _TONES: dict[RunEvent, Tone] = {
     "failed": "failure",
     "regressed": "warning",
@@ -24,60 +24,76 @@ _TONES: dict[RunEvent, Tone] = {
 }
 
 
-def list_end_events(report: Report, ends_before: Sequence[str]) -> list[RunEvent]:
-    """What the end of a run is, the most important first. `ends_before`: how the profile's earlier runs ended."""
-    found: list[RunEvent] = ["regressed"] if report.trend and report.trend.verdict == "worse" else []
-    if report.end in _BAD_ENDS:
-        return [*found, "failed"]
+def list_end_events(report: Report, previous_ends: Sequence[str]) -> list[RunEvent]:
+    """The events of a run's end, the most important first. `previous_ends`: of the profile's earlier runs."""
+    events: list[RunEvent] = []
+    if report.trend and report.trend.verdict == "worse":
+        events.append("regressed")
+    if report.end in _FAILED_ENDS:
+        return [*events, "failed"]
     if report.end != "succeeded":
         return []
-    return [*found, "recovered", "succeeded"] if _explain_recovery(report, ends_before) else [*found, "succeeded"]
+    if _explain_recovery(report, previous_ends):
+        events.append("recovered")
+    return [*events, "succeeded"]
 
 
-def write_end_message(event: RunEvent, report: Report, ends_before: Sequence[str], link: str) -> Message:
-    """The text for an event at the end of a run."""
-    said, trend = [report.sentence], report.trend
-    if event == "regressed" and trend and trend.sentence not in report.sentence:
-        said.append(trend.sentence)
+def write_end_message(event: RunEvent, report: Report, previous_ends: Sequence[str], link: str) -> Message:
+    """The message about an event at the end of a run."""
+    sentences = [report.sentence]
+    if event == "regressed" and report.trend and report.trend.sentence not in report.sentence:
+        sentences.append(report.trend.sentence)
     if event == "recovered":
-        said.append(_explain_recovery(report, ends_before))
+        sentences.append(_explain_recovery(report, previous_ends))
     failure = report.collected.failure if report.collected and report.end == "failed" else None
-    said += [f"cause: {failure.cause}"] if failure else []
-    hang = report.attempts[-1].outcome.hang if failure else None
-    said += [single_line(hang.sentence)] if hang and hang.sentence not in report.sentence else []
-    said += [f"left behind: {len(report.left)}, see the report"] if report.left else []
-    after = f"{report.run}: {report.end} after {format_duration(report.seconds)}"
-    return _write(report.profile, event, said, [after, *_list_places(report.run, link)])
+    if failure:
+        sentences.append(f"cause: {failure.cause}")
+        hang = report.attempts[-1].outcome.hang
+        if hang and hang.sentence not in report.sentence:
+            sentences.append(single_line(hang.sentence))
+    if report.leftovers:
+        sentences.append(f"left behind: {len(report.leftovers)}, see the report")
+    summary = f"{report.run}: {report.end} after {format_duration(report.seconds)}"
+    return _write(report.profile, event, sentences, [summary, *_list_links(report.run, link)])
 
 
-def write_waiting_message(profile: Profile, run: str, waited: tuple[float, str], link: str) -> Message:
-    """The text for a job that has waited for so many seconds, and why."""
-    seconds, why = waited
-    said = [f"the job has waited {format_duration(seconds)} to start", why]
-    return _write(profile.name, "waiting", said, [f"{run}: {profile.launcher}", *_list_places(run, link)])
+def write_waiting_message(profile: Profile, run: str, waited_s: float, reason: str, link: str) -> Message:
+    """The message about a job that has waited for `waited_s` seconds."""
+    sentences = [f"the job has waited {format_duration(waited_s)} to start", reason]
+    return _write(profile.name, "waiting", sentences, [f"{run}: {profile.launcher}", *_list_links(run, link)])
 
 
 def write_hang_message(profile: Profile, run: str, hang: Hang, link: str) -> Message:
-    """The text for a rank that hangs, and what follows from it."""
-    then = {"restart": "the attempt ends, and another one follows", "fail": "the run ends"}
-    said = [single_line(hang.sentence), then.get(profile.on_hang, "the job still runs: on_hang: report")]
-    return _write(profile.name, "hanging", said, [f"torchyard why {run}", *_list_places(run, link)])
+    """The message about a rank that hangs, and what torchyard does about it."""
+    actions = {"restart": "the attempt ends, and another one follows", "fail": "the run ends"}
+    action = actions.get(profile.on_hang, "the job still runs: on_hang: report")
+    links = [f"torchyard why {run}", *_list_links(run, link)]
+    return _write(profile.name, "hanging", [single_line(hang.sentence), action], links)
 
 
-def _explain_recovery(report: Report, ends_before: Sequence[str]) -> str:
-    """Why a success is a recovery; empty if it is none."""
-    lost = sum(step.name == "comeback" for step in report.steps)
-    judged = [end for end in ends_before if end in _JUDGED_ENDS]
-    said = [f"attempt {len(report.attempts)} succeeded"] if len(report.attempts) > 1 else []
-    said += [f"the launcher was lost {lost} times" if lost > 1 else "the launcher was lost once"] if lost else []
-    said += ["the run before it did not succeed"] if judged and judged[-1] != "succeeded" else []
-    return "; ".join(said)
+def _explain_recovery(report: Report, previous_ends: Sequence[str]) -> str:
+    """Why a success is a recovery; "" if it is not."""
+    reasons: list[str] = []
+    if len(report.attempts) > 1:
+        reasons.append(f"attempt {len(report.attempts)} succeeded")
+    loss_count = sum(step.name == "comeback" for step in report.steps)
+    if loss_count == 1:
+        reasons.append("the launcher was lost once")
+    elif loss_count > 1:
+        reasons.append(f"the launcher was lost {loss_count} times")
+    judged_ends = [end for end in previous_ends if end in _JUDGED_ENDS]
+    if judged_ends and judged_ends[-1] != "succeeded":
+        reasons.append("the run before it did not succeed")
+    return "; ".join(reasons)
 
 
-def _list_places(run: str, link: str) -> list[str]:
-    return [*([link] if link else []), f"torchyard logs {run}"]
+def _list_links(run: str, link: str) -> list[str]:
+    """The run's page, if it has one, and the command that prints its log."""
+    command = f"torchyard logs {run}"
+    return [link, command] if link else [command]
 
 
-def _write(profile: str, event: RunEvent, said: Sequence[str], places: Sequence[str]) -> Message:
-    lines = [*(shorten_text(each, _MAX_SENTENCE_CHARS) for each in said if each), "", *places]
-    return Message(single_line(f"{profile}: {event}"), strip_control_codes("\n".join(lines)), _TONES[event])
+def _write(profile: str, event: RunEvent, sentences: Sequence[str], links: Sequence[str]) -> Message:
+    lines = [shorten_text(sentence, _MAX_SENTENCE_CHARS) for sentence in sentences if sentence]
+    body = "\n".join([*lines, "", *links])
+    return Message(single_line(f"{profile}: {event}"), strip_control_codes(body), _TONES[event])

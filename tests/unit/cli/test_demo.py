@@ -57,7 +57,7 @@ def test_mended_failure_is_not_called_a_failure(capsys: pytest.CaptureFixture[st
     main(["demo", "--fail"])
     Path("torchyard-demo/shard-1.bin").touch()
     assert main(["demo", "--fail"]) == 1
-    assert "because torchyard-demo/shard-1.bin is there" in capsys.readouterr().out
+    assert "because torchyard-demo/shard-1.bin exists" in capsys.readouterr().out
 
 
 def test_changed_files_are_kept(started: list[Profile]) -> None:
@@ -86,4 +86,4 @@ def test_folder_that_cannot_be_made_is_one_sentence(capsys: pytest.CaptureFixtur
     """A file in place of the demo's folder gives one sentence and exit code 1."""
     Path("torchyard-demo").touch()
     assert main(["demo", "--without-torch"]) == 1
-    assert "torchyard-demo: File exists; call the demo in a folder of yours" in capsys.readouterr().err
+    assert "torchyard-demo: File exists; call the demo in a folder that you can write" in capsys.readouterr().err

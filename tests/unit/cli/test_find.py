@@ -8,7 +8,7 @@ import pytest
 from tests.conftest import Write, command_plan_of
 from tests.lone_processes import lone_profile
 from torchyard.archive.store import ARCHIVE_VARIABLE
-from torchyard.cli.find import bring_run_here, find_run
+from torchyard.cli.find import fetch_run_to_resume, find_run
 from torchyard.cli.main import main
 from torchyard.model.errors import ArchiveError, ProfileError
 from torchyard.model.profile import Deadlines
@@ -38,7 +38,7 @@ def test_archived_run_is_found(run: RunFolder) -> None:
 
 def test_run_here_is_preferred(run: RunFolder) -> None:
     """The archive is not asked for a run of this machine."""
-    bring_run_here(run.name)
+    fetch_run_to_resume(run.name)
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
     assert find_run(run.name).path == runs_folder() / run.name
 

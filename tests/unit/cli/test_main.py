@@ -33,7 +33,7 @@ def test_plan_prints_the_plan(capsys: pytest.CaptureFixture[str]) -> None:
     """What is printed is the plan itself, and nothing is made on disk."""
     assert main(["plan", "digits-local"]) == 0
     plan = CommandPlan.model_validate(yaml.safe_load(capsys.readouterr().out))
-    assert [block.name for block in plan.on] == ["node-0", "node-1"]
+    assert [block.name for block in plan.processes] == ["node-0", "node-1"]
 
 
 def test_plan_imports_neither_prefect_nor_kubernetes_nor_torch() -> None:
@@ -47,7 +47,7 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     """--set changes keys for this call, values read as YAML."""
     assert main(["plan", "digits-local", "--set", "nodes=3", "--set", "env.A=b"]) == 0
     plan = yaml.safe_load(capsys.readouterr().out)
-    assert (len(plan["on"]), plan["on"][2]["submit"]["input"]["env"]["A"]) == (3, "b")
+    assert (len(plan["processes"]), plan["processes"][2]["submit"]["input"]["env"]["A"]) == (3, "b")
 
 
 @pytest.mark.parametrize(("pair", "said"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])

@@ -45,7 +45,7 @@ def report_ranks(run: RunFolder, *records: RankRecord) -> None:
 
 
 def end(run: RunFolder, state: State = "failed", **found: Any) -> Outcome:
-    outcome = Outcome(status=Status(state=state, reason="it ended"), exits={}, **found)
+    outcome = Outcome(status=Status(state=state, reason="it ended"), exit_codes={}, **found)
     run.save_outcome(1, outcome)
     return outcome
 
@@ -61,7 +61,7 @@ def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureF
     healthy = [its.model_copy(update={"kind": "pulse"}) for its in RECORDS.values()]
     report_ranks(run, record(0, stalled_s=1.0), *healthy)
     head, columns, first, _, third, last = ask(run, capsys)
-    assert head == "no rank is known to hang; what each has reported last:"
+    assert head == "no rank is known to hang; the last report of each:"
     assert columns.split() == ["rank", "node", "collectives", "done", "waits", "in", "place", "since", "seen", "(UTC)"]
     assert first.split() == [
         *("0", "node-0", "6", "all_reduce", "7", "of", "group", "0"),
@@ -136,7 +136,7 @@ def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureF
 def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """An archive has what was written of a hang before it has the logs of a job that still runs."""
     write_hang(run.attempt(1), HANG, RECORDS)
-    assert ask(run, capsys)[1:3] == ["but a hang has been seen:", HANG.sentence]
+    assert ask(run, capsys)[1:3] == ["but a hang was detected:", HANG.sentence]
 
 
 def test_nothing_of_a_record_reaches_the_terminal_as_more_than_text(

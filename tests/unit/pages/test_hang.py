@@ -9,7 +9,7 @@ from tests.hangs import HANG, STRAGGLER
 from tests.markdown import rendered
 from tests.reports import short_report
 from torchyard.diagnosis.hang.stragglers import describe_straggler
-from torchyard.model.hang import Cluster, HangNews
+from torchyard.model.hang import RankGroup, HangUpdate
 from torchyard.model.run import Report
 from torchyard.pages.hang import render_hang, render_hang_page
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
@@ -62,8 +62,8 @@ def test_nothing_is_said_of_a_run_that_did_not_hang() -> None:
 def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
     """A thousand places with long names, and names that a terminal or a page would obey, change nothing else."""
     evil = "\x1b[2J<img src=x> | **a**\n# big" * 100
-    places = tuple(Cluster(ranks=tuple(range(at, 3000, 7)), place=evil) for at in range(1000))
-    hang = HANG.model_copy(update={"sentence": evil, "clusters": places, "evidence": (evil,) * 100})
+    places = tuple(RankGroup(ranks=tuple(range(at, 3000, 7)), location=evil) for at in range(1000))
+    hang = HANG.model_copy(update={"sentence": evil, "rank_groups": places, "evidence": (evil,) * 100})
     text = form(ended(hang=hang))
     assert len(text.encode()) < _MAX_PAGE_BYTES / 2
     assert not re.search(r"\x1b|\n# big", text)
@@ -77,8 +77,8 @@ def test_straggler_of_no_time_is_told() -> None:
 
 def test_page_of_a_running_job() -> None:
     """While a rank hangs, the page has what the report would have; afterwards it says that no rank hangs."""
-    html = rendered(render_hang_page("yolo", HangNews(hang=HANG)))
+    html = rendered(render_hang_page("yolo", HangUpdate(hang=HANG)))
     for part in ("<h1>yolo</h1>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>"):
         assert part in html
     assert "No rank hangs." not in html
-    assert "<p>No rank hangs.</p>" in rendered(render_hang_page("yolo", HangNews()))
+    assert "<p>No rank hangs.</p>" in rendered(render_hang_page("yolo", HangUpdate()))

@@ -42,7 +42,7 @@ def test_end_is_worth_these_messages(report: Report, before: list[str], events: 
 
 def test_failure_is_told_with_its_cause_and_where_to_look() -> None:
     """The message has the report's sentence, the cause, the run, its page and the command that shows its log."""
-    message = write_end_message("failed", ended("failed", left=("a pod",)), [], "http://prefect/runs/1")
+    message = write_end_message("failed", ended("failed", leftovers=("a pod",)), [], "http://prefect/runs/1")
     assert (message.title, message.tone) == ("x: failed", "failure")
     assert message.body.splitlines() == [
         *("a sentence", "cause: program-error", "left behind: 1, see the report", ""),
@@ -77,6 +77,6 @@ def test_regression_is_told_once() -> None:
 
 def test_waiting_is_told_with_its_reason_and_without_codes() -> None:
     """The message says for how long and why, and carries no control code of what a cluster has said."""
-    message = write_waiting_message(load_profile("digits-local"), "d-1", (1900.0, "no GPUs\x1b[2J free"), "")
+    message = write_waiting_message(load_profile("digits-local"), "d-1", 1900.0, "no GPUs\x1b[2J free", "")
     assert (message.title, message.tone) == ("digits-local: waiting", "warning")
     assert message.body.startswith("the job has waited 31 min 40 s to start\nno GPUs free\n")

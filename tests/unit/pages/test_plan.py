@@ -7,8 +7,8 @@ from torchyard.model.requirements import Check
 from torchyard.model.run import Run
 from torchyard.pages.plan import render_checks_page, render_plan_page
 
-OK = Check(need="kind Job", verdict="ok", detail="v1alpha1 of Volcano")
-FAILED = Check(need="plugin", verdict="failed", detail="no node has nvidia.com/sriov | <b>", remedy="install it")
+OK = Check(name="kind Job", verdict="ok", detail="v1alpha1 of Volcano")
+FAILED = Check(name="plugin", verdict="failed", detail="no node has nvidia.com/sriov | <b>", remedy="install it")
 
 
 def test_plan_page_says_what_would_run_and_folds_the_rest() -> None:

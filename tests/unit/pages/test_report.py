@@ -131,15 +131,15 @@ def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
     """If the job's own controller tried again, the report says how each try failed; else it lists none."""
     made = attempt(1, "program-error")
     endings = (
-        ContainerFailure(node="worker-1", at=1.7e9, exit_code=7),
-        ContainerFailure(node="worker-1", at=1.7e9 + 61, exit_code=137),
+        ContainerFailure(node="worker-1", failed_at=1.7e9, exit_code=7),
+        ContainerFailure(node="worker-1", failed_at=1.7e9 + 61, exit_code=137),
     )
     status = made.outcome.status.model_copy(update={"retries": 1})
-    tried = made.outcome.model_copy(update={"status": status, "endings": endings})
+    tried = made.outcome.model_copy(update={"status": status, "container_failures": endings})
     text = form(report_of(made.model_copy(update={"outcome": tried})))
     assert re.search(r"try\W+worker.?-1 ended with exit code 7 at 22:13:20 UTC", text)
     assert re.search(r"try\W+worker.?-1 was killed by signal 9 at 22:14:21 UTC", text)
-    once = made.outcome.model_copy(update={"endings": endings[:1]})
+    once = made.outcome.model_copy(update={"container_failures": endings[:1]})
     assert "exit code 7" not in form(report_of(made.model_copy(update={"outcome": once})))
 
 
