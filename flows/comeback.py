@@ -1,4 +1,4 @@
-"""Resumes runs that have lost their launcher; an automation starts it if nothing else has resumed them."""
+"""Resumes runs that have lost their launcher: an automation starts this flow if nothing else has resumed them."""
 
 import sys
 from typing import Any
@@ -12,7 +12,7 @@ from torchyard.tasks.recovery import recover_lost_runs
 
 @flow(name="comeback")
 def comeback() -> State[Any]:
-    """Check the current state of every run that may have lost its launcher, and schedule those that have."""
+    """Check the current state of every run that may have lost its launcher, and schedule those that have lost it."""
     result = recover_lost_runs()
     if result.faults:
         return Failed(message=f"{result}; not checked: {', '.join(result.faults)}")

@@ -1,4 +1,8 @@
-"""Removes what is left of runs whose launcher has been gone for longer than their lease."""
+"""Removes the leftovers of runs that have lost their launcher for longer than their lease.
+
+A sweep continues after a fault: what cannot be read or removed is collected in a list `faults`, and the sweep's final
+state is Failed with their messages.
+"""
 
 import argparse
 import contextlib
@@ -32,13 +36,21 @@ from torchyard.tasks.recovery import recover_lost_runs
 
 
 class AbandonedRun(NamedTuple):
-    """A run without a launcher: where it left something, why that is removed or kept, and how to remove it."""
+    """The leftovers of a run without a launcher, in one location.
+
+    run: the run's name.
+    location: `here` or `namespace ml`.
+    reason: why it counts as abandoned.
+    remove: removes it and returns the leftovers that remain; None if a living process owns the run. It may raise
+        TorchyardError.
+    kept_reason: why it is only listed; empty if it is removed.
+    """
 
     run: str
     location: str
     reason: str
     remove: Callable[[], Sequence[str] | None]
-    kept_reason: str = ""  # why it is not removed
+    kept_reason: str = ""
 
 
 @flow(name="sweep")
@@ -55,107 +67,125 @@ def sweep(
     Args:
         dry_run: Only report what would be removed.
         runs: Only these runs, even before their leases have ended; a run with a living launcher is never removed.
-        without_lease: Also objects in a cluster that carry a run's label and have no Lease; else they are only listed.
-        contexts: The kubeconfig's contexts to search, in all namespaces; else the current one, if there is one.
+        without_lease: Also remove objects in a cluster that have a run's label and no Lease; else they are only listed.
+        contexts: The kubeconfig's contexts to search, in all namespaces; by default the current one, if there is one.
     """
     raise_file_limit()
-    requested_runs, faults = None if runs is None else frozenset(runs), list[str]()
+    requested_runs = None if runs is None else frozenset(runs)
+    faults: list[str] = []
     resumed_count = 0 if dry_run or runs is not None else _recover_runs(contexts, faults)
+
+    # This machine's runs are removed first; what remains in the clusters was left by other machines.
     abandoned_runs = [*_find_local_runs(requested_runs, faults), *_find_orphan_process_runs(requested_runs)]
-    leftovers = [_remove_run(abandoned_run, dry_run) for abandoned_run in abandoned_runs]
-    # This machine's runs are removed first; the rest is what other machines have left.
-    for abandoned_run in _find_cluster_runs(contexts, requested_runs, without_lease, faults):
-        abandoned_runs.append(abandoned_run)
-        leftovers.append(_remove_run(abandoned_run, dry_run))
-    _publish_table(abandoned_runs, ["; ".join(run_leftovers or ()) for run_leftovers in leftovers])
-    faults += [leftover for run_leftovers in leftovers for leftover in run_leftovers or ()]
-    faults += _describe_refusals(requested_runs, abandoned_runs, leftovers) if requested_runs else []
-    end = _build_sweep_state(_format_summary(abandoned_runs, dry_run, resumed_count), faults)
-    if end.message == _format_summary([], dry_run=False, resumed_count=0):
-        delete_runs_with_same_end(end)
-    return end
+    leftovers = [_remove_run(run, dry_run=dry_run) for run in abandoned_runs]
+    for run in _find_cluster_runs(contexts, requested_runs, faults, without_lease=without_lease):
+        abandoned_runs.append(run)
+        leftovers.append(_remove_run(run, dry_run=dry_run))
+
+    _publish_table(abandoned_runs, leftovers)
+    faults += _flatten(leftovers)
+    if requested_runs:
+        faults += _describe_refusals(requested_runs, abandoned_runs, leftovers)
+    state = _build_sweep_state(_format_summary(abandoned_runs, resumed_count, dry_run=dry_run), faults)
+    if state.message == _format_summary([], resumed_count=0, dry_run=False):
+        delete_runs_with_same_end(state)
+    return state
 
 
 def sweep_machine() -> State[Any]:
-    """Do this machine's part of a sweep, outside of any flow run: every machine's `make up` does so by itself."""
-    faults = list[str]()
+    """Do this machine's part of a sweep without a flow run, as every machine's `make up` does regularly."""
+    faults: list[str] = []
     recovery = recover_lost_runs(only_leased=True)
     abandoned_runs = [*_find_local_runs(None, faults), *_find_orphan_process_runs(None)]
-    leftovers = [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs]
-    faults += [*recovery.faults, *(leftover for run_leftovers in leftovers for leftover in run_leftovers or ())]
-    return _build_sweep_state(
-        _format_summary(abandoned_runs, dry_run=False, resumed_count=len(recovery.resumed)), faults
-    )
+    leftovers = [_remove_run(run, dry_run=False) for run in abandoned_runs]
+    faults += recovery.faults
+    faults += _flatten(leftovers)
+    return _build_sweep_state(_format_summary(abandoned_runs, len(recovery.resumed), dry_run=False), faults)
 
 
-def _format_summary(abandoned_runs: Sequence[AbandonedRun], dry_run: bool, resumed_count: int) -> str:
-    """What was done, in one line."""
-    removed = [abandoned_run for abandoned_run in abandoned_runs if not abandoned_run.kept_reason]
-    summary = f"swept {len(removed)} {'run' if len(removed) == 1 else 'runs'}" + (
-        f", resumed {resumed_count}" if resumed_count else ""
-    )
+def _flatten(leftovers: Sequence[Sequence[str] | None]) -> Iterator[str]:
+    for run_leftovers in leftovers:
+        yield from run_leftovers or ()
+
+
+def _format_summary(abandoned_runs: Sequence[AbandonedRun], resumed_count: int, *, dry_run: bool) -> str:
+    """What the sweep did, in one line: `swept 2 runs, resumed 1; 1 listed and kept`."""
+    removed_names = [run.run for run in abandoned_runs if not run.kept_reason]
+    kept_count = len(abandoned_runs) - len(removed_names)
     if dry_run:
-        summary = f"would remove {len(removed)}: " + ", ".join(removed_run.run for removed_run in removed)
-    return summary + (
-        f"; {len(abandoned_runs) - len(removed)} listed and kept" if len(abandoned_runs) > len(removed) else ""
-    )
+        summary = f"would remove {len(removed_names)}: {', '.join(removed_names)}"
+    else:
+        noun = "run" if len(removed_names) == 1 else "runs"
+        summary = f"swept {len(removed_names)} {noun}"
+        if resumed_count:
+            summary += f", resumed {resumed_count}"
+    if kept_count:
+        summary += f"; {kept_count} listed and kept"
+    return summary
 
 
 def _describe_refusals(
     requested_runs: frozenset[str], abandoned_runs: Sequence[AbandonedRun], leftovers: Sequence[Sequence[str] | None]
 ) -> list[str]:
-    """Why named runs have not been removed."""
-    owner_hint = "a living process owns it: cancel the run, or end that process"
-    reasons = {
-        (abandoned_run.run, abandoned_run.location): abandoned_run.kept_reason or owner_hint
-        for abandoned_run, run_leftovers in zip(abandoned_runs, leftovers, strict=True)
-        if abandoned_run.kept_reason or run_leftovers is None
-    }
-    removed = {
-        abandoned_run.run
-        for abandoned_run in abandoned_runs
-        if (abandoned_run.run, abandoned_run.location) not in reasons
-    }
-    messages = [
-        f"{run} in {location}: {reason}"
-        for (run, location), reason in reasons.items()
-        if run in requested_runs - removed
-    ]
-    missing = (
-        requested_runs
-        - {abandoned_run.run for abandoned_run in abandoned_runs}
-        - {folder.name for folder in list_run_folders()}
-    )  # those have ended
-    return [*messages, *(f"there is no run {run} that this user may see" for run in sorted(missing))]
+    """A message for each requested run that was not removed, with the reason.
+
+    A run that was removed in one location and refused in another, as after a move, is not reported.
+    """
+    reasons: dict[tuple[str, str], str] = {}  # by run and location
+    for run, run_leftovers in zip(abandoned_runs, leftovers, strict=True):
+        if run.kept_reason:
+            reasons[run.run, run.location] = run.kept_reason
+        elif run_leftovers is None:
+            reasons[run.run, run.location] = "a living process owns it: cancel the run, or end that process"
+    removed = {run.run for run in abandoned_runs if (run.run, run.location) not in reasons}
+
+    messages: list[str] = []
+    for (name, location), reason in reasons.items():
+        if name in requested_runs - removed:
+            messages.append(f"{name} in {location}: {reason}")
+    ended = {folder.name for folder in list_run_folders()}  # those that are not abandoned have ended
+    missing = requested_runs - {run.run for run in abandoned_runs} - ended
+    messages += [f"there is no run {name} that this user may see" for name in sorted(missing)]
+    return messages
 
 
 def _build_sweep_state(summary: str, faults: list[str]) -> State[Any]:
-    faults = list(dict.fromkeys(faults))
-    message = strip_control_codes(f"{summary}; left behind: {', '.join(faults)}" if faults else summary)
-    return Failed(message=message) if faults else Completed(message=message)
+    """Failed with the faults, each once, after the summary; Completed if there are none."""
+    if not faults:
+        return Completed(message=strip_control_codes(summary))
+    return Failed(message=strip_control_codes(f"{summary}; left behind: {', '.join(dict.fromkeys(faults))}"))
 
 
 def _recover_runs(contexts: list[str] | None, faults: list[str]) -> int:
-    """Resume the runs that have lost their launcher and whose lease has not ended; returns how many."""
+    """Resume the runs that have lost their launcher and whose lease has not ended; return how many."""
     recovery = recover_lost_runs(only_leased=True)
     faults += recovery.faults
     return len(recovery.resumed) + sum(map(reschedule_run, _find_unrenewed_runs(contexts)))
 
 
 def _find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) -> Iterator[AbandonedRun]:
-    """This machine's runs that are due for removal; one that cannot be read is added to `faults`."""
+    """This machine's open runs that are requested or, by default, whose lease has ended.
+
+    A folder that cannot be read adds a message to `faults`.
+    """
     for folder in list_run_folders():
         try:
             has_lease_ended = folder.lease_left() < 0
-            if is_run_open(folder) and (has_lease_ended if requested_runs is None else folder.name in requested_runs):
-                reason = "no launcher owns it" + (", and its lease has ended" if has_lease_ended else "")
+            is_due = has_lease_ended if requested_runs is None else folder.name in requested_runs
+            if is_run_open(folder) and is_due:
+                reason = "no launcher owns it"
+                if has_lease_ended:
+                    reason += ", and its lease has ended"
                 yield AbandonedRun(folder.name, "here", reason, partial(sweep_run, folder, "sweep", reason, report_end))
         except TorchyardError as error:
             faults.append(str(error))
 
 
 def _find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator[AbandonedRun]:
-    """Processes here whose run folder was removed, and whose supervisor is gone and cannot end them with the lease."""
+    """The runs of processes on this machine whose run folder was removed and whose supervisor has exited.
+
+    Processes that still have a supervisor are only logged: it ends them when the lease ends.
+    """
     for orphan_process in find_orphan_processes(runs_folder()):
         if orphan_process.kept:
             get_log().warning("%s; its supervisor ends it with its lease", orphan_process)
@@ -163,13 +193,13 @@ def _find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator
             yield AbandonedRun(
                 orphan_process.run,
                 "here",
-                "its folder was removed, and no supervisor is left",
+                "its folder was removed, and its supervisor has exited",
                 partial(end_orphan_process, orphan_process),
             )
 
 
 def _find_unrenewed_runs(contexts: list[str] | None) -> set[str]:
-    """The flow runs in clusters whose Lease has not ended and that may have no launcher."""
+    """The ids of flow runs in clusters whose Lease has not ended and that may have no launcher."""
     from torchyard.cluster import orphans
 
     flow_run_ids: set[str] = set()
@@ -180,7 +210,7 @@ def _find_unrenewed_runs(contexts: list[str] | None) -> set[str]:
 
 
 def _list_contexts(contexts: list[str] | None, faults: list[str]) -> Iterator[str | None]:
-    """The contexts that lead to a cluster; a named one that does not is a fault."""
+    """The contexts that lead to a cluster; None is the current one. A context that fails adds a message to `faults`."""
     from torchyard.cluster import orphans
 
     candidates: Sequence[str | None] = contexts or (None,)
@@ -193,16 +223,17 @@ def _list_contexts(contexts: list[str] | None, faults: list[str]) -> Iterator[st
 
 
 def _find_cluster_runs(
-    contexts: list[str] | None, requested_runs: frozenset[str] | None, without_lease: bool, faults: list[str]
+    contexts: list[str] | None, requested_runs: frozenset[str] | None, faults: list[str], *, without_lease: bool
 ) -> Iterator[AbandonedRun]:
-    """The runs that any machine has left in a cluster."""
+    """The runs that any machine has left in a cluster; a cluster that cannot be searched adds to `faults`."""
     from torchyard.cluster import orphans
 
     scope = orphans.SweepScope(read_liveness, read_liveness_by_name, requested_runs, without_lease)
     for context in _list_contexts(contexts, faults):
         context_orphans: list[orphans.Orphan] = []
         try:
-            context_orphans.extend(orphans.find_orphans(context, scope))  # all at once: they are watched in parallel
+            # All before the first removal: their Leases are watched in parallel.
+            context_orphans.extend(orphans.find_orphans(context, scope))
         except TorchyardError as error:
             faults.append(str(error))
         for orphan in context_orphans:
@@ -216,7 +247,11 @@ def _find_cluster_runs(
 
 
 def _remove_orphan(orphan: Any) -> list[str] | None:
-    """Remove a run from its cluster, and set its final state in Prefect, where it still waits for a worker."""
+    """Remove a run from its cluster, and set the final state of its flow run, which may still wait for a worker.
+
+    Prefect is not changed unless it confirms that the flow run belongs to the Lease. Returns the leftovers; None if a
+    living process owns the run.
+    """
     from torchyard.cluster import orphans
 
     flow_run_id = confirm_flow_run(orphan.lease) if orphan.lease else ""
@@ -226,48 +261,40 @@ def _remove_orphan(orphan: Any) -> list[str] | None:
     return leftovers
 
 
-def _remove_run(abandoned_run: AbandonedRun, dry_run: bool) -> Sequence[str] | None:
-    """Remove one run unless it is kept; returns what is left, None if a living process owns the run."""
+def _remove_run(run: AbandonedRun, *, dry_run: bool) -> Sequence[str] | None:
+    """Remove one run unless it is kept; return its leftovers, None if a living process owns the run."""
     if dry_run:
         return ()
-    if abandoned_run.kept_reason:
-        get_log().warning(
-            "%s, %s: %s; not removed: %s",
-            abandoned_run.run,
-            abandoned_run.location,
-            abandoned_run.reason,
-            abandoned_run.kept_reason,
-        )
+    if run.kept_reason:
+        get_log().warning("%s, %s: %s; not removed: %s", run.run, run.location, run.reason, run.kept_reason)
         return ()
     try:
-        leftovers = abandoned_run.remove()
+        leftovers = run.remove()
     except TorchyardError as error:
         return [str(error)]
     if leftovers is not None:
-        get_log().warning("%s, %s: %s; removed", abandoned_run.run, abandoned_run.location, abandoned_run.reason)
+        get_log().warning("%s, %s: %s; removed", run.run, run.location, run.reason)
     return leftovers
 
 
-def _publish_table(abandoned_runs: Sequence[AbandonedRun], leftovers: Sequence[str]) -> None:
-    """Show the table in Prefect; an unreachable server costs only the table."""
-    raw_rows = [
-        {
-            "run": abandoned_run.run,
-            "where": abandoned_run.location,
-            "why": abandoned_run.reason,
-            "not removed": abandoned_run.kept_reason,
-            "left": run_leftovers,
+def _publish_table(abandoned_runs: Sequence[AbandonedRun], leftovers: Sequence[Sequence[str] | None]) -> None:
+    """Publish the table in Prefect; an unreachable server costs only the table."""
+    rows: list[dict[str, str]] = []
+    for run, run_leftovers in zip(abandoned_runs, leftovers, strict=True):
+        row = {
+            "run": run.run,
+            "where": run.location,
+            "why": run.reason,
+            "not removed": run.kept_reason,
+            "left": "; ".join(run_leftovers or ()),
         }
-        for abandoned_run, run_leftovers in zip(abandoned_runs, leftovers, strict=True)
-    ]
-    rows = [
-        {key: escape_markdown(text) for key, text in row.items()} for row in raw_rows
-    ]  # names and reasons come from Leases
+        # Names and reasons come from Leases, which others may write.
+        rows.append({column: escape_markdown(text) for column, text in row.items()})
     try:
         if rows:
             create_table_artifact(rows, key="sweep", description="Runs without a launcher")
     except Exception as error:
-        get_log().warning("the table is not in Prefect: %s", error)
+        get_log().warning("cannot publish the table in Prefect: %s", error)
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from torchyard.common.escaping import spell_anything
 from torchyard.model.result import RunResult
 
 
-# The result is stored for callers alone: no run depends on it (docs/reuse.md).
+# The result is stored only for callers: no run depends on it (docs/reuse.md).
 @flow(name="train", persist_result=True)
 def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> RunResult:
     """Run the training that a profile describes, from preflight to the report.
@@ -23,9 +23,8 @@ def train(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool =
         overrides: Keys of the profile to change for this run, such as {"nodes": 4, "deadlines.run": "2h"}.
         dry_run: Show the plan and run preflight; start nothing.
     """
-    return cast(
-        RunResult, train_flow_run(profile, overrides, dry_run)
-    )  # Prefect takes the state, and callers get its data
+    # Prefect takes the returned state as the flow run's state and gives its data to callers.
+    return cast(RunResult, train_flow_run(profile, overrides, dry_run=dry_run))
 
 
 def main(argv: Sequence[str]) -> int:

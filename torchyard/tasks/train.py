@@ -48,7 +48,7 @@ _EXPOSED_ADDRESS = "an address with a secret is visible to everyone who may read
 STEPS = StepFunctions(preflight, ensure_rendezvous, submit, wait, collect, teardown)
 
 
-def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, dry_run: bool = False) -> State[RunResult]:
+def train_flow_run(profile: str, overrides: dict[str, Any] | None = None, *, dry_run: bool = False) -> State[RunResult]:
     """Take this flow run from its current state to its end; return its final state, with the result of a success.
 
     `dry_run`: only show the plan and run preflight. Errors of torchyard become the state's message. If another process

@@ -137,7 +137,7 @@ def test_sweep_ends_what_nobody_else_ends(
 
 
 def find_cluster_runs(faults: list[str], without_lease: bool = False) -> list[AbandonedRun]:
-    return list(_find_cluster_runs(None, None, without_lease, faults))
+    return list(_find_cluster_runs(None, None, faults, without_lease=without_lease))
 
 
 def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
@@ -146,7 +146,7 @@ def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
     run = Cast(fake_api, lease(ago=3))
     fake_api.fail("GET", r"/leases\?", 403)
     assert find_cluster_runs(faults, without_lease=True) == []
-    end = _build_sweep_state(_format_summary([], False, 0), faults)
+    end = _build_sweep_state(_format_summary([], 0, dry_run=False), faults)
     assert end.is_failed()
     assert "list leases" in str(end.message)
     assert "deploy/kubernetes/rbac.yaml" in str(end.message)
@@ -171,7 +171,7 @@ def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     fake_api.objects._all.pop(("coordination.k8s.io/v1/leases", "default", RUN))
     abandoned_runs = find_cluster_runs([])
     assert [_remove_run(abandoned_run, dry_run=False) for abandoned_run in abandoned_runs] == [()]
-    assert _format_summary(abandoned_runs, False, 0) == "swept 0 runs; 1 listed and kept"
+    assert _format_summary(abandoned_runs, 0, dry_run=False) == "swept 0 runs; 1 listed and kept"
     assert run.left == ["Job", "Pod"]
 
 
