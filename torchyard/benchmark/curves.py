@@ -1,4 +1,4 @@
-"""What a run of a benchmark measured: its report as a curve, bandwidth over size."""
+"""Converts the report of a benchmark's run to a curve: bandwidth over size."""
 
 import math
 from collections.abc import Iterator
@@ -10,7 +10,7 @@ from torchyard.model.profile import MetricsFormat, Profile
 from torchyard.model.run import Metrics, Report, Row
 
 DEFAULT_FABRIC = "default"  # the name of a curve whose profile names no fabric
-# What each format's numbers are, of the several trials that a program makes of one size.
+# Which number each format prints for the several trials of one size.
 STATISTICS: dict[MetricsFormat, str] = {
     "json-lines": "median of the trials",
     "nccl-tests": "mean of the iterations, out of place",
@@ -21,6 +21,7 @@ _COLLECTIVES = {"alltoall": "all_to_all", "": "all_reduce"}
 
 def build_curve(profile: Profile, report: Report) -> Curve:
     """The curve of one run; without points if it printed no bandwidth."""
+    expect = profile.network.expect if profile.network else None
     metrics = report.collected.metrics if report.collected else Metrics()
     machines = set(report.attempts[-1].outcome.machines.values()) if report.attempts else set()
     nodes = len(machines) or profile.nodes.max
@@ -34,8 +35,8 @@ def build_curve(profile: Profile, report: Report) -> Curve:
         nodes=nodes,
         machines=tuple(sorted(machines)),
         points=tuple(_parse_points(metrics)),
-        floor=profile.network.expect.min_busbw if profile.network else None,
-        verdict=verdict or judge_fabric(FabricReading(), profile.network.expect if profile.network else None, nodes),
+        floor=expect.min_busbw if expect else None,
+        verdict=verdict or judge_fabric(FabricReading(), expect, nodes),
         folder=report.folder,
     )
 
@@ -55,25 +56,33 @@ def build_empty_curve(profile: Profile, run: str, sentence: str) -> Curve:
 
 
 def _parse_rank_count(summary: Row) -> int:
-    """The number of ranks that the program itself counted; 0 if it did not say."""
+    """The number of ranks that the program printed; 0 if it printed none."""
     rank_count = summary.get("world_size", summary.get("ranks"))
     return rank_count if isinstance(rank_count, int) and rank_count > 0 else 0
 
 
 def _parse_points(metrics: Metrics) -> Iterator[BandwidthPoint]:
-    """A point for each row with a size; of a program that prints no such rows, the one of its summary."""
+    """A point for each row with a size; without such rows, one point from the summary and the last row.
+
+    Rows without a valid busbw are left out.
+    """
     default_collective = str(metrics.summary.get("collective") or metrics.summary.get("op") or "")
     sized_rows = [row for row in metrics.rows if "size" in row]
-    summary_row = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
+    summary_row: Row = dict(metrics.rows[-1]) if metrics.rows else {}
+    summary_row.update(metrics.summary)
     for row in sized_rows or [summary_row]:
-        size, busbw, algbw = (_parse_number(row.get(key)) for key in ("size", "busbw", "algbw"))
-        if busbw is not None:
-            collective = str(row.get("collective") or default_collective)
-            collective = _COLLECTIVES.get(collective, collective)
-            yield BandwidthPoint(collective=collective, size=int(size or 0), algbw=algbw, busbw=busbw)
+        busbw = _parse_number(row.get("busbw"))
+        if busbw is None:
+            continue
+        size = int(_parse_number(row.get("size")) or 0)
+        algbw = _parse_number(row.get("algbw"))
+        collective = str(row.get("collective") or default_collective)
+        collective = _COLLECTIVES.get(collective, collective)
+        yield BandwidthPoint(collective=collective, size=size, algbw=algbw, busbw=busbw)
 
 
 def _parse_number(value: object) -> float | None:
-    """A number of 0 or more; None for anything else."""
-    is_valid = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    return float(value) if is_valid else None  # type: ignore[arg-type]
+    """The value as a float if it is a finite number of 0 or more; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    return float(value) if math.isfinite(value) and value >= 0 else None

@@ -11,7 +11,7 @@ _PANEL_INCHES = (6.0, 3.6)
 
 
 def draw_benchmark(benchmark: Benchmark) -> str | None:
-    """An SVG, base64, with a panel per collective; None if no curve has two sizes."""
+    """An SVG in base64 with one panel per collective, at most `_MAX_PANELS`; None if no curve has two sizes."""
     collectives = [collective for collective in _list_collectives(benchmark) if _has_curve(benchmark, collective)][
         :_MAX_PANELS
     ]
@@ -33,12 +33,12 @@ def _list_collectives(benchmark: Benchmark) -> list[str]:
 
 
 def _has_curve(benchmark: Benchmark, collective: str) -> bool:
-    """Whether a line can be drawn: some curve has two sizes."""
-    sizes = (
-        {point.size for point in curve.points if point.collective == collective and point.size}
-        for curve in benchmark.curves
-    )
-    return any(len(curve_sizes) > 1 for curve_sizes in sizes)
+    """Whether any curve of the collective has two sizes, so that a line can be drawn."""
+    for curve in benchmark.curves:
+        sizes = {point.size for point in curve.points if point.collective == collective and point.size}
+        if len(sizes) > 1:
+            return True
+    return False
 
 
 def _draw_panel(panel: "object", benchmark: Benchmark, collective: str) -> None:

@@ -22,22 +22,31 @@ from torchyard.run.folder import benchmark_folder
 _HOSTNAME_LABEL = "kubernetes.io/hostname"
 _TRIAL_RUN = Run(id="00000000-0000-0000-0000-000000000000", attempt=1, folder="")
 Overrides = Mapping[str, Any]
-RunProfile = Callable[[Profile, dict[str, Any]], Report]  # with the overrides that made the profile
+RunProfile = Callable[[Profile, dict[str, Any]], Report]  # gets the profile and the overrides it was loaded with
 
 
 def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_profile: RunProfile) -> Benchmark:
-    """Run the profile over each fabric, by `run_one`; a run that fails does not keep the others from running.
+    """Run the profile over each fabric with `run_profile`, and return the measured curves.
 
-    After a run that was cancelled none is started.
-    Without fabrics: the profile's own, then the shape's TCP. ProfileError, before anything runs, if one does not fit.
+    By default the fabrics are the profile's own, then the first TCP fabric of its hardware file. Each run after the
+    first is pinned to the nodes of the first run that has measured something. A failed run does not prevent the others;
+    after a cancelled run no other is started.
+
+    Raises ProfileError, before anything runs, if a fabric does not exist or the profile's metrics cannot be compared.
     """
     profile = load_profile(name, overrides)
-    variants = [{**overrides, **({"fabric": fabric} if fabric else {})} for fabric in _choose_fabrics(profile, fabrics)]
+    variants: list[dict[str, Any]] = []  # the overrides of each run
+    for fabric in _choose_fabrics(profile, fabrics):
+        variant = dict(overrides)
+        if fabric:
+            variant["fabric"] = fabric
+        variants.append(variant)
     for variant in variants:
         _check_comparable(load_profile(name, variant))
+
     curves: list[Curve] = []
     for variant in variants:
-        pinned = _pin_nodes(name, variant, next((curve.machines for curve in curves if curve.points), ()))
+        pinned = _pin_nodes(name, variant, _get_first_machines(curves))
         curves.append(_measure_curve(load_profile(name, pinned), pinned, run_profile))
         if curves[-1].end == "cancelled":
             break
@@ -50,6 +59,14 @@ def run_benchmark(name: str, overrides: Overrides, fabrics: Sequence[str], run_p
     )
 
 
+def _get_first_machines(curves: Sequence[Curve]) -> tuple[str, ...]:
+    """The nodes of the first run that has measured something; empty if none has."""
+    for curve in curves:
+        if curve.points:
+            return curve.machines
+    return ()
+
+
 def _measure_curve(profile: Profile, overrides: dict[str, Any], run_profile: RunProfile) -> Curve:
     """The curve over one fabric; without points if its run has left no report."""
     try:
@@ -59,17 +76,21 @@ def _measure_curve(profile: Profile, overrides: dict[str, Any], run_profile: Run
 
 
 def _choose_fabrics(profile: Profile, requested: Sequence[str]) -> list[str | None]:
-    """The fabrics to compare, in this order; [None] for a profile without hardware."""
+    """The fabrics to compare, in this order; [None] for a profile without hardware. ProfileError if it needs one."""
     if requested and not profile.hardware:
-        raise ProfileError(profile.name, (f"fabric: {', '.join(requested)} need a hardware file, and none is named",))
+        raise ProfileError(
+            profile.name, (f"fabric: {', '.join(requested)} requires a hardware file, and the profile names none",)
+        )
     if requested or not profile.hardware:
         return list(dict.fromkeys(requested)) or [None]
+    fabrics = [profile.fabric]
     tcp_fabrics = [name for name, fabric in profile.hardware.fabrics.items() if fabric.expect.transport == "socket"]
-    return list(dict.fromkeys([profile.fabric, *tcp_fabrics[:1]]))
+    fabrics += tcp_fabrics[:1]
+    return list(dict.fromkeys(fabrics))
 
 
 def _check_comparable(profile: Profile) -> None:
-    """ProfileError if the profile cannot be planned, or prints nothing that can be compared."""
+    """Raise ProfileError if the profile cannot be planned, or if its metrics contain no bandwidth to compare."""
     if profile.metrics not in STATISTICS:
         choices = ", ".join(STATISTICS)
         raise ProfileError(
@@ -79,24 +100,26 @@ def _check_comparable(profile: Profile) -> None:
 
 
 def _pin_nodes(name: str, overrides: dict[str, Any], machines: Sequence[str]) -> dict[str, Any]:
-    """The overrides with which the pods go to these nodes; unchanged if the launcher cannot be told so."""
+    """The overrides that also pin the pods to these nodes; unchanged if there are none or the launcher cannot do it."""
     if not machines or registry.load_launcher(load_profile(name, overrides).launcher).PROGRAM_IS_A_FILE:
-        return overrides  # a profile names its machines, and they stay the same
-    pinned = {**overrides, "pod.only": {_HOSTNAME_LABEL: list(machines)}}
+        return overrides  # the profile of plain machines names them, so they stay the same
+    pinned = dict(overrides)
+    pinned["pod.only"] = {_HOSTNAME_LABEL: list(machines)}
     try:
         _check_comparable(load_profile(name, pinned))
     except ProfileError as error:
-        get_log().info("the next run may be on other nodes than the first: %s", error)
+        get_log().info("cannot pin the next run to the nodes of the first one: %s", error)
         return overrides
     return pinned
 
 
 def find_failure(benchmark: Benchmark) -> str:
-    """Which fabrics have no bandwidth, or an unusual one, and why; empty if every run succeeded and printed them."""
+    """Which fabrics have no bandwidth, and why; empty if every run succeeded and printed bandwidths."""
     return "; ".join(filter(None, map(_find_curve_failure, benchmark.curves)))
 
 
 def _find_curve_failure(curve: Curve) -> str:
+    """Why a curve has no bandwidth; empty if it has."""
     if curve.end != "succeeded":
         return f"{curve.fabric}: the run {curve.end}: {curve.sentence}"
     if not curve.points:
@@ -105,11 +128,12 @@ def _find_curve_failure(curve: Curve) -> str:
 
 
 def save_benchmark(benchmark: Benchmark, name: str) -> Path:
-    """Write the comparison to a folder of its own beside the runs: benchmark.json, table.txt and plot.svg."""
+    """Write benchmark.json, table.txt and, if a curve can be drawn, plot.svg to the benchmark's folder; return it."""
     folder = benchmark_folder(name).path
     make_private_folder(folder)
     write_private_text(folder / "benchmark.json", json.dumps(benchmark.model_dump(mode="json"), indent=1) + "\n")
     write_private_text(folder / "table.txt", render_benchmark_text(benchmark) + "\n")
-    if plot_base64 := draw_benchmark(benchmark):
+    plot_base64 = draw_benchmark(benchmark)
+    if plot_base64:
         write_private_text(folder / "plot.svg", base64.b64decode(plot_base64).decode())
     return folder

@@ -9,8 +9,8 @@ from torchyard.model.benchmark import BandwidthPoint, Benchmark, Curve
 _MAX_SENTENCE_CHARS = 400
 _FACTOR_TOLERANCE = 0.02  # of busbw / algbw: printed numbers are rounded
 _UNITS = ((2**40, "TiB"), (2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB"))
-_MAX_UNITS = 4096  # more of a unit are no clearer than a decimal number
-Cells = list[list[str]]
+_MAX_UNITS = 4096  # a larger number of a unit is not clearer than a decimal number
+Cells = list[list[str]]  # rows of one table, the header first
 
 
 def format_size(size: int) -> str:
@@ -25,28 +25,37 @@ def format_size(size: int) -> str:
 
 
 def build_tables(benchmark: Benchmark) -> dict[str, Cells]:
-    """For each collective a table: its head, then a row per size, with the first fabric compared with the last."""
-    names = dict.fromkeys(point.collective for curve in benchmark.curves for point in curve.points)
-    return {collective: [_build_header(benchmark), *_build_rows(benchmark, collective)] for collective in names}
+    """A table for each collective: its header, then a row per size, which compares the first fabric with the last."""
+    tables: dict[str, Cells] = {}
+    for curve in benchmark.curves:
+        for point in curve.points:
+            if point.collective not in tables:
+                tables[point.collective] = [_build_header(benchmark), *_build_rows(benchmark, point.collective)]
+    return tables
 
 
 def _build_header(benchmark: Benchmark) -> list[str]:
-    first, last = benchmark.curves[0], benchmark.curves[-1]
-    header = ["size", *(f"{curve.fabric} {quantity}" for curve in benchmark.curves for quantity in ("algbw", "busbw"))]
-    header += [f"{first.fabric} / {last.fabric}"] if first is not last else []
-    return [*header, *(["of line rate", "least on wire"] if benchmark.line_rate else [])]
+    first = benchmark.curves[0]
+    last = benchmark.curves[-1]
+    header = ["size"]
+    for curve in benchmark.curves:
+        header += [f"{curve.fabric} algbw", f"{curve.fabric} busbw"]
+    if first is not last:
+        header.append(f"{first.fabric} / {last.fabric}")
+    if benchmark.line_rate:
+        header += ["of line rate", "least on wire"]
+    return header
 
 
 def _build_rows(benchmark: Benchmark, collective: str) -> Iterator[list[str]]:
     curves = [_index_by_size(curve, collective) for curve in benchmark.curves]
-    for size in sorted({size for points in curves for size in points}):
+    sizes: set[int] = set().union(*curves)
+    for size in sorted(sizes):
         row_points = [points.get(size) for points in curves]
         row = [format_size(size) if size else "?"]
-        row += [
-            _format_number(bandwidth)
-            for point in row_points
-            for bandwidth in ((point.algbw, point.busbw) if point else ("", ""))
-        ]
+        for point in row_points:
+            row.append(_format_number(point.algbw if point else None))
+            row.append(_format_number(point.busbw if point else None))
         if len(row_points) > 1:
             row.append(_format_ratio(row_points[0], row_points[-1]))
         if benchmark.line_rate:
@@ -58,31 +67,35 @@ def _index_by_size(curve: Curve, collective: str) -> dict[int, BandwidthPoint]:
     return {point.size: point for point in curve.points if point.collective == collective}
 
 
-def _format_number(value: float | str | None) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else value or "-"
+def _format_number(value: float | None) -> str:
+    return "-" if value is None else f"{value:.3g}"
 
 
-def _format_ratio(first: BandwidthPoint | None, other: BandwidthPoint | None) -> str:
-    return f"{first.busbw / other.busbw:.2f}" if first and other and other.busbw else "-"
+def _format_ratio(first: BandwidthPoint | None, last: BandwidthPoint | None) -> str:
+    return f"{first.busbw / last.busbw:.2f}" if first and last and last.busbw else "-"
 
 
 def _format_percents(benchmark: Benchmark, point: BandwidthPoint | None) -> list[str]:
-    """busbw in percent of the line rate, and the least that must have crossed a node's wire."""
+    """busbw, and the minimum traffic on a node's wire, in percent of the line rate; `-` if unknown."""
     if point is None or not benchmark.line_rate:
         return ["-", "-"]
     curve = benchmark.curves[0]
-    wire_factor = get_wire_share(point.collective, curve.ranks, curve.nodes)
-    factors = (1.0, wire_factor)
-    return [f"{100 * point.busbw * factor / benchmark.line_rate:.0f} %" if factor else "-" for factor in factors]
+    wire_share = get_wire_share(point.collective, curve.ranks, curve.nodes)
+    percents = [f"{100 * point.busbw / benchmark.line_rate:.0f} %"]
+    percents.append(f"{100 * point.busbw * wire_share / benchmark.line_rate:.0f} %" if wire_share else "-")
+    return percents
 
 
 def list_notes(benchmark: Benchmark) -> list[str]:
-    """What a reader of the numbers must know: how each run ended, its network, and numbers that cannot be right."""
-    notes = [note for curve in benchmark.curves for note in _list_curve_notes(curve)]
+    """Notes for a reader of the numbers: how each run ended, its network, and numbers that cannot be right."""
+    notes: list[str] = []
+    for curve in benchmark.curves:
+        notes += _list_curve_notes(curve)
     machine_sets = {curve.machines for curve in benchmark.curves if curve.machines}
     if len(machine_sets) > 1:
-        notes.append("the runs were not on the same nodes, so the fabrics are not all that differs")
-    return [*notes, *_find_impossible_points(benchmark)]
+        notes.append("the runs were not on the same nodes: the numbers may differ for other reasons than the fabric")
+    notes += _list_impossible_points(benchmark)
+    return notes
 
 
 def _list_curve_notes(curve: Curve) -> Iterator[str]:
@@ -104,15 +117,17 @@ def _list_curve_notes(curve: Curve) -> Iterator[str]:
                 f"{curve.fabric}: busbw / algbw is {point.busbw / point.algbw:.3f} at {format_size(point.size)}, and "
                 f"{expected:.3f} for {point.collective} over {curve.ranks} ranks: the program counts differently"
             )
-            return
+            return  # the other sizes have the same factor
 
 
-def _find_impossible_points(benchmark: Benchmark) -> Iterator[str]:
-    """Bandwidths above what the wire carries: the ranks were not where we think, or the time is wrong."""
-    for curve in benchmark.curves if benchmark.line_rate else ():
+def _list_impossible_points(benchmark: Benchmark) -> Iterator[str]:
+    """A note for each fabric with a bandwidth above the line rate: the ranks' placement or the time is wrong."""
+    if not benchmark.line_rate:
+        return
+    for curve in benchmark.curves:
         for point in curve.points:
             share = get_wire_share(point.collective, curve.ranks, curve.nodes)
-            if share and benchmark.line_rate and point.busbw * share > benchmark.line_rate:
+            if share and point.busbw * share > benchmark.line_rate:
                 yield (
                     f"{curve.fabric}: {point.busbw:.4g} GB/s at {format_size(point.size)} needs "
                     f"{point.busbw * share:.4g} GB/s on each node's wire, which carries {benchmark.line_rate:g}: "
@@ -122,31 +137,33 @@ def _find_impossible_points(benchmark: Benchmark) -> Iterator[str]:
 
 
 def describe_benchmark(benchmark: Benchmark) -> str:
-    """One line: what was measured, on what, and which statistic the numbers are."""
+    """One line: the profile, the scale, the statistic that the numbers are, and the hardware."""
     first = benchmark.curves[0]
-    scale = f"{first.nodes} node{'s' if first.nodes > 1 else ''}, {first.ranks} ranks"
+    noun = "nodes" if first.nodes > 1 else "node"
+    scale = f"{first.nodes} {noun}, {first.ranks} ranks"
     line_rate = f"; a node's line rate is {benchmark.line_rate:g} GB/s" if benchmark.line_rate else ""
     hardware = f"; the hardware: {benchmark.hardware}" if benchmark.hardware else ""
     return f"{benchmark.profile} on {scale}: GB/s of 10^9 bytes, {benchmark.statistic}{line_rate}{hardware}"
 
 
 def render_benchmark_text(benchmark: Benchmark) -> str:
-    """The comparison as the terminal shows it."""
+    """The comparison as text for the terminal and for table.txt."""
     lines = [describe_benchmark(benchmark)]
     for collective, cells in build_tables(benchmark).items():
         widths = [max(map(len, column)) for column in zip(*cells, strict=True)]
-        lines += [f"  {collective}"]
-        lines += [
-            "    " + "  ".join(cell.rjust(width) for cell, width in zip(row, widths, strict=True)) for row in cells
-        ]
+        lines.append(f"  {collective}")
+        for row in cells:
+            padded = [cell.rjust(width) for cell, width in zip(row, widths, strict=True)]
+            lines.append("    " + "  ".join(padded))
     lines += [f"  {single_line(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]
     return "\n".join(lines)
 
 
 def render_benchmark_page(benchmark: Benchmark, plot_base64: str | None) -> str:
-    """The comparison as Prefect's page shows it; `picture` is the plot as base64 SVG."""
+    """The comparison as Markdown for Prefect's page. `plot_base64`: the plot as SVG in base64, or None."""
     lines = [f"# {benchmark.profile}", escape_paragraph(describe_benchmark(benchmark), _MAX_SENTENCE_CHARS), ""]
-    lines += [f"![bandwidth](data:image/svg+xml;base64,{plot_base64})", ""] if plot_base64 else []
+    if plot_base64:
+        lines += [f"![bandwidth](data:image/svg+xml;base64,{plot_base64})", ""]
     for collective, cells in build_tables(benchmark).items():
         lines += [f"## {escape_markdown(collective)}", "", *format_markdown_table(cells[0], cells[1:], "---:"), ""]
     lines += [f"- {escape_paragraph(note, _MAX_SENTENCE_CHARS)}" for note in list_notes(benchmark)]

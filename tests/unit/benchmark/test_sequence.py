@@ -45,7 +45,7 @@ def test_launcher_that_chooses_nodes_itself_is_not_told() -> None:
     ("name", "fabrics", "message"),
     [
         (RUNAI, ["rose"], "fabric: rose is not a fabric of this hardware: use roce, tcp"),
-        ("allreduce-local", ["roce"], "fabric: roce need a hardware file, and none is named"),
+        ("allreduce-local", ["roce"], "fabric: roce requires a hardware file, and the profile names none"),
         ("yolov5-volcano", [], "metrics: yolov5 has no bandwidth to compare"),
     ],
 )
