@@ -14,6 +14,7 @@ LOCAL_RANK_0_PREFIX = "[default0]:"  # what --tee writes before a line of local 
 LOCAL_RANK_0_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
 _GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
 _WORKER_LINE = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+_INNER_PREFIX = re.compile(r"(?=\[default\d{1,6}\]:)")
 LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # read by torchrun's parser as --local_addr, if it knows that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
@@ -100,6 +101,16 @@ def read_group_rank(text: str) -> int | None:
     """The rank that the rendezvous gave a node; the node of group rank 0 has global rank 0."""
     match = _GROUP_RANK.search(text)
     return int(match[1]) if match else None
+
+
+def split_teed_line(text: str) -> list[str]:
+    """The lines of ranks in one line of torchrun, each with its prefix.
+
+    torchrun writes the prefix of the next line behind a line that a rank has not ended, such as a progress bar.
+    """
+    if text.find("[default", 1) < 0:
+        return [text]
+    return [piece for piece in _INNER_PREFIX.split(text) if piece]
 
 
 def read_worker_line(text: str) -> tuple[int, str] | None:

@@ -7,6 +7,7 @@ import contextlib
 import errno
 import glob
 import os
+import re
 import select
 import shutil
 import sys
@@ -16,6 +17,8 @@ from typing import BinaryIO
 from torchyard.host.state import StateCache, file_path, note_state, read_spec, read_state, take_lock
 
 ENDED_PHASES = ("exited", "unkept", "absent")  # the supervisor writes nothing any more
+_TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
+_MAX_JOINED_PIECES = 8  # of one line: each sequence of them is compared
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
 
 
@@ -100,27 +103,67 @@ def recover_unsupervised(folder: str) -> None:
 def _append_unprinted(folder: str, log: ProcessLog) -> None:
     if not os.path.isdir(file_path(folder, "ranks")):
         return
+    printed = collections.Counter()  # type: collections.Counter[bytes]
     with open(file_path(folder, "log"), "rb") as file:
-        texts = [line.partition(b" | ")[2] for line in read_tail(file)]
-    printed = collections.Counter(texts)
-    # torchrun prints its own messages without care for lines: one of a rank may end in the middle of them.
-    printed.update(text[at:] for text in texts if (at := text.rfind(b"[default")) > 0)
-    for name in sorted(glob.glob(file_path(folder, "ranks/*/attempt_*/*/std*.log"))):
-        mark = b"[default" + os.path.basename(os.path.dirname(name)).encode() + b"]:"
-        with open(name, "rb") as file:
-            for line in read_tail(file):
-                printed[mark + line] -= 1
-                if printed[mark + line] < 0:
-                    log.write([mark + line])
+        for line in _read_tail_bytes(file).split(b"\n"):
+            printed.update(list_printed_lines(line.partition(b" | ")[2]))
+    for path in sorted(glob.glob(file_path(folder, "ranks/*/attempt_*/*/std*.log"))):
+        prefix = b"[default" + os.path.basename(os.path.dirname(path)).encode() + b"]:"
+        with open(path, "rb") as file:
+            lines = list_final_lines(_read_tail_bytes(file))
+        for text in lines:
+            line = prefix + text
+            printed[line] -= 1
+            if printed[line] < 0:
+                log.write([line])
 
 
-def read_tail(file: BinaryIO, size: int = 1 << 22) -> list[bytes]:
-    """The whole lines in the last 4 MiB: torchrun is never more than a moment behind."""
+def list_printed_lines(text: bytes) -> list[bytes]:
+    """The lines of ranks in one line of torchrun, each with its prefix.
+
+    torchrun copies what is in a rank's file at that moment. A line that the rank has not ended yet, such as a progress
+    bar, is therefore followed by the next prefix in the same line; if it is the same rank's, both may be pieces of one
+    line. The result contains each piece, and each sequence of pieces of one rank.
+    """
+    pieces = _TEE_PREFIX.split(text)
+    lines = [pieces[0]] if pieces[0] else []
+    prefixes = pieces[1::2]
+    rests = pieces[2::2]
+    for first, prefix in enumerate(prefixes):
+        line = prefix
+        for index in range(first, min(first + _MAX_JOINED_PIECES, len(prefixes))):
+            if prefixes[index] != prefix:
+                break
+            line += rests[index]
+            lines.append(line)
+    return lines
+
+
+def list_final_lines(output: bytes) -> list[bytes]:
+    """The lines of a rank's output as a terminal shows them at the end.
+
+    What a carriage return has redrawn, such as the states of a progress bar, was replaced by the rank itself and is not
+    lost. A last line that the rank has not ended counts, unless it is being redrawn.
+    """
+    *ended_lines, last_line = output.split(b"\n")
+    lines = [line.rstrip(b"\r").rpartition(b"\r")[2] for line in ended_lines]
+    if last_line and b"\r" not in last_line:
+        lines.append(last_line)
+    return lines
+
+
+def read_tail(file: BinaryIO) -> list[bytes]:
+    """The lines in the last 4 MiB of a file, without their line ends."""
+    return _read_tail_bytes(file).splitlines()
+
+
+def _read_tail_bytes(file: BinaryIO, size: int = 1 << 22) -> bytes:
+    """The last 4 MiB of a file from the start of a line on: torchrun is never more than a moment behind."""
     end = file.seek(0, os.SEEK_END)
     file.seek(max(0, end - size))
     if end > size:
         file.readline()
-    return file.read().splitlines()
+    return file.read()
 
 
 # --- reading the log

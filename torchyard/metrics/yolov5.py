@@ -10,7 +10,9 @@ from torchyard.model.run import Metrics, Row
 
 # The progress bar of an epoch, the means over all classes after it, and the final lines.
 _VALUE = r"\s+(?:-?\d{1,20}(?:\.\d{0,20})?(?:e[-+]\d{1,3})?|nan|-?inf)"
-_EPOCH_PATTERN = re.compile(rf"(?<![\d/.])(\d{{1,9}})/(\d{{1,9}})\s+(\d{{1,9}}(?:\.\d{{1,9}})?)G((?:{_VALUE}){{4,9}}):")
+_EPOCH_PATTERN = re.compile(
+    rf"(?<![\d/.])(\d{{1,9}})/(\d{{1,9}})\s+(\d{{1,9}}(?:\.\d{{1,9}})?)G((?:{_VALUE}){{4,9}}):(?:\s*(\d{{1,3}})%)?"
+)
 _SCORES_PATTERN = re.compile(rf"(?<!\S)all((?:{_VALUE}){{6,10}})\s*$")
 _END_PATTERN = re.compile(r"(?<!\S)(\d{1,9}) epochs completed in (\d{1,9}(?:\.\d{1,9})?) hours")
 _SAVED_PATTERN = re.compile(r"(?<!\S)Results saved to (\S+)")
@@ -46,7 +48,11 @@ class _Columns:
         return False
 
     def read_epoch(self, part: str) -> Row:
-        """A state of the bar; `last_epoch` is the number of the last one, as version 5 counts from 0."""
+        """A state of the bar, {} if the line is not one.
+
+        `last_epoch` is the number of the last epoch, as version 5 counts from 0; `percent` is 100 at the end of the
+        epoch, and missing if the bar was cut off.
+        """
         match = _EPOCH_PATTERN.search(part) if "G" in part and "/" in part else None
         values = [float(each) for each in match[4].split()] if match else []
         if match is None or len(values) != len(self._losses):
@@ -57,6 +63,8 @@ class _Columns:
                 row[name] = value
             elif math.isfinite(value):
                 row[name] = int(value)
+        if match[5]:
+            row["percent"] = int(match[5])
         return row
 
     def read_scores(self, part: str) -> Row:
@@ -87,13 +95,13 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     rows = Rows(lost.read_line)
     summary, final, alone = Row(), Row(), Row()
     row: Row = {}
+    completed_epochs: set[int] = set()
     for part in split_terminal_lines(lines):
         if columns.read_header(part):
             continue
         epoch, scores = columns.read_epoch(part), columns.read_scores(part)
         if epoch:
-            row = {key: value for key, value in epoch.items() if key != "last_epoch"}
-            rows.put(("epoch", row["epoch"]), row)
+            row = _put_epoch(rows, epoch, completed_epochs)
         elif "hours" in summary:
             final = final or scores
         elif row:
@@ -104,6 +112,27 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     done = final or (alone if not rows.count else {})
     summary |= {f"final_{key}": value for key, value in done.items()}
     return build_metrics(rows, {**summary, **_find_best_epoch([*lost.rows, *rows.all()])})
+
+
+def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
+    """Put a state of an epoch's bar into the rows; returns the epoch's row.
+
+    A log may repeat states of an earlier epoch, because its lines come from two files of a rank. They do not replace
+    the row of an epoch that was completed, and its scores stay; only a restart that completes the epoch again does.
+    """
+    row = {key: value for key, value in state.items() if key not in ("last_epoch", "percent")}
+    key = ("epoch", row["epoch"])
+    existing = rows.get(key)
+    is_complete = state.get("percent") == 100
+    epoch = int(row["epoch"] or 0)
+    if existing and epoch in completed_epochs:
+        is_repeated = all(existing.get(name) == value for name, value in row.items())
+        if not is_complete or is_repeated:
+            return existing
+    if is_complete:
+        completed_epochs.add(epoch)
+    rows.put(key, row)
+    return row
 
 
 class _BestRow:
@@ -146,4 +175,6 @@ def read_yolov5_line(line: str) -> Row:
     columns = _Columns()
     parts = split_terminal_lines([line])
     found = [row for part in parts if (row := columns.read_epoch(part) or columns.read_scores(part))]
-    return {key: value for key, value in found[-1].items() if not key.endswith("_loss")} if found else {}
+    if not found:
+        return {}
+    return {key: value for key, value in found[-1].items() if key != "percent" and not key.endswith("_loss")}

@@ -17,7 +17,7 @@ from torchyard.metrics.registry import MARKS, READERS
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
 from torchyard.model.profile import MetricsFormat
-from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome
+from torchyard.model.run import Collected, Failure, LogFile, Metrics, Outcome, Row
 from torchyard.steps.log_reader import read_blocks, read_rank_zero, read_records
 from torchyard.steps.log_tail import LogTails, count_lines
 
@@ -28,24 +28,40 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
-        failure = _blame_disk(failure, logs, {block.name for block in plan.on if block.site})
+        failure = _blame_disk(failure, logs, {block.name for block in plan.processes if block.site})
     failure = _add_last_wait(plan, failure) if failure and not outcome.hang else failure
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
         failure = failure.model_copy(update={"sentence": f"after {describe_retries(retries)} {failure.sentence}"})
     return Collected(
-        logs=logs, metrics=_read_metrics(plan, metrics), failure=failure, fabric=_read_fabric(plan, outcome)
+        logs=logs,
+        metrics=_read_metrics(plan, metrics, outcome),
+        failure=failure,
+        fabric=_read_fabric(plan, outcome),
     )
 
 
-def _read_metrics(plan: Plan, format: MetricsFormat) -> Metrics:
-    found = READERS[format](read_rank_zero(plan, MARKS.get(format, b"")) if format != "none" else ())
-    said = {**(found.rows[-1] if found.rows else {}), **found.summary}
-    if said.get("world_size", said.get("ranks")) != 1 or len(plan.nodes) < 2:
-        return found
-    alone = f"the program says that it had 1 rank, on {len(plan.nodes)} nodes: each may have run alone"
-    get_log().warning("%s; does it call init_process_group, and read RANK and WORLD_SIZE?", alone)
-    return found.model_copy(update={"summary": {**found.summary, "warning": alone}})
+def _read_metrics(plan: Plan, format: MetricsFormat, outcome: Outcome) -> Metrics:
+    """The metrics of rank 0. A warning is logged and added to the summary if they look wrong, or if there are none."""
+    if format == "none":
+        return Metrics()
+    metrics = READERS[format](read_rank_zero(plan, MARKS.get(format, b"")))
+    warning = None
+    if not metrics.rows and not metrics.summary:
+        # A job that failed may have ended before its first row; its cause is reported anyway.
+        if outcome.status.state == "succeeded":
+            warning = f"metrics: {format} found no row in the output of rank 0: does the program print this format?"
+    else:
+        values: Row = metrics.rows[-1] | metrics.summary if metrics.rows else metrics.summary
+        if values.get("world_size", values.get("ranks")) == 1 and len(plan.nodes) > 1:
+            warning = (
+                f"the program reports 1 rank on {len(plan.nodes)} nodes, so each may have run alone: does it call "
+                "init_process_group, and read RANK and WORLD_SIZE?"
+            )
+    if warning is None:
+        return metrics
+    get_log().warning("%s", warning)
+    return metrics.model_copy(update={"summary": metrics.summary | {"warning": warning}})
 
 
 def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
@@ -80,7 +96,7 @@ def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
     is_tried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
     if outcome.cause and not is_tried:
         return _blame_deadline(logs, outcome)
-    found = read_failure(logs, outcome.exits, LogTails(plan.logs, early=True))
+    found = read_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
     if found and found.cause != UNKNOWN_CAUSE.slug:
         return (
             found.model_copy(update={"sentence": f"{outcome.status.reason}: {found.sentence}"}) if is_tried else found
@@ -95,7 +111,7 @@ def _blame_deadline(logs: LogTails, outcome: Outcome) -> Failure:
     """The deadline itself, at the node that spoke last."""
     assert outcome.cause
     sentence = f"{outcome.status.reason}: {outcome.hang.sentence}" if outcome.hang else outcome.status.reason
-    node = max(logs, key=lambda name: max((line.at for line in logs.last(name, 1)), default=0.0))
+    node = max(logs, key=lambda name: max((line.timestamp for line in logs.last(name, 1)), default=0.0))
     return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_last_words(logs, node))
 
 

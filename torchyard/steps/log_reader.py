@@ -11,7 +11,7 @@ from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARK, read_lost_worker
 from torchyard.diagnosis.nccl_log import NcclLog
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
 
@@ -29,11 +29,18 @@ class _RankZeroFilter:
         self._rank = (0 if first else 1) if ranks == "placed" else None
         self._teed = ranks == "teed"
 
-    def feed(self, line: LogLine) -> str | None:
-        """The text, if rank 0 printed it."""
-        if RECORD_MARK in line.text:
+    def select(self, line: LogLine) -> Iterator[str]:
+        """The texts in a line that rank 0 printed: torchrun may join several lines of its ranks in one."""
+        for text in torchrun.split_teed_line(line.text):
+            selected = self._select_one(line._replace(text=text))
+            if selected is not None:
+                yield selected
+
+    def _select_one(self, line: LogLine) -> str | None:
+        """The text of a line of one rank if rank 0 printed it; None if another rank or the agent did."""
+        if RECORD_PREFIX in line.text:
             said = cut_record(line.text)
-            return self.feed(line._replace(text=said)) if said else None
+            return self._select_one(line._replace(text=said)) if said else None
         if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
             return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
         worker = torchrun.read_worker_line(line.text)
@@ -43,7 +50,7 @@ class _RankZeroFilter:
         if rank is not None:
             self._rank = rank
         if torchrun.has_joined(line.text) and not self.joined_at:
-            self.joined_at = line.at
+            self.joined_at = line.timestamp
         return line.text if self._rank == 0 and not self._teed else None
 
     def passes(self, raw: bytes) -> bool:
@@ -79,14 +86,12 @@ def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
                 if mark not in raw and torchrun.GROUP_RANK_MARK not in raw:
                     continue
                 if not node.passes(raw) and raw.endswith(b"\n"):
-                    text = node.feed(LogLine(0.0, name, read_line_text(raw[:-1], name)))
-                    if text is not None:
-                        yield text
+                    yield from node.select(LogLine(0.0, name, read_line_text(raw[:-1], name)))
 
 
 def read_records(plan: Plan) -> Iterator[LogLine]:
     """Every line that holds a record of a rank, one node after the other."""
-    mark = RECORD_MARK.encode()
+    mark = RECORD_PREFIX.encode()
     for name, path in plan.nodes.items():
         with suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
@@ -135,7 +140,8 @@ class JobLogReader:
         for name in tuple(self._turn):
             self._turn.rotate(-1)
             before = self._reached[name].offset
-            found += [text for line in self._new(name, left) if (text := self._nodes[name].feed(line)) is not None]
+            for line in self._new(name, left):
+                found += self._nodes[name].select(line)
             left -= max(self._reached[name].offset - before, 0)
             if left <= 0:
                 break
@@ -157,7 +163,7 @@ class JobLogReader:
         for text, offset in read_new_lines(path, begin):
             self._reached[name] = _LogPosition(about.st_ino, offset)
             line = read_line(text, name)
-            if RECORD_MARK in text:
+            if RECORD_PREFIX in text:
                 self.black_box.feed(name, f"{line.text}\n")
             else:
                 self.lines += 1

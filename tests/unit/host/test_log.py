@@ -77,6 +77,24 @@ def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None
     assert texts(folder) == ['  File "api.py", line 86[default1]:seen', "[default1]:owed"]
 
 
+def test_line_that_torchrun_joined_is_not_repeated(folder: Path) -> None:
+    """torchrun prints a line that a rank has not ended, and then the next prefix in the same line: nothing is lost."""
+    owe(folder, "step 1", "bar done", "owed")
+    start(folder, "printf '[default1]:ste[default1]:p 1\\n[default1]:bar [default1]:done\\n'; kill -9 $$")
+    ended(folder)
+    assert texts(folder) == ["[default1]:ste[default1]:p 1", "[default1]:bar [default1]:done", "[default1]:owed"]
+
+
+def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
+    """The states of a progress bar that the rank itself has redrawn are not lost: only its last state is a line."""
+    owe(folder, "\r 10%\r 50%\r100%", "windows\r", "\r 10%\r 20%")
+    with (folder / "ranks" / "id" / "attempt_0" / "1" / "stdout.log").open("ab") as file:
+        file.write(b"\r 30%")
+    start(folder, "echo '[default1]: 10%'; kill -9 $$")
+    ended(folder)
+    assert texts(folder) == ["[default1]: 10%", "[default1]:100%", "[default1]:windows", "[default1]: 20%"]
+
+
 def ask(verb: str, folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), "0"]
     subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)

@@ -53,6 +53,23 @@ def test_yolov5_epoch_run_again_counts_once() -> None:
     assert [(row["epoch"], row["box_loss"], row.get("mAP50")) for row in rows] == [(3, 0.06, None)]
 
 
+def test_yolov5_state_that_is_repeated_later_does_not_replace_an_epoch() -> None:
+    """A completed epoch keeps its losses and scores, also if states of its bar come again after later lines."""
+    done = BAR.replace("50%", "100%")
+    other = done.replace("3/9", "4/9")
+    repeated = [BAR.replace("0.05", "0.07"), done]
+    rows = read_yolov5([BAR.replace("0.05", "0.07"), done, VALIDATED, other, VALIDATED, *repeated]).rows
+    assert [(row["epoch"], row["box_loss"], row["mAP50"]) for row in rows] == [(3, 0.05, 0.7), (4, 0.05, 0.7)]
+
+
+def test_yolov5_epoch_completed_again_after_a_restart_counts() -> None:
+    """A restart that completes an epoch again replaces its row and its scores."""
+    done = BAR.replace("50%", "100%")
+    better = VALIDATED.replace("0.7       0.45", "0.8       0.45")
+    rows = read_yolov5([done, VALIDATED, BAR, done.replace("0.05", "0.04"), better]).rows
+    assert [(row["box_loss"], row["mAP50"]) for row in rows] == [(0.04, 0.8)]
+
+
 @pytest.mark.parametrize("before", ["", "[0:0]: ", "\x1b[34m\x1b[1mtrain: \x1b[0m", "2026-11-21T08:00:47Z "])
 def test_yolov5_noise_before_a_line_is_passed_over(before: str) -> None:
     """Colours and what a launcher writes before a line do not hide it."""

@@ -32,7 +32,7 @@ def test_explained_cause_goes_before_the_deadline(plan: ManifestPlan) -> None:
     """If the cluster knows why a deadline passed, that is the cause and decides about a retry."""
     known = Failure(cause="host-port", sentence="not started within 4 s (deadlines.start): port", retry=True)
     status = Status(state="failed", reason=known.sentence, failure=known)
-    found = _find_failure(plan, Outcome(status=status, cause="start-deadline", exits={}))
+    found = _find_failure(plan, Outcome(status=status, cause="start-deadline", exit_codes={}))
     assert (found.cause, found.sentence, found.retry) == (known.cause, known.sentence, True)
 
 
@@ -48,7 +48,7 @@ def test_run_that_fell_apart_into_single_ranks_says_so(
         make_private_folder(Path(path).parent)
         head = f"2026-11-21T08:00:47.123Z worker-{number} | "
         Path(path).write_text(f"{head}INFO group_rank={number}\n{head}[default0]:{said}\n")
-    found = collect(plan, Outcome(status=Status(state="succeeded", reason=""), exits={}), "json-lines")
+    found = collect(plan, Outcome(status=Status(state="succeeded", reason=""), exit_codes={}), "json-lines")
     assert found.metrics.rows or found.metrics.summary
     assert ("warning" in found.metrics.summary, "each may have run alone" in caplog.text) == (warned, warned)
 
@@ -60,7 +60,7 @@ def write_logs(plan: ManifestPlan, said: list[list[str]]) -> None:
         Path(path).write_text("\n".join(f"2026-11-21T08:00:47.123Z {node} | [default0]:{line}" for line in lines))
 
 
-ENDED = Outcome(status=Status(state="succeeded", reason=""), exits={})
+ENDED = Outcome(status=Status(state="succeeded", reason=""), exit_codes={})
 
 
 def test_network_is_judged_by_the_logs_of_all_nodes(plan: ManifestPlan) -> None:

@@ -43,7 +43,7 @@ def test_rank_without_a_stack_is_named() -> None:
 def test_terminal_obeys_nothing_in_the_pages(tmp_path: Path) -> None:
     """A function's name comes from the job, and may hold anything."""
     evil = LOADS[0].model_copy(update={"function": "\x1b[2Jgone"})
-    page = write_hang(tmp_path, HANG.model_copy(update={"where": "\x1b]0;x\x07"}), {0: record(0, stack=(evil,))})
+    page = write_hang(tmp_path, HANG.model_copy(update={"location": "\x1b]0;x\x07"}), {0: record(0, stack=(evil,))})
     assert "\x1b" not in page.read_text() + (page.parent / "stacks.txt").read_text()
 
 

@@ -9,7 +9,7 @@ from tests.conftest import plan_of
 from tests.hang_tables import plant_absent, table
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.loading.profile import load_profile
-from torchyard.model.hang import RECORD_MARK, HangNews, OnHang, RankRecord
+from torchyard.model.hang import RECORD_PREFIX, HangUpdate, OnHang, RankRecord
 from torchyard.model.run import Status
 from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE
 from torchyard.steps.hang_monitor import HangMonitor
@@ -23,12 +23,12 @@ class Played:
     def __init__(self, folder: Path, on_hang: OnHang) -> None:
         self.folder, self.box = folder, BlackBox(clock=lambda: 0.0)
         plan = plan_of(load_profile("digits-local"), folder)
-        self.news = list[HangNews]()
+        self.news = list[HangUpdate]()
         self.monitor = HangMonitor(plan.model_copy(update={"on_hang": on_hang}), self.news.append)
 
     def hear(self, records: dict[int, RankRecord]) -> Status | None:
         for record in records.values():
-            self.box.feed(record.node, f"{RECORD_MARK}{record.model_dump_json(exclude={'node'})}\n")
+            self.box.feed(record.node, f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}\n")
         return self.monitor.judge(self.box)
 
     @property

@@ -10,7 +10,7 @@ from tests.hang_tables import plant_absent
 from tests.lone_processes import lone_profile
 from tests.shown_pages import Pages
 from torchyard.model.errors import PreflightError
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.requirements import Check
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
@@ -45,7 +45,7 @@ def test_attempt_takes_the_steps_in_their_order(write: Write, called: list[str])
 
 def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
     """What the ranks' records say in the job's log is shown by the orchestrator, and is told again in the outcome."""
-    lines = [f"{RECORD_MARK}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
+    lines = [f"{RECORD_PREFIX}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
     code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
     shown = Pages()
     Runner(lone_profile(write, code), RUN_ID, shown).run()
@@ -57,7 +57,7 @@ def test_step_of_another_orchestrator_is_called_in_its_place(write: Write, calle
     """A preflight that another orchestrator passes ends the run by its error, before anything is submitted."""
 
     def refuse(plan: object) -> tuple[Check, ...]:
-        raise PreflightError((Check(need="a licence", verdict="failed", detail="has expired", remedy="renew it"),))
+        raise PreflightError((Check(name="a licence", verdict="failed", detail="has expired", remedy="renew it"),))
 
     steps = noted(called)._replace(preflight=refuse)
     end, sentence = Runner(lone_profile(write), RUN_ID, LocalReporter(), steps).run()

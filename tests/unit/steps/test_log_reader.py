@@ -7,7 +7,7 @@ import pytest
 
 from tests.scripted_jobs import JOINED, OLD, Make
 from torchyard.common.log_lines import read_line
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
 from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader, _RankZeroFilter, read_rank_zero
@@ -28,15 +28,25 @@ def agent(rank: int, *said: str) -> list[LogLine]:
 def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
     """Local rank 0 of the node with group rank 0 is global rank 0; others are not."""
     zero, one = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
-    said = [zero.feed(line) for line in agent(0, "[default0]:mine", "[default1]:other", "agent")]
-    assert said == [None, None, "mine", None, None]
-    assert {one.feed(line) for line in agent(1, "[default0]:not mine")} == {None}
+    texts = [list(zero.select(line)) for line in agent(0, "[default0]:mine", "[default1]:other", "agent")]
+    assert texts == [[], [], ["mine"], [], []]
+    assert [list(one.select(line)) for line in agent(1, "[default0]:not mine")] == [[], [], []]
+
+
+def test_lines_that_torchrun_joined_are_separate() -> None:
+    """torchrun writes the next prefix behind a line that a rank has not ended: each of them is a line of its rank."""
+    node = _RankZeroFilter("teed", first=True)
+    joined = agent(
+        0, '[default0]: 50%|##  [default0]:{"loss": 1}', "File x[default1]:other[default0]:mine", "a [default0]"
+    )
+    texts = [list(node.select(line)) for line in joined]
+    assert texts == [[], [], [" 50%|##  ", '{"loss": 1}'], ["mine"], []]
 
 
 def test_first_node_has_rank_zero_without_an_agent() -> None:
     """If the program starts its own processes, only the first node's output counts, all of it."""
     line = LogLine(1.0, "node", "mine")
-    assert [_RankZeroFilter("placed", first).feed(line) for first in (True, False)] == ["mine", None]
+    assert [list(_RankZeroFilter("placed", first).select(line)) for first in (True, False)] == [["mine"], []]
 
 
 def write(plan: ManifestPlan, node: str, *said: str) -> None:
@@ -63,7 +73,7 @@ def test_text_of_a_line_needs_no_time(plan: ManifestPlan, line: str) -> None:
 
 
 def follower(plan: CommandPlan) -> tuple[JobLogReader, Path]:
-    return JobLogReader(plan), Path(plan.on[0].log)
+    return JobLogReader(plan), Path(plan.processes[0].log)
 
 
 def test_long_log_is_read_in_pieces(job: Make) -> None:
@@ -93,13 +103,13 @@ def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:
 def test_records_are_not_rank_zeros(plan: ManifestPlan) -> None:
     """A record of the recorder is none of rank 0's lines; a line that it has interrupted is."""
     plain = plan.model_copy(update={"ranks": "placed"})
-    write(plain, "worker-0", f"{STAMP}one", f"{STAMP}{RECORD_MARK}{{}}", f"{STAMP}50 %{RECORD_MARK}{{}}")
+    write(plain, "worker-0", f"{STAMP}one", f"{STAMP}{RECORD_PREFIX}{{}}", f"{STAMP}50 %{RECORD_PREFIX}{{}}")
     assert list(read_rank_zero(plain)) == ["one", "50 %"]
 
 
 def test_records_are_no_sign_of_life(plan: ManifestPlan) -> None:
     """A job from which nothing but records comes is silent."""
     plain = plan.model_copy(update={"ranks": "placed"})
-    write(plain, "worker-0", f"{STAMP}one", *[f"{STAMP}{RECORD_MARK}{{}}"] * 3)
+    write(plain, "worker-0", f"{STAMP}one", *[f"{STAMP}{RECORD_PREFIX}{{}}"] * 3)
     logs = JobLogReader(plain)
     assert (logs.read(), logs.lines, logs.behind) == (["one"], 1, False)

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.failure_logs import SPELLINGS
 from torchyard.common.log_lines import read_line, read_new_lines
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.steps import log_tail
 from torchyard.steps.log_tail import LogTails, count_lines
 
@@ -108,7 +108,7 @@ def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.M
     assert early(path)[0] == line
 
 
-RECORD = f"{STAMP}{RECORD_MARK}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
+RECORD = f"{STAMP}{RECORD_PREFIX}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
 
 
 def test_records_are_no_lines_of_a_person(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_records_are_no_lines_of_a_person(tmp_path: Path) -> None:
 
 def test_record_hides_no_words_before_it(tmp_path: Path) -> None:
     """What a program has printed without ending the line is kept; the record after it is not."""
-    (tmp_path / "log").write_text(f"{STAMP}out of memory{RECORD_MARK}{{}}\n{STAMP}[default0]:{RECORD_MARK}{{}}\n")
+    (tmp_path / "log").write_text(f"{STAMP}out of memory{RECORD_PREFIX}{{}}\n{STAMP}[default0]:{RECORD_PREFIX}{{}}\n")
     assert [line.text for line in LogTails({"a": str(tmp_path / "log")})["a"]] == ["out of memory"]
 
 
@@ -130,7 +130,7 @@ def test_record_does_not_sound_like_a_failure(tmp_path: Path) -> None:
     path = tmp_path / "log"
     path.write_text("\n".join([RECORD, f"{STAMP}Boom: an error", *[f"{STAMP}{at}" for at in range(6_000)], ""]))
     found = LogTails({"a": str(path)}, early=True)["a"]
-    assert [line.text for line in found if line.text.startswith(("Boom", RECORD_MARK))] == ["Boom: an error"]
+    assert [line.text for line in found if line.text.startswith(("Boom", RECORD_PREFIX))] == ["Boom: an error"]
 
 
 def test_no_line_is_read_twice(tmp_path: Path) -> None:

@@ -14,7 +14,7 @@ def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) 
     options = {"hosts": ["nowhere.invalid"], "python": "python3"}
     plan = command_plan_of(load(write(agent="none", rendezvous="env", options=options)), tmp_path)
     handle = submit(plan, load(write()).deadlines, since=1.0)
-    assert (handle.created, handle.submitted_at, handle.age > 1e6) == (False, 1.0, True)
+    assert (handle.created, handle.submitted_at, handle.age_s > 1e6) == (False, 1.0, True)
 
 
 def test_job_is_submitted_once(process: CommandPlan) -> None:

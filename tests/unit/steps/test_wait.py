@@ -36,7 +36,7 @@ def test_old_run_is_attached_to_and_lives(job: Make) -> None:
 def test_clock_of_a_node_that_is_behind_is_not_silence(job: Make) -> None:
     """Lines that arrive end the silence, even if their stamps are old."""
     plan = job(tenths=22)
-    thread = threading.Thread(target=speak, args=(Path(plan.on[0].log), "2026-01-01T00:00:00Z", 11))
+    thread = threading.Thread(target=speak, args=(Path(plan.processes[0].log), "2026-01-01T00:00:00Z", 11))
     thread.start()
     assert waited(plan).status.state == "succeeded"
     thread.join()
@@ -45,7 +45,7 @@ def test_clock_of_a_node_that_is_behind_is_not_silence(job: Make) -> None:
 def test_clock_of_a_node_that_is_ahead_hides_no_hang(job: Make) -> None:
     """A line with a stamp in the future counts from its arrival, so a hang is still found."""
     plan = job(tenths=100)
-    Path(plan.on[0].log).write_text(OLD.replace("2026", "2099") % JOINED)
+    Path(plan.processes[0].log).write_text(OLD.replace("2026", "2099") % JOINED)
     assert waited(plan).cause == "silence"
 
 
@@ -63,7 +63,7 @@ def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> N
         raise ValueError("a fault of whoever is told")
 
     limits = Deadlines(start=1000.0, silence=5.0)
-    handle = Handle(plan=job(tenths=7), deadlines=limits, created=False, submitted_at=1.0, age=100.0)
+    handle = Handle(plan=job(tenths=7), deadlines=limits, created=False, submitted_at=1.0, age_s=100.0)
     assert wait(handle, on_status=keep).status.state == "succeeded"
     assert {state for state, _ in seen} >= {"running"}
     assert min(waited_s for _, waited_s in seen) >= 100
