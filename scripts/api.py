@@ -1,4 +1,4 @@
-"""Prefect's API, through Prefect's own client: it knows passwords, API keys and Prefect Cloud."""
+"""Prefect's API, through Prefect's own client, which handles passwords, API keys and Prefect Cloud."""
 
 import os
 from collections.abc import Iterator
@@ -10,14 +10,15 @@ if TYPE_CHECKING:
 
 
 class YardError(Exception):
-    """Something outside of the run went wrong; the message is a sentence for the user."""
+    """A command of scripts/ cannot continue; the message is for the user, and no traceback is printed."""
 
 
 @contextmanager
 def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
-    """A client of the API that PREFECT_API_URL names; YardError if that does not answer, or refuses us.
+    """Open a client of the API at PREFECT_API_URL.
 
-    Prefect reads the environment when it is imported: nothing here imports it before the address is known.
+    Raises YardError, also from the `with` block, if the variable is not set, or if the API does not respond or refuses
+    a request. Prefect reads the environment when it is imported, so it is imported only here, once the address is set.
     """
     import httpx
     from prefect import get_client
@@ -31,11 +32,11 @@ def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
         raise YardError(_describe_refusal(error.response.status_code, str(error))) from error
     except httpx.HTTPError as error:
         raise YardError(
-            f"no Prefect API answers at {_get_api_url()} ({error}): start it, or {_OWN_SERVER_HINT}"
+            f"no Prefect API responds at {_get_api_url()} ({error}): start it, or {_OWN_SERVER_HINT}"
         ) from error
 
 
-_OWN_SERVER_HINT = "unset PREFECT_API_URL to have a server of this folder's own"
+_OWN_SERVER_HINT = "unset PREFECT_API_URL to use this folder's own server"
 
 
 def _get_api_url() -> str:
@@ -45,8 +46,8 @@ def _get_api_url() -> str:
 def _describe_refusal(status: int, message: str) -> str:
     if status in (401, 403):
         return (
-            f"the Prefect API at {_get_api_url()} refuses us ({status}): "
-            "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to what it asks for, "
+            f"the Prefect API at {_get_api_url()} rejects the credentials ({status}): "
+            "set PREFECT_API_AUTH_STRING (or PREFECT_API_KEY for Prefect Cloud) to valid ones, "
             f"or {_OWN_SERVER_HINT}"
         )
-    return f"the Prefect API at {_get_api_url()} answers {status}: {message[:300]}"
+    return f"the Prefect API at {_get_api_url()} responds with {status}: {message[:300]}"

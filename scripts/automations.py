@@ -1,7 +1,7 @@
-"""The automations that notice a lost run. Each is found by its name, and replaced only if it differs.
+"""The automations that detect a lost run. Each is found by its name, and replaced only if it differs.
 
-None of them starts a run: Prefect may fire them late, on a run that has ended since. `comeback/crashed`
-(tasks/recovery.py) decides what to do, from the state of each run at that moment.
+None of them starts a run: Prefect may fire them late, on a run that has ended since. The deployment `comeback/crashed`
+(torchyard/tasks/recovery.py) decides what to do, from the state of each run at that moment.
 """
 
 from datetime import timedelta
@@ -21,13 +21,13 @@ _HEARTBEAT_EVENT = "prefect.flow-run.heartbeat"
 # Four heartbeats of 30 s (prefect.toml): with fewer a busy machine makes living runs look dead.
 _HEARTBEAT_TIMEOUT = timedelta(seconds=120)
 _GUARD_TIMEOUT = timedelta(seconds=15)
-_RECOVERY_DEPLOYMENT = "comeback/crashed"  # the deployment that checks all lost runs
+_RECOVERY_DEPLOYMENT = "comeback/crashed"  # checks all runs that may be lost
 # Automations of the previous version, which scheduled runs themselves.
 _RETIRED_NAMES = ("a Crashed run comes back", "a run that never began is scheduled again")
 
 
 def _build_run_match() -> list[dict[str, str | list[str]]]:
-    """Our flows in our pool: another project on the same server may have flows of these names."""
+    """The resources of this installation's runs: another project on the server may have flows with these names."""
     return [
         {"prefect.resource.role": "flow", "prefect.resource.name": ["train", "benchmark"]},
         {"prefect.resource.role": "work-pool", "prefect.resource.name": read_pool()},
@@ -39,7 +39,7 @@ def _format_automation_name(title: str) -> str:
 
 
 def _build_heartbeat_automation() -> AutomationCore:
-    """Sets a run whose heartbeats have stopped to Crashed; Prefect refuses that for a run that has ended."""
+    """Set a run whose heartbeats have stopped to Crashed. Prefect refuses that for a run that has ended."""
     return AutomationCore(
         name=_format_automation_name("a run without heartbeat is Crashed"),
         trigger=EventTrigger(
@@ -47,7 +47,7 @@ def _build_heartbeat_automation() -> AutomationCore:
             match_related=_build_run_match(),
             for_each={"prefect.resource.id"},
             after={_HEARTBEAT_EVENT},
-            # Any event of the run: one that ends, waits or is being cancelled need not send heartbeats.
+            # Any event of the run counts: a run that ends, waits or is being cancelled sends no heartbeats.
             expect={"prefect.flow-run.*"},
             posture=Posture.Proactive,
             threshold=1,
@@ -60,10 +60,10 @@ def _build_heartbeat_automation() -> AutomationCore:
 
 
 def _build_crashed_automation(recovery_id: UUID) -> AutomationCore:
-    """Has all lost runs checked when the state of a run is named Crashed and stays so.
+    """Start a check of all lost runs when the state of a run is named Crashed and stays so.
 
-    The run's watchdog is quicker, if its machine is alive. Nothing is done to the run itself here: after a restart of
-    the server this automation may fire 15 minutes late.
+    The run's watchdog is faster, if its machine is alive. The automation does not change the run itself, because it may
+    fire 15 minutes late after a restart of the server.
     """
     return AutomationCore(
         name=_format_automation_name("a run that stays Crashed is looked at"),
@@ -82,7 +82,7 @@ def _build_crashed_automation(recovery_id: UUID) -> AutomationCore:
 
 
 def _build_pending_automation(recovery_id: UUID) -> AutomationCore:
-    """Has all lost runs checked when a worker took a run and died before it started the run."""
+    """Start a check of all lost runs when a worker took a run and died before it started the run."""
     started_states = ("Running", "Completed", "Failed", "Crashed", "Cancelled", "Cancelling", "Scheduled")
     return AutomationCore(
         name=_format_automation_name("a run that never began is looked at"),
@@ -101,11 +101,15 @@ def _build_pending_automation(recovery_id: UUID) -> AutomationCore:
 
 
 def _get_definition(automation: AutomationCore) -> dict[str, Any]:
+    """What two equal automations have in common; a stored trigger also has its own id."""
     return automation.model_dump(include={"trigger", "actions"}, exclude={"trigger": {"id"}})
 
 
 def create_automations() -> None:
-    """Create each automation once. A correct one is kept: a new one would not know the runs that it should watch."""
+    """Create each automation once, and delete those that differ and the retired ones.
+
+    A correct automation is kept: a new one would not watch the runs whose events came before it.
+    """
     with get_client(sync_client=True) as client:
         recovery_id = client.read_deployment_by_name(name_deployment(_RECOVERY_DEPLOYMENT, read_pool())).id
         for automation in (
@@ -114,20 +118,17 @@ def create_automations() -> None:
             _build_pending_automation(recovery_id),
         ):
             existing = client.read_automations_by_name(automation.name)
-            matching = [
-                candidate for candidate in existing if _get_definition(candidate) == _get_definition(automation)
-            ][:1]
+            definition = _get_definition(automation)
+            matching = [candidate for candidate in existing if _get_definition(candidate) == definition]
+            kept_automations = matching[:1]
             for candidate in existing:
-                if candidate not in matching:
+                if candidate not in kept_automations:
                     client.delete_automation(candidate.id)
-            if not matching:
+            if not kept_automations:
                 client.create_automation(automation)
-        for retired_automation in [
-            retired
-            for title in _RETIRED_NAMES
-            for retired in client.read_automations_by_name(_format_automation_name(title))
-        ]:
-            client.delete_automation(retired_automation.id)
+        for title in _RETIRED_NAMES:
+            for retired_automation in client.read_automations_by_name(_format_automation_name(title)):
+                client.delete_automation(retired_automation.id)
 
 
 if __name__ == "__main__":

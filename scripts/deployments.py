@@ -1,7 +1,7 @@
-"""Registers what prefect.yaml holds with the server: the work pool, and every deployment as this folder's.
+"""Registers the work pool and the deployments of prefect.yaml with the server, to run the code in this folder.
 
-`prefect deploy` would erase the limits of an existing deployment, and silently take over one of another folder. Here
-only what the code decides is written, and only if it differs; limits, schedules and pauses stay as they are.
+`prefect deploy` would erase the limits of an existing deployment, and silently take over one of another folder. This
+module writes only the fields that the code defines, and only if they differ; limits, schedules and pauses are kept.
 """
 
 from collections.abc import Iterable
@@ -27,7 +27,7 @@ _DIRECTORY_STEP = "prefect.deployments.steps.set_working_directory"
 
 
 class WorkPool(BaseModel):
-    """Where a deployment's runs wait for a worker; Prefect creates a queue that does not exist."""
+    """The work pool and queue of a deployment's runs; Prefect creates a queue that does not exist."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -36,7 +36,7 @@ class WorkPool(BaseModel):
 
 
 class DeploymentSpec(BaseModel):
-    """A deployment as prefect.yaml describes it; a key that is not read here is refused, not ignored."""
+    """A deployment in prefect.yaml. An unknown key is an error, because it would have no effect here."""
 
     model_config = ConfigDict(extra="forbid")
     name: str
@@ -57,17 +57,21 @@ class DeploymentSpec(BaseModel):
         return f"{self.flow}/{self.name}"
 
     def for_pool(self, pool: str) -> "DeploymentSpec":
-        """This deployment of the installation of that name; one that names another work pool stays there."""
-        pool_change = {"name": pool} if self.work_pool.name == DEFAULT_POOL else {}
-        work_pool = self.work_pool.model_copy(update=pool_change)
+        """This deployment in the installation named `pool`. A deployment that names another work pool stays there."""
+        work_pool = self.work_pool
+        if work_pool.name == DEFAULT_POOL:
+            work_pool = work_pool.model_copy(update={"name": pool})
         return self.model_copy(update={"name": name_deployment(self.name, pool), "work_pool": work_pool})
 
 
-def deploy_flows(take_over: bool = False, nightly: bool = False, pool_type: str = "process") -> None:
-    """Write the work pool and the deployments of prefect.yaml. YardError if that would take over another folder's.
+def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: str = "process") -> None:
+    """Create or update the work pool and the deployments of prefect.yaml.
 
-    `nightly`: start the schedules of the nightly runs that need no cluster. `kind`: the work pool's type; YardError if
-    there is one of this name and another type.
+    `take_over`: also update deployments that run the code of another folder. `nightly`: start the schedules of the
+    nightly runs that need no cluster.
+
+    Raises YardError if prefect.yaml has an unknown key, if a deployment belongs to another folder, or if the work pool
+    exists with another type.
     """
     pool = read_pool()
     specs = [spec.for_pool(pool) for spec in _read_deployment_specs()]
@@ -88,6 +92,7 @@ def deploy_flows(take_over: bool = False, nightly: bool = False, pool_type: str 
 
 
 def _read_deployment_specs() -> list[DeploymentSpec]:
+    """The deployments of prefect.yaml. YardError with the first key that is wrong."""
     path = ROOT / "prefect.yaml"
     try:
         return [DeploymentSpec.model_validate(fields) for fields in yaml.safe_load(path.read_text())["deployments"]]
@@ -97,6 +102,7 @@ def _read_deployment_specs() -> list[DeploymentSpec]:
 
 
 def _find_deployment(client: "SyncPrefectClient", name: str) -> "DeploymentResponse | None":
+    """The deployment FLOW/NAME; None if the server has none of this name."""
     from prefect.exceptions import ObjectNotFound
 
     try:
@@ -105,32 +111,37 @@ def _find_deployment(client: "SyncPrefectClient", name: str) -> "DeploymentRespo
         return None
 
 
-def _read_deployment_folder(deployment: "DeploymentResponse") -> str:
-    """The folder whose code a deployment runs; "" if it takes its code from elsewhere."""
+def _find_deployment_folder(deployment: "DeploymentResponse") -> str | None:
+    """The folder whose code a deployment runs; None if it gets its code from other storage."""
     steps: Iterable[dict[str, Any]] = deployment.pull_steps or ()
-    return next((str(step[_DIRECTORY_STEP]["directory"]) for step in steps if _DIRECTORY_STEP in step), "")
+    for step in steps:
+        if _DIRECTORY_STEP in step:
+            return str(step[_DIRECTORY_STEP]["directory"])
+    return None
 
 
 def _check_ownership(deployments: "dict[str, DeploymentResponse]") -> None:
-    foreign = {
-        name: _read_deployment_folder(deployment)
-        for name, deployment in deployments.items()
-        if _read_deployment_folder(deployment) != str(ROOT)
-    }
+    """Raise YardError if a deployment runs the code of another folder, or of other storage."""
+    folders_by_name = {name: _find_deployment_folder(deployment) for name, deployment in deployments.items()}
+    foreign = {name: folder for name, folder in folders_by_name.items() if folder != str(ROOT)}
     if not foreign:
         return
-    first_name = next(iter(foreign))
+    examples = next(iter(foreign))
+    if len(foreign) > 1:
+        examples += ", ..."
     folders = " and ".join(sorted({folder or "other storage" for folder in foreign.values()}))
     raise YardError(
-        f"{len(foreign)} of the deployments on this server ({first_name}{', ...' if len(foreign) > 1 else ''}) belong to "
-        f"{folders}: anyone who runs them would get the code of {ROOT} from now on. Unset PREFECT_API_URL to use a "
-        "server of this folder's own, give this folder's deployments a name of their own on this server: make up "
-        "POOL=team-b, or take those over: make up TAKE_OVER=1"
+        f"{len(foreign)} of the deployments on this server ({examples}) belong to {folders}: their users would get "
+        f"the code of {ROOT} from now on. Unset PREFECT_API_URL to use this folder's own server, give this folder's "
+        "deployments a separate name on this server: make up POOL=team-b, or take those over: make up TAKE_OVER=1"
     )
 
 
 def _create_pool(client: "SyncPrefectClient", name: str, pool_type: str) -> None:
-    """Create the work pool, if there is none: an existing one keeps its limit, its pause and its job template."""
+    """Create the work pool if it does not exist. An existing one keeps its limit, its pause and its job template.
+
+    Raises YardError if it exists with another type.
+    """
     from prefect.client.schemas.actions import WorkPoolCreate
     from prefect.exceptions import ObjectNotFound
     from prefect.workers.process import ProcessWorker
@@ -143,14 +154,14 @@ def _create_pool(client: "SyncPrefectClient", name: str, pool_type: str) -> None
         return
     if existing_type != pool_type:
         raise YardError(
-            f"the work pool {name} of this server is of type {existing_type}, and {pool_type} is needed here: give this "
-            "installation a name of its own (make up POOL=team-b, or TORCHYARD_POOL), or delete that pool"
+            f"the work pool {name} of this server is of type {existing_type}, but this installation needs {pool_type}: "
+            "give this installation a separate name (make up POOL=team-b, or TORCHYARD_POOL), or delete that pool"
         )
 
 
 @cache
 def _load_parameter_schema(entrypoint: str) -> dict[str, Any]:
-    """The parameters that a flow's form asks for. This runs the flow's file, so the result is cached."""
+    """The schema of the parameters in a flow's form. Cached, because it runs the flow's file."""
     from prefect.flows import load_flow_from_entrypoint
     from prefect.utilities.callables import parameter_schema
 
@@ -159,7 +170,7 @@ def _load_parameter_schema(entrypoint: str) -> dict[str, Any]:
 
 
 def _build_parameter_schema(spec: DeploymentSpec) -> dict[str, Any]:
-    """The form of a deployment: for `train` that of its profile, else what the flow's signature says."""
+    """The schema of a deployment's form: for `train` from its profile, for other flows from their signature."""
     if spec.flow != "train":
         return _load_parameter_schema(spec.entrypoint)
     name = spec.parameters.get("profile")
@@ -167,12 +178,11 @@ def _build_parameter_schema(spec: DeploymentSpec) -> dict[str, Any]:
 
 
 def _build_deployment_fields(spec: DeploymentSpec) -> dict[str, Any]:
-    """The fields of a deployment that the code decides, whatever a user has set."""
-    return {
-        **spec.model_dump(include={"description", "entrypoint", "tags", "parameters"}),
-        "parameter_openapi_schema": _build_parameter_schema(spec),
-        "pull_steps": [{_DIRECTORY_STEP: {"directory": str(ROOT)}}],
-    }
+    """The fields of a deployment that the code defines; they replace what a user has set."""
+    fields = spec.model_dump(include={"description", "entrypoint", "tags", "parameters"})
+    fields["parameter_openapi_schema"] = _build_parameter_schema(spec)
+    fields["pull_steps"] = [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
+    return fields
 
 
 def _create_deployment(client: "SyncPrefectClient", spec: DeploymentSpec) -> None:
@@ -205,18 +215,20 @@ def _drop_active(schedule: dict[str, Any]) -> dict[str, Any]:
 
 
 def _update_deployment(client: "SyncPrefectClient", spec: DeploymentSpec, deployment: "DeploymentResponse") -> None:
-    """Write what differs, if anything: on every write Prefect drops the scheduled runs and creates them again."""
+    """Write only what differs: on every write Prefect deletes the scheduled runs and creates them again."""
     from prefect.client.schemas.actions import DeploymentUpdate
 
     current = deployment.model_dump(mode="json")
-    variables = merge_mappings(current["job_variables"] or {}, spec.work_pool.job_variables)  # a user's own stay
-    fields = {**_build_deployment_fields(spec), "job_variables": variables}
-    if changed := {key: value for key, value in fields.items() if current[key] != value}:
+    fields = _build_deployment_fields(spec)
+    # Merged: the variables that a user has added stay.
+    fields["job_variables"] = merge_mappings(current["job_variables"] or {}, spec.work_pool.job_variables)
+    changed = {key: value for key, value in fields.items() if current[key] != value}
+    if changed:
         client.update_deployment(deployment.id, DeploymentUpdate(**changed))
 
 
 def _start_schedules(client: "SyncPrefectClient", name: str) -> None:
-    """Activate a deployment's schedules as they are now, which may be a user's own."""
+    """Activate a deployment's current schedules, which a user may have changed."""
     deployment = client.read_deployment_by_name(name)
     for schedule in deployment.schedules:
         if not schedule.active:

@@ -1,4 +1,7 @@
-"""Keeps a worker running, and as a service the server too, until this process is ended; sweeps this machine's runs."""
+"""Keeps a worker running, and as a service the server too, until this process is stopped; sweeps this machine's runs.
+
+Everything runs in the main thread, in one loop: each turn starts the worker if it has exited, and sweeps if it is due.
+"""
 
 import contextlib
 import os
@@ -17,12 +20,13 @@ from torchyard.common.pool import read_pool
 from torchyard.common.project_root import ROOT
 
 _SWEEP_INTERVAL_S = 600.0  # as often as the schedule of sweep/lost
-_POLL_INTERVAL_S, _SERVER_POLL_INTERVAL_S = 1.0, 5.0
+_POLL_INTERVAL_S = 1.0
+_SERVER_POLL_INTERVAL_S = 5.0
 _WORKER_STOP_TIMEOUT_S = 15.0
 
 
 def keep_worker_running() -> int:
-    """Keep a worker running."""
+    """Keep a worker running until a signal or an error ends this process."""
     with _running_worker() as ensure_worker:
         while True:
             ensure_worker()
@@ -30,11 +34,13 @@ def keep_worker_running() -> int:
 
 
 def serve_runs(start_server: Callable[[], str]) -> int:
-    """Run what `start` starts and a worker in the foreground; SIGTERM or Ctrl-C ends both, and leaves jobs alone.
+    """Run the server and a worker in the foreground. SIGTERM or Ctrl-C stops both; jobs keep running.
 
-    `start` returns the API's address, and is called again if this folder's own server has died.
+    `start_server` returns the API's address. It is called again if this folder's own server has died. A server at
+    PREFECT_API_URL is neither started again nor stopped.
     """
-    signal.signal(signal.SIGINT, _exit_on_signal)  # not inherited: a worker that ignores SIGINT does not end on SIGTERM
+    # A handler of our own is not inherited. A worker that inherits an ignored SIGINT does not exit on SIGTERM.
+    signal.signal(signal.SIGINT, _exit_on_signal)
     signal.signal(signal.SIGTERM, _exit_on_signal)
     is_own_server = False
     try:
@@ -53,22 +59,23 @@ def serve_runs(start_server: Callable[[], str]) -> int:
 
 
 def _exit_on_signal(signum: int, _: object) -> None:
-    signal.signal(signum, signal.SIG_IGN)  # once is enough
+    signal.signal(signum, signal.SIG_IGN)  # a second signal must not interrupt the cleanup
     sys.exit(0)
 
 
 def _ensure_server(start_server: Callable[[], str]) -> None:
+    """Start the server again if it has exited; a failed start is printed and repeated at the next check."""
     if "server" not in find_yard_processes():
-        print("the server has ended: it is started again", flush=True)
+        print("the server has exited: starting it again", flush=True)
         try:
             start_server()
-        except YardError as error:  # it is tried again
+        except YardError as error:
             print(error, file=sys.stderr, flush=True)
 
 
 @contextmanager
 def _running_worker() -> Iterator[Callable[[], None]]:
-    """Yields what starts the worker if it does not run, and sweeps if it is time; at the end the worker is stopped."""
+    """Yield a function that starts the worker if it is not running and sweeps if due; stop the worker at the end."""
     prefect = str(Path(sys.executable).parent / "prefect")
     argv = [prefect, "worker", "start", "--pool", read_pool(), "--type", "process", "--name", get_worker_name()]
     worker: subprocess.Popen[bytes] | None = None
@@ -90,12 +97,12 @@ def _running_worker() -> Iterator[Callable[[], None]]:
 
 
 def _has_other_worker() -> bool:
-    """Whether this folder has a worker that this process has not started: one of a tending process that was killed."""
+    """Whether this folder has a worker that another process started, such as a killed service."""
     return "worker" in find_yard_processes(skipped_pid=os.getpid())
 
 
 def _stop_worker(worker: "subprocess.Popen[bytes]") -> None:
-    """End the worker, which ends its flows; their jobs live on under their lease."""
+    """Stop the worker, which stops its flows; their jobs keep running under their lease."""
     worker.terminate()
     with contextlib.suppress(subprocess.TimeoutExpired):
         worker.wait(_WORKER_STOP_TIMEOUT_S)
@@ -105,7 +112,7 @@ def _stop_worker(worker: "subprocess.Popen[bytes]") -> None:
 
 
 def _sweep_machine() -> None:
-    """Do this machine's part of `sweep/lost`: whichever machine takes that sees only its own run folders."""
+    """Do this machine's part of `sweep/lost`: a machine that runs that deployment sees only its own run folders."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         argv = [sys.executable, str(ROOT / "flows" / "sweep.py"), "--here"]
         subprocess.run(argv, check=False, cwd=ROOT, env=build_worker_environment(), timeout=_SWEEP_INTERVAL_S)

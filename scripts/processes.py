@@ -1,6 +1,7 @@
 """Processes that outlive the command that starts them: this folder's Prefect server and its worker.
 
-They are found in /proc alone, by arguments and environment: no file can be torn, or name a process id used again.
+They are found only in /proc, by arguments and environment. A file with process ids could be incomplete after a crash,
+or name an id that another process has been given since.
 """
 
 import contextlib
@@ -18,7 +19,7 @@ from torchyard.common.identity import holder_identity
 from torchyard.common.project_root import ROOT
 
 PREFECT_HOME = ROOT / ".prefect"
-DATABASE_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # holds a password, and is for the server alone
+DATABASE_VARIABLE = "PREFECT_SERVER_DATABASE_CONNECTION_URL"  # contains a password, so only the server gets it
 YARD_SCRIPT = ROOT / "scripts" / "yard.py"
 FORMER_WORKER_NAME = f"torchyard {ROOT} on {socket.gethostname()}".replace("/", "-")  # its name in the previous version
 
@@ -32,25 +33,28 @@ class YardProcess(NamedTuple):
 
 
 def get_worker_name() -> str:
-    """The name of our worker, which no other one in its pool has, even in a container with the same path.
+    """The name of this folder's worker, unique in its pool, even among containers with the same path.
 
-    Prefect calls a worker ONLINE for 90 s after its death: the name tells ours from others.
+    The name identifies it in Prefect's list, which shows a worker as ONLINE for 90 s after its death.
     """
     return f"torchyard {holder_identity(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
 
 
 def find_yard_processes(skipped_pid: int = 0) -> dict[str, YardProcess]:
-    """This folder's running `server`, `worker` and `service`, each by one of its processes but the skipped one."""
+    """This folder's running `server`, `worker` and `service`, each with one of its processes, without `skipped_pid`."""
     processes: dict[str, YardProcess] = {}
     for folder in Path("/proc").iterdir():
         if folder.name == str(skipped_pid) or not folder.name.isdigit():
             continue
-        if (process := _read_process(folder)) and (name := _identify_process(process)):
+        process = _read_process(folder)
+        name = _identify_process(process) if process else None
+        if process and name:
             processes.setdefault(name, process)
     return processes
 
 
 def _read_process(folder: Path) -> YardProcess | None:
+    """The process of a folder in /proc; None if it belongs to another user or has exited."""
     try:
         if folder.stat().st_uid != os.getuid():
             return None
@@ -58,26 +62,30 @@ def _read_process(folder: Path) -> YardProcess | None:
         pairs = (folder / "environ").read_text(errors="surrogateescape").split("\0")
     except OSError:
         return None
-    return YardProcess(int(folder.name), argv, dict(pair.split("=", 1) for pair in pairs if "=" in pair))
+    environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+    return YardProcess(int(folder.name), argv, environment)
 
 
-def _identify_process(process: YardProcess) -> str:
+def _identify_process(process: YardProcess) -> str | None:
+    """`server`, `worker` or `service`; None if the process is none of this folder's."""
     if get_worker_name() in process.argv or process.argv[1:3] == [str(YARD_SCRIPT), "tend"]:
         return "worker"
     if process.argv[1:3] == [str(YARD_SCRIPT), "serve"]:
         return "service"
-    is_server = process.argv[2:4] == ["server", "start"] and process.environment.get("PREFECT_HOME") == str(
-        PREFECT_HOME
-    )
-    return "server" if is_server else ""
+    home = process.environment.get("PREFECT_HOME")
+    if process.argv[2:4] == ["server", "start"] and home == str(PREFECT_HOME):
+        return "server"
+    return None
 
 
 def start_yard_process(
     name: str, command: list[str], environment: Mapping[str, str] | None = None
 ) -> subprocess.Popen[bytes]:
-    """Start a process in a session of its own; its output goes to NAME.log."""
+    """Start a process in a new session; its output goes to NAME.log. `environment`: added variables."""
+    process_environment = dict(os.environ) if name == "server" else build_worker_environment()
+    process_environment.update(environment or {})
     log_fd = os.open(PREFECT_HOME / f"{name}.log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    # A worker that inherits an ignored SIGINT does not end on SIGTERM.
+    # A worker that inherits an ignored SIGINT does not exit on SIGTERM.
     old_handler = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         return subprocess.Popen(
@@ -87,7 +95,7 @@ def start_yard_process(
             stderr=log_fd,
             start_new_session=True,
             cwd=ROOT,
-            env={**(os.environ if name == "server" else build_worker_environment()), **(environment or {})},
+            env=process_environment,
         )
     finally:
         signal.signal(signal.SIGINT, old_handler)
@@ -95,18 +103,18 @@ def start_yard_process(
 
 
 def build_worker_environment() -> dict[str, str]:
-    """This process's environment without what only the server may know."""
+    """This process's environment without the database's address, which contains a password."""
     return {name: value for name, value in os.environ.items() if name != DATABASE_VARIABLE}
 
 
 def stop_yard_process(name: str) -> None:
-    """End the server or the worker with its whole process group: SIGTERM, then SIGKILL."""
-    with contextlib.suppress(KeyError, ProcessLookupError):
+    """Stop the server or the worker with its whole process group: SIGTERM, and SIGKILL if it is alive after 5 s."""
+    with contextlib.suppress(KeyError, ProcessLookupError):  # it is not running, or has just exited
         group = os.getpgid(find_yard_processes()[name].pid)
         for signum in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, signum)
             with contextlib.suppress(YardError):
-                wait_for_result(f"the {name} did not end", lambda: not _is_group_alive(group), 5)
+                wait_for_result(f"the {name} has not exited", lambda: not _is_group_alive(group), 5)
                 break
         print(f"stopped the {name}")
 
@@ -120,10 +128,14 @@ def _is_group_alive(group: int) -> bool:
 
 
 def wait_for_result(failure: str, poll: Callable[[], Any], timeout_s: float) -> Any:
-    """Call `found` until it returns something; YardError with `what` if it does not in time."""
+    """Call `poll` until it returns a true value, and return that.
+
+    Raises YardError after `timeout_s`; `failure` is the start of its message, which ends with `within 5 s`.
+    """
     deadline = time.monotonic() + timeout_s
     while time.monotonic() < deadline:
-        if result := poll():
+        result = poll()
+        if result:
             return result
         time.sleep(0.2)
     raise YardError(f"{failure} within {timeout_s:.0f} s")

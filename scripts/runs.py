@@ -1,4 +1,4 @@
-"""The runs that this folder's worker has taken, and what `make down` does with them."""
+"""The runs that this folder's worker has taken, and how `make down` ends them."""
 
 import sys
 import time
@@ -29,14 +29,14 @@ from torchyard.tasks.flow_run.states import report_end
 if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
-_CANCEL_TIMEOUT_S = 45  # Prefect gives a cancelled flow 30 s
-_KILL_TIMEOUT_S = 5
+_CANCEL_TIMEOUT_S = 45  # Prefect kills a cancelled flow after 30 s
+_KILL_TIMEOUT_S = 5  # for a killed process to exit
 _RUNS_PER_PAGE = 200
 _LIVE_STATES = [StateType.RUNNING, StateType.PENDING, StateType.CANCELLING]
 
 
 def cancel_worker_runs() -> None:
-    """Cancel our worker's runs and wait for their teardown; runs that do not end are reported and left."""
+    """Cancel the worker's runs and wait for their teardown; runs that do not end in time are printed and left."""
     with open_prefect_client() as client:
         for run in _list_live_worker_runs(client):
             print(f"cancelling {run.name} ...", flush=True)
@@ -48,14 +48,14 @@ def cancel_worker_runs() -> None:
 
 
 def _list_live_worker_runs(client: "SyncPrefectClient") -> list[FlowRun]:
-    """The runs that our worker took and that have not ended."""
+    """The worker's runs that have not ended."""
     live_filter = FlowRunFilter(state=FlowRunFilterState(type=FlowRunFilterStateType(any_=_LIVE_STATES)))
     pool_filter = WorkPoolFilter(name=WorkPoolFilterName(any_=[read_pool()]))
     return _list_worker_runs(client, flow_run_filter=live_filter, work_pool_filter=pool_filter)
 
 
 def _list_worker_runs(client: "SyncPrefectClient", **filters: Any) -> list[FlowRun]:
-    """The runs that our worker took, among those that match the filters."""
+    """The worker's runs among those that match the filters of `read_flow_runs`."""
     runs: list[FlowRun] = []
     while page := client.read_flow_runs(**filters, limit=_RUNS_PER_PAGE, offset=len(runs)):
         runs += page
@@ -67,65 +67,73 @@ def _is_worker_run(run: FlowRun) -> bool:
 
 
 def tear_down_open_runs() -> None:
-    """Tear down the open runs of this folder that our worker took and that no living process owns.
+    """Tear down the open runs of this folder that the worker has taken and that no living process owns.
 
-    A run that was started in another way, or that another machine owns, is reported and left.
+    A run that was started in another way, or that another machine owns, is printed and left. The fault of one run is
+    printed and does not stop the others.
     """
     with open_prefect_client() as client:
         for folder in list_run_folders():
             try:
-                if outcome := _tear_down_open_run(client, folder):
+                outcome = _tear_down_open_run(client, folder)
+                if outcome:
                     print(f"{folder.name}: {outcome}")
-            except TorchyardError as error:  # a fault of this run alone
+            except TorchyardError as error:
                 print(f"{folder.name}: {error}", file=sys.stderr)
         _end_orphan_processes(client)
 
 
-def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str:
-    """Tear one run down if that is ours to do; returns what became of it, "" if it has ended."""
+def _tear_down_open_run(client: "SyncPrefectClient", folder: RunFolder) -> str | None:
+    """Tear down one run if the worker has taken it; return the outcome for the user, None if it had ended before."""
     if not is_run_open(folder):
-        return ""
+        return None
     if not _is_worker_folder(client, folder):
         return "has not ended, and this folder's worker did not take it: left"
     leftovers = _tear_down_run(folder)
-    return "a living process owns it: left" if leftovers is None else "; ".join(leftovers) or "nothing left"
+    if leftovers is None:
+        return "a living process owns it: left"
+    return "; ".join(leftovers) or "nothing left"
 
 
 def _tear_down_run(folder: RunFolder) -> tuple[str, ...] | None:
-    """What is left of a run; None if a process still owns it after the time that a killed one takes to end."""
+    """Tear down a run and return its leftovers; None if a living process still owns it after `_KILL_TIMEOUT_S`."""
     deadline = time.monotonic() + _KILL_TIMEOUT_S
-    while (leftovers := sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)) is None:
-        if time.monotonic() > deadline:
-            break
+    while True:
+        leftovers = sweep_run(folder, "down", "`make down`: its worker was stopped", report_end)
+        if leftovers is not None or time.monotonic() > deadline:
+            return leftovers
         time.sleep(0.2)
-    return leftovers
 
 
 def _end_orphan_processes(client: "SyncPrefectClient") -> None:
-    """End the processes of runs that our worker took, and whose folder has been removed since."""
-    if orphan_processes := find_orphan_processes(runs_folder()):
-        train_filter = FlowFilter(name=FlowFilterName(any_=["train"]))
-        worker_run_suffixes = {run.id.hex[-8:] for run in _list_worker_runs(client, flow_filter=train_filter)}
-        for orphan_process in orphan_processes:
-            outcome = (
-                "; ".join(end_orphan_process(orphan_process)) or "ended"
-                if orphan_process.run[-8:] in worker_run_suffixes
-                else "left"
-            )
-            print(f"{orphan_process}: {outcome}")
+    """End the processes of the worker's runs whose folder has been removed; print and leave those of other runs."""
+    orphan_processes = find_orphan_processes(runs_folder())
+    if not orphan_processes:
+        return
+    train_filter = FlowFilter(name=FlowFilterName(any_=["train"]))
+    worker_run_suffixes = {run.id.hex[-8:] for run in _list_worker_runs(client, flow_filter=train_filter)}
+    for orphan_process in orphan_processes:
+        if orphan_process.run[-8:] in worker_run_suffixes:
+            outcome = "; ".join(end_orphan_process(orphan_process)) or "ended"
+        else:
+            outcome = "left"
+        print(f"{orphan_process}: {outcome}")
 
 
 def print_open_runs() -> None:
-    """Print the runs that may still be training, for when no server can say who took them."""
+    """Print the runs that may still be training. For use when no server can report which worker took them."""
     for folder in filter(is_run_open, list_run_folders()):
-        if (remaining_s := folder.lease_left()) > 0:
+        remaining_s = folder.lease_left()
+        if remaining_s > 0:
             print(
                 f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {remaining_s:.0f} s"
             )
 
 
 def _is_worker_folder(client: "SyncPrefectClient", folder: RunFolder) -> bool:
+    """Whether the folder's run was taken by the worker; False if the server has no such run."""
+    run_id = str(folder.last("start").get("run"))
     try:
-        return _is_worker_run(client.read_flow_run(UUID(str(folder.last("start").get("run")))))
+        return _is_worker_run(client.read_flow_run(UUID(run_id)))
     except (ObjectNotFound, ValueError):
         return False

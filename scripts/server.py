@@ -1,9 +1,9 @@
-"""The Prefect server: the one that PREFECT_API_URL names, else one of this folder's own behind a password.
+"""The Prefect server: the one at PREFECT_API_URL, or else this folder's own server, which requires a password.
 
 .prefect/          0700: other users' processes cannot read the password or the database
-  password         what the server asks every client and every browser for
+  password         the server requires it from every client and every browser
   env              for a shell: the server's address and password, as environment variables
-  database         where the server's data are, if PREFECT_SERVER_DATABASE_CONNECTION_URL has named a PostgreSQL
+  database         the location of the server's data, if PREFECT_SERVER_DATABASE_CONNECTION_URL has named a PostgreSQL
 """
 
 import contextlib
@@ -28,21 +28,27 @@ from scripts.processes import (
     wait_for_result,
 )
 
-_PASSWORD_FILE, ENV_FILE = PREFECT_HOME / "password", PREFECT_HOME / "env"
+_PASSWORD_FILE = PREFECT_HOME / "password"
+ENV_FILE = PREFECT_HOME / "env"
 _DATABASE_FILE = PREFECT_HOME / "database"
-_START_TIMEOUT_S, _RESPONSE_TIMEOUT_S = 180, 60  # long, because a busy machine is slow
-# The user's settings for another server, which must not reach this folder's.
+# Long, because a busy machine is slow.
+_START_TIMEOUT_S = 180
+_RESPONSE_TIMEOUT_S = 60
+# The user's settings for another server. They must not be sent to this folder's server.
 _FOREIGN_SETTINGS = ("PREFECT_API_KEY", "PREFECT_PROFILE")
 
 
 def choose_server() -> str:
-    """Choose the API, and set it in the environment of this process and of those that it starts."""
+    """Choose the API, set it in the environment of this process and of those that it starts, and return its address.
+
+    Starts this folder's server if it is chosen and not running. Raises YardError if the server does not respond.
+    """
     configured_url = os.environ.get("PREFECT_API_URL", "").rstrip("/")
     if configured_url and configured_url != read_last_address():
         os.environ["PREFECT_API_URL"] = configured_url
         with open_prefect_client(timeout_s=10) as client:
             client.read_work_pools(limit=1)
-        print(f"Prefect server: {configured_url} (PREFECT_API_URL says so)")
+        print(f"Prefect server: {configured_url} (from PREFECT_API_URL)")
         return configured_url
     create_prefect_home()
     running = find_yard_processes().get("server")
@@ -50,33 +56,35 @@ def choose_server() -> str:
     with open_prefect_client(timeout_s=10) as client:
         client.read_work_pools(limit=1)
     ui_url = api_url.removesuffix("/api")
-    print(f"Prefect server: {ui_url} (this folder's own; in a browser it asks for the password: cat {_PASSWORD_FILE})")
+    print(f"Prefect server: {ui_url} (this folder's own; the password for the browser: cat {_PASSWORD_FILE})")
     return api_url
 
 
 def read_last_address() -> str:
-    """The last address of this folder's own server; "" if it never had one."""
+    """The last address of this folder's own server; empty if it has not been started or the file is incomplete."""
     with contextlib.suppress(OSError):
-        if match := re.search(r"^export PREFECT_API_URL=(http://127\.0\.0\.1:\d+/api)$", ENV_FILE.read_text(), re.M):
+        match = re.search(r"^export PREFECT_API_URL=(http://127\.0\.0\.1:\d+/api)$", ENV_FILE.read_text(), re.MULTILINE)
+        if match:
             return match[1]
     return ""
 
 
 def create_prefect_home() -> None:
-    """Create the folder of the server, for this user alone."""
+    """Create the server's folder, which only this user can read. YardError if that is impossible."""
     try:
         PREFECT_HOME.mkdir(mode=0o700, exist_ok=True)
         PREFECT_HOME.chmod(0o700)
     except OSError as error:
         raise YardError(
-            f"{PREFECT_HOME} cannot be used ({error.strerror}): clone the project to a folder of your own"
+            f"cannot create {PREFECT_HOME} ({error.strerror}): clone the project to your own folder"
         ) from error
 
 
 def _ensure_password() -> str:
-    """The server's password: made once, and again if a crash has left it incomplete."""
+    """The server's password: created once, and again if a crash has left the file incomplete."""
     with contextlib.suppress(OSError):
-        if match := re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text()):
+        match = re.fullmatch(r"([\w-]{32,})\n", _PASSWORD_FILE.read_text())
+        if match:
             return match[1]
     password = secrets.token_urlsafe(32)
     write_private_file(_PASSWORD_FILE, password + "\n")
@@ -84,11 +92,13 @@ def _ensure_password() -> str:
 
 
 def use_own_server(api_url: str) -> None:
-    """Make this process, and those that it starts, use this folder's own server."""
+    """Make this process, and those that it starts, use this folder's own server, and write the file `env`."""
     for name in _FOREIGN_SETTINGS:
         os.environ.pop(name, None)
-    unproxied_hosts = [*filter(None, [os.environ.get("NO_PROXY") or os.environ.get("no_proxy")]), "127.0.0.1"]
-    os.environ["NO_PROXY"] = os.environ["no_proxy"] = ",".join(unproxied_hosts)
+    unproxied_hosts = os.environ.get("NO_PROXY") or os.environ.get("no_proxy")
+    unproxied_hosts = f"{unproxied_hosts},127.0.0.1" if unproxied_hosts else "127.0.0.1"
+    os.environ["NO_PROXY"] = unproxied_hosts
+    os.environ["no_proxy"] = unproxied_hosts
     os.environ |= {
         "PREFECT_HOME": str(PREFECT_HOME),
         "PREFECT_API_URL": api_url,
@@ -99,7 +109,7 @@ def use_own_server(api_url: str) -> None:
 
 
 def write_private_file(path: Path, text: str) -> None:
-    """Write a file atomically, for this user alone."""
+    """Write a file atomically; only this user can read it."""
     temp_path = path.with_suffix(".part")
     temp_path.unlink(missing_ok=True)
     with os.fdopen(os.open(temp_path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
@@ -109,37 +119,43 @@ def write_private_file(path: Path, text: str) -> None:
     temp_path.replace(path)
 
 
-def read_server_port(server: YardProcess) -> int:
+def get_server_port(server: YardProcess) -> int:
+    """The port in the server's arguments."""
     return int(server.argv[server.argv.index("--port") + 1])
 
 
 def _wait_for_running_server(server: YardProcess) -> str:
-    """The API of this folder's server, which is already running, once it answers."""
-    port = read_server_port(server)
-    use_own_server(api_url := f"http://127.0.0.1:{port}/api")
+    """Wait for this folder's server, which is already running, and return the API's address."""
+    port = get_server_port(server)
+    api_url = f"http://127.0.0.1:{port}/api"
+    use_own_server(api_url)
     wait_for_result(
-        f"this folder's Prefect server (process {server.pid}) does not answer at {api_url}: `make down` ends it; no answer",
+        f"this folder's Prefect server (process {server.pid}) hangs (`make down` stops it): no response at {api_url}",
         lambda: _is_healthy(port, server.pid),
         _RESPONSE_TIMEOUT_S,
     )
     if "PREFECT_SERVER_API_AUTH_STRING" not in server.environment:
-        print("this server was started without a password: `make down` and `make up` give it one")
+        print("this server was started without a password: `make down` and `make up` start it with one")
     return api_url
 
 
 def _start_server() -> str:
+    """Start this folder's server, at its last port if that is free, and return the API's address.
+
+    Raises YardError, with the end of the server's log, if the server exits or does not respond.
+    """
     _check_database()
     last_port = read_last_address().removesuffix("/api").rpartition(":")[2]
     port = int(last_port) if last_port and _is_port_free(int(last_port)) else _find_free_port()
-    use_own_server(api_url := f"http://127.0.0.1:{port}/api")
+    api_url = f"http://127.0.0.1:{port}/api"
+    use_own_server(api_url)
     print(f"starting a Prefect server at {api_url} ...", flush=True)
     command = [str(Path(sys.executable).parent / "prefect"), "server", "start", "--host", "127.0.0.1"]
-    process = start_yard_process(
-        "server", [*command, "--port", str(port)], {"PREFECT_SERVER_API_AUTH_STRING": _ensure_password()}
-    )
+    command += ["--port", str(port)]
+    process = start_yard_process("server", command, {"PREFECT_SERVER_API_AUTH_STRING": _ensure_password()})
     try:
         wait_for_result(
-            "the Prefect server did not answer",
+            "the Prefect server has not responded",
             lambda: _is_healthy(port, process.pid) or process.poll() is not None,
             _START_TIMEOUT_S,
         )
@@ -153,20 +169,24 @@ def _start_server() -> str:
 
 
 def _check_database() -> None:
-    """Note which database the server is about to use. YardError if it would start with an empty one by mistake."""
+    """Record the database that the server is about to use, without its password.
+
+    Raises YardError if the server had a PostgreSQL and would now start with an empty database.
+    """
     database_url = os.environ.get(DATABASE_VARIABLE, "")
     if not database_url and _DATABASE_FILE.exists():
         raise YardError(
             f"this folder's server has its data in {_DATABASE_FILE.read_text().strip()}: set {DATABASE_VARIABLE} to "
-            f"its address, or remove {_DATABASE_FILE} to start again with a database in {PREFECT_HOME}"
+            f"its address, or remove {_DATABASE_FILE} to start with an empty database in {PREFECT_HOME}"
         )
     if database_url:
-        address = urlsplit(database_url)  # without the password
-        write_private_file(_DATABASE_FILE, f"{address.hostname or 'a socket'}:{address.port or 5432}{address.path}\n")
+        address = urlsplit(database_url)
+        location = f"{address.hostname or 'a socket'}:{address.port or 5432}{address.path}"
+        write_private_file(_DATABASE_FILE, f"{location}\n")
 
 
 def _is_healthy(port: int, pid: int) -> bool:
-    """Whether exactly that process answers on the port: another one that took the port must not get the password."""
+    """Whether exactly this process responds at the port: another process at the port must not get the password."""
     connection = HTTPConnection("127.0.0.1", port, timeout=3)
     try:
         connection.request("GET", "/api/health")
@@ -178,8 +198,12 @@ def _is_healthy(port: int, pid: int) -> bool:
 
 
 def _is_port_holder(pid: int, port: int) -> bool:
-    rows = [line.split() for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]]
-    sockets = {f"socket:[{row[9]}]" for row in rows if row[3] == "0A" and row[1].endswith(f":{port:04X}")}
+    """Whether a socket of the process listens on the port, by /proc/net/tcp and the process's descriptors."""
+    sockets: set[str] = set()
+    for line in Path("/proc/net/tcp").read_text(encoding="utf-8").splitlines()[1:]:
+        _, local_address, _, state, *_, inode = line.split()[:10]
+        if state == "0A" and local_address.endswith(f":{port:04X}"):  # 0A: LISTEN
+            sockets.add(f"socket:[{inode}]")
     for link in Path(f"/proc/{pid}/fd").iterdir():
         with contextlib.suppress(FileNotFoundError):
             if os.readlink(link) in sockets:

@@ -1,8 +1,8 @@
 """`make service`: a systemd user unit that runs the server and the worker of this folder, also after a reboot.
 
-The unit's processes include the supervisors of jobs, which must outlive it: systemd ends only the main process, which
-ends the server and the worker. Runs that so lose their launcher live under their lease, and come back at the next
-start.
+The unit's processes include the supervisors of jobs, which must outlive it: systemd stops only the main process, which
+stops the server and the worker. Jobs that lose their launcher this way keep running under their lease, and their runs
+are resumed at the next start.
 """
 
 import argparse
@@ -23,25 +23,42 @@ from torchyard.common.pool import DEFAULT_POOL, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.model.errors import TorchyardError
 
-# What the installing shell has and a service would lack. Passwords among them go to a file for this user alone.
+# Variables of the installing shell that a service would not have. Some contain passwords: see `_get_environment_path`.
 _PASSED_VARIABLES = (
-    *("PATH", "KUBECONFIG", "PYTHONPATH", "TORCHYARD_POOL", "TORCHYARD_PROFILES", "TORCHYARD_RUNS"),
-    *("PREFECT_API_AUTH_STRING", "PREFECT_API_KEY", "PREFECT_API_URL", "PREFECT_SERVER_DATABASE_CONNECTION_URL"),
-    *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "http_proxy", "https_proxy", "no_proxy", "SSL_CERT_FILE"),
+    "PATH",
+    "KUBECONFIG",
+    "PYTHONPATH",
+    "TORCHYARD_POOL",
+    "TORCHYARD_PROFILES",
+    "TORCHYARD_RUNS",
+    "PREFECT_API_AUTH_STRING",
+    "PREFECT_API_KEY",
+    "PREFECT_API_URL",
+    "PREFECT_SERVER_DATABASE_CONNECTION_URL",
+    "HTTP_PROXY",
+    "HTTPS_PROXY",
+    "NO_PROXY",
+    "http_proxy",
+    "https_proxy",
+    "no_proxy",
+    "SSL_CERT_FILE",
 )
 _MAX_OPEN_FILES = 65_536
-_OWNER_PREFIX = "# torchyard of "  # the first line of a unit of ours, with its folder
+_OWNER_PREFIX = "# torchyard of "  # the first line of a unit that this script has written; its folder follows
 
 
-def install_service(take_over: bool = False) -> None:
-    """Write the unit, start it, and have systemd start it at every boot. YardError if the unit is another folder's."""
+def install_service(*, take_over: bool = False) -> None:
+    """Write the unit, start it, and enable it for every boot. YardError if the unit belongs to another folder.
+
+    `take_over`: let the service take over the deployments of another folder.
+    """
     _check_systemd()
     path = _get_unit_path()
     _check_unit_owner(path)
     create_prefect_home()
     write_private_file(_get_environment_path(), _format_environment())
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(build_unit(take_over), encoding="utf-8")
+    path.write_text(build_unit(take_over=take_over), encoding="utf-8")
     for arguments in (("daemon-reload",), ("enable", path.name), ("restart", path.name)):
         _run_systemctl(*arguments)
     print(f"{path.name} runs the server and the worker of {ROOT}; its log: journalctl --user -u {path.name}")
@@ -49,7 +66,7 @@ def install_service(take_over: bool = False) -> None:
 
 
 def uninstall_service() -> None:
-    """Stop the unit and remove it. Jobs live on under their lease: the next `make up` resumes their runs."""
+    """Stop the unit and remove it. Jobs keep running under their lease: the next `make up` resumes their runs."""
     path = _get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed")
@@ -60,11 +77,11 @@ def uninstall_service() -> None:
     path.unlink()
     _get_environment_path().unlink(missing_ok=True)
     _run_systemctl("daemon-reload")
-    print(f"{path.name} is stopped and removed; runs that have not ended come back with `make up`")
+    print(f"{path.name} is stopped and removed; `make up` resumes the runs that have not ended")
 
 
 def show_service() -> int:
-    """Print whether the unit is installed and active; returns 0 if it is active."""
+    """Print whether the unit is installed and active; return 0 if it is active, else 1."""
     path = _get_unit_path()
     if not path.exists():
         print(f"{path.name} is not installed: make service")
@@ -77,9 +94,11 @@ def show_service() -> int:
     return 0 if states[0] == "active" else 1
 
 
-def build_unit(take_over: bool = False) -> str:
-    """The unit of this folder."""
-    argv = [sys.executable, str(YARD_SCRIPT), "serve", *(["--take-over"] if take_over else [])]
+def build_unit(*, take_over: bool = False) -> str:
+    """The text of this folder's unit file."""
+    argv = [sys.executable, str(YARD_SCRIPT), "serve"]
+    if take_over:
+        argv.append("--take-over")
     hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
     max_open_files = _MAX_OPEN_FILES if hard_limit == resource.RLIM_INFINITY else min(hard_limit, _MAX_OPEN_FILES)
     return f"""{_OWNER_PREFIX}{ROOT}
@@ -110,45 +129,46 @@ WantedBy=default.target
 
 
 def _get_unit_path() -> Path:
-    """The unit of this installation: another one of this user has another name."""
+    """The path of this installation's unit. Each installation of a user has a separate name, from its pool."""
     pool = read_pool()
+    name = "torchyard" if pool == DEFAULT_POOL else f"torchyard-{pool}"
     folder = Path(os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config")
-    return folder / "systemd" / "user" / ("torchyard" + ("" if pool == DEFAULT_POOL else f"-{pool}") + ".service")
+    return folder / "systemd" / "user" / f"{name}.service"
 
 
 def _get_environment_path() -> Path:
+    """The file with the unit's variables. Only this user can read it, because some contain passwords."""
     return PREFECT_HOME / "service.env"
 
 
 def _check_unit_owner(path: Path) -> None:
-    """YardError if the unit exists and was not written for this folder."""
+    """Raise YardError if the unit exists and was not written for this folder."""
     try:
         first_line = path.read_text(encoding="utf-8", errors="replace").partition("\n")[0]
     except FileNotFoundError:
         return
     if first_line == f"{_OWNER_PREFIX}{ROOT}":
         return
-    owner = (
-        first_line.removeprefix(_OWNER_PREFIX)
-        if first_line.startswith(_OWNER_PREFIX)
-        else "somebody else, who wrote it by hand"
-    )
+    if first_line.startswith(_OWNER_PREFIX):
+        owner = f"belongs to {first_line.removeprefix(_OWNER_PREFIX)}"
+    else:
+        owner = "was written by hand"
     raise YardError(
-        f"{path} belongs to {owner}: it is left alone. Give this folder's service a name of its own (make service "
-        "POOL=team-b), or uninstall that one there first"
+        f"{path} {owner}: it is not changed. Give this folder's service a separate name (make service POOL=team-b), or "
+        "uninstall the existing one first"
     )
 
 
 def _check_systemd() -> None:
-    """YardError if this user has no systemd to talk to."""
+    """Raise YardError if this machine has no systemd, or if it does not respond for this user."""
     if not shutil.which("systemctl"):
         raise YardError("there is no systemd on this machine (no systemctl): start server and worker with `make up`")
     completed = _query_systemctl("show-environment")
     if completed.returncode:
+        reason = completed.stderr.strip() or f"exit code {completed.returncode}"
         raise YardError(
-            f"systemd does not answer for this user ({completed.stderr.strip() or 'it gives no reason'}): log in as "
-            f"{_get_user_name()} by ssh or `machinectl shell` (su and sudo open no session), or start server and worker "
-            "with `make up`"
+            f"systemd does not respond for this user ({reason}): log in as {_get_user_name()} by ssh or `machinectl "
+            "shell` (su and sudo open no session), or start server and worker with `make up`"
         )
 
 
@@ -157,18 +177,19 @@ def _query_systemctl(*arguments: str) -> subprocess.CompletedProcess[str]:
 
 
 def _run_systemctl(*arguments: str) -> None:
+    """Run systemctl; YardError if it fails."""
     completed = _query_systemctl(*arguments)
     if completed.returncode:
-        raise YardError(
-            f"systemctl --user {' '.join(arguments)}: {completed.stderr.strip() or f'exit code {completed.returncode}'}"
-        )
+        reason = completed.stderr.strip() or f"exit code {completed.returncode}"
+        raise YardError(f"systemctl --user {' '.join(arguments)} failed: {reason}")
 
 
 def _describe_linger() -> str:
-    """Whether the service outlives this user's logins."""
-    if Path("/var/lib/systemd/linger", _get_user_name()).exists():
-        return "it starts at boot and goes on when you log out (lingering is enabled)"
-    return f"it ends when you log out, and starts when you log in: `loginctl enable-linger {_get_user_name()}` changes that"
+    """Whether the service keeps running after this user has logged out."""
+    user = _get_user_name()
+    if Path("/var/lib/systemd/linger", user).exists():
+        return "it starts at boot and keeps running when you log out (lingering is enabled)"
+    return f"it stops when you log out, and starts when you log in: `loginctl enable-linger {user}` changes that"
 
 
 def _get_user_name() -> str:
@@ -176,7 +197,7 @@ def _get_user_name() -> str:
 
 
 def _format_environment() -> str:
-    """The variables that the service gets, as systemd reads them from a file."""
+    """The variables that the service gets, in the format of systemd's EnvironmentFile."""
     variables = {name: os.environ[name] for name in _PASSED_VARIABLES if os.environ.get(name)}
     variables.setdefault("PATH", os.defpath)
     return "".join(f"{name}={_quote_value(value)}\n" for name, value in variables.items())
@@ -189,7 +210,7 @@ def _quote_value(value: str) -> str:
 
 
 def _quote_arg(arg: str) -> str:
-    """A word of ExecStart, where $ and % have a meaning too."""
+    """An argument of ExecStart, where $ and % are special characters too."""
     escaped = _escape_text(arg).replace("\\", "\\\\").replace('"', '\\"').replace("$", "$$")
     return f'"{escaped}"'
 
@@ -206,7 +227,7 @@ def main() -> int:
     try:
         match args.verb:
             case "install":
-                install_service(args.take_over)
+                install_service(take_over=args.take_over)
                 return 0
             case "uninstall":
                 uninstall_service()

@@ -1,4 +1,4 @@
-"""Runs a deployment and watches the run to its final end."""
+"""Runs a deployment and prints the run until its final end."""
 
 import time
 from contextlib import suppress
@@ -20,21 +20,26 @@ if TYPE_CHECKING:
     from prefect.client.orchestration import SyncPrefectClient
 
 ANY_PROFILE = "any-profile"  # the deployment of `train` that takes any profile
-# A run that stays Crashed for longer is not expected to be resumed.
-_CRASHED_TIMEOUT_S = 30.0
+_CRASHED_TIMEOUT_S = 30.0  # a run that stays Crashed for longer is not expected to be resumed
 _END_PREFIX = "Finished in state"  # Prefect's line about an end, which is printed below the log
 
 
 class _RunFollower:
-    """Follows one run."""
+    """Follows one run: prints its states and its log lines until its end. Used by one thread."""
 
     def __init__(self, client: "SyncPrefectClient", run: FlowRun) -> None:
-        self.client, self.run = client, run
-        self._printed_ids: set[UUID] = set()
+        self.client = client
+        self.run = run
+        self._printed_ids: set[UUID] = set()  # of log lines
 
     def follow(self) -> State:
-        """Print the run's log lines until its end. A run whose state is named Crashed may be resumed."""
-        changed_at, printed_name = 0.0, ""
+        """Print the run's log lines until its end, and return its final state.
+
+        A run whose state is named Crashed counts as ended only after `_CRASHED_TIMEOUT_S`, because it may be resumed.
+        An unreachable server is waited for.
+        """
+        printed_name = ""
+        changed_at = 0.0  # when the printed state was first seen, in monotonic seconds
         while True:
             try:
                 state = self._poll_state()
@@ -42,7 +47,8 @@ class _RunFollower:
                 time.sleep(1)
                 continue
             if state.name != printed_name:
-                printed_name, changed_at = state.name or "", time.monotonic()
+                printed_name = state.name or ""
+                changed_at = time.monotonic()
                 print(f"  [{printed_name}]", flush=True)
             may_be_resumed = printed_name == "Crashed" and time.monotonic() - changed_at < _CRASHED_TIMEOUT_S
             if state.is_final() and not may_be_resumed:
@@ -54,6 +60,7 @@ class _RunFollower:
         self.client.set_flow_run_state(self.run.id, State(type=StateType.CANCELLING))
 
     def _poll_state(self) -> State:
+        """Read the run's state, then print the log lines that have arrived."""
         state = self.client.read_flow_run(self.run.id).state
         self._print_logs()
         assert state is not None  # Prefect gives every run a state
@@ -66,7 +73,7 @@ class _RunFollower:
             self._print_logs()
 
     def _print_logs(self) -> None:
-        """Print the lines that were not shown before. They arrive late and out of order: offsets would skip some."""
+        """Print the lines that were not printed before. They arrive late and out of order: offsets would skip some."""
         log_filter = LogFilter(flow_run_id=LogFilterFlowRunId(any_=[self.run.id]))
         for line in reversed(self.client.read_logs(log_filter, limit=200, sort=LogSort.TIMESTAMP_DESC)):
             if line.id not in self._printed_ids and not line.message.startswith(_END_PREFIX):
@@ -75,23 +82,23 @@ class _RunFollower:
 
 
 def run_and_follow(api_url: str, profile: str) -> int:
-    """Run train/PROFILE and watch it: 0 where it succeeded, else 1. Ctrl-C cancels it."""
+    """Run train/PROFILE and print it; return 0 if it succeeded, else 1. Ctrl-C cancels the run."""
     with open_prefect_client() as client:
-        watch = _RunFollower(client, _create_flow_run(client, profile))
-        run_url = f"{api_url.removesuffix('/api')}/runs/flow-run/{watch.run.id}"
+        follower = _RunFollower(client, _create_flow_run(client, profile))
+        run_url = f"{api_url.removesuffix('/api')}/runs/flow-run/{follower.run.id}"
         print(f"train/{Path(profile).stem}: {run_url}", flush=True)
         try:
-            state = watch.follow()
+            state = follower.follow()
         except KeyboardInterrupt:
-            print("cancelling the run; Ctrl-C again leaves it to the server", flush=True)
-            watch.cancel()
-            state = watch.follow()
+            print("cancelling the run; Ctrl-C again exits without waiting for its end", flush=True)
+            follower.cancel()
+            state = follower.follow()
     print(f"{state.name}: {state.message or ''}\nin the UI: {run_url}\nto stop the server and the worker: make down")
     return 0 if state.is_completed() else 1
 
 
 def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
-    """A run of the profile's own deployment; of a profile that has none, a run of the one that takes any profile."""
+    """Create a run of the profile's deployment, or of the one that takes any profile if the profile has none."""
     path = list_profiles().get(profile)
     with suppress(ObjectNotFound):
         if path:

@@ -26,41 +26,42 @@ from scripts.processes import (
     start_yard_process,
     stop_yard_process,
 )
-from scripts.server import choose_server, create_prefect_home, read_server_port, use_own_server
+from scripts.server import choose_server, create_prefect_home, get_server_port, use_own_server
 from torchyard.common.pool import DEFAULT_POOL, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import TorchyardError
 
-# Prefect is imported after the server is chosen: it reads its address from the environment at once.
+# Prefect is imported only after the server is chosen: at its import it reads the address from the environment.
 
 
 def _start_yard(args: argparse.Namespace) -> str:
-    """Start everything that a run needs; returns the API's address."""
+    """Start everything that a run needs; return the API's address."""
     started_at = time.monotonic()
     api_url = _start_server(args)
     with _lock_yard():
-        _start_worker(args.worker)
+        _start_worker(beside_others=args.worker)
     print(f"ready after {time.monotonic() - started_at:.0f} s", flush=True)
     return api_url
 
 
 def _start_server(args: argparse.Namespace) -> str:
-    """Start everything but the worker; returns the API's address."""
-    read_pool()  # a name that cannot be used is an error before anything is started
+    """Start everything but the worker; return the API's address."""
+    read_pool()  # an invalid name is an error before anything is started
     with _lock_yard():
-        _check_running_worker(api_url := choose_server())
+        api_url = choose_server()
+        _check_running_worker(api_url)
         from scripts.deployments import deploy_flows
 
-        deploy_flows(args.take_over, args.nightly)
+        deploy_flows(take_over=args.take_over, nightly=args.nightly)
         _create_automations()
-        _recover_lost_runs()  # before the worker starts: a sweep that is due must not find them first
+        _recover_lost_runs()  # before the worker starts: a sweep that is due would remove them
     return api_url
 
 
 @contextmanager
 def _lock_yard() -> Iterator[None]:
-    """Hold the lock: two calls at once would start two servers."""
+    """Hold this folder's lock, because two commands at once would start two servers."""
     create_prefect_home()
     with (PREFECT_HOME / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
@@ -68,15 +69,18 @@ def _lock_yard() -> Iterator[None]:
 
 
 def _create_automations() -> None:
+    """Create the automations in a new process, which reads the chosen server's address; YardError if that fails."""
     argv = [sys.executable, "-m", "scripts.automations"]
     completed = subprocess.run(argv, capture_output=True, text=True, cwd=ROOT, check=False)
     if completed.returncode != 0:
-        raise YardError(f"the automations were not created: {completed.stderr.strip().splitlines()[-1:]}")
+        last_line = completed.stderr.strip().rpartition("\n")[2]
+        raise YardError(f"cannot create the automations: {last_line}")
 
 
 def _check_running_worker(api_url: str) -> None:
-    """YardError if this folder's worker serves another server or another pool."""
-    if not (worker := find_yard_processes().get("worker")):
+    """Raise YardError if this folder's worker serves another server or another pool."""
+    worker = find_yard_processes().get("worker")
+    if worker is None:
         return
     worker_api_url = worker.environment.get("PREFECT_API_URL", "")
     if worker_api_url != api_url:
@@ -89,8 +93,11 @@ def _check_running_worker(api_url: str) -> None:
         )
 
 
-def _start_worker(beside_others: bool) -> None:
-    """Start a worker, if none serves the pool; with `always`, also beside those of other machines."""
+def _start_worker(*, beside_others: bool) -> None:
+    """Start a worker if this folder has none and no other worker serves the pool.
+
+    `beside_others`: start it even if other workers serve the pool.
+    """
     if "worker" in find_yard_processes():
         return
     with open_prefect_client() as client:
@@ -107,7 +114,7 @@ def _start_worker(beside_others: bool) -> None:
 
 
 def _recover_lost_runs() -> None:
-    """Resume runs that lost their launcher in a crash of this machine now, not when Prefect notices the loss."""
+    """Resume runs that lost their launcher in a crash of this machine, before Prefect detects the loss."""
     from torchyard.tasks import recovery
 
     result = recovery.recover_lost_runs()
@@ -118,9 +125,10 @@ def _recover_lost_runs() -> None:
 
 
 def _stop_yard() -> int:
-    """Stop what `up` started, its worker's runs first; nothing else, here or in a cluster."""
+    """Stop what `up` started, the worker's runs first; other processes and other runs are not touched."""
     with _lock_yard():
-        if "service" in (processes := find_yard_processes()):
+        processes = find_yard_processes()
+        if "service" in processes:
             raise YardError(
                 f"a service (process {processes['service'].pid}) keeps server and worker running, and would start them "
                 "again: `make service DO=uninstall` removes it, `systemctl --user stop` stops it until the next boot"
@@ -140,22 +148,25 @@ def _stop_yard() -> int:
 
 
 def _adopt_environment(processes: dict[str, YardProcess]) -> None:
-    """Use the worker's API, run folders and kubeconfig; without a worker, this folder's server."""
+    """Use the worker's environment (API, run folders, kubeconfig); without a worker, this folder's server."""
     if "worker" in processes:
         os.environ.clear()
         os.environ.update(processes["worker"].environment)
     else:
-        use_own_server(f"http://127.0.0.1:{read_server_port(processes['server'])}/api")
+        use_own_server(f"http://127.0.0.1:{get_server_port(processes['server'])}/api")
 
 
 def _stop_worker_and_runs() -> None:
-    """Cancel the worker's runs, stop it, and tear down what did not end; an unreachable server is reported."""
+    """Cancel the worker's runs, stop the worker, and tear down the runs that have not ended.
+
+    If the server cannot be reached, the runs are not cancelled; those that may still be training are printed.
+    """
     from scripts.runs import cancel_worker_runs, print_open_runs, tear_down_open_runs
 
     try:
         cancel_worker_runs()
     except YardError as error:
-        print(f"the worker's runs are not cancelled: {error}", file=sys.stderr)
+        print(f"cannot cancel the worker's runs: {error}", file=sys.stderr)
         stop_yard_process("worker")
         print_open_runs()
         return
@@ -196,7 +207,7 @@ def _run_command(args: argparse.Namespace) -> int:
 
 
 def _train_profile(args: argparse.Namespace) -> int:
-    load_profile(args.profile)
+    load_profile(args.profile)  # an invalid profile is an error before anything is started
     api_url = _start_yard(args)
     from scripts.watch import run_and_follow
 
@@ -206,8 +217,8 @@ def _train_profile(args: argparse.Namespace) -> int:
 def _print_access(api_url: str) -> None:
     from scripts.server import ENV_FILE, read_last_address
 
-    print("for Prefect's own commands in this shell:")
-    print(f"  source {ENV_FILE}" if api_url == read_last_address() else f"  export PREFECT_API_URL={api_url}")
+    command = f"source {ENV_FILE}" if api_url == read_last_address() else f"export PREFECT_API_URL={api_url}"
+    print(f"for Prefect's own commands in this shell:\n  {command}")
 
 
 if __name__ == "__main__":

@@ -127,7 +127,7 @@ def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) ->
 
 def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
     """If the server at PREFECT_API_URL has another password, the error says what to set, without a traceback."""
-    told = r"refuses us \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
+    told = r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
     with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=told):
         choose_server()
 

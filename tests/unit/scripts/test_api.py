@@ -27,14 +27,18 @@ def test_api_that_is_away_is_named() -> None:
     os.environ["PREFECT_API_URL"] = api = f"http://127.0.0.1:{_find_free_port()}/api"
     with (
         temporary_settings({PREFECT_API_URL: api}),
-        pytest.raises(YardError, match=rf"^no Prefect API answers at {api} .* unset PREFECT_API_URL to have a server"),
+        pytest.raises(YardError, match=rf"^no Prefect API responds at {api} .* unset PREFECT_API_URL to use this"),
     ):
         list_pools()
 
 
 @pytest.mark.parametrize(
     ("status", "message"),
-    [(401, r"refuses us \(401\): set PREFECT_API_AUTH_STRING"), (403, r"refuses us \(403\)"), (500, "answers 500: ")],
+    [
+        (401, r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING"),
+        (403, r"rejects the credentials \(403\)"),
+        (500, "responds with 500: "),
+    ],
 )
 def test_refusal_says_what_to_set(fake_prefect: FakePrefect, status: int, message: str) -> None:
     """A server with another password is told from one that is broken."""

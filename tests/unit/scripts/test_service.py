@@ -65,7 +65,7 @@ def test_passwords_are_in_a_file_for_this_user_alone(home: Path, monkeypatch: py
 
 @pytest.mark.parametrize(
     ("first_line", "owner"),
-    [("# torchyard of /home/ada/torchyard", "belongs to /home/ada/torchyard: "), ("[Unit]", "wrote it by hand: ")],
+    [("# torchyard of /home/ada/torchyard", "belongs to /home/ada/torchyard: "), ("[Unit]", "was written by hand: ")],
 )
 def test_unit_that_is_not_ours_is_left_alone(first_line: str, owner: str) -> None:
     """A unit of another folder, or one that a person wrote, is neither replaced nor removed."""

@@ -13,7 +13,7 @@ YARD = [sys.executable, str(ROOT / "scripts" / "yard.py")]
 def test_server_that_does_not_answer_is_one_sentence() -> None:
     """A PREFECT_API_URL at which no server answers is reported, and nothing is started."""
     completed = run_yard("train", "digits-local", PREFECT_API_URL=f"http://127.0.0.1:{_find_free_port()}/api")
-    assert completed.stderr.startswith("no Prefect API answers at http://127.0.0.1:")
+    assert completed.stderr.startswith("no Prefect API responds at http://127.0.0.1:")
 
 
 def test_unknown_profile_is_told_before_anything_starts() -> None:
