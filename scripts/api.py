@@ -14,7 +14,7 @@ class YardError(Exception):
 
 
 @contextmanager
-def open_prefect_client(timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
+def open_prefect_client(*, timeout_s: float = 30) -> Iterator["SyncPrefectClient"]:
     """Open a client of the API at PREFECT_API_URL.
 
     Raises YardError, also from the `with` block, if the variable is not set, or if the API does not respond or refuses

@@ -114,7 +114,7 @@ def stop_yard_process(name: str) -> None:
         for signum in (signal.SIGTERM, signal.SIGKILL):
             os.killpg(group, signum)
             with contextlib.suppress(YardError):
-                wait_for_result(f"the {name} has not exited", lambda: not _is_group_alive(group), 5)
+                wait_for_result(f"the {name} has not exited", lambda: not _is_group_alive(group), timeout_s=5)
                 break
         print(f"stopped the {name}")
 
@@ -127,7 +127,7 @@ def _is_group_alive(group: int) -> bool:
     return True
 
 
-def wait_for_result(failure: str, poll: Callable[[], Any], timeout_s: float) -> Any:
+def wait_for_result(failure: str, poll: Callable[[], Any], *, timeout_s: float) -> Any:
     """Call `poll` until it returns a true value, and return that.
 
     Raises YardError after `timeout_s`; `failure` is the start of its message, which ends with `within 5 s`.

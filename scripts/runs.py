@@ -42,7 +42,9 @@ def cancel_worker_runs() -> None:
             print(f"cancelling {run.name} ...", flush=True)
             client.set_flow_run_state(run.id, State(type=StateType.CANCELLING))
         try:
-            wait_for_result("not every run has ended", lambda: not _list_live_worker_runs(client), _CANCEL_TIMEOUT_S)
+            wait_for_result(
+                "not every run has ended", lambda: not _list_live_worker_runs(client), timeout_s=_CANCEL_TIMEOUT_S
+            )
         except YardError as error:
             print(f"{error}: {', '.join(run.name for run in _list_live_worker_runs(client))}", file=sys.stderr)
 

@@ -132,7 +132,7 @@ def _wait_for_running_server(server: YardProcess) -> str:
     wait_for_result(
         f"this folder's Prefect server (process {server.pid}) hangs (`make down` stops it): no response at {api_url}",
         lambda: _is_healthy(port, server.pid),
-        _RESPONSE_TIMEOUT_S,
+        timeout_s=_RESPONSE_TIMEOUT_S,
     )
     if "PREFECT_SERVER_API_AUTH_STRING" not in server.environment:
         print("this server was started without a password: `make down` and `make up` start it with one")
@@ -157,7 +157,7 @@ def _start_server() -> str:
         wait_for_result(
             "the Prefect server has not responded",
             lambda: _is_healthy(port, process.pid) or process.poll() is not None,
-            _START_TIMEOUT_S,
+            timeout_s=_START_TIMEOUT_S,
         )
         if process.poll() is not None:
             raise YardError("the Prefect server exited during its start")

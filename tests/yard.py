@@ -32,7 +32,7 @@ def prefect_server(home: Path) -> Iterator[dict[str, str]]:
         stderr=subprocess.DEVNULL,
     )
     try:
-        wait_for_result("the server did not answer", lambda: _is_healthy(port, process.pid), 400)
+        wait_for_result("the server did not answer", lambda: _is_healthy(port, process.pid), timeout_s=400)
         yield {"PREFECT_HOME": str(home), "PREFECT_API_URL": api, "PREFECT_API_AUTH_STRING": PASSWORD}
     finally:
         process.terminate()

@@ -29,7 +29,11 @@ def draw_benchmark(benchmark: Benchmark) -> str | None:
 
 
 def _list_collectives(benchmark: Benchmark) -> list[str]:
-    return list(dict.fromkeys(point.collective for curve in benchmark.curves for point in curve.points))
+    """The collectives in the order in which they were measured, each once."""
+    collectives: list[str] = []
+    for curve in benchmark.curves:
+        collectives += [point.collective for point in curve.points]
+    return list(dict.fromkeys(collectives))
 
 
 def _has_curve(benchmark: Benchmark, collective: str) -> bool:

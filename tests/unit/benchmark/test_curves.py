@@ -6,7 +6,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.run import Row
 
 
-def test_numbers_that_are_none_are_left_out() -> None:
+def test_invalid_numbers_are_left_out() -> None:
     """A nan, a negative number or a text in place of a bandwidth makes no point."""
     invalid_rows: list[Row] = [{"size": 1, "busbw": value} for value in (None, float("nan"), -1.0, "fast", True)]
     assert build_curve(load_profile("allreduce-local", {}), bandwidth_report([*invalid_rows, *rows(1.0)])).points == (
@@ -15,6 +15,6 @@ def test_numbers_that_are_none_are_left_out() -> None:
 
 
 def test_agents_of_one_machine_are_one_node() -> None:
-    """Two agents on this machine are one node, and the verdict is that nothing goes over a network."""
+    """Two agents on this machine are one node, and the verdict is that no network is used."""
     curve = build_curve(load_profile("allreduce-local", {}), bandwidth_report(rows(1.0), ("here", "here")))
     assert (curve.nodes, curve.ranks, curve.verdict.verdict) == (1, 2, "not-applicable")

@@ -28,8 +28,8 @@ def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
     ]
 
 
-def test_launcher_that_chooses_nodes_itself_is_not_told() -> None:
-    """Run:ai's CLI cannot pin pods to nodes: the second run goes where it goes, and a note says if that differs."""
+def test_launcher_that_chooses_nodes_itself_gets_no_nodes() -> None:
+    """Run:ai's CLI cannot pin pods to nodes: a note reports if the second run is on other nodes."""
     overrides_seen: list[dict[str, Any]] = []
     reports: dict[str | None, Report] = {
         "roce": bandwidth_report(rows(2.0)),
@@ -49,13 +49,13 @@ def test_launcher_that_chooses_nodes_itself_is_not_told() -> None:
         ("yolov5-volcano", [], "metrics: yolov5 has no bandwidth to compare"),
     ],
 )
-def test_mistake_is_told_before_anything_runs(name: str, fabrics: list[str], message: str) -> None:
+def test_mistake_is_an_error_before_anything_runs(name: str, fabrics: list[str], message: str) -> None:
     """A fabric that does not exist, or a profile without bandwidths, is one error, and no run is started."""
     with pytest.raises(ProfileError, match=message):
         run_benchmark(name, {}, fabrics, played({}))
 
 
-def test_failed_run_keeps_no_other_from_running() -> None:
+def test_failed_run_does_not_prevent_the_others() -> None:
     """After a run that failed the others are measured; the sentence names the fabric that failed, and why."""
     failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
     benchmark = run_benchmark(RUNAI, {}, [], played({"roce": failed, "tcp": bandwidth_report(rows(1.0))}))
@@ -63,7 +63,7 @@ def test_failed_run_keeps_no_other_from_running() -> None:
     assert find_failure(benchmark) == "roce: the run failed: no room"
 
 
-def test_every_failure_is_told() -> None:
+def test_every_failure_is_reported() -> None:
     """If two runs fail, the sentence has both."""
     reports: dict[str | None, Report] = {
         name: bandwidth_report([]).model_copy(update={"end": "failed", "sentence": sentence})
@@ -73,7 +73,7 @@ def test_every_failure_is_told() -> None:
     assert find_failure(benchmark) == "roce: the run failed: no room; tcp: the run failed: no image"
 
 
-def test_run_without_a_report_is_told() -> None:
+def test_run_without_a_report_is_reported() -> None:
     """A run that left no report is a failed one, and the next fabric is measured."""
 
     def run_one(profile: Profile, _: dict[str, Any]) -> Report:
@@ -93,14 +93,14 @@ def test_cancelled_run_is_the_last() -> None:
     assert (len(benchmark.curves), find_failure(benchmark)) == (1, "roce: the run cancelled: Ctrl-C")
 
 
-def test_run_without_bandwidth_is_told() -> None:
-    """A run that succeeded and printed no bandwidth fails the benchmark, and the sentence says where to look."""
+def test_run_without_bandwidth_is_reported() -> None:
+    """A run that succeeded and printed no bandwidth fails the benchmark, and the sentence names the folder."""
     benchmark = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report([])}))
     assert find_failure(benchmark) == "tcp: the run printed no bandwidth: see `metrics` in the profile and /r"
 
 
 def test_runs_folder_is_private(tmp_path: Path) -> None:
-    """What a benchmark writes is readable by its user alone."""
+    """Only its user can read what a benchmark writes."""
     benchmark = compared_fabrics()
     folder = save_benchmark(benchmark, "x-1")
     assert folder.is_relative_to(Path(os.environ["TORCHYARD_RUNS"]))

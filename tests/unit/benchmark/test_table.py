@@ -23,12 +23,12 @@ def test_table_of_the_guide() -> None:
     assert not any("counts differently" in note for note in list_notes(benchmark))
 
 
-def test_hardware_is_told() -> None:
+def test_hardware_is_named() -> None:
     """The line above the table names the shape of node that the numbers are of."""
     assert "; the hardware: EPFL RCP, nodes of 8 GPUs" in render_benchmark_text(compared_fabrics()).splitlines()[0]
 
 
-def test_other_factor_is_told() -> None:
+def test_other_factor_is_reported() -> None:
     """A busbw that is not 2 (n - 1) / n times the algbw is reported with both factors."""
     benchmark = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report(rows(2.0, factor=1.0), ranks=32)}))
     assert any(
@@ -38,7 +38,7 @@ def test_other_factor_is_told() -> None:
 
 
 def test_percent_of_the_line_and_of_the_wire(write: Write) -> None:
-    """Beside the percent of the line rate stands what the wire carried at least; more is not trusted."""
+    """The table has the percent of the line rate and the minimum on the wire; more than 100 % adds a note."""
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, processes=8, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: host\n")
     fast = bandwidth_report(rows(375.0, 487.0, 900.0, factor=1.875), ranks=16)
@@ -53,8 +53,8 @@ def test_percent_of_the_line_and_of_the_wire(write: Write) -> None:
     )
 
 
-def test_bandwidth_below_the_floor_is_told(write: Write) -> None:
-    """If no size reaches the hardware file's floor for all_reduce, a note says by how much."""
+def test_bandwidth_below_the_floor_is_reported(write: Write) -> None:
+    """If no size reaches the hardware file's floor for all_reduce, a note contains both numbers."""
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, processes=8, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: host\n")
     slow, fast = (bandwidth_report(rows(best, factor=1.875), ranks=16) for best in (120.0, 445.0))
@@ -71,7 +71,7 @@ def test_bandwidth_below_the_floor_is_told(write: Write) -> None:
     ("size", "text"),
     [(32768, "32 KiB"), (1 << 34, "16 GiB"), (4 * 10**9, "4 GB"), (1500, "1.5 kB"), (12, "12 B"), (0, "0 B")],
 )
-def test_sizes_are_told_in_the_unit_that_fits(size: int, text: str) -> None:
+def test_sizes_are_formatted_in_the_unit_that_fits(size: int, text: str) -> None:
     """Sizes are whole binary units where they are, else decimal ones."""
     assert format_size(size) == text
 

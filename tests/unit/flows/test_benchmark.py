@@ -9,7 +9,7 @@ from flows import benchmark as flow
 from flows.benchmark import benchmark
 
 
-def test_flow_takes_what_its_deployments_give() -> None:
+def test_flow_has_the_parameters_of_its_deployments() -> None:
     """The flow is found by its name, and only the profile is required."""
     assert (benchmark.name, list(benchmark.parameters.properties)) == ("benchmark", ["profile", "fabrics", "overrides"])
     assert benchmark.parameters.required == ["profile"]

@@ -9,7 +9,7 @@ from tests.fake_prefect import FakePrefect
 from torchyard.run.folder import RunFolder, runs_folder
 
 
-def test_flow_says_which_runs_it_has_resumed(fake_prefect: FakePrefect) -> None:
+def test_flow_names_the_runs_that_it_has_resumed(fake_prefect: FakePrefect) -> None:
     """The flow is Completed with the names of the runs that it has scheduled."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
@@ -20,7 +20,7 @@ def test_flow_says_which_runs_it_has_resumed(fake_prefect: FakePrefect) -> None:
 
 
 def test_flow_fails_where_runs_were_not_checked() -> None:
-    """A recovery that could not ask Prefect is Failed and says so: it must not look as if no run were lost."""
+    """A recovery that could not query Prefect is Failed: a Completed one would mean that no run is lost."""
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
         state = comeback.fn()
     assert state.is_failed()

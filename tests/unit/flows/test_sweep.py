@@ -1,4 +1,4 @@
-"""The sweep as a person starts it: what its arguments mean, and what its final state says."""
+"""The sweep as a user starts it: its arguments and its final state."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def folder() -> CreateFolder:
 
 @pytest.fixture(autouse=True)
 def isolated_sweep(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect knows no run, and the sweep does not wait."""
+    """Prefect has no run, and the sweep does not wait."""
     monkeypatch.setattr(flow, "read_liveness", lambda _: "")
     monkeypatch.setattr(flow, "read_liveness_by_name", lambda _: "")
     monkeypatch.setattr(orphans, "_LEASE_OBSERVATION_S", 0.0)
@@ -81,7 +81,7 @@ def test_named_folder_goes_before_its_lease_has_ended(folder: CreateFolder) -> N
 
 
 def test_named_run_of_a_living_process_stays(folder: CreateFolder) -> None:
-    """A named run that a living process owns is not swept, and the final state says so."""
+    """A named run that a living process owns is not swept, and the final state reports it."""
     folder_of_run = folder("mine-00000003", 60)
     with folder_of_run.owned():
         (abandoned_run,) = _find_local_runs(frozenset({folder_of_run.name}), [])
@@ -93,14 +93,14 @@ def test_named_run_of_a_living_process_stays(folder: CreateFolder) -> None:
     )
 
 
-def test_run_that_went_in_one_place_is_not_refused() -> None:
+def test_run_that_was_removed_in_one_location_is_not_refused() -> None:
     """A run that was refused in one place but swept in another, as after a move, is not reported as refused."""
     abandoned_runs = [AbandonedRun("moved-00000005", location, "", list) for location in ("here", "namespace ml")]
     assert _describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, []]) == []
     assert len(_describe_refusals(frozenset({"moved-00000005"}), abandoned_runs, [None, None])) == 2
 
 
-def test_name_of_nothing_is_told(folder: CreateFolder) -> None:
+def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
     """Naming a run that does not exist is an error; naming one that has ended here is not."""
     folder("over-00000006", 60).note("end", end="succeeded", by="flow", sentence="it went well")
     assert (
@@ -116,10 +116,10 @@ def test_name_of_nothing_is_told(folder: CreateFolder) -> None:
 
 
 @pytest.mark.parametrize("is_supervisor_killed", [False, True])
-def test_sweep_ends_what_nobody_else_ends(
+def test_sweep_ends_only_processes_without_a_supervisor(
     start: Start, caplog: pytest.LogCaptureFixture, is_supervisor_killed: bool
 ) -> None:
-    """A sweep leaves strays to their supervisor, and ends only those whose supervisor is gone."""
+    """A sweep leaves orphan processes to their supervisor, and ends only those whose supervisor has exited."""
     state = start()
     if is_supervisor_killed:
         os.kill(state["keeper"], signal.SIGKILL)
@@ -140,7 +140,7 @@ def find_cluster_runs(faults: list[str], without_lease: bool = False) -> list[Ab
     return list(_find_cluster_runs(None, None, faults, without_lease=without_lease))
 
 
-def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
+def test_refused_list_fails_the_sweep(fake_api: FakeApi) -> None:
     """A sweep that may not list Leases removes nothing, ends Failed, and names the right and the role."""
     faults: list[str] = []
     run = Cast(fake_api, lease(ago=3))
@@ -153,7 +153,7 @@ def test_refused_look_fails_the_sweep(fake_api: FakeApi) -> None:
     assert run.left == ["Lease", "Job", "Pod"]
 
 
-def test_fault_of_one_look_leaves_the_others_work(fake_api: FakeApi) -> None:
+def test_fault_of_one_query_does_not_affect_the_others(fake_api: FakeApi) -> None:
     """If objects without a Lease cannot be judged, runs with an expired Lease are still found."""
     faults: list[str] = []
     Cast(fake_api, lease(), "other")
@@ -175,8 +175,8 @@ def test_run_that_is_listed_stays(fake_api: FakeApi) -> None:
     assert run.left == ["Job", "Pod"]
 
 
-def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Prefect is told about a sweep only if the flow run is confirmed: a Lease may name another user's flow run."""
+def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prefect gets a final state only if the flow run is confirmed: a Lease may name another user's flow run."""
     reported_states: list[str] = []
 
     def report_state(run_id: str, state: State[None]) -> None:
@@ -191,8 +191,8 @@ def test_prefect_is_not_told_of_an_unproven_run(fake_api: FakeApi, monkeypatch: 
     assert reported_states == ["0190c7f0: Swept"]
 
 
-def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    """`--run`, `--without-lease` and `--context` reach the flow; `--now`, which swept living runs, is gone."""
+def test_arguments_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
+    """`--run`, `--without-lease` and `--context` reach the flow; an option that sweeps living runs does not exist."""
     flow_arguments: list[object] = []
 
     def sweep(*arguments: object, return_state: bool) -> State[None]:
@@ -209,8 +209,9 @@ def test_words_of_the_command_line(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_each_machine_sweeps_its_own_folders(
     folder: CreateFolder, fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """`--here` ends this machine's runs whose lease has ended, without a flow run of its own in Prefect."""
-    expired_folder, current_folder = folder("old-00000001", -1), folder("new-00000002", 60)
+    """`--here` ends this machine's runs whose lease has ended, without a flow run in Prefect."""
+    expired_folder = folder("old-00000001", -1)
+    current_folder = folder("new-00000002", 60)
     assert main(["--here"]) == 0
     assert (expired_folder.last("end").get("end"), current_folder.last("end").get("end")) == ("swept", None)
     assert capsys.readouterr().out.splitlines()[-1] == "swept 1 run"

@@ -1,4 +1,4 @@
-"""The flow `train` as a command: what it is called with, and its exit code."""
+"""The flow `train` as a command: its arguments and its exit code."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from flows import train as flow
 
 @pytest.fixture
 def flow_arguments(monkeypatch: pytest.MonkeyPatch) -> list[object]:
-    """What the flow was called with; it fails for a profile named `bad`."""
+    """The arguments of the flow's calls; the flow fails for a profile named `bad`."""
     flow_arguments: list[object] = []
 
     def train(profile: str, overrides: object, return_state: bool) -> State[Any]:
@@ -22,8 +22,8 @@ def flow_arguments(monkeypatch: pytest.MonkeyPatch) -> list[object]:
     return flow_arguments
 
 
-def test_words_of_the_command_line_reach_the_flow(flow_arguments: list[object]) -> None:
-    """Profile and overrides are what a deployment would give."""
+def test_arguments_of_the_command_line_reach_the_flow(flow_arguments: list[object]) -> None:
+    """Profile and overrides are the same as from a deployment."""
     assert flow.main(["digits-local", "--set", "nodes=4", "--set", "deadlines.run=5m"]) == 0
     assert flow_arguments == ["digits-local", {"nodes": 4, "deadlines.run": "5m"}]
 
@@ -35,7 +35,7 @@ def test_run_that_fails_is_an_exit_code(capsys: pytest.CaptureFixture[str]) -> N
     assert capsys.readouterr().err == "Failed: it broke\n"
 
 
-def test_flow_takes_what_its_deployments_give() -> None:
+def test_flow_has_the_parameters_of_its_deployments() -> None:
     """The flow is found by its name, and only the profile is required."""
     assert (flow.train.name, list(flow.train.parameters.properties)) == ("train", ["profile", "overrides", "dry_run"])
     assert flow.train.parameters.required == ["profile"]

@@ -1,4 +1,4 @@
-"""A folder of its own for this folder's server and worker."""
+"""A temporary folder for the server and the worker."""
 
 from pathlib import Path
 
@@ -9,7 +9,7 @@ from scripts import processes, server
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A `.prefect` folder of the test's own."""
+    """A temporary `.prefect` folder."""
     folder = tmp_path / ".prefect"
     for module, name, path in (
         (processes, "PREFECT_HOME", folder),

@@ -1,4 +1,4 @@
-"""A Prefect API that is missing, away or refuses: one sentence each, with what to do."""
+"""A Prefect API that is missing, does not respond or refuses: one message each, with a remedy."""
 
 import os
 
@@ -16,14 +16,14 @@ def list_pools() -> None:
 
 
 def test_api_that_no_variable_names_is_an_error() -> None:
-    """Without an address nothing is asked: Prefect would start a temporary server."""
+    """Without an address no request is made, for which Prefect would start a temporary server."""
     os.environ.pop("PREFECT_API_URL", None)
     with pytest.raises(YardError, match=r"^PREFECT_API_URL is not set$"):
         list_pools()
 
 
-def test_api_that_is_away_is_named() -> None:
-    """The error names the address that does not answer, and how to have a server of one's own."""
+def test_api_that_does_not_respond_is_named() -> None:
+    """The error names the address that does not respond, and how to use this folder's own server."""
     os.environ["PREFECT_API_URL"] = api = f"http://127.0.0.1:{_find_free_port()}/api"
     with (
         temporary_settings({PREFECT_API_URL: api}),
@@ -40,8 +40,8 @@ def test_api_that_is_away_is_named() -> None:
         (500, "responds with 500: "),
     ],
 )
-def test_refusal_says_what_to_set(fake_prefect: FakePrefect, status: int, message: str) -> None:
-    """A server with another password is told from one that is broken."""
+def test_refusal_names_the_setting(fake_prefect: FakePrefect, status: int, message: str) -> None:
+    """Rejected credentials and a broken server have different messages."""
     fake_prefect.status = status
     with pytest.raises(YardError, match=f"^the Prefect API at {fake_prefect.url} {message}"):
         list_pools()

@@ -33,7 +33,7 @@ def test_no_automation_schedules_a_run() -> None:
 
 
 def test_lost_benchmarks_are_noticed_too() -> None:
-    """Each automation watches the runs of both flows that come back."""
+    """Each automation watches the runs of both flows that can be resumed."""
     automations_of_runs = (
         automations._build_heartbeat_automation(),
         automations._build_crashed_automation(RECOVERY_ID),
@@ -47,7 +47,7 @@ def test_lost_benchmarks_are_noticed_too() -> None:
 
 @pytest.mark.parametrize("pool", ["torchyard", "team-b"])
 def test_automations_belong_to_one_pool(pool: str) -> None:
-    """Each installation's automations have its name, and watch the runs of its work pool alone."""
+    """Each installation's automations have its name, and watch only the runs of its work pool."""
     os.environ["TORCHYARD_POOL"] = pool
     for automation in (automations._build_heartbeat_automation(), automations._build_pending_automation(RECOVERY_ID)):
         assert automation.name.startswith(f"{pool}: a run ")
@@ -66,7 +66,7 @@ def test_four_missed_heartbeats_are_a_lost_run() -> None:
 
 
 def test_automation_is_recognized_after_the_server_has_stored_it() -> None:
-    """A stored automation has ids of its own and counts as the same; one with another pause does not."""
+    """A stored automation with its own ids counts as equal; one with another pause does not."""
     automation = automations._build_crashed_automation(RECOVERY_ID)
     stored = AutomationCore.model_validate_json(automation.model_dump_json())
     assert isinstance(stored.trigger, EventTrigger)

@@ -1,4 +1,4 @@
-"""What prefect.yaml deploys, and what is refused before anything is written to a server."""
+"""The deployments of prefect.yaml, and the errors before anything is written to a server."""
 
 import importlib
 import re
@@ -24,7 +24,7 @@ over_nightly = pytest.mark.parametrize("deployment", NIGHTLY, ids=lambda each: s
 
 @pytest.mark.parametrize("entrypoint", sorted({each["entrypoint"] for each in DEPLOYMENTS}))
 def test_entrypoints_import(entrypoint: str) -> None:
-    """A flow is called like the function in its entrypoint: deployments are found by that name."""
+    """A flow has the name of the function in its entrypoint: deployments are found by that name."""
     path, _, name = entrypoint.partition(":")
     flow = getattr(importlib.import_module(path.removesuffix(".py").replace("/", ".")), name)
     assert flow.name == name
@@ -33,7 +33,7 @@ def test_entrypoints_import(entrypoint: str) -> None:
 def test_key_that_is_not_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A key of prefect.yaml that this program would ignore is an error with the file and the key."""
     monkeypatch.setattr(deployments, "ROOT", tmp_path)
-    (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"deployments": [{**DEPLOYMENTS[0], "job_variables": {}}]}))
+    (tmp_path / "prefect.yaml").write_text(yaml.safe_dump({"deployments": [DEPLOYMENTS[0] | {"job_variables": {}}]}))
     with pytest.raises(YardError, match=rf"^{tmp_path}/prefect.yaml: job_variables: Extra inputs are not permitted$"):
         deployments._read_deployment_specs()
 
@@ -45,10 +45,10 @@ def build_deployment(folder: str) -> DeploymentResponse:
 
 
 def test_deployment_of_another_folder_is_refused() -> None:
-    """Deployments that run other code are named with its place; those of this folder are no obstacle."""
+    """Deployments that run other code are an error with that code's location; those of this folder are not."""
     own_deployments = {"train/mine": build_deployment(str(ROOT))}
     deployments._check_ownership(own_deployments)
-    foreign = {**own_deployments, "train/a": build_deployment("/home/ada/torchyard"), "train/b": build_deployment("")}
+    foreign = own_deployments | {"train/a": build_deployment("/home/ada/torchyard"), "train/b": build_deployment("")}
     with pytest.raises(
         YardError, match=r"^2 of the .*train/a, .* belong to /home/ada/torchyard and other storage: .* POOL=team-b"
     ):
@@ -69,7 +69,7 @@ def test_installation_with_a_name_has_deployments_of_its_own() -> None:
 
 @over_nightly
 def test_nightly_run_is_paused_and_has_a_time_zone(deployment: dict[str, Any]) -> None:
-    """Nothing runs at night unless it is asked for, at an hour that exists once every day, and one run at a time."""
+    """A nightly run is paused by default, its hour exists once every day, and one run starts at a time."""
     (schedule,) = deployment["schedules"]
     assert schedule["active"] is False
     minute, hour, *_ = map(int, re.findall(r"\d+", schedule["cron"]))

@@ -1,4 +1,4 @@
-"""What keeps the worker running: it is ended with the process that keeps it, and a living one is never doubled."""
+"""The process that keeps a worker running stops it at its end, and never starts a second one."""
 
 import subprocess
 import sys
@@ -11,8 +11,8 @@ from scripts import keep_alive, processes
 STUBBORN = "import signal, time\nsignal.signal(signal.SIGTERM, signal.SIG_IGN)\nprint(1, flush=True)\ntime.sleep(60)\n"
 
 
-def test_worker_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A service that stops leaves no worker behind: it would take runs that nothing serves."""
+def test_worker_that_ignores_sigterm_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A service that stops leaves no worker behind, which would take runs without a server."""
     monkeypatch.setattr(keep_alive, "_WORKER_STOP_TIMEOUT_S", 0.2)
     with subprocess.Popen([sys.executable, "-c", STUBBORN], stdout=subprocess.PIPE) as worker:
         assert worker.stdout
@@ -22,7 +22,7 @@ def test_worker_that_ignores_its_end_is_killed(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
-    """After a service was killed, its worker, which carries runs, is found by its name and not started twice."""
+    """After a service was killed, its worker, which has runs, is found by its name and not started twice."""
     argv = [sys.executable, "-c", "import time\nprint(1, flush=True)\ntime.sleep(60)\n", processes.get_worker_name()]
     assert not keep_alive._has_other_worker()
     with subprocess.Popen(argv, stdout=subprocess.PIPE) as worker:
@@ -33,7 +33,7 @@ def test_worker_of_a_killed_service_is_left_running(home: Path) -> None:
 
 
 def test_service_is_found(home: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The process that `make down` must not fight with is known by its command line."""
+    """The service, which would start again what `make down` stops, is found by its command line."""
     script = tmp_path / "yard.py"
     script.write_text("import time\nprint(1, flush=True)\ntime.sleep(60)\n")
     monkeypatch.setattr(processes, "YARD_SCRIPT", script)

@@ -1,4 +1,4 @@
-"""The work pool of a Kubernetes installation: what a run's pod is made of."""
+"""The work pool of a Kubernetes installation: how a run's pod is built."""
 
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,7 @@ def get_pod_spec(template: dict[str, Any]) -> Any:
 
 
 def test_lists_are_merged_by_name() -> None:
-    """An item with a known name is changed, another one is added, and null removes a key."""
+    """An item with an existing name is changed, another one is added, and null removes a key."""
     base = {"volumes": [{"name": "runs", "emptyDir": {}}], "args": ["a", "b"], "kept": 1}
     change = {"volumes": [{"name": "runs", "emptyDir": None, "hostPath": {}}, {"name": "more"}], "args": ["c"]}
     merged = {"volumes": [{"name": "runs", "hostPath": {}}, {"name": "more"}], "args": ["c"], "kept": 1}
@@ -50,8 +50,8 @@ def test_claim_replaces_the_empty_folder(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["[1]", "a: [", "word"])
-def test_file_that_is_no_pod_is_named(tmp_path: Path, text: str) -> None:
-    """A file that is no YAML mapping is refused by its path."""
+def test_file_that_is_not_a_pod_is_named(tmp_path: Path, text: str) -> None:
+    """A file that is not a YAML mapping is an error with its path."""
     (tmp_path / "mine.yaml").write_text(text)
     with pytest.raises(YardError, match=r"mine\.yaml"):
         _read_run_pod(tmp_path)

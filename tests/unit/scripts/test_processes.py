@@ -1,4 +1,4 @@
-"""The server and the worker of this folder, found by their arguments alone."""
+"""The server and the worker of this folder are found only by their arguments."""
 
 import os
 import sys
@@ -24,9 +24,8 @@ def test_started_processes_are_found_without_a_file(
     own, other = (processes.start_yard_process("worker", [sys.executable, str(path), "tend"]) for path in scripts)
     try:
         monkeypatch.setattr(processes, "YARD_SCRIPT", scripts[0])
-        processes.wait_for_result(
-            "no process was found", processes.find_yard_processes, 30
-        )  # its command line appears a moment after its id
+        # A process's command line appears a moment after its id.
+        processes.wait_for_result("no process was found", processes.find_yard_processes, timeout_s=30)
         assert {name: process.pid for name, process in processes.find_yard_processes().items()} == {"worker": own.pid}
         reaper = threading.Thread(target=own.wait)  # a zombie keeps its process group alive
         reaper.start()

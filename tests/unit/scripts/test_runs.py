@@ -1,4 +1,4 @@
-"""Which runs are this folder's worker's, and what is said about runs that may still be training."""
+"""The runs of this folder's worker, and the message about runs that may still be training."""
 
 import pytest
 from prefect.client.schemas.objects import FlowRun
@@ -29,7 +29,7 @@ def test_worker_is_known_by_its_name() -> None:
     assert not _is_worker_run(FlowRun.model_validate({"flow_id": RUN_ID}))  # started by hand
 
 
-def test_open_runs_are_named_with_what_becomes_of_them(capsys: pytest.CaptureFixture[str]) -> None:
+def test_open_runs_are_printed_with_their_remaining_time(capsys: pytest.CaptureFixture[str]) -> None:
     """Without a server only the runs that may still train are named, with the time that they have left."""
     create_open_folder("sample-1", 600)
     create_open_folder("sample-2", -1)

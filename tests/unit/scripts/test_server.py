@@ -1,4 +1,4 @@
-"""This folder's own Prefect server: its password, its address, and who may answer for it."""
+"""This folder's own Prefect server: its password, its address, and which process counts as it."""
 
 import os
 import shlex
@@ -35,8 +35,8 @@ def test_shell_that_sources_env_reaches_the_server(home: Path) -> None:
 
 
 @pytest.mark.parametrize("content", ["", "x", "\0" * 44], ids=["empty", "half", "zeros"])
-def test_torn_files_are_made_again(home: Path, content: str) -> None:
-    """A torn password is replaced by a new one, and a torn address is ignored."""
+def test_incomplete_files_are_created_again(home: Path, content: str) -> None:
+    """An incomplete password is replaced by a new one, and an incomplete address is ignored."""
     (home / "password").write_text(content)
     (home / "env").write_text(content)
     assert server.read_last_address() == ""
@@ -53,7 +53,7 @@ def test_keys_of_another_server_stay_away_from_ours(home: Path) -> None:
 
 
 class HealthHandler(BaseHTTPRequestHandler):
-    """A server that says it is healthy."""
+    """Responds to every request that the server is healthy."""
 
     def do_GET(self) -> None:
         self.send_response(200)
@@ -83,7 +83,7 @@ def test_stranger_at_the_port_is_not_taken_for_the_server(healthy_port: int) -> 
 
 
 def test_database_is_not_forgotten(home: Path) -> None:
-    """A server that had its data in PostgreSQL is not started with an empty SQLite; its password is written nowhere."""
+    """A server that had its data in PostgreSQL is not started with an empty SQLite; its password is not stored."""
     os.environ[processes.DATABASE_VARIABLE] = "postgresql+asyncpg://ada:secret@db.lan:5433/prefect"
     server._check_database()
     del os.environ[processes.DATABASE_VARIABLE]

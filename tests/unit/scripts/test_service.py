@@ -1,4 +1,4 @@
-"""The systemd unit of this folder: what it says, what systemd thinks of it, and whose unit is left alone."""
+"""The systemd unit of this folder: its content, that systemd accepts it, and whose unit is not changed."""
 
 import os
 import shutil
@@ -17,13 +17,13 @@ from torchyard.common.project_root import ROOT
 
 @pytest.fixture(autouse=True)
 def own_configuration(tmp_path: Path) -> None:
-    """No test sees the user's units, or a systemd that answers."""
+    """Hide the user's units and systemd from the tests."""
     os.environ |= {"XDG_CONFIG_HOME": str(tmp_path / "config"), "XDG_RUNTIME_DIR": str(tmp_path / "no-systemd")}
     os.environ.pop("DBUS_SESSION_BUS_ADDRESS", None)
 
 
 def test_systemd_accepts_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """`systemd-analyze verify` has nothing to say about the unit, also in a folder with spaces, % and $."""
+    """`systemd-analyze verify` accepts the unit, also in a folder with spaces, % and $."""
     if not shutil.which("systemd-analyze"):
         pytest.skip("there is no systemd-analyze")
     home = tmp_path / "50 % of $HOME" / ".prefect"
@@ -44,7 +44,7 @@ def test_systemd_accepts_the_unit(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 
 def test_jobs_outlive_the_service() -> None:
-    """A stop reaches the main process alone, and a program that runs out of memory does not stop the service."""
+    """A stop signals only the main process, and a program that runs out of memory does not stop the service."""
     lines = service.build_unit().splitlines()
     assert {"KillMode=process", "OOMPolicy=continue", "Restart=always", "TasksMax=infinity"} <= set(lines)
     assert f'ExecStart="{sys.executable}" "{processes.YARD_SCRIPT}" "serve"' in lines
@@ -67,7 +67,7 @@ def test_passwords_are_in_a_file_for_this_user_alone(home: Path, monkeypatch: py
     ("first_line", "owner"),
     [("# torchyard of /home/ada/torchyard", "belongs to /home/ada/torchyard: "), ("[Unit]", "was written by hand: ")],
 )
-def test_unit_that_is_not_ours_is_left_alone(first_line: str, owner: str) -> None:
+def test_unit_of_another_owner_is_not_changed(first_line: str, owner: str) -> None:
     """A unit of another folder, or one that a person wrote, is neither replaced nor removed."""
     path = service._get_unit_path()
     path.parent.mkdir(parents=True)
@@ -80,7 +80,7 @@ def test_unit_that_is_not_ours_is_left_alone(first_line: str, owner: str) -> Non
 
 
 def test_installation_with_a_name_has_a_unit_of_its_own() -> None:
-    """Two folders of one user have two units, if one of them has a name of its own."""
+    """Two folders of one user have two units, if one of them has a separate name."""
     names = []
     for pool in ("torchyard", "team-b"):
         os.environ["TORCHYARD_POOL"] = pool
@@ -90,13 +90,13 @@ def test_installation_with_a_name_has_a_unit_of_its_own() -> None:
 
 @pytest.mark.parametrize("has_systemctl", [True, False])
 def test_machine_without_systemd_is_one_sentence(has_systemctl: bool) -> None:
-    """Without systemd nothing is written, and the error says what to do instead."""
+    """Without systemd nothing is written, and the error contains the alternative."""
     if has_systemctl and not shutil.which("systemctl"):
         pytest.skip("there is no systemctl")
     path = os.environ["PATH"] if has_systemctl else "/nonexistent"
     completed = subprocess.run(
         [sys.executable, str(ROOT / "scripts" / "service.py"), "install"],
-        env={**os.environ, "PATH": path},
+        env=os.environ | {"PATH": path},
         capture_output=True,
         text=True,
         check=False,

@@ -22,8 +22,9 @@ def build_log(message: str, second: int) -> dict[str, Any]:
 
 
 def test_each_line_is_printed_once_and_in_order(fake_prefect: FakePrefect, capsys: pytest.CaptureFixture[str]) -> None:
-    """Lines that arrive late are printed, none twice, and what Prefect logs for every run is left out."""
-    first, second = build_log("epoch 1", 1), build_log("epoch 2", 2)
+    """Lines that arrive late are printed, each line once, and the lines that Prefect logs for every run are not."""
+    first = build_log("epoch 1", 1)
+    second = build_log("epoch 2", 2)
     noise = build_log("Finished in state Completed()", 3)
     with open_prefect_client() as client:
         follower = watch._RunFollower(client, FlowRun.model_validate(fake_prefect.flow_run))
@@ -51,7 +52,7 @@ def test_profile_without_a_deployment_is_run_by_one_that_takes_any(
 ) -> None:
     """A file that is not in prefect.yaml is a run of train/any-profile, which is given the file's whole path."""
     monkeypatch.setattr(watch, "time", SimpleNamespace(sleep=lambda _: None, monotonic=time.monotonic))
-    deployment = {**fake_prefect.flow_run, "name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
+    deployment = fake_prefect.flow_run | {"name": "any-profile", "updated": "2026-01-01T00:00:00Z"}
     fake_prefect.answers["/deployments/name/train/any-profile"] = deployment
     fake_prefect.answers[f"/deployments/{RUN_ID}/create_flow_run"] = fake_prefect.flow_run
     fake_prefect.state = "COMPLETED"

@@ -1,4 +1,4 @@
-"""The Prefect tasks of a benchmark; whole ones are played in tests/local/test_benchmark.py."""
+"""The Prefect tasks of a benchmark; tests/local/test_benchmark.py runs whole ones."""
 
 from pathlib import Path
 
@@ -46,15 +46,15 @@ def test_ended_benchmark_only_reports_its_end(folder: RunFolder) -> None:
     assert (first, _resume_benchmark(folder, refuse)) == (("failed", "roce: no room"),) * 2
 
 
-def test_user_who_asks_again_gets_new_measurements(folder: RunFolder, fake_prefect: FakePrefect) -> None:
+def test_user_request_repeats_the_measurements(folder: RunFolder, fake_prefect: FakePrefect) -> None:
     """A failed benchmark that a user starts again is measured again."""
     _resume_benchmark(folder, compare)
     states = (("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"))
-    fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
+    fake_prefect.answers["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
     assert _resume_benchmark(folder, lambda: RunEnd("succeeded", "better")) == ("succeeded", "better")
 
 
-def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -> None:
+def test_benchmark_that_is_lost_repeatedly_is_given_up(folder: RunFolder) -> None:
     """After three processes that died at the same fabric no fourth measures it."""
     for _ in range(3):
         folder.note("start", run=RUN_ID)
@@ -63,7 +63,7 @@ def test_benchmark_that_is_lost_again_and_again_is_given_up(folder: RunFolder) -
 
 
 def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:
-    """A process that finds the cancel of the one before in the journal finishes it."""
+    """A process that finds the previous process's cancel in the journal completes it."""
     folder.note("start", run=RUN_ID)
     folder.note("ending", end="cancelled")
     assert _resume_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
@@ -71,7 +71,7 @@ def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> N
 
 
 def test_task_measures_one_fabric() -> None:
-    """The task is named after what it does, and its result is never taken from an earlier run."""
+    """The task has its function's name, and its result is never taken from an earlier run."""
     assert (measure_fabric.name, measure_fabric.persist_result) == ("measure_fabric", False)
 
 
@@ -90,7 +90,7 @@ def test_runs_are_those_of_the_same_installation(
 
 
 def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A run that another pod has carried, whose folder is not here, is compared if both have the same archive."""
+    """A run of another pod, whose folder is not on this machine, is compared if both pods have the same archive."""
     monkeypatch.setenv(ARCHIVE_VARIABLE, f"file://{tmp_path}/archive")
     archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
     archived.path.mkdir(parents=True)

@@ -8,7 +8,7 @@ from torchyard.tasks.collect import collect
 
 
 def test_task_returns_the_logs(plan: CommandPlan) -> None:
-    """The task `collect` returns each log with its lines and what is missing, and no cause after a success."""
+    """The task `collect` returns each log with its lines and its missing lines, and no cause after a success."""
     assert collect.name == "collect"
     collected = collect.fn(plan, wait(submit(plan, Deadlines())), "none")
     assert [(log.node, log.lines, log.lost) for log in collected.logs] == [("node-0", 1, "")]

@@ -1,4 +1,4 @@
-"""Lost runs are resumed: decided here from the run's folder and a fake Prefect; real ones are in tests/local."""
+"""Lost runs are resumed, here with a fake Prefect; tests/local uses a real one."""
 
 import os
 import time
@@ -15,7 +15,7 @@ from torchyard.tasks.recovery import main, recover_lost_runs
 
 @pytest.fixture
 def lost(fake_prefect: FakePrefect) -> RunFolder:
-    """The folder of a run that Prefect calls Running, and whose process has died."""
+    """The folder of a run whose state is Running in Prefect, and whose process has died."""
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
@@ -38,8 +38,8 @@ def test_run_without_a_deployment_is_not_scheduled(fake_prefect: FakePrefect, lo
     assert (recover_lost_runs().resumed, fake_prefect.set_to) == ((), ["Crashed"])
 
 
-def test_run_that_a_process_owns_is_left_alone(fake_prefect: FakePrefect, lost: RunFolder) -> None:
-    """The lock decides, not the state in Prefect: a living process goes on."""
+def test_run_that_a_process_owns_is_not_touched(fake_prefect: FakePrefect, lost: RunFolder) -> None:
+    """The lock decides, not the state in Prefect: a living process keeps its run."""
     with lost.owned():
         assert (recover_lost_runs().resumed, fake_prefect.set_to) == ((), [])
 
@@ -53,7 +53,7 @@ def test_run_whose_lease_has_ended_is_for_the_sweep(lost: RunFolder, lease: floa
 
 @pytest.mark.parametrize("only_leased", [True, False])
 def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: bool) -> None:
-    """A benchmark whose process died here comes back, also by the sweep: it has no lease, as nothing of it runs on."""
+    """A lost benchmark is resumed, also by the sweep: it has no lease, because no job of its own keeps running."""
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
     folder = benchmark_folder("sample-a1b2c3d4")
     with folder.owned():
@@ -65,7 +65,8 @@ def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: boo
 
 def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
     """A benchmark whose process died while it was being cancelled is ended as cancelled, and not started again."""
-    fake_prefect.run, fake_prefect.state = {"deployment_id": RUN_ID, "run_count": 1}, "CANCELLING"
+    fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
+    fake_prefect.state = "CANCELLING"
     folder = benchmark_folder("sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
     folder.note("start", run=RUN_ID, count=1)
@@ -73,8 +74,8 @@ def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
     assert (folder.last("end")["end"], fake_prefect.set_to) == ("cancelled", ["Cancelled"])
 
 
-def test_prefect_that_cannot_be_asked_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without an answer no run counts as resumed or ended, and `make up` learns why by the exit code and a line."""
+def test_prefect_that_does_not_respond_is_a_fault(lost: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a response no run counts as resumed, and `make up` gets an exit code of 1 and the reason."""
     with temporary_settings({PREFECT_API_URL: f"http://127.0.0.1:{_find_free_port()}/api"}):
         assert main(["back"]) == 1
     lines = capsys.readouterr().out.splitlines()

@@ -1,4 +1,4 @@
-"""The Prefect task that makes sure of a rendezvous store."""
+"""The Prefect task that ensures that a rendezvous store responds."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from torchyard.tasks.rendezvous import ensure_rendezvous
 
 
 def test_task_asks_for_a_store_only_if_there_is_one(plan: CommandPlan, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The task `ensure_rendezvous` returns at once without a store, and fails if a store does not serve."""
+    """The task `ensure_rendezvous` returns immediately without a store, and fails if the store does not respond."""
     monkeypatch.setattr("torchyard.machines.store._await_store.retry.stop", lambda _: True)
     assert (ensure_rendezvous.name, ensure_rendezvous.fn(plan)) == ("ensure_rendezvous", None)
     with pytest.raises(RendezvousError, match="is it running there"):

@@ -12,7 +12,7 @@ from torchyard.tasks.train import train_flow_run
 
 @pytest.fixture(autouse=True)
 def restored_process(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Other tests keep the limit of open files and the source of keys that they had."""
+    """Restore the limit of open files and the source of keys for the other tests."""
     monkeypatch.setattr(seal, "key_source", seal.key_source)
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     yield
@@ -27,7 +27,7 @@ def test_mistake_in_a_profile_is_a_failed_run(write: Write, caplog: pytest.LogCa
     assert "Traceback" not in caplog.text
 
 
-def test_secret_in_the_parameters_is_warned_of(write: Write, caplog: pytest.LogCaptureFixture) -> None:
+def test_secret_in_the_parameters_is_a_warning(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """The log names a secret among the overrides, which everyone can read in Prefect, and does not show it."""
     assert train_flow_run(str(write()), {"env.HF_TOKEN": "abcdef0123", "nodez": 2}).is_failed()
     assert "overrides: HF_TOKEN: looks like a secret" in caplog.text

@@ -133,8 +133,11 @@ def is_handed_on() -> bool:
 
 def list_ancestors(client: SyncPrefectClient, run: FlowRun) -> tuple[UUID, ...]:
     """The ids of the flow runs that have started this one, as a subflow or through its deployment; the parent first."""
-    ancestor_ids = list[UUID]()
-    while run.parent_task_run_id and (parent_id := client.read_task_run(run.parent_task_run_id).flow_run_id):
+    ancestor_ids: list[UUID] = []
+    while run.parent_task_run_id:
+        parent_id = client.read_task_run(run.parent_task_run_id).flow_run_id
+        if parent_id is None:  # the task was called outside of a flow
+            break
         ancestor_ids.append(parent_id)
         run = client.read_flow_run(parent_id)
     return tuple(ancestor_ids)

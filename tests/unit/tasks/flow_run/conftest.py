@@ -8,7 +8,7 @@ from torchyard.tasks.flow_run import reporter, states
 
 @pytest.fixture
 def server(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakePrefect:
-    """A server that hangs until it is told to answer."""
+    """A server that hangs until `answering` is set."""
     monkeypatch.setattr(states, "CALL_TIMEOUT_S", 0.3)
     for name in ("_POLL_INTERVAL_S", "_RETRY_INTERVAL_S", "_SIGNAL_TIMEOUT_S"):
         monkeypatch.setattr(reporter, name, 0.3)

@@ -10,7 +10,7 @@ from torchyard.tasks.flow_run.inner_run import derive_run_id, plan
 
 @pytest.fixture
 def inside_flow_run(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    """A flow run, by the environment variables that Prefect offers for tests."""
+    """A flow run, set with the environment variables that Prefect offers for tests."""
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
     set_task_run(monkeypatch, 1, "first")
     return monkeypatch
@@ -23,7 +23,7 @@ def set_task_run(monkeypatch: pytest.MonkeyPatch, run_count: int, task_run_id: s
 
 
 def test_trainings_of_one_flow_are_runs_of_their_own(inside_flow_run: pytest.MonkeyPatch) -> None:
-    """Other words are another run; the same words a second time are one too, but not the same task called again."""
+    """Other arguments, or the same arguments in another task run, are a new run; the same task run is not."""
     first = derive_run_id("x", {}, "")
     assert derive_run_id("x", {}, "") == first
     set_task_run(inside_flow_run, 1, "second")
@@ -32,20 +32,20 @@ def test_trainings_of_one_flow_are_runs_of_their_own(inside_flow_run: pytest.Mon
 
 
 def test_flow_that_starts_again_finds_its_trainings(inside_flow_run: pytest.MonkeyPatch) -> None:
-    """The ids are the same in the flow run's next process, in whichever order the trainings are asked for."""
+    """The ids are the same in the flow run's next process, even if the trainings are started in another order."""
     first_ids = {rate: derive_run_id("y", {"lr": rate}, "") for rate in (1, 2)}
     set_task_run(inside_flow_run, 2, "third")
     assert {rate: derive_run_id("y", {"lr": rate}, "") for rate in (2, 1)} == first_ids
 
 
 def test_training_outside_of_a_flow_is_refused() -> None:
-    """Nothing would find it again; the sentence says what to do."""
+    """No later process could find it again, so it is an error with a remedy."""
     with pytest.raises(TorchyardError, match="outside of a flow: call it in a function with @flow"):
         derive_run_id("x", {}, "")
 
 
 def test_plan_is_the_same_in_the_same_flow_run(inside_flow_run: pytest.MonkeyPatch, write: Write) -> None:
-    """A plan comes back for the same profile and name, so that its steps find what they started."""
+    """The same profile and name give the same plan, so that its steps find what they have started."""
     profile = load(write())
     other_profile = profile.model_copy(update={"args": ("--lr=1",)})
     assert plan(profile) == plan(profile)

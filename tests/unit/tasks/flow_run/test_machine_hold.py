@@ -1,4 +1,4 @@
-"""The machine that holds a run of plain machines; two machines with a real server are played in tests/local."""
+"""The machine that holds a run on plain machines; tests/local plays two machines with a real server."""
 
 import os
 from pathlib import Path
@@ -20,7 +20,7 @@ LOST = ("RUNNING", "CRASHED", "SCHEDULED", "RUNNING")
 
 
 class GivenBackError(Exception):
-    """Stands for the end of the process."""
+    """Stands for the exit of the process."""
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def prefect(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakeP
     fake_prefect.run = {"deployment_id": RUN_ID, "labels": dict(ELSEWHERE)}
     set_states(fake_prefect, "Process exited with status code: -9")
 
-    def stop_process(*_: Any) -> None:
+    def stop_process(*_: Any, delay_s: float) -> None:
         raise GivenBackError
 
     monkeypatch.setattr(machine_hold, "_give_back", stop_process)
@@ -40,8 +40,8 @@ def prefect(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> FakeP
 
 
 def set_states(prefect: FakePrefect, message: str) -> None:
-    """Let Prefect know the run's states, and this message of the loss."""
-    states = [{**STATE, "type": kind, "name": kind.title(), "message": message} for kind in LOST]
+    """Set the run's states in Prefect, with this message of the loss."""
+    states = [STATE | {"type": kind, "name": kind.title(), "message": message} for kind in LOST]
     prefect.answers["/flow_run_states/"] = states
 
 
@@ -51,7 +51,7 @@ def hold_sample_run(write: Write, run_count: int = 2, **keys: Any) -> None:
 
 
 def get_written_labels(prefect: FakePrefect) -> Any:
-    """What was written to the run's labels last."""
+    """The run's labels as they were last written; None if they were not."""
     return prefect.named[-1] if prefect.named else None
 
 
@@ -59,13 +59,13 @@ def test_first_process_records_its_machine(prefect: FakePrefect, write: Write) -
     """Before anything is started, the run's labels name the machine that is about to hold its processes."""
     hold_sample_run(write, run_count=1)
     machine = {"torchyard.machine": identify_machine(runs_folder()), "torchyard.boot": read_boot_id()}
-    assert get_written_labels(prefect) == {**machine, "torchyard.states": 0, "torchyard.sought": 0.0}
+    assert get_written_labels(prefect) == machine | {"torchyard.states": 0, "torchyard.sought": 0.0}
 
 
-def test_busy_prefect_is_asked_again_at_once(
+def test_busy_prefect_is_queried_again_immediately(
     prefect: FakePrefect, write: Write, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A server that refuses two changes, as a locked SQLite does, knows the machine a moment later."""
+    """If the server refuses two changes, as a locked SQLite does, the machine is recorded a moment later."""
     pauses: list[float] = []
     monkeypatch.setattr("prefect.client.base.time.sleep", pauses.append)
     prefect.busy = 2
@@ -83,7 +83,7 @@ def test_run_of_another_machine_is_given_back(prefect: FakePrefect, write: Write
 
 
 def test_run_whose_launcher_is_dead_starts_here_after_its_lease(prefect: FakePrefect, write: Write) -> None:
-    """Once the lease on the other machine has ended, a run whose launcher is known to be dead is this machine's."""
+    """Once the lease on the other machine has ended, this machine takes a run whose launcher is known to be dead."""
     prefect.run["labels"]["torchyard.sought"] = 1.0
     hold_sample_run(write)
     assert get_written_labels(prefect)["torchyard.machine"] == identify_machine(runs_folder())
@@ -91,7 +91,7 @@ def test_run_whose_launcher_is_dead_starts_here_after_its_lease(prefect: FakePre
 
 
 def test_run_of_a_silent_machine_fails_after_its_lease(prefect: FakePrefect, write: Write) -> None:
-    """A machine that only fell silent may train on: the run is not started again, and a person is asked."""
+    """A machine that only fell silent may still be training: the run is not started again, and a user must decide."""
     prefect.run["labels"]["torchyard.sought"] = 1.0
     set_states(prefect, "no heartbeat for 120 s")
     with pytest.raises(HolderGoneError, match=r"on other:/runs#1, .* within 60 s .* retry this run"):
@@ -99,22 +99,23 @@ def test_run_of_a_silent_machine_fails_after_its_lease(prefect: FakePrefect, wri
     assert get_written_labels(prefect) is None
 
 
-def test_hosts_behind_ssh_know_their_owner(prefect: FakePrefect, write: Write) -> None:
+def test_run_on_hosts_behind_ssh_is_not_recorded(prefect: FakePrefect, write: Write) -> None:
     """A run whose processes are all on hosts behind ssh may be taken by any machine: the hosts refuse a second one."""
     hold_sample_run(write, nodes=2, options={"hosts": ["gpu1", "gpu2"]})
     assert get_written_labels(prefect) is None
 
 
 def test_renamed_container_is_the_same_machine(tmp_path: Path) -> None:
-    """A machine that has the run's journal and the same kernel holds the run, whatever it is called."""
-    hold, own_hold = MachineHold("box-1:/runs#1", "boot"), MachineHold("box-2:/runs#1", "boot")
+    """A machine that has the run's journal and the same kernel holds the run, even under another name."""
+    hold = MachineHold("box-1:/runs#1", "boot")
+    own_hold = MachineHold("box-2:/runs#1", "boot")
     assert not hold.is_elsewhere(own_hold, has_journal=True)
     assert hold.is_elsewhere(own_hold, has_journal=False)
     assert hold.is_elsewhere(own_hold._replace(boot_id="another"), has_journal=True)
     assert not MachineHold().is_elsewhere(own_hold, has_journal=False)
 
 
-def test_outside_of_a_flow_run_nobody_is_asked(write: Write) -> None:
+def test_outside_of_a_flow_run_prefect_is_not_queried(write: Write) -> None:
     """Without a flow run there is no pool that another machine shares."""
     os.environ.pop("PREFECT__RUNTIME__FLOW_RUN__ID", None)
     hold_sample_run(write)

@@ -1,4 +1,4 @@
-"""What a flow run is called and tagged in Prefect's lists."""
+"""The names and tags of flow runs in Prefect's lists."""
 
 import coolname
 import pytest
@@ -10,8 +10,8 @@ from torchyard.tasks.flow_run.names import build_tags, format_end_tag, format_ru
 RUN = "01a2b3c4-0000-7000-8000-0000a1b2c3d4"
 
 
-def test_made_up_name_becomes_the_profiles() -> None:
-    """A name that Prefect made up is replaced by profile, size and the end of the run's id."""
+def test_generated_name_is_replaced_by_the_profiles() -> None:
+    """A name that Prefect generated is replaced by the profile, the size and the end of the run's id."""
     for current_name in (
         "sigma4-adhil",
         "mu4-kavis-void",
@@ -27,12 +27,12 @@ def test_made_up_name_becomes_the_profiles() -> None:
 
 @pytest.mark.parametrize("current_name", ["night-before-release", "baseline", "sgd vs adam", "lr-0.1", "train-resnet"])
 def test_name_that_a_user_gave_stays(current_name: str) -> None:
-    """A run that was named by hand keeps its name."""
+    """A run that a user has named keeps its name."""
     assert format_run_name(load_profile("yolov5-volcano"), RUN, current_name) == current_name
 
 
-def test_tags_say_where_a_run_is_and_how_it_ended() -> None:
-    """Launcher, hardware and fabric are added once, and how an earlier try of the run ended is removed."""
+def test_tags_show_where_a_run_is_and_how_it_ended() -> None:
+    """Launcher, hardware and fabric are added once, and the end tag of an earlier try of the run is removed."""
     tags = build_tags(load_profile("yolov5-volcano"), ["mine", "volcano", "end: oom-pod"])
     assert tags == ("mine", "volcano", "oke/bm-gpu-b4-8", "host")
     assert format_end_tag(short_report()) == "end: succeeded"

@@ -1,4 +1,4 @@
-"""What Prefect knows about a run's key, where it hangs or refuses; a real Prefect is asked in tests/local."""
+"""The key of a run in Prefect, also if Prefect hangs or refuses; tests/local uses a real Prefect."""
 
 import threading
 from typing import Any
@@ -25,14 +25,14 @@ def build_sealed_lease(key: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("key", "run_id"), [(KEY, RUN_ID), ("b" * 64, ""), ("", "")])
 def test_lease_names_its_flow_run_only_with_the_seal(fake_prefect: FakePrefect, key: str, run_id: str) -> None:
-    """A Lease is believed only if it was sealed with the key that Prefect keeps for the flow run."""
+    """A Lease is trusted only if it was sealed with the key that Prefect stores for the flow run."""
     fake_prefect.run = {"labels": {"torchyard.key": KEY}}
     fake_prefect.answers[f"/flows/{RUN_ID}"] = {"id": RUN_ID, "name": "train", "created": "2026-01-01T00:00:00Z"}
     assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(key))) == (KEY, run_id)
 
 
-def test_run_goes_on_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A Prefect that hangs gives no key, and the run does not wait for it."""
+def test_run_continues_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If Prefect hangs, the run has no key and does not wait for it."""
     monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.2)
     fake_prefect.answering.clear()
     assert obtain_key(RUN_ID) == ""
@@ -40,15 +40,15 @@ def test_run_goes_on_without_a_key(fake_prefect: FakePrefect, monkeypatch: pytes
 
 
 def test_prefect_that_refuses_confirms_nothing(fake_prefect: FakePrefect) -> None:
-    """A refused question confirms no Lease, and may hide a living run: that run then counts as alive."""
+    """A refused request confirms no Lease, and may hide a living run: that run then counts as alive."""
     fake_prefect.status = 500
     assert (obtain_key(RUN_ID), confirm_flow_run(build_sealed_lease(KEY))) == ("", "")
     assert read_liveness_by_name("sample-a1b2c3d4").startswith("cannot query Prefect: ")
 
 
 def test_living_flow_run_is_found_by_the_end_of_its_id(fake_prefect: FakePrefect) -> None:
-    """A run of which only the name is known counts as alive if a living flow run's id ends like that name."""
-    fake_prefect.answers["/flow_runs/filter"] = [{**fake_prefect.flow_run, "state_name": "Running"}]
+    """A run of which only the name is known counts as alive if the id of a living flow run has the same end."""
+    fake_prefect.answers["/flow_runs/filter"] = [fake_prefect.flow_run | {"state_name": "Running"}]
     assert read_liveness_by_name("sample-a1b2c3d4") == "Prefect reports it as Running"
     fake_prefect.answers["/flow_runs/filter"] = []
     assert read_liveness_by_name("sample-a1b2c3d4") == ""

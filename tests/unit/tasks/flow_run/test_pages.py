@@ -1,4 +1,4 @@
-"""The artifacts that show a run while it goes on."""
+"""The artifacts that show a run while it is active."""
 
 from uuid import UUID
 
@@ -11,7 +11,7 @@ from torchyard.tasks.flow_run.states import open_bounded_client
 
 
 def test_page_is_one_artifact_however_often_it_is_shown(fake_prefect: FakePrefect) -> None:
-    """The first showing creates NAME-PROFILE, and later ones write it again."""
+    """The first call creates the artifact NAME-PROFILE, and later calls update it."""
     pages = RunPages(UUID(RUN_ID), "digits-local")
     with open_bounded_client() as client:
         for text in ("one", "two", "three"):
@@ -23,7 +23,7 @@ def test_page_is_one_artifact_however_often_it_is_shown(fake_prefect: FakePrefec
 
 
 def test_progress_is_a_bar_and_the_name_of_the_task_that_waits(fake_prefect: FakePrefect) -> None:
-    """The bar says what is done, and the waiting task is called after it; without a task there is only the bar."""
+    """The bar and the waiting task's name show the progress; without a task there is only the bar."""
     pages = RunPages(UUID(RUN_ID), "digits-local")
     with open_bounded_client() as client:
         pages.set_waiting_task(None, "epoch 1 of 4")

@@ -31,7 +31,7 @@ def build_progress_call(value: float) -> Callable[[SyncPrefectClient], None]:
 
 
 def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
-    """Of all values sent to a hanging server, only the newest one arrives once it answers."""
+    """Of all values sent to a hanging server, only the newest one arrives once the server responds."""
     with PrefectReporter(RUN_ID) as reporter:
         reporter.send("bar", build_progress_call(1.0))
         until(lambda: server.asked > 2)
@@ -43,7 +43,7 @@ def test_latest_value_wins_where_prefect_hangs(server: FakePrefect) -> None:
 
 
 def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePrefect) -> None:
-    """A run has its profile's name at once, a page is one artifact however often it changes, and the end is a tag."""
+    """A run gets its profile's name at its start, one artifact per page, and its end as a tag."""
     with PrefectReporter(RUN_ID, profile="digits-local") as reporter:
         reporter.label_flow_run(load_profile("digits-local"))
         reporter.show_page("metrics", lambda: "one")
@@ -60,7 +60,7 @@ def test_run_is_named_and_tagged_and_its_page_written_again(fake_prefect: FakePr
 
 
 def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:
-    """An unanswered poll does not count as a cancel, and the run goes on."""
+    """A poll without a response does not count as a cancel, and the run continues."""
     with PrefectReporter(RUN_ID) as reporter:
         until(lambda: server.asked > 2)
         reporter.check_cancelled()
@@ -68,7 +68,7 @@ def test_unreachable_prefect_cancels_nothing(server: FakePrefect) -> None:
 
 
 def test_cancel_is_found_once_prefect_answers(server: FakePrefect) -> None:
-    """A cancel that came while the server hung ends the run as soon as the server answers."""
+    """A cancel during an outage of the server ends the run as soon as the server responds."""
     server.state = "CANCELLING"
     with PrefectReporter(RUN_ID) as reporter:
         until(lambda: server.asked > 2)
@@ -80,8 +80,8 @@ def test_cancel_is_found_once_prefect_answers(server: FakePrefect) -> None:
 
 
 @pytest.mark.parametrize(("status", "is_retried"), [(503, True), (500, True), (422, False), (404, False)])
-def test_what_prefect_refuses_is_not_said_again(server: FakePrefect, status: int, is_retried: bool) -> None:
-    """A call is retried while the server is in trouble, and dropped if the server refuses it."""
+def test_refused_call_is_not_repeated(server: FakePrefect, status: int, is_retried: bool) -> None:
+    """A call is retried while the server is broken, and dropped if the server refuses it."""
     server.status = status
     server.answering.set()
     with PrefectReporter(RUN_ID) as reporter:
@@ -94,7 +94,7 @@ def test_what_prefect_refuses_is_not_said_again(server: FakePrefect, status: int
 
 
 def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
-    """Prefect gets the run's report, and the history of its profile under a key of its own."""
+    """Prefect gets the run's report, and the history of its profile under a separate key."""
     server.answering.set()
     path = history_path(runs_folder(), KEY)
     for record in recorded([200.0, 201.0]):
@@ -110,7 +110,7 @@ def test_report_and_history_are_pages_by_key(server: FakePrefect) -> None:
 
 
 def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
-    """A run whose numbers could not be kept costs only their page."""
+    """If a run's numbers could not be stored, only their page is missing."""
     server.answering.set()
     with PrefectReporter(RUN_ID) as reporter:
         reporter.show_report(short_report())
@@ -118,7 +118,7 @@ def test_run_without_a_history_has_its_report(server: FakePrefect) -> None:
 
 
 def test_result_is_kept_beside_the_report(server: FakePrefect) -> None:
-    """Prefect gets the run's result as JSON, of the type that its pages leave out."""
+    """Prefect gets the run's result as JSON, with the artifact type that its pages do not list."""
     server.answering.set()
     with PrefectReporter(RUN_ID) as reporter:
         reporter.show_report(short_report())
@@ -128,7 +128,7 @@ def test_result_is_kept_beside_the_report(server: FakePrefect) -> None:
 
 
 def test_link_leads_to_the_page_of_the_run() -> None:
-    """Messages and experiments carry the address of the run's page; without a known UI there is none."""
+    """Messages and experiments contain the address of the run's page; without a UI it is empty."""
     with temporary_settings({PREFECT_UI_URL: "http://prefect:4200"}):
         assert PrefectReporter(RUN_ID).link == f"http://prefect:4200/runs/flow-run/{RUN_ID}"
     with temporary_settings({PREFECT_UI_URL: None, PREFECT_API_URL: None}):

@@ -1,4 +1,4 @@
-"""The result of a run: what it takes from the report, and how it is read again."""
+"""The result of a run: built from the report, stored in Prefect, and read again."""
 
 import os
 from pathlib import Path
@@ -14,7 +14,7 @@ from torchyard.tasks.flow_run.states import open_bounded_client
 
 
 def build_report(folder: Path, metrics: Metrics) -> Report:
-    """A report of a run in this folder, whose last attempt measured this."""
+    """A report of a run in this folder, whose last attempt has these metrics."""
     report = short_report()
     collected = Collected(logs=(), metrics=metrics, failure=None)
     last = report.attempts[-1].model_copy(update={"collected": collected})
@@ -22,7 +22,7 @@ def build_report(folder: Path, metrics: Metrics) -> Report:
 
 
 def test_metrics_are_the_last_row_and_the_summary(tmp_path: Path) -> None:
-    """Of the rows only the last one counts, and what the program said about the whole run is beside it."""
+    """Of the rows only the last one counts, together with the program's summary of the whole run."""
     metrics = Metrics(rows=({"epoch": 1, "loss": 2.0}, {"epoch": 2, "loss": 1.0}), summary={"best": 1.0})
     result = build_result(build_report(tmp_path, metrics))
     assert result.metrics == {"epoch": 2, "loss": 1.0, "best": 1.0}
@@ -38,7 +38,7 @@ def test_result_stays_small(tmp_path: Path) -> None:
 
 
 def test_checkpoints_are_those_named_and_those_saved(tmp_path: Path) -> None:
-    """What rank 0 named comes first, then the files of the run's folder, the newest last; nothing is named twice."""
+    """The paths that rank 0 printed come first, then the files of the run's folder, the newest last, each once."""
     (tmp_path / "checkpoints").mkdir()
     for mtime, name in enumerate(("b.pt", "a.pt", "c.tmp")):
         (tmp_path / "checkpoints" / name).touch()
@@ -52,7 +52,7 @@ def test_checkpoints_are_those_named_and_those_saved(tmp_path: Path) -> None:
 
 
 def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
-    """What was copied back from a host counts as well."""
+    """Checkpoints that were copied back from a host are listed too."""
     saved = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
     saved.mkdir(parents=True)
     (saved / "a.pt").touch()
@@ -62,7 +62,7 @@ def test_checkpoints_of_a_host_behind_ssh_are_found(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("api")
 def test_result_is_read_from_prefect(tmp_path: Path) -> None:
-    """The last result of a flow run is found, or that of a named run; one that has left none is told in a sentence."""
+    """The last result of a flow run is found, or that of a named run; a missing result is an error."""
     flow_run = uuid4()
     first = build_result(build_report(tmp_path, Metrics()))
     second = first.model_copy(update={"run": "x-2"})

@@ -34,13 +34,13 @@ from torchyard.tasks.flow_run.states import (
     ],
 )
 def test_intended_end_is_never_named_crashed(end: str, state_type: str, name: str) -> None:
-    """An end has a type that Prefect knows and a name of its own: a state named Crashed would be resumed."""
+    """An end has one of Prefect's types and a separate name: a run whose state is named Crashed would be resumed."""
     state = build_final_state(end, "a sentence")
     assert (state.type.value, state.name, state.message) == (state_type, name, "a sentence")
 
 
-def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: FakePrefect) -> None:
-    """A watchdog's call is made once, as it polls anyway; Prefect's own client would retry for a minute."""
+def test_busy_prefect_does_not_delay_a_watchdog(server: FakePrefect) -> None:
+    """A watchdog's call is made once, because it polls; Prefect's default client would retry for a minute."""
     server.status = 503
     server.answering.set()
     with open_bounded_client() as client, pytest.raises(HTTPStatusError):
@@ -48,8 +48,8 @@ def test_busy_prefect_keeps_nobody_who_looks_after_a_lost_run(server: FakePrefec
     assert server.asked == 1
 
 
-def test_end_is_told_again_to_a_prefect_that_was_busy(server: FakePrefect) -> None:
-    """The report of an end is retried: without it the run would be Running for ever."""
+def test_end_is_reported_again_if_prefect_was_busy(server: FakePrefect) -> None:
+    """The report of an end is retried: without it the run would stay Running forever."""
     server.status = 503
     server.answering.set()
     threading.Timer(0.5, lambda: setattr(server, "status", 200)).start()
@@ -58,22 +58,22 @@ def test_end_is_told_again_to_a_prefect_that_was_busy(server: FakePrefect) -> No
 
 
 def test_requests_of_users_are_counted(fake_prefect: FakePrefect) -> None:
-    """Each time that a user asks for a run again counts, whatever happened since."""
+    """Each time that a user has requested a run again counts, also if the run has ended since."""
     states = [("SCHEDULED", "Scheduled"), ("FAILED", "Failed"), ("SCHEDULED", "AwaitingRetry"), ("FAILED", "Failed")]
-    fake_prefect.answers["/flow_run_states/"] = [{**STATE, "type": kind, "name": name} for kind, name in states]
+    fake_prefect.answers["/flow_run_states/"] = [STATE | {"type": kind, "name": name} for kind, name in states]
     assert count_user_requests(RUN_ID) == 1
 
 
 def test_earlier_runs_that_ended_alike_are_deleted(fake_prefect: FakePrefect, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a deployment's runs, those with the same message go; this run, and those that did something, stay."""
+    """Of a deployment's runs, those with the same message are deleted; this run and the others stay."""
     monkeypatch.setenv("PREFECT__RUNTIME__DEPLOYMENT__ID", RUN_ID)
     monkeypatch.setenv("PREFECT__RUNTIME__FLOW_RUN__ID", RUN_ID)
     ids = [RUN_ID[:-1] + end for end in "012"]
     messages = ["swept 0 runs", "swept 1 run", "swept 0 runs"]
     fake_prefect.state = "COMPLETED"
-    runs = [{**fake_prefect.flow_run, "id": run_id} for run_id in (*ids, RUN_ID)]
+    runs = [fake_prefect.flow_run | {"id": run_id} for run_id in (*ids, RUN_ID)]
     for run, message in zip(runs, [*messages, "swept 0 runs"], strict=True):
-        run["state"] = {**run["state"], "message": message}
+        run["state"] = run["state"] | {"message": message}
     fake_prefect.answers["/flow_runs/filter"] = runs
     delete_runs_with_same_end(State(type=StateType.COMPLETED, message="swept 0 runs"))
     assert fake_prefect.deleted == [ids[0], ids[2]]
@@ -86,7 +86,7 @@ def test_process_without_a_worker_has_its_installations_pool() -> None:
 
 
 def test_flow_run_has_its_workers_pool(fake_prefect: FakePrefect) -> None:
-    """A flow run that a worker has taken belongs to that worker's pool, whatever the environment says."""
+    """A flow run that a worker has taken belongs to that worker's pool, even if the environment names another one."""
     flow_run = FlowRun.model_validate({"flow_id": RUN_ID, "work_pool_name": "team-b"})
     context: Any = FlowRunContext
     with open_bounded_client() as client, context.model_construct(flow_run=flow_run, client=client):

@@ -1,4 +1,4 @@
-"""What every task of a run shares: Prefect neither caches nor stores it, and its log is the run's."""
+"""Shared by all tasks of a run: Prefect neither caches nor stores their results, and their log is the run's."""
 
 import logging
 from typing import Any
@@ -14,7 +14,7 @@ from torchyard.tasks.train import STEPS
 
 @pytest.mark.parametrize("task", STEPS, ids=lambda task: task.name)
 def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> None:
-    """A step runs whenever it is called: a stored result would be about a job that may have ended since."""
+    """A step runs whenever it is called: a stored result would describe a job that may have ended since."""
     assert (task.cache_policy, task.persist_result, task.retries) == (NO_CACHE, False, 0)
 
 
@@ -23,7 +23,7 @@ def test_result_of_a_step_is_never_taken_from_a_store(task: Task[..., Any]) -> N
     [(FailedRun("x"), False), (CancelledRun("x"), False), (CrashedRun("x"), False), (OSError(), True)],
 )
 def test_end_of_a_flow_is_not_logged_again(error: Exception, is_logged: bool) -> None:
-    """Prefect's engine raises a flow's end to log it; the flow has reported that end, and other errors stay."""
+    """Prefect's engine raises a flow's end only to log it, so that error is dropped; other errors are logged."""
     record = logging.LogRecord("prefect.engine", logging.ERROR, "", 0, "ended", (), (type(error), error, None))
     assert _EngineLogFilter().filter(record) is is_logged
 
