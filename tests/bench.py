@@ -107,7 +107,7 @@ def agents(folder: Path, name: str) -> None:
     """Run two torchrun agents alone, until both have ended."""
     plan = baremetal.plan(load_profile(str(folder / "nothing.yaml")), Run(id=name, attempt=1, folder=name))
     started = []
-    for block in plan.on:
+    for block in plan.processes:
         assert block.submit
         assert block.submit.input
         argv = [word for word in block.submit.input["argv"] if not word.startswith(("--tee", "--log_dir"))]

@@ -56,8 +56,10 @@ def child(folder: Path, mib: int) -> None:
     assert isinstance(plan, CommandPlan)
     over = folder / "over"
     status = Command(argv=("sh", "-c", RUNS % over))
-    plan = plan.model_copy(update={"on": tuple(each.model_copy(update={"status": status}) for each in plan.on)})
-    last = write(Path(plan.on[0].log), mib << 20)
+    plan = plan.model_copy(
+        update={"processes": tuple(each.model_copy(update={"status": status}) for each in plan.processes)}
+    )
+    last = write(Path(plan.processes[0].log), mib << 20)
     before, began, calls = rss("VmHWM"), time.monotonic(), [time.monotonic()]
 
     def on_poll(lines: list[str]) -> None:
@@ -65,7 +67,7 @@ def child(folder: Path, mib: int) -> None:
         if any(f"step {last}" in line for line in lines[-3:]):
             over.touch()
 
-    handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age=4000)
+    handle = Handle(plan=plan, deadlines=Deadlines(), created=False, submitted_at=time.time() - 4000, age_s=4000)
     outcome = wait(handle, on_poll)
     assert outcome.status.state == "succeeded", outcome
     slowest = max(after - at for at, after in itertools.pairwise(calls))

@@ -130,7 +130,7 @@ def pods(show: Any, folder: Path) -> None:
 
 def observed(plan: ManifestPlan, kind: str, case: Case) -> Observed:
     """All pods alike except one that runs, so that the job goes on, and warnings about them."""
-    names = [f"{plan.job}-{node}{'-x2x4z' if plan.suffixed else ''}" for node in plan.nodes]
+    names = [f"{plan.job}-{node}{'-x2x4z' if plan.has_random_suffix else ''}" for node in plan.nodes]
     seen: dict[str, Any] = {f"{kind}/{plan.job}": {**plan.main, "status": {"state": {"phase": "Pending"}}}}
     for name in names:
         meta = {"name": name, "uid": name, "labels": plan.labels, "annotations": {"a": "b"}}
@@ -253,7 +253,7 @@ def run_child(how: str, path: str, format: MetricsFormat) -> None:
     Path(log).unlink(missing_ok=True)
     Path(log).symlink_to(path)
     state: State = "failed" if how == "failed" else "succeeded"
-    outcome = Outcome(status=Status(state=state, reason=""), exits={"worker-0": 1})
+    outcome = Outcome(status=Status(state=state, reason=""), exit_codes={"worker-0": 1})
     before, began = memory("VmRSS"), time.process_time()
     if how == "read":
         with open(path) as file:

@@ -18,7 +18,7 @@ def bandwidth_report(rows: list[Row], machines: tuple[str, ...] = ("a", "b"), **
     collected = Collected(logs=(), metrics=Metrics(rows=tuple(rows), summary=summary), failure=None)
     outcome = Outcome(
         status=Status(state="succeeded", reason=""),
-        exits={},
+        exit_codes={},
         machines={f"node-{at}": m for at, m in enumerate(machines)},
     )
     return report_of(Attempt(number=1, outcome=outcome, collected=collected))

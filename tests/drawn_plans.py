@@ -51,4 +51,4 @@ def words(made: ManifestPlan, told: dict[str, str]) -> list[str]:
 
 
 def argvs(made: CommandPlan) -> list[list[str]]:
-    return [block.submit.input["argv"] for block in made.on if block.submit and block.submit.input]
+    return [block.submit.input["argv"] for block in made.processes if block.submit and block.submit.input]

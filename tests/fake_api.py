@@ -51,6 +51,7 @@ class FakeApi:
         self.objects, self.asked = Objects(), list[Asked]()
         self.logs: dict[str, bytes | Callable[[], Iterable[bytes]]] = {}  # by pod name; whole, or in pieces
         self.cuts = 0  # how often `cut` was called: a watch ends when this is no longer what it was at its request
+        self.held_kinds: set[str] = set()  # whose changes no watch delivers
         self.kinds = {f"{api}/{plural_kind(kind)}": (api, kind, spaced) for api, kind, spaced in known()}
         self._faults: list[Fault] = []
         self.denied = set[tuple[str, str]]()  # verbs and resources that reviews deny, as in ("get", "pods/log")
@@ -79,6 +80,13 @@ class FakeApi:
         self._http.server_close()
 
     # --- for tests
+
+    def hold_watch(self, kind: str) -> None:
+        """Hold back the changes of a kind, such as `v1/pods`, from its watches, until `release_watches`."""
+        self.held_kinds.add(kind)
+
+    def release_watches(self) -> None:
+        self.held_kinds.clear()
 
     def fail(self, method: str, path: str, status: int, times: int = 10**9) -> None:
         """Answer requests whose path and query match the pattern with a status; 0 breaks the connection."""
@@ -217,7 +225,8 @@ class FakeApi:
                 except RefusedError as error:
                     yield {"type": "ERROR", "object": error.body}
                     return
-                if not found:
+                if not found or kind in self.held_kinds:
+                    found = []
                     self.objects.changed.wait(BEAT_S)
             for number, event, place, thing in found:
                 version = number

@@ -156,8 +156,8 @@ def read_plan(plan: Plan, kind: str = "") -> Fields:
     if isinstance(plan, ManifestPlan) and kind:
         return read_job(next(each for each in plan.store if each["kind"] == kind))
     if isinstance(plan, ManifestPlan):
-        return read_job(get_nested(plan.main, plan.inside))
-    submit = plan.on[0].submit
+        return read_job(get_nested(plan.main, plan.wrapped_path))
+    submit = plan.processes[0].submit
     assert submit
     asked: Any = submit.input
     if asked["argv"][0] == "runai":

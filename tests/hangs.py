@@ -3,7 +3,7 @@
 from typing import Any
 
 from tests.hang_tables import plant
-from torchyard.model.hang import RECORD_MARK, Cluster, Collective, Frame, GroupProgress, Hang, RankRecord, Straggler
+from torchyard.model.hang import RECORD_PREFIX, Collective, Frame, GroupProgress, Hang, RankGroup, RankRecord, Straggler
 
 LOADS = (Frame(function="read_shard", file="/code/train.py", line=12), Frame(function="main", file="t.py", line=40))
 WAITS = (Frame(function="all_reduce", file="/torch/distributed.py", line=99), LOADS[1])
@@ -13,13 +13,13 @@ HANG = Hang(
     ranks=(2,),
     nodes=("node-1",),
     sentence="rank 2 on node-1 has read a file for 4 min in read_shard (train.py:12); 3 ranks wait for it",
-    where="read_shard (train.py:12)",
+    location="read_shard (train.py:12)",
     collective=ALL_REDUCE,
     waiting=(0, 1, 3),
     stalled_s=240,
-    clusters=(
-        Cluster(ranks=(0, 1, 3), place="all_reduce (distributed.py:99)"),
-        Cluster(ranks=(2,), place="read_shard (train.py:12)"),
+    rank_groups=(
+        RankGroup(ranks=(0, 1, 3), location="all_reduce (distributed.py:99)"),
+        RankGroup(ranks=(2,), location="read_shard (train.py:12)"),
     ),
     evidence=("rank 2 has called 6 collectives, the others 7", "rank 2 sleeps in the kernel, in nfs_wait"),
 )
@@ -40,4 +40,4 @@ RECORDS = {rank: record(rank) for rank in range(4)}
 
 def line_of(told: RankRecord) -> str:
     """The text of a log line that holds a record."""
-    return f"{RECORD_MARK}{told.model_dump_json(exclude={'node'})}"
+    return f"{RECORD_PREFIX}{told.model_dump_json(exclude={'node'})}"

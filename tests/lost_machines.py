@@ -12,7 +12,7 @@ from torchyard.run.takeover import adopt_run
 KEY = "a" * 64
 
 
-DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={"worker-0": 0})
+DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
 
 
 def put(fake_api: FakeApi, ago: float = 140.0, **told: str) -> None:

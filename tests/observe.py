@@ -65,7 +65,7 @@ class Scene(NamedTuple):
     def path(self, node: str) -> str:
         """The API path of a pod, of the job, or of the job inside it."""
         if node in ("job", "inner"):
-            job = get_nested(self.plan.main, self.plan.inside if node == "inner" else ())
+            job = get_nested(self.plan.main, self.plan.wrapped_path if node == "inner" else ())
             return self.server.path(job["apiVersion"], job["kind"], self.plan.job)
         return self.server.path("v1", "Pod", self.name(node))
 

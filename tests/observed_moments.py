@@ -17,7 +17,7 @@ def read(case: str, observed: Observation) -> Status:
 
 
 def pods_of(moment: Recorded) -> dict[str, Any]:
-    return {name: thing for name, thing in moment.observed.seen.items() if name.startswith("Pod/")}
+    return {name: thing for name, thing in moment.observed.states.items() if name.startswith("Pod/")}
 
 
 def moments(case: str, state: str) -> list[Recorded]:
@@ -28,7 +28,7 @@ def moments(case: str, state: str) -> list[Recorded]:
 
 
 def job_of(moment: Recorded) -> dict[str, Any]:
-    return next(dict(thing) for name, thing in moment.observed.seen.items() if not name.startswith("Pod"))
+    return next(dict(thing) for name, thing in moment.observed.states.items() if not name.startswith("Pod"))
 
 
 def true_conditions(moment: Recorded) -> set[str]:
@@ -40,5 +40,5 @@ def phase_of(moment: Recorded) -> str:
 
 
 def group_of(moment: Recorded) -> dict[str, Any]:
-    groups = [dict(thing) for name, thing in moment.observed.seen.items() if name.startswith("PodGroup/")]
+    groups = [dict(thing) for name, thing in moment.observed.states.items() if name.startswith("PodGroup/")]
     return groups[0] if groups else {"status": {}}

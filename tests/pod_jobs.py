@@ -64,7 +64,7 @@ class Job:
         self.set_job(ended)
 
     def wait(self, age: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None, **limits: float) -> Outcome:
-        handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age, submitted_at=1.0, age=age)
+        handle = Handle(plan=self.plan, deadlines=Deadlines(**limits), created=not age, submitted_at=1.0, age_s=age)
         return wait(handle, on_poll)
 
 

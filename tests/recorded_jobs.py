@@ -40,7 +40,7 @@ SPOKEN: dict[str, dict[str, Any]] = {
 def damaged(draw: st.DrawFn, spoken: bool = True) -> tuple[str, Observation]:
     """What was seen, with some values removed or replaced by any JSON, even whole objects."""
     moment = draw(st.sampled_from(MOMENTS))
-    case, seen = moment.case, copy.deepcopy(dict(moment.observed.seen))
+    case, seen = moment.case, copy.deepcopy(dict(moment.observed.states))
     if spoken and draw(st.integers(0, 9)) == 0:
         case = draw(st.sampled_from(sorted(SPOKEN)))
         seen = copy.deepcopy(SPOKEN[case])
@@ -52,7 +52,7 @@ def damaged(draw: st.DrawFn, spoken: bool = True) -> tuple[str, Observation]:
             thing[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
         if not seen:
             break
-    return case, Observation(seen, frozenset(), moment.observed.at)
+    return case, Observation(seen, frozenset(), moment.observed.observed_at)
 
 
 @st.composite

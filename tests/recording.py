@@ -247,7 +247,7 @@ def newer(old: Case, made: Case) -> Case:
 
 def essence(made: Case) -> object:
     """What two equal recordings share: the order of states and of the job's words, all of the end, the events."""
-    found = [Moment(each.observed.at, each.observed.seen, each.expected) for each in recorded("", made)]
+    found = [Moment(each.observed.observed_at, each.observed.states, each.expected) for each in recorded("", made)]
     states = [state for state, _ in groupby(each.state for each in found)]
     jobs = [job for job, _ in groupby(aspect(each)[1:] for each in found)]
     events = {re.sub(r"-\d+ |:.*", " ", each) for each in made.get("events", ()) if not RACES.search(each)}

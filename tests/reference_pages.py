@@ -60,7 +60,12 @@ Which row of which guide each one implements, and where it differs: [the five gu
 shows what would run. Registries, claims and hosts in them are examples: copy the file, or use `--set`. {MADE}
 
 """
-NAMES = {"Bundle": "env_from", "Source": "env, a reference", "Mount": "mounts, each", "Init": "pod.init, each"}
+NAMES = {
+    "ConfigReference": "env_from",
+    "KeyReference": "env, a reference",
+    "Mount": "mounts, each",
+    "Init": "pod.init, each",
+}
 PLAIN_TYPES = {
     "string": "text",
     "integer": "whole number",
@@ -68,7 +73,7 @@ PLAIN_TYPES = {
     "boolean": "`true`, `false`",
     "object": "mapping",
 }
-INNER = ("Deadlines", "Source", "Mount", "Pod", "Init", "Bundle", "Cluster", "Trend")
+INNER = ("Deadlines", "KeyReference", "Mount", "Pod", "Init", "ConfigReference", "Cluster", "Trend")
 
 
 def describe_type(schema: Schema) -> str:

@@ -13,7 +13,7 @@ def short_report(end: str = "succeeded", rows: int = 3) -> Report:
         metrics=Metrics(rows=tuple(ROWS[:rows])),
         failure=found,
     )
-    outcome = Outcome(status=Status(state="running", reason=""), exits={})
+    outcome = Outcome(status=Status(state="running", reason=""), exit_codes={})
     fields = {"end": end, "sentence": "a sentence", "seconds": 761, "folder": "/runs/x", "run": "x-1", "profile": "x"}
     steps = (Step(name="wait", seconds=12.3, detail="both joined"),)
     return Report.model_validate(
@@ -26,7 +26,7 @@ def report(sentence: str = "it broke", rows: tuple[Row, ...] = (), attempts: int
     logs = found.get("logs", (LogFile(node="node-0", path="/runs/x/node-0/log", lines=1),))
     failure = Failure.model_validate({"cause": "program-error", "sentence": sentence, "tail": found.get("tail", ())})
     collected = Collected.model_validate({"logs": logs, "metrics": Metrics(rows=rows), "failure": failure})
-    outcome = Outcome(status=Status(state="failed", reason=sentence), exits={})
+    outcome = Outcome(status=Status(state="failed", reason=sentence), exit_codes={})
     return Report(
         profile="x",
         run="x-1",
@@ -35,7 +35,7 @@ def report(sentence: str = "it broke", rows: tuple[Row, ...] = (), attempts: int
         seconds=761,
         steps=(Step(name="wait", seconds=1, detail=sentence),) * 5 * attempts,
         attempts=tuple(Attempt(number=at, outcome=outcome, collected=collected) for at in range(1, attempts + 1)),
-        left=tuple(f"{sentence} {at}" for at in range(2_000 if attempts > 1 else 1)),
+        leftovers=tuple(f"{sentence} {at}" for at in range(2_000 if attempts > 1 else 1)),
         folder="/runs/x",
     )
 
@@ -45,7 +45,7 @@ def attempt(number: int, cause: str, machine: str = "gpu-7") -> Attempt:
     failure = Failure(cause=cause, sentence="it broke", node="worker-1", retry=True) if cause else None
     status = Status(state="failed" if cause else "succeeded", reason="2 of 2 pods succeeded")
     machines = {"worker-0": "gpu-1", "worker-1": machine} if machine else {}
-    outcome = Outcome(status=status, exits={}, machines=machines)
+    outcome = Outcome(status=status, exit_codes={}, machines=machines)
     return Attempt(number=number, outcome=outcome, collected=Collected(logs=(), metrics=Metrics(), failure=failure))
 
 

@@ -24,7 +24,7 @@ def scripted_job(write: Write, folder: Path) -> Make:
 
     def make(tenths: int = 15, follow: str = "", size: str = "", log: str = JOINED) -> CommandPlan:
         plan = command_plan_of(load(write()), folder / "run")
-        path = Path(plan.on[0].log)
+        path = Path(plan.processes[0].log)
         (folder / "there").write_text(OLD % log)
         if not follow:
             path.parent.mkdir(parents=True)
@@ -34,7 +34,7 @@ def scripted_job(write: Write, folder: Path) -> Make:
             "follow": sh(follow, folder) if follow else None,
             "cancel": sh("""touch over; echo '{"left": []}'""", folder),
         }
-        return plan.model_copy(update={"on": (plan.on[0].model_copy(update=change),)})
+        return plan.model_copy(update={"processes": (plan.processes[0].model_copy(update=change),)})
 
     return make
 
@@ -42,4 +42,4 @@ def scripted_job(write: Write, folder: Path) -> Make:
 def waited(plan: CommandPlan, age: float = 0.0, on_poll: Callable[[list[str]], None] = lambda _: None) -> Outcome:
     """Wait for a job that may be silent, and late for its start, for a second."""
     limits = Deadlines(start=1.0, silence=1.0)
-    return wait(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age=age), on_poll)
+    return wait(Handle(plan=plan, deadlines=limits, created=not age, submitted_at=1.0, age_s=age), on_poll)

@@ -35,18 +35,18 @@ def carry(plan: CommandPlan) -> tuple[Outcome, Collected]:
 
 
 def texts(plan: CommandPlan, node: int) -> list[str]:
-    return [line.partition(" | ")[2] for line in Path(plan.on[node].log).read_text().splitlines()]
+    return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
 
 
 def files(plan: CommandPlan, node: int) -> dict[str, str]:
     """The files fetched from a node, and their content."""
-    folder = Path(plan.on[node].log).parent / "files"
+    folder = Path(plan.processes[node].log).parent / "files"
     return {str(path.relative_to(folder)): path.read_text() for path in folder.rglob("*") if path.is_file()}
 
 
 def failures(plan: CommandPlan) -> str:
     return "\n".join(
-        f"{each.need}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
+        f"{each.name}: {each.detail} {each.remedy}" for each in run_checks(plan) if each.verdict == "failed"
     )
 
 

@@ -68,7 +68,7 @@ class Counted(dict[str, Any]):
 
 def standing(plan: ManifestPlan, warnings: int) -> tuple[Observation, ClusterContext, list[Counted]]:
     """A job whose pods do not start because a volume is missing."""
-    names = [f"{plan.job}-{node}{'-x2x4z' if plan.suffixed else ''}" for node in plan.nodes]
+    names = [f"{plan.job}-{node}{'-x2x4z' if plan.has_random_suffix else ''}" for node in plan.nodes]
     pods = [Counted({"metadata": {"uid": name}, "status": {"phase": "Pending"}}) for name in names]
     seen = {f"Pod/{node}": pod for node, pod in zip(plan.nodes, pods, strict=True)}
     things = ({"kind": "Pod", "name": name, "uid": name} for _ in range(warnings) for name in names)

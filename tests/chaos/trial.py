@@ -191,8 +191,8 @@ class Trial(ABC):
         counted = [each for each in report.attempts if not self.is_missed(each)] if report else []
         if report and len(counted) not in wanted.attempts and report.end == "succeeded":
             found.append(f"{len(report.attempts)} attempts")
-        if report and report.left:
-            found.append(f"the report says left: {', '.join(report.left)}")
+        if report and report.leftovers:
+            found.append(f"the report says left: {', '.join(report.leftovers)}")
         return tuple(found)
 
     def is_missed(self, attempt: Attempt) -> bool:

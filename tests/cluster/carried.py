@@ -19,7 +19,7 @@ def completed(profile: str, overrides: dict[str, Any]) -> Report:
     """Run a profile and return its report: the run must be Completed, its logs complete, with nothing left over."""
     end = train(profile, overrides, return_state=True)
     report = reported()
-    assert (end.name, report.left) == ("Completed", ()), report.sentence
+    assert (end.name, report.leftovers) == ("Completed", ()), report.sentence
     assert report.collected
     assert all(not log.lost for log in report.collected.logs)
     return report

@@ -11,7 +11,7 @@ from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.profile import Cluster
-from torchyard.model.requirements import Object
+from torchyard.model.requirements import ReferencedObject
 
 SHARED = {"accessModes": ["ReadWriteMany"], "storageClassName": "torchyard-shared"}
 Thing = dict[str, Any]
@@ -43,7 +43,7 @@ class Home:
     def provide(self, plan: ManifestPlan) -> None:
         """Create every object that a plan requires, and wait until its claims are bound."""
         for need in plan.requires:
-            for thing in make(self._server, need, self._folder) if isinstance(need, Object) else ():
+            for thing in make(self._server, need, self._folder) if isinstance(need, ReferencedObject) else ():
                 self._create(thing)
         claims = [thing["metadata"]["name"] for thing in self._made if thing["kind"] == "PersistentVolumeClaim"]
         until(lambda: all(is_bound(self._server, name) for name in claims))
@@ -70,10 +70,10 @@ def path(server: Client, thing: Thing, name: str = "") -> str:
     return server.path(thing["apiVersion"], thing["kind"], name, thing["metadata"].get("namespace"))
 
 
-def make(server: Client, need: Object, folder: Path) -> list[Thing]:
+def make(server: Client, need: ReferencedObject, folder: Path) -> list[Thing]:
     place = need.namespace or server.namespace
     about: Thing = {"metadata": {"name": need.name, "namespace": place}}
-    data = dict.fromkeys(need.holds, "torchyard")
+    data = dict.fromkeys(need.required_entries, "torchyard")
     makers: dict[str, Callable[[], list[Thing]]] = {
         "ConfigMap": lambda: [{"apiVersion": "v1", "kind": "ConfigMap", "data": data, **about}],
         "Secret": lambda: [{"apiVersion": "v1", "kind": "Secret", "stringData": data, **about}],
@@ -82,7 +82,7 @@ def make(server: Client, need: Object, folder: Path) -> list[Thing]:
         "PersistentVolumeClaim": lambda: volume(need.name, place, folder),
         "PriorityClass": lambda: [priority(need.name)],
     }
-    return makers[need.what]()
+    return makers[need.object_kind]()
 
 
 def volume(name: str, place: str, folder: Path) -> list[Thing]:

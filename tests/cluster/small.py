@@ -69,7 +69,7 @@ def started(profile: Profile) -> Overrides:
 def smaller(profile: Profile) -> Overrides:
     """At most two pods per node and two processes per pod; one without an agent, as our programs start none."""
     pods = min(profile.nodes.max, 2 if merge_pod_settings(profile).spread or profile.values else 4)
-    return {"nodes": pods, "processes": 1 if profile.starter == "none" else min(profile.processes, 2)}
+    return {"nodes": pods, "processes": 1 if profile.resolved_agent == "none" else min(profile.processes, 2)}
 
 
 def special(profile: Profile) -> bool:
@@ -95,7 +95,7 @@ def one_a_way(names: Iterable[str]) -> list[str]:
     ways: dict[tuple[str, str, str], str] = {}
     for name in names:
         profile = load_profile(name)
-        ways.setdefault((profile.launcher, profile.rendezvous, profile.starter), name)
+        ways.setdefault((profile.launcher, profile.rendezvous, profile.resolved_agent), name)
     return list(ways.values())
 
 

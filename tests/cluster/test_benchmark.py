@@ -70,7 +70,7 @@ def test_fabrics_are_compared_on_the_same_nodes(overrides: dict[str, Any], profi
     assert find_failure(found) == ""
     assert [(curve.nodes, curve.ranks, len(curve.points)) for curve in found.curves] == [(2, 2, 3)] * 2
     assert found.curves[0].machines == found.curves[1].machines
-    assert [report.left for report in reports] == [(), ()]
+    assert [report.leftovers for report in reports] == [(), ()]
     ((head, *rows),) = build_tables(found).values()
     assert (head[-3:], [row[0] for row in rows]) == (
         ["one / two", "of line rate", "least on wire"],

@@ -94,7 +94,7 @@ def test_lost_run_is_attached_to(training: Training) -> None:
     assert training.there() == before
     training.jobs.end(training.plan)
     second.communicate(timeout=60)
-    assert (training.carried.state().name, training.report.left) == ("Completed", ())
+    assert (training.carried.state().name, training.report.leftovers) == ("Completed", ())
     logs = training.report.attempts[0].collected.logs
     assert [(log.node, log.lines, log.lost) for log in logs] == [("worker-0", 3, ""), ("worker-1", 3, "")]
 
@@ -129,6 +129,6 @@ def test_meant_end_takes_the_job_away(training: Training, how: str) -> None:
         training.carried.cancel()
     process.communicate(timeout=30)
     assert time.monotonic() - began < 30
-    assert (training.there(), training.pods(), training.report.left) == ([], [], ())
+    assert (training.there(), training.pods(), training.report.leftovers) == ([], [], ())
     assert training.report.end == ("stopped" if how == "stop" else "cancelled")
     assert [log.lost for log in training.report.attempts[0].collected.logs] == ["", ""]

@@ -137,7 +137,7 @@ def test_run_comes_back_on_another_machine(training: Training, elsewhere: Path) 
     assert training.there() == before
     training.jobs.end(plan)
     second.communicate(timeout=60)
-    assert (training.carried.state().name, training.report.left) == ("Completed", ())
+    assert (training.carried.state().name, training.report.leftovers) == ("Completed", ())
     assert [log.lines for log in training.report.attempts[0].collected.logs] == [2, 2]
     assert held(training.jobs, plan) == {}
 
@@ -148,7 +148,7 @@ def test_ended_job_is_reported_by_another_machine(training: Training, elsewhere:
     """After a job's end another machine reports it, and reads the logs or says that they are on the lost machine."""
     training.lose()
     plan = training.plan
-    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={}))
     training.jobs.delete(plan) if stopped else training.jobs.end(plan)
     rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)
     carry_there(training, elsewhere).communicate(timeout=60)
@@ -163,7 +163,7 @@ def test_forged_success_is_not_believed(training: Training, elsewhere: Path) -> 
     """A user who can write to a Lease cannot turn a deleted job into a success."""
     training.lose()
     plan = training.plan
-    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={}))
+    lease.record_outcome(plan, Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={}))
     lease.record_ending(plan, "succeeded", "it is said to have succeeded")
     training.jobs.delete(plan)
     rewrite(training.jobs, plan, ago=lease.HOLDER_DEAD_AFTER_S + 1)

@@ -102,7 +102,7 @@ def labelled(namespace: str, report: Report) -> list[str]:
 def test_success(carry: Carry, namespace: str, profile: str) -> None:
     """If all pods end with exit code 0, the run is Completed, its logs are complete and nothing is left over."""
     end, report = carry((profile, "success"), ENDS)
-    assert (end.name, report.left) == ("Completed", ()), report.sentence
+    assert (end.name, report.leftovers) == ("Completed", ()), report.sentence
     assert report.collected
     logs = {log.node: log for log in report.collected.logs if log.node != "etcd"}
     assert {node: log.lost for node, log in logs.items()} == dict.fromkeys(
@@ -115,7 +115,7 @@ def test_success(carry: Carry, namespace: str, profile: str) -> None:
 def test_a_pod_fails(carry: Carry, profile: str) -> None:
     """If a pod fails, the run is Failed with the pod's exit code, and the other pods are stopped."""
     end, report = carry((profile, "pod fails"), {**ENDS, "torchyard.test/exit": "7"})
-    assert (end.name, report.left) == ("Failed", ())
+    assert (end.name, report.leftovers) == ("Failed", ())
     assert "exit code 7" in report.sentence
 
 
@@ -124,7 +124,7 @@ def test_never_fits(carry: Carry, busy: dict[str, Any], profile: str) -> None:
     """If no node has room for the pods, the run fails at its start deadline with the scheduler's reason."""
     more = {"pod__node_selector": busy, "resources__cpu": "100", "deadlines__start": "4s"}
     end, report = carry((profile, "never fits"), ENDS, **more)
-    assert (end.name, report.left) == ("Failed", ())
+    assert (end.name, report.leftovers) == ("Failed", ())
     assert re.search(r"not started within 4 s .*: .*waits for .*cpu", report.sentence), report.sentence
 
 
@@ -175,7 +175,7 @@ def test_deleted_by_another(carry: Carry, namespace: str, profile: str) -> None:
     other.start()
     end, report = carry((profile, "deleted by another"), {})
     other.join()
-    assert (end.name, report.left) == ("Failed", ())
+    assert (end.name, report.leftovers) == ("Failed", ())
     assert "was deleted by somebody else" in report.sentence
 
 
@@ -195,12 +195,12 @@ def test_refused(carry: Carry, monkeypatch: pytest.MonkeyPatch, profile: str) ->
     module, name, value, said = REFUSED[load_profile(profile).launcher]
     monkeypatch.setattr(module, name, value)
     end, report = carry((profile, "refused"), ENDS)
-    assert (end.name, report.left, report.attempts) == ("Failed", (), ())
+    assert (end.name, report.leftovers, report.attempts) == ("Failed", (), ())
     assert said in report.sentence
 
 
 def test_refused_by_a_queue(carry: Carry) -> None:
     """Volcano's root queue accepts no jobs; its webhook refuses the job before anything is created."""
     end, report = carry(("yolov5-volcano", "refused"), ENDS, nodes=1, options__queue="root")
-    assert (end.name, report.left, report.attempts) == ("Failed", (), ())
+    assert (end.name, report.leftovers, report.attempts) == ("Failed", (), ())
     assert "can not submit job to root queue" in report.sentence

@@ -85,8 +85,8 @@ def test_long_logs_are_whole(jobs: Jobs, said: Said) -> None:
     for node, path in plan.nodes.items():
         assert texts(plan, node) == MANY
         lines = [read_line(line, node) for line in Path(path).read_text().splitlines()]
-        assert all(line.at > 0 for line in lines)
-        assert [line.at for line in lines] == sorted(line.at for line in lines)
+        assert all(line.timestamp > 0 for line in lines)
+        assert [line.timestamp for line in lines] == sorted(line.timestamp for line in lines)
         assert f" {node} | step 0\n" in Path(path).read_text()
 
 

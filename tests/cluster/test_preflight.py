@@ -30,9 +30,9 @@ from torchyard.model.requirements import (
     ClusterRequirement,
     Controller,
     CrdServed,
-    Object,
     OpenQueue,
     Permission,
+    ReferencedObject,
     WritableFolder,
 )
 from torchyard.steps.preflight import preflight
@@ -165,7 +165,7 @@ def vcjob(**spec: Any) -> Thing:
 def plan(*requires: ClusterRequirement, context: str | None = None, space: str = SPACE, **parts: Any) -> ManifestPlan:
     place = Cluster(context=context, namespace=space)
     names = {"launcher": "volcano", "job": "job", "container": "worker", "folder": "/tmp/none", "lease": {}}
-    parts = {"tasks": {"worker": 2}, "objects": (job_of(pod()),), "template": ("template",), "watch": (), **parts}
+    parts = {"tasks": {"worker": 2}, "objects": (job_of(pod()),), "template_path": ("template",), "watch": (), **parts}
     return ManifestPlan(**names, labels=LABELS, cluster=place, requires=requires, **parts)
 
 
@@ -176,7 +176,7 @@ def only(need: ClusterRequirement, **parts: Any) -> Check:
 
 
 def refused(*objects: Thing, **parts: Any) -> Check:
-    return only(AdmissionAccepted(what="objects"), objects=objects, **parts)
+    return only(AdmissionAccepted(target="objects"), objects=objects, **parts)
 
 
 def needs_kind(api: Client, need: CrdServed) -> None:
@@ -189,15 +189,15 @@ def needs_kind(api: Client, need: CrdServed) -> None:
 
 def test_closed_port_is_the_only_finding(plane: Client) -> None:
     """If no server answers, the only finding names the context and the address."""
-    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(what="pod"), context="closed"))
-    assert (found.verdict, found.need) == ("failed", "cluster closed")
+    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(target="pod"), context="closed"))
+    assert (found.verdict, found.name) == ("failed", "cluster closed")
     assert "https://127.0.0.1:9 does not answer: " in found.detail
 
 
 @pytest.mark.parametrize(("context", "said"), [("stranger", "Unauthorized"), ("anyone", 'User "system:anonymous"')])
 def test_unknown_credentials_are_the_only_finding(plane: Client, context: str, said: str) -> None:
     """An unknown or missing token causes one finding, and no further checks."""
-    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(what="pod"), context=context))
+    (found,) = check_cluster(plan(JOBS, AdmissionAccepted(target="pod"), context=context))
     assert "refuses the credentials of the kubeconfig: " in found.detail
     assert said in found.detail
 
@@ -211,19 +211,26 @@ def test_unknown_context_lists_what_there_is(plane: Client) -> None:
 
 def test_missing_namespace_is_told_once(plane: Client) -> None:
     """If the namespace is missing, the checks within it are skipped, and all others run."""
-    inside = (AdmissionAccepted(what="pod"), AdmissionAccepted(what="objects"), Object(what="Secret", name="key"))
-    found = check_cluster(plan(*inside, Advice(about="image", detail="old"), space=f"{SPACE}-none"))
-    assert [each.need for each in found] == [f"namespace {SPACE}-none", "image"]
+    inside = (
+        AdmissionAccepted(target="pod"),
+        AdmissionAccepted(target="objects"),
+        ReferencedObject(object_kind="Secret", name="key"),
+    )
+    found = check_cluster(plan(*inside, Advice(topic="image", detail="old"), space=f"{SPACE}-none"))
+    assert [each.name for each in found] == [f"namespace {SPACE}-none", "image"]
     assert found[0].remedy == f"`kubectl create namespace {SPACE}-none`"
 
 
 def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
     """The step raises all failed checks of cluster and machine at once, and says how many checks there were."""
     folder = WritableFolder(host="localhost", path=str(tmp_path / "run"))
-    missing = Object(what="Secret", name="key"), Object(what="ConfigMap", name="settings")
+    missing = (
+        ReferencedObject(object_kind="Secret", name="key"),
+        ReferencedObject(object_kind="ConfigMap", name="settings"),
+    )
     with pytest.raises(PreflightError) as error:
         preflight(
-            plan(folder, Permission(verbs=("get",), resource="pods"), *missing, AdmissionAccepted(what="objects"))
+            plan(folder, Permission(verbs=("get",), resource="pods"), *missing, AdmissionAccepted(target="objects"))
         )
     assert "2 of 5 checks failed" in str(error.value)
 
@@ -231,12 +238,12 @@ def test_all_findings_are_one_error(plane: Client, tmp_path: Path) -> None:
 def test_good_plan_has_one_check_a_requirement(plane: Client) -> None:
     """A good plan gets one passed check for all rights and one per other requirement, in their order."""
     rights = Permission(verbs=("create", "watch"), resource="pods"), PODS_LOG
-    anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, alone=True)
-    account = Object(what="ServiceAccount", name="default")
-    needs = (*rights, anywhere, account, AdmissionAccepted(what="objects"), AdmissionAccepted(what="pod"))
+    anywhere = Capacity(pods=1, labels={}, tolerations=(), resources={"cpu": "100m"}, one_per_node=True)
+    account = ReferencedObject(object_kind="ServiceAccount", name="default")
+    needs = (*rights, anywhere, account, AdmissionAccepted(target="objects"), AdmissionAccepted(target="pod"))
     found = check_cluster(plan(*needs))
     assert [each.verdict for each in found] == ["ok"] * (len(needs) - 1), found
-    assert [each.need for each in found][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
+    assert [each.name for each in found][:3] == ["rights", "room for 1 pod", "ServiceAccount default"]
     assert found[0].detail == "all 3 are granted"
 
 
@@ -267,9 +274,14 @@ def test_only_missing_verbs_are_told(plane: Client, make: Make) -> None:
 
 def test_what_may_not_be_looked_at_is_a_warning(plane: Client) -> None:
     """Without the right to list nodes, Deployments, queues or Secrets, a check is a warning that says so."""
-    room = Capacity(pods=1, labels={}, tolerations=(), resources={}, alone=False)
-    looks = (room, Controller(label="app=x"), OpenQueue(name="default"), Object(what="Secret", name="key"))
-    found = check_cluster(plan(*looks, AdmissionAccepted(what="pod"), context="nobody"))
+    room = Capacity(pods=1, labels={}, tolerations=(), resources={}, one_per_node=False)
+    looks = (
+        room,
+        Controller(label="app=x"),
+        OpenQueue(name="default"),
+        ReferencedObject(object_kind="Secret", name="key"),
+    )
+    found = check_cluster(plan(*looks, AdmissionAccepted(target="pod"), context="nobody"))
     assert [each.verdict for each in found] == ["warning"] * 5
     assert all("cannot be checked: " in each.detail and "is forbidden: User" in each.detail for each in found)
 
@@ -283,7 +295,7 @@ def test_missing_right_is_not_told_twice(plane: Client) -> None:
     """A missing right that the rights check reports is only a warning in the dry run."""
     right = Permission(verbs=("create",), resource="configmaps")
     job = config_map("job")
-    found = check_cluster(plan(right, AdmissionAccepted(what="objects"), objects=(job,), context="nobody"))
+    found = check_cluster(plan(right, AdmissionAccepted(target="objects"), objects=(job,), context="nobody"))
     assert [each.verdict for each in found] == ["failed", "warning"]
     assert "without the right to create it" in found[1].detail
 
@@ -369,7 +381,7 @@ def node(name: str, usable: int, **spec: Any) -> Thing:
 def room(pods: int, tolerations: tuple[str, ...] = (MARK,), **resources: str) -> Capacity:
     asked = {name.replace("_", "/").replace("example", "example.com"): amount for name, amount in resources.items()}
     known = {"labels": {MARK: SPACE}, "tolerations": tolerations, "resources": asked}
-    return Capacity.model_validate({"pods": pods, "alone": True, "device_plugin": f"{MARK}=plugin", **known})
+    return Capacity.model_validate({"pods": pods, "one_per_node": True, "device_plugin": f"{MARK}=plugin", **known})
 
 
 @pytest.fixture
@@ -424,7 +436,7 @@ def test_device_plugin_that_is_there_tells_its_pods(plane: Client, make: Make) -
 
 def test_label_that_no_node_has_is_told(plane: Client) -> None:
     """If no node has the label, the remedy is the command that lists the nodes' values of it."""
-    found = only(Capacity(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, alone=True))
+    found = only(Capacity(pods=1, labels={MARK: "none"}, tolerations=(), resources={}, one_per_node=True))
     assert f"no label {MARK}=none" in found.detail
     assert f"`kubectl get nodes -L {MARK}`" in found.remedy
 
@@ -435,7 +447,7 @@ def test_label_that_no_node_has_is_told(plane: Client) -> None:
 @pytest.mark.parametrize("what", ["ConfigMap", "Secret", "PersistentVolumeClaim", "ServiceAccount"])
 def test_missing_object_is_told(plane: Client, what: Any) -> None:
     """The finding about a missing object names its namespace, and has a remedy."""
-    found = only(Object(what=what, name="none"))
+    found = only(ReferencedObject(object_kind=what, name="none"))
     assert found.detail.startswith(f"is not in namespace {SPACE}; there are: ")
     assert found.remedy
 
@@ -447,19 +459,22 @@ def test_missing_network_lists_the_networks_of_its_namespace(plane: Client, make
         make(version, "NetworkAttachmentDefinition", "rdma-vf", place=STRICT, spec={"config": "{}"})
     except ClusterError:
         pytest.fail("this cluster has no secondary networks")
-    found = only(Object(what="NetworkAttachmentDefinition", name="rdma-fv", namespace=STRICT))
+    found = only(ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma-fv", namespace=STRICT))
     assert found.detail == f"is not in namespace {STRICT}; there are: rdma-vf"
-    assert only(Object(what="NetworkAttachmentDefinition", name="rdma-vf", namespace=STRICT)).verdict == "ok"
+    assert (
+        only(ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma-vf", namespace=STRICT)).verdict
+        == "ok"
+    )
 
 
 def test_missing_key_is_told_without_any_value(plane: Client, make: Make) -> None:
     """The finding about a missing key of a Secret lists the Secret's keys, and shows no values."""
     hidden = base64.b64encode(b"not-to-be-shown").decode()
     make("v1", "Secret", "keys", data={"user": hidden})
-    found = only(Object(what="Secret", name="keys", holds=("user", "token")))
+    found = only(ReferencedObject(object_kind="Secret", name="keys", required_entries=("user", "token")))
     assert found.detail == "has no key token; there are: user"
     assert hidden not in str(found)
-    assert only(Object(what="Secret", name="keys", holds=("user",))).detail == "has user"
+    assert only(ReferencedObject(object_kind="Secret", name="keys", required_entries=("user",))).detail == "has user"
 
 
 def claim(storage_class: str, mode: str) -> Thing:
@@ -477,9 +492,9 @@ def test_claim_that_waits_for_its_pod_is_good(plane: Client, make: Make) -> None
         kind = {"provisioner": "example.com/none", "volumeBindingMode": mode}
         make("storage.k8s.io/v1", "StorageClass", name, **kind)
         make("v1", "PersistentVolumeClaim", mode.lower(), spec=claim(name, "ReadWriteMany"))
-    found = only(Object(what="PersistentVolumeClaim", name="waitforfirstconsumer"))
+    found = only(ReferencedObject(object_kind="PersistentVolumeClaim", name="waitforfirstconsumer"))
     assert (found.verdict, found.detail) == ("ok", "is Pending, until its first pod")
-    assert only(Object(what="PersistentVolumeClaim", name="immediate")).verdict == "warning"
+    assert only(ReferencedObject(object_kind="PersistentVolumeClaim", name="immediate")).verdict == "warning"
 
 
 def test_claim_of_one_node_is_a_warning_for_two_pods(plane: Client, make: Make) -> None:
@@ -500,7 +515,7 @@ def test_lost_claim_is_told(plane: Client, make: Make) -> None:
     wait(lambda: only(CLAIM).detail == "is Lost: its volume is gone")
 
 
-CLAIM = Object(what="PersistentVolumeClaim", name="single")
+CLAIM = ReferencedObject(object_kind="PersistentVolumeClaim", name="single")
 
 
 # --- admission
@@ -508,7 +523,7 @@ CLAIM = Object(what="PersistentVolumeClaim", name="single")
 
 def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
     """A namespace with level baseline refuses a pod on the host's network; the finding quotes the server."""
-    found = only(AdmissionAccepted(what="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
+    found = only(AdmissionAccepted(target="pod"), space=STRICT, objects=[job_of(pod(hostNetwork=True))])
     assert 'violates PodSecurity "baseline:latest": host namespaces (hostNetwork=true)' in found.detail
     level = "pod-security.kubernetes.io/enforce=privileged"
     assert found.remedy == f"`kubectl label namespace {STRICT} {level} --overwrite`"
@@ -516,7 +531,7 @@ def test_pod_security_is_told_with_its_remedy(plane: Client) -> None:
 
 def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
     """A namespace without a level accepts a pod on the host's network, and the dry run leaves no pod."""
-    assert only(AdmissionAccepted(what="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
+    assert only(AdmissionAccepted(target="pod"), objects=[job_of(pod(hostNetwork=True))]).verdict == "ok"
     assert plane.list("v1", "Pod") == []
 
 
@@ -531,15 +546,15 @@ def test_same_pod_is_taken_where_it_is_allowed(plane: Client) -> None:
 )
 def test_pod_is_refused_in_the_servers_words(plane: Client, spec: Thing, said: str) -> None:
     """The finding about a refused pod quotes the server."""
-    found = only(AdmissionAccepted(what="pod"), objects=[job_of(pod(**spec))])
+    found = only(AdmissionAccepted(target="pod"), objects=[job_of(pod(**spec))])
     assert (found.verdict, said in found.detail) == ("failed", True), found.detail
 
 
 def test_quota_is_told(plane: Client, make: Make) -> None:
     """A pod that would exceed a quota fails the check, and the remedy shows the quota."""
     make("v1", "ResourceQuota", "none", spec={"hard": {"pods": "0"}})
-    wait(lambda: "exceeded quota: none, requested: pods=1" in only(AdmissionAccepted(what="pod")).detail)
-    assert "describe quota" in only(AdmissionAccepted(what="pod")).remedy
+    wait(lambda: "exceeded quota: none, requested: pods=1" in only(AdmissionAccepted(target="pod")).detail)
+    assert "describe quota" in only(AdmissionAccepted(target="pod")).remedy
 
 
 def test_refusal_of_a_controllers_webhook_is_told_as_it_came(plane: Client) -> None:
@@ -592,4 +607,4 @@ def test_name_that_is_taken_tells_by_whom(plane: Client, make: Make) -> None:
 
 def test_advice_is_a_warning(plane: Client) -> None:
     """Advice is reported as a warning, which does not fail the preflight."""
-    assert only(Advice(about="image a:latest", detail="has no fixed tag")).verdict == "warning"
+    assert only(Advice(topic="image a:latest", detail="has no fixed tag")).verdict == "warning"

@@ -121,7 +121,7 @@ def test_end_has_the_programs_words_and_the_number_of_retries(name: str, place: 
     assert told, report.sentence
     unheard = name in ENDLESS  # the deadline may cut a try off before its first line
     assert tries - 1 <= int(told[1]) <= tries - 1 + unheard, report.sentence
-    assert report.left == ()
-    endings = report.attempts[0].outcome.endings
+    assert report.leftovers == ()
+    endings = report.attempts[0].outcome.container_failures
     assert {(each.node[-1], each.exit_code) for each in endings} == {("1", policy.code)}
     assert len(endings) >= (1 if name in IN_PLACE else min(tries, 2))

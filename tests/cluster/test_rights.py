@@ -152,7 +152,7 @@ def home(namespace: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[H
 
 
 def failures(found: Iterable[Check]) -> list[str]:
-    return [f"{each.need}: {each.detail}" for each in found if each.verdict == "failed"]
+    return [f"{each.name}: {each.detail}" for each in found if each.verdict == "failed"]
 
 
 # --- the role

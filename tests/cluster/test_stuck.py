@@ -187,7 +187,7 @@ def test_taint(yard: Yard, own: str) -> None:
 def test_host_port(yard: Yard, own: str) -> None:
     """If another run uses the host port, the sentence names the port and that run."""
     plan = yard.plan({**on(own), "resources.gpus": 1}, "yolov5-pytorchjob")
-    container = get_nested(plan.main, plan.template)["spec"]["containers"][0]
+    container = get_nested(plan.main, plan.template_path)["spec"]["containers"][0]
     port = container["ports"][0]["containerPort"]
     ports = [{"containerPort": port, "hostPort": port}]
     yard.server.create(pod("holder", own, {"ports": ports}, nodeName=own, hostNetwork=True))
@@ -242,7 +242,7 @@ def test_sandbox(yard: Yard, plane: Client) -> None:
     """A node that cannot create a pod's sandbox is the cause, though only an event says so."""
     name = f"torchyard-{uuid.uuid4().hex[:8]}"
     plan = yard.real({})
-    get_nested(plan.main, plan.template)["spec"]["runtimeClassName"] = name
+    get_nested(plan.main, plan.template_path)["spec"]["runtimeClassName"] = name
     runtime = {"apiVersion": "node.k8s.io/v1", "kind": "RuntimeClass", "metadata": {"name": name}, "handler": "nope"}
     plane.request("POST", "/apis/node.k8s.io/v1/runtimeclasses", body=runtime)
     try:
@@ -310,7 +310,7 @@ def test_node_that_does_not_answer(mute: tuple[Yard, ManifestPlan]) -> None:
 def stuck(jobs: Jobs, wire: Wire) -> ManifestPlan:
     """Create a job that requests more GPUs than any node has."""
     plan = jobs.plan(wire)
-    for amounts in get_nested(plan.main, plan.template)["spec"]["containers"][0]["resources"].values():
+    for amounts in get_nested(plan.main, plan.template_path)["spec"]["containers"][0]["resources"].values():
         amounts[GPU] = "16"
     create.create_job(plan)
     return plan

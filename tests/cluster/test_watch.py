@@ -13,7 +13,7 @@ from torchyard.cluster import job_watch, reflector
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
-from torchyard.model.plan import Watched
+from torchyard.model.plan import WatchedKind
 
 Plan = Callable[..., Any]
 
@@ -149,7 +149,7 @@ def test_kind_that_only_tells_more_holds_nothing_up(jobs: Jobs, wire: Wire, stat
 def test_unknown_kind_holds_nothing_up(jobs: Jobs) -> None:
     """The watch leaves out a kind that the API server does not know."""
     plan = jobs.start()
-    strange = Watched(api="torchyard.test/v1", kind="Strange")
+    strange = WatchedKind(api="torchyard.test/v1", kind="Strange")
     with ClusterWatch(plan.model_copy(update={"watch": (*plan.watch, strange)})) as watch:
         until(lambda: run(watch))
 

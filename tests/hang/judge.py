@@ -54,9 +54,9 @@ class Judge:
         nodes = {rank: record.node for rank, record in box.latest.items()}
         self.straggler = find_straggler(box.windows, nodes) or self.straggler
         hang = judge_hang(box.latest, box.world, box.ages())
-        told = (hang.kind, hang.ranks, hang.where) if hang else ()
+        told = (hang.kind, hang.ranks, hang.location) if hang else ()
         if hang and told != self._last:
-            self.verdicts.append(Verdict(self._now, hang.kind, hang.ranks, hang.where, hang.sentence))
+            self.verdicts.append(Verdict(self._now, hang.kind, hang.ranks, hang.location, hang.sentence))
         self._last = told
 
 

@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 def count_runs() -> int:
     """How many runs of a report there are; each has left nothing behind."""
     reports = [folder.report() for folder in list_run_folders()]
-    assert [each.left if each else None for each in reports] == [()] * len(reports)
+    assert [each.leftovers if each else None for each in reports] == [()] * len(reports)
     return len(reports)
 
 

@@ -39,7 +39,7 @@ def test_regression_fails_its_night(write: Write) -> None:
     end, sentence = ends[-1]
     report = last.folder.report()
     assert report
-    assert (end, report.end, report.left, len(report.attempts)) == ("failed", "failed", (), 1)
+    assert (end, report.end, report.leftovers, len(report.attempts)) == ("failed", "failed", (), 1)
     assert sentence.startswith("busbw is 150, 25.2 % below 200.5, the median of the last 6 runs; ")
     assert sentence.endswith(f"; see {os.environ['TORCHYARD_RUNS']}/history/{Path(report.history).name}")
     kept = [json.loads(line) for line in Path(report.history).read_text().splitlines()]

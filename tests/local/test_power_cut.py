@@ -72,7 +72,7 @@ def test_power_cut_costs_an_attempt_and_not_the_run(world: World, tmp_path: Path
     (folder,) = [RunFolder(path.parent) for path in world.runs["worker"].glob("*/journal")]
     report = folder.report()
     assert report
-    assert (state["type"], [each.number for each in report.attempts], report.left) == ("COMPLETED", [1, 2], ())
+    assert (state["type"], [each.number for each in report.attempts], report.leftovers) == ("COMPLETED", [1, 2], ())
     failure = report.attempts[0].collected.failure
     assert failure
     assert (failure.cause, failure.retry) == ("keeper-killed", True)

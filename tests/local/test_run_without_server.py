@@ -45,7 +45,7 @@ def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) 
     check += "print('prefect' in sys.modules); sys.exit(code)"
     done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
     report = only_run().report()
-    assert (done.returncode, report and report.end, report and report.left) == (exit_code, end, ()), done.stderr
+    assert (done.returncode, report and report.end, report and report.leftovers) == (exit_code, end, ()), done.stderr
     assert done.stdout.splitlines()[-1] == "False"
     assert "nothing left" in done.stdout
 

@@ -41,7 +41,7 @@ def test_pi_is_computed(cli: Cli, write: Write, made: tuple[str, str, str]) -> N
     """The first app of guide 001 runs on two pods of two processes, however the CLI passes its command on."""
     keys = {"processes": 2, "args": ["--trials=2", "--intervals=9999"], "metrics": "json-lines"}
     end, report = ran(write("pi", **profile(cli(*made), **keys)), program=str(ROOT / "programs" / "pi.py"))
-    assert (str(end.name), report.left) == ("Completed", ())
+    assert (str(end.name), report.leftovers) == ("Completed", ())
     assert report.collected
     assert report.collected.metrics.summary["world_size"] == 4
     assert [log.lost for log in report.collected.logs] == ["", ""]
@@ -98,7 +98,7 @@ def ended(_: Mapping[str, Any], status: Status) -> bool:
 
 
 def log(plan: CommandPlan, node: int) -> list[str]:
-    return [line.partition(" | ")[2] for line in Path(plan.on[node].log).read_text().splitlines()]
+    return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
 
 
 @pytest.mark.parametrize("generation", ["v1", "v2"])
@@ -163,9 +163,9 @@ def test_log_is_served_from_a_byte(runai_planned: Planned) -> None:
     """The log can be read from any byte on, however often, and no line is in it twice."""
     plan = runai_planned("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done")
     begun(plan)
-    until(plan, lambda seen, status: any(log(plan, 0) if Path(plan.on[0].log).exists() else ()))
+    until(plan, lambda seen, status: any(log(plan, 0) if Path(plan.processes[0].log).exists() else ()))
     assert until(plan, ended).state == "succeeded"
-    whole, asked = Path(plan.on[0].log).read_bytes(), plan.on[0].follow
+    whole, asked = Path(plan.processes[0].log).read_bytes(), plan.processes[0].follow
     assert asked
     assert log(plan, 0) == [f"line {number}" for number in range(1, 9)]
     assert subprocess.run([*asked.argv, "40"], capture_output=True, check=True).stdout == whole[40:]

@@ -74,7 +74,7 @@ def test_two_agents_run_and_are_reported(write: Write) -> None:
     assert report.collected
     assert [row["accuracy"] for row in report.collected.metrics.rows] == [0.5, 1.0]
     assert [log.lost for log in report.collected.logs] == ["", ""]
-    assert (left(report), report.left) == ([], ())
+    assert (left(report), report.leftovers) == ([], ())
 
 
 FIRST = """
@@ -194,7 +194,7 @@ def test_unwritable_run_folder_is_one_sentence(write: Write, tmp_path: Path) -> 
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "file")
     end = train(str(write()), return_state=True)
     assert end.is_failed()
-    assert "Not a directory; choose another place with TORCHYARD_RUNS" in str(end.message)
+    assert "Not a directory; choose another folder with TORCHYARD_RUNS" in str(end.message)
 
 
 def test_journal_tells_the_steps(write: Write) -> None:

@@ -10,7 +10,7 @@ from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up, tabulate
 from tests.hang.healthy import STYLES
 from tests.hang.judge import Judge, Line, Verdict, replay
 from tests.hang_tables import plant_absent
-from torchyard.model.hang import RECORD_MARK, Straggler
+from torchyard.model.hang import RECORD_PREFIX, Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)
 PLAIN = Cell("plain", 4, 1, 0)
@@ -32,7 +32,7 @@ def test_every_class_has_a_program() -> None:
 
 def test_last_line_of_a_recording_is_judged() -> None:
     """A verdict on the last line, after which nothing more came, is told in a replay as well."""
-    lines = [f"{RECORD_MARK}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
+    lines = [f"{RECORD_PREFIX}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
     (told,) = replay(Line(5.0, f"node-{place // 2}", text) for place, text in enumerate(lines)).verdicts
     assert (told.kind, told.ranks) == ("missing-rank", (3,))
 

@@ -8,7 +8,7 @@ from tests.cluster.small import ELSEWHERE, in_pods, small
 from tests.conftest import manifest_plan_of
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import list_profiles, load_profile
-from torchyard.model.requirements import Object
+from torchyard.model.requirements import ReferencedObject
 
 NAMES = tuple(in_pods())
 OF_MACHINES = {name for name in list_profiles() if load_profile(name).launcher == "baremetal"}
@@ -24,7 +24,7 @@ def test_every_profile_has_its_place() -> None:
 def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) -> None:
     """A small profile needs no claim, network, queue or secret, and no device except for fake GPUs."""
     plan = manifest_plan_of(load_profile(name, small(name)), tmp_path)
-    assert not [need for need in plan.requires if isinstance(need, Object)]
+    assert not [need for need in plan.requires if isinstance(need, ReferencedObject)]
     asked = plan.pod["spec"]["containers"][0]["resources"]["requests"]
     assert asked.keys() - {"nvidia.com/gpu"} == {"cpu", "memory", "ephemeral-storage"}
 
@@ -40,7 +40,11 @@ def test_small_runs_a_program_of_ours(name: str) -> None:
 def test_small_keeps_what_a_profile_is_about(name: str) -> None:
     """A small profile keeps launcher, rendezvous and agent, and more than one node if the profile has that."""
     whole, less = load_profile(name), load_profile(name, small(name))
-    assert (less.launcher, less.rendezvous, less.starter) == (whole.launcher, whole.rendezvous, whole.starter)
+    assert (less.launcher, less.rendezvous, less.resolved_agent) == (
+        whole.launcher,
+        whole.rendezvous,
+        whole.resolved_agent,
+    )
     assert (less.nodes.max > 1) == (whole.nodes.max > 1)
 
 

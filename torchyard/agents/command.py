@@ -37,7 +37,7 @@ def node_command(profile: Profile, run: Run, place: JobNode, *more: str) -> tupl
 
     Without `--` the agent's parser fails on a program's option that could be short for two of its own (--max).
     """
-    module = torchrun.MODULES.get(profile.starter)
+    module = torchrun.MODULES.get(profile.resolved_agent)
     agent = ("-m", module, *torchrun.agent_options(profile, run, place), *more, "--") if module else ()
     return (*agent, command_word(str(profile.program), place), *program_arguments(profile, run, place))
 
@@ -46,7 +46,9 @@ def pod_command(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     """The command of a pod, the same for every pod of the job."""
     words = node_command(profile, run, place)
     whole = (
-        ("torchrun", *words[2:]) if profile.starter == "torchrun" else (*choose_interpreter(profile, "python3"), *words)
+        ("torchrun", *words[2:])
+        if profile.resolved_agent == "torchrun"
+        else (*choose_interpreter(profile, "python3"), *words)
     )
     begin = pod_recorder(profile) + _pod_prelude(profile, run, place) + pod_check(profile, run, place)
     return ("/bin/sh", "-c", f'set -e\n{begin}exec "$@"\n', "torchyard", *whole) if begin else whole
@@ -54,12 +56,12 @@ def pod_command(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
 
 def choose_interpreter(profile: Profile, python: str) -> tuple[str, ...]:
     """The interpreter that executes the words; none if there is no agent and the program is not a Python file."""
-    return () if profile.starter == "none" and not str(profile.program).endswith(".py") else (python,)
+    return () if profile.resolved_agent == "none" and not str(profile.program).endswith(".py") else (python,)
 
 
 def rank_source(profile: Profile) -> Ranks:
     """How the logs show which rank printed a line: without an agent, the first node has rank 0."""
-    return "placed" if profile.starter == "none" else "teed"
+    return "placed" if profile.resolved_agent == "none" else "teed"
 
 
 def _pod_prelude(profile: Profile, run: Run, place: JobNode) -> str:

@@ -31,7 +31,7 @@ rm -f {path}
 
 def pod_check(profile: Profile, run: Run, place: JobNode) -> str:
     """The lines of a pod's shell, under `set -e`, that check the fabric; none if the profile does not ask for it."""
-    agent = ("torchrun",) if profile.starter == "torchrun" else ("python3", *_MODULE)
+    agent = ("torchrun",) if profile.resolved_agent == "torchrun" else ("python3", *_MODULE)
     return _build_lines(profile, run, place, _CheckFiles(agent, '"${TMPDIR:-/tmp}/torchyard-allreduce.py"'))
 
 
@@ -56,7 +56,7 @@ def _build_lines(profile: Profile, run: Run, place: JobNode, files: _CheckFiles)
     static = {} if profile.rendezvous in WITH_AGENT else {"rendezvous": "static"}
     agents = profile.model_copy(update={"restarts": 0, **static})
     meets = place._replace(endpoint=_choose_endpoint(profile, run, place), suffix=_RENDEZVOUS_SUFFIX)
-    limits = (f"--least={profile.least_busbw:g}", f"--within={profile.check_fabric:g}")
+    limits = (f"--least={profile.required_busbw:g}", f"--within={profile.check_fabric:g}")
     return _LINES.format(
         path=files.path,
         program=command_word((ROOT / _PROGRAM).read_text("utf-8"), place),

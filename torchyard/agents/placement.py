@@ -107,7 +107,7 @@ class _PlacementFactory(NamedTuple):
             python=options.keeper_python,
             work=work,
             files=f"{run.folder}/attempt-{run.attempt}/node-{first}/files",
-            before=_previous_folders(run),
+            previous_folders=_previous_folders(run),
         )
         program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
         return Placement(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)

@@ -58,7 +58,7 @@ def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
 
 def program_environment(profile: Profile, place: JobNode) -> dict[str, str]:
     """The variables of a program without an agent, whether it is one process or many: RANK is its node's rank."""
-    if profile.starter != "none":
+    if profile.resolved_agent != "none":
         return {}
     return {
         "MASTER_ADDR": place.endpoint.address,
@@ -74,7 +74,7 @@ def pod_environment(profile: Profile, place: JobNode, index: str) -> list[dict[s
     An agent gets the pod's own address here, because older agents fail on an option that they do not know.
     """
     node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
-    own = {LOCAL_ADDR_VARIABLE: place.address} if place.address and profile.starter != "none" else {}
+    own = {LOCAL_ADDR_VARIABLE: place.address} if place.address and profile.resolved_agent != "none" else {}
     return [
         node,
         *({"name": name, "value": value} for name, value in {**own, **program_environment(profile, place)}.items()),

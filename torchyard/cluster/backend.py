@@ -52,7 +52,7 @@ class ClusterBackend:
         get_log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
         made = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # unknown if the job is gone
         age = 0.0 if created else max(time.time() - (since or made), 0.0)
-        return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age=age)
+        return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age_s=age)
 
     def watch(self, on_poll: PollCallback) -> ClusterWatch:
         return ClusterWatch(self._plan, on_poll)

@@ -135,7 +135,7 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
         sentence = known.sentence if known else f"{node} {pod_facts.describe_exit(pod_facts.read_pod_exit_code(pod))}"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
         killed = known.retry if known else (pod_facts.read_pod_exit_code(pod) or 0) > 128
-        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {said}", remedy, killed)
+        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {said}", remedy, retry=killed)
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
 

@@ -51,7 +51,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
         keep_data(server, server.get(thing["apiVersion"], thing["kind"], thing["metadata"]["name"]), plan.labels)
     delete_object(plan, plan.main)
     _await_gone(plan, lambda thing: ROLE_LABEL not in (thing["metadata"].get("labels") or {}))
-    for thing in plan.beside:
+    for thing in plan.dependencies:
         delete_object(plan, thing)
     _await_gone(plan, lambda thing: True)
     known = _list_created_kinds(plan)
@@ -62,7 +62,7 @@ def delete_all_objects(plan: ManifestPlan) -> list[str]:
 
 def _list_created_kinds(plan: ManifestPlan) -> list[GroupVersionKind]:
     """The kinds that a run has created or watched: each must be proven to be gone."""
-    things = [each for each in plan.parts if is_own_object(plan, each)]
+    things = [each for each in plan.admitted_objects if is_own_object(plan, each)]
     return list(
         dict.fromkeys(
             [*((each["apiVersion"], each["kind"]) for each in things), *((each.api, each.kind) for each in plan.watch)]
@@ -98,7 +98,7 @@ def _await_gone(plan: ManifestPlan, counts: Callable[[KubeObject], bool]) -> Non
         each for each in _list_visible_objects(server, mine, plan.labels) if counts(each) and _is_terminating(each)
     ]:
         if time.monotonic() > until:
-            _force_delete_pods(server, going if plan.force else [])
+            _force_delete_pods(server, going if plan.force_delete else [])
             return
         time.sleep(look)
         look = min(look * 1.5, _REMOVAL_POLL_INTERVAL_S * 8)
@@ -167,7 +167,7 @@ def list_labelled_objects(
             return kind, server.list(*kind, {"labelSelector": selector}, everywhere), ""
         except ClusterError as error:
             if error.status in (403, 405):
-                return kind, [], error.said
+                return kind, [], error.message
             raise
 
     with ThreadPoolExecutor(_MAX_PARALLEL_REQUESTS) as pool:

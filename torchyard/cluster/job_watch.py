@@ -24,6 +24,7 @@ from torchyard.diagnosis import pod_facts
 from torchyard.diagnosis.deadlines import ArrivalTimer
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.kube.client import get_cluster_client
+from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import ContainerFailure, Outcome
@@ -119,7 +120,7 @@ class ClusterWatch:
                 self._note_removal(node, before)
             failed = pod_facts.read_own_failure(before or {}) if node in self._plan.nodes else None
             if failed and failed.at < math.inf:
-                self._endings[node, failed.at] = ContainerFailure(node=node, at=failed.at, exit_code=failed.code)
+                self._endings[node, failed.at] = ContainerFailure(node=node, failed_at=failed.at, exit_code=failed.code)
             if machine := pod_facts.read_node_name(before or {}):
                 self._machines[node] = machine
             self._logs.update_pod(node, name, thing)
@@ -148,6 +149,41 @@ class ClusterWatch:
         return next((each.trouble for each in self._watchers if each.vital and each.trouble), None)
 
     # --- how it ended
+
+    def read_ends(self, timeout_s: float) -> None:
+        """Wait until `seen` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
+
+        The job and its pods are watched by separate requests, so a job may be Failed here before the pod that failed
+        has an exit code. The job's controller has seen that pod's end; a list that is made now therefore contains it.
+        """
+        deadline = time.monotonic() + timeout_s
+        listed: dict[str, Mapping[str, Any]] | None = None
+        while time.monotonic() < deadline:
+            if listed is None:
+                listed = self._list_pods()
+            if listed is None:
+                self.poll(_LIST_POLL_INTERVAL_S)
+            elif all(self._has_end_of(node, pod) for node, pod in listed.items()):
+                return
+            else:
+                self.poll(_LOG_POLL_INTERVAL_S)
+
+    def _list_pods(self) -> dict[str, Mapping[str, Any]] | None:
+        """The pods of the job by node, as the API server has them now; None if it does not answer."""
+        labels = ",".join(f"{key}={value}" for key, value in self._plan.labels.items())
+        try:
+            response = self._api.get_once(self._api.path("v1", "Pod"), {"labelSelector": labels})
+            return {self._plan.node(pod["metadata"]["name"]): pod for pod in response["items"]}
+        except (ClusterError, TransientError, ValueError, KeyError, TypeError):
+            return None
+
+    def _has_end_of(self, node: str, listed_pod: Mapping[str, Any]) -> bool:
+        """Whether `seen` has the exit code of a listed pod, if it has one. A pod that is removed is not waited for."""
+        exit_code = pod_facts.read_pod_exit_code(listed_pod)
+        pod = self.seen.get(f"Pod/{node}")
+        if exit_code is None or (pod is None and f"Removed/{node}" in self.seen):
+            return True
+        return pod is not None and pod_facts.read_pod_exit_code(pod) == exit_code
 
     def record_outcome(self, outcome: Outcome) -> None:
         """Record the outcome before anything is stopped: a process that resumes the run must not start it again."""
@@ -195,7 +231,7 @@ class ClusterWatch:
 
     def endings(self) -> tuple[ContainerFailure, ...]:
         """The failures of the job's pods so far, also of those that were removed or restarted; the first one first."""
-        return tuple(sorted(self._endings.values(), key=lambda each: each.at))
+        return tuple(sorted(self._endings.values(), key=lambda each: each.failed_at))
 
     def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""

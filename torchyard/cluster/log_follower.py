@@ -145,9 +145,9 @@ class LogFollower(threading.Thread):
         """404: the pod is gone, with what its stream has not delivered. Others pass: a kubelet or a token recovers."""
         self._refused_at = min(self._refused_at, time.monotonic())
         if error.status not in (403, 404):
-            self._missing = f"perhaps its end: {error.said}"
+            self._missing = f"perhaps its end: {error.message}"
         elif follow or not self._following:
-            self._missing = self._missing and f"{self._missing.partition(':')[0]}: {error.said}"
+            self._missing = self._missing and f"{self._missing.partition(':')[0]}: {error.message}"
             self.whole.set()
 
     def _read(self, follow: bool) -> bool:

@@ -122,8 +122,8 @@ def _list_leases(server: Client) -> list[KubeObject]:
     except ClusterError as error:
         if error.status != 403:
             raise
-        said = f"{error.said}; without `list leases` nothing can be swept, and nothing was: {_SWEEP_ROLE_HINT}"
-        raise ClusterError(error.host, error.what, said, error.status) from error
+        said = f"{error.message}; without `list leases` nothing can be swept, and nothing was: {_SWEEP_ROLE_HINT}"
+        raise ClusterError(error.host, error.action, said, error.status) from error
     get_log().warning(
         "only namespace %s is searched: the Leases of all need `list leases`; %s", server.namespace, _SWEEP_ROLE_HINT
     )

@@ -29,5 +29,5 @@ class OutageReporter:
         if not self._said and (refused or now - self._since > _REPORT_AFTER_S):
             self._said = True
             what = "refuses to show the job" if refused else "does not answer"
-            why = trouble.said if isinstance(trouble, ClusterError) else str(trouble)
+            why = trouble.message if isinstance(trouble, ClusterError) else str(trouble)
             get_log().warning("the API server %s (%s); the job goes on, and so does the wait", what, why)

@@ -10,7 +10,7 @@ from typing import Any
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
 from torchyard.model.errors import ClusterError
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 
 _WATCH_SILENCE_S = 100.0  # a watch without a bookmark for so long counts as dead: the server sends one a minute
 _MAX_RETRY_DELAY_S = 5.0  # seconds between two tries of a broken watch, at most
@@ -28,7 +28,7 @@ class Reflector(threading.Thread):
     kind nothing is known of a job; the others only add detail.
     """
 
-    def __init__(self, server: Client, plan: ManifestPlan, watched: Watched, *shared: Any) -> None:
+    def __init__(self, server: Client, plan: ManifestPlan, watched: WatchedKind, *shared: Any) -> None:
         super().__init__(daemon=True, name=f"watch-{watched.kind}")
         self._api, self._watched = server, watched
         self._news, self._over = shared

@@ -28,7 +28,7 @@ def is_local_error(error: BaseException) -> bool:
         case OSError() | MemoryError() | FolderError():
             return True
         case ClusterError():
-            return error.is_away
+            return error.is_transient
         case RuntimeError():
             return "can't start new thread" in str(error)
         case _:

@@ -5,7 +5,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
 BLOCK_BYTES = 1 << 18
@@ -49,5 +49,5 @@ def cut_record(text: str) -> str | None:
 
     A record may follow a line that the program has not ended yet.
     """
-    said, mark, _ = text.partition(RECORD_MARK)
+    said, mark, _ = text.partition(RECORD_PREFIX)
     return said if not mark or not _EMPTY_LINE.fullmatch(said) else None

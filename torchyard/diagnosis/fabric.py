@@ -61,14 +61,18 @@ def _is_libfabric(net: str) -> bool:
 
 def _rank_rdma(node: NodeFabric) -> tuple[int, int, str]:
     """The order of nodes with RDMA: few devices first, then those without GPUDirect."""
-    return len(node.hcas) if node.listed else 1 << 16, ("no", "mixed", "unknown", "yes").index(node.gdr), node.node
+    return (
+        len(node.hcas) if node.is_hca_list_complete else 1 << 16,
+        ("no", "mixed", "unknown", "yes").index(node.gdr),
+        node.node,
+    )
 
 
 def _describe_row(node: NodeFabric, promised: int | None) -> tuple[str, ...]:
     """`node-1  NET/IB  no  mlx5_0, mlx5_1 (4 found of 8)`."""
     transport = " and ".join(_name_net(net, node) for net in node.transports) or "no channel seen"
     of = f" of {promised}" if promised else ""
-    count = f"{len(node.hcas)} found{of}" if node.listed else ""
+    count = f"{len(node.hcas)} found{of}" if node.is_hca_list_complete else ""
     devices = _list_names(node.used)
     return node.node, transport, node.gdr if node.transports else "", f"{devices} ({count})" if count else devices
 
@@ -149,11 +153,11 @@ def _find_reason(node: NodeFabric, promise: Expect) -> str:
     if promise.transport == "plugin" and "no provider" not in node.hints:
         return "NCCL does not use the plugin: see LD_LIBRARY_PATH, NCCL_NET_PLUGIN, and its own lines in the log"
     said = [reason for hint, reason in _REASONS.items() if hint in node.hints]
-    if node.lacks and not any(hint in node.hints for hint in _CHOICES):
-        return "; ".join(node.lacks)
+    if node.missing and not any(hint in node.hints for hint in _CHOICES):
+        return "; ".join(node.missing)
     if said:
         return said[0]
-    if node.listed:
+    if node.is_hca_list_complete:
         return f"NCCL has found {_list_names(node.hcas)} and did not use it: see NCCL_NET and the plugin"
     return _NO_REASON
 
@@ -172,7 +176,7 @@ def _find_other_transports(nodes: Sequence[NodeFabric], promise: Expect) -> list
 
 def _find_missing_devices(nodes: Sequence[NodeFabric], promise: Expect) -> list[str]:
     wanted = promise.hcas or 0
-    few = [node for node in nodes if node.listed and len(node.hcas) < wanted]
+    few = [node for node in nodes if node.is_hca_list_complete and len(node.hcas) < wanted]
     if not few:
         return []
     least = min(few, key=lambda node: len(node.hcas))

@@ -47,18 +47,18 @@ def check_fact(need: HostRequirement, fact: dict[str, Any]) -> Check:
 
 
 def _make_check(need: str, good: bool, detail: str, remedy: str) -> Check:
-    return Check(need=need, verdict="ok" if good else "failed", detail=detail, remedy="" if good else remedy)
+    return Check(name=need, verdict="ok" if good else "failed", detail=detail, remedy="" if good else remedy)
 
 
 def _check_folder(need: WritableFolder, fact: dict[str, Any]) -> Check:
     here = need.host in THIS_MACHINE
     name = f"run folder {need.path}{'' if here else f' on {need.host}'}"
-    remedy = f"choose another place with {'TORCHYARD_RUNS' if here else 'options.folder'}"
+    remedy = f"choose another folder with {'TORCHYARD_RUNS' if here else 'options.folder'}"
     if "error" in fact:
         return _make_check(name, False, fact["error"], remedy)
     room = f"{fact['free'] / 2**30:.1f} GiB free"
     if fact["free"] < _MIN_FREE_BYTES:
-        return Check(need=name, verdict="warning", detail=f"only {room}: a full disk costs log lines", remedy=remedy)
+        return Check(name=name, verdict="warning", detail=f"only {room}: a full disk costs log lines", remedy=remedy)
     return _make_check(name, True, room, remedy)
 
 
@@ -89,11 +89,11 @@ def _check_route(need: Reachable, fact: dict[str, Any]) -> Check:
 
 def _check_package(need: Package, fact: dict[str, Any]) -> Check:
     name = f"{need.name} for {need.python} on {need.host}"
-    version, remedy = fact["version"], f"{need.python} -m pip install '{need.name}>={need.at_least}'"
+    version, remedy = fact["version"], f"{need.python} -m pip install '{need.name}>={need.minimum_version}'"
     if version is None:
-        return _make_check(name, False, f"is not installed ({need.why})", remedy)
-    good = _parse_version(version) >= _parse_version(need.at_least)
-    return _make_check(name, good, version if good else f"is {version}, {need.at_least} is needed", remedy)
+        return _make_check(name, False, f"is not installed ({need.reason})", remedy)
+    good = _parse_version(version) >= _parse_version(need.minimum_version)
+    return _make_check(name, good, version if good else f"is {version}, {need.minimum_version} is needed", remedy)
 
 
 def _parse_version(version: str) -> list[int]:
@@ -106,7 +106,7 @@ def _check_processors(need: Processors, fact: dict[str, Any]) -> Check:
     if fact["count"] >= need.count:
         return _make_check(name, True, f"{fact['count']} for {need.count} processes", "")
     detail = f"{fact['count']} for {need.count} processes: they will wait for each other"
-    return Check(need=name, verdict="warning", detail=detail, remedy="fewer nodes or processes run faster here")
+    return Check(name=name, verdict="warning", detail=detail, remedy="fewer nodes or processes run faster here")
 
 
 def _check_clock(need: Clock, late: float) -> Check:
@@ -115,7 +115,7 @@ def _check_clock(need: Clock, late: float) -> Check:
     if abs(late) < _MAX_CLOCK_OFFSET_S:
         return _make_check(name, True, off, "")
     off = f"is {abs(late):.0f} s {'behind' if late > 0 else 'ahead'}: times and deadlines will be wrong"
-    return Check(need=name, verdict="warning", detail=off, remedy="synchronize both by NTP")
+    return Check(name=name, verdict="warning", detail=off, remedy="synchronize both by NTP")
 
 
 def _check_runai(need: RunaiCli, fact: dict[str, Any]) -> Check:

@@ -55,12 +55,12 @@ class JobKindTerms(NamedTuple):
 
 def find_job_object(observed: Observation, kind: str) -> Mapping[str, Any] | None:
     """The job itself, as last seen; None if it does not exist."""
-    return next((thing for name, thing in observed.seen.items() if name.startswith(f"{kind}/")), None)
+    return next((thing for name, thing in observed.states.items() if name.startswith(f"{kind}/")), None)
 
 
 def select_job_pods(observed: Observation) -> Pods:
     """The pods of the job by node, such as worker-0, without the store's."""
-    return {name.partition("/")[2]: pod for name, pod in observed.seen.items() if _is_worker_pod(name, pod)}
+    return {name.partition("/")[2]: pod for name, pod in observed.states.items() if _is_worker_pod(name, pod)}
 
 
 def _is_worker_pod(name: str, thing: Mapping[str, Any]) -> bool:
@@ -169,13 +169,13 @@ def describe_retries(count: int) -> str:
 
 def _select_removed(observed: Observation) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """The first pod of each node that was deleted, as `Removed/worker-0`, as it was before; the first deleted first."""
-    return (each for each in observed.seen.items() if each[0].startswith("Removed/"))
+    return (each for each in observed.states.items() if each[0].startswith("Removed/"))
 
 
 def count_retries(observed: Observation) -> int:
     """How often the job or its containers were started again, by the controllers' and the kubelets' own counts."""
-    jobs = [thing for name, thing in observed.seen.items() if not _is_pod(name)]
-    inside = [count_restarts(thing) for name, thing in observed.seen.items() if _is_pod(name)]
+    jobs = [thing for name, thing in observed.states.items() if not _is_pod(name)]
+    inside = [count_restarts(thing) for name, thing in observed.states.items() if _is_pod(name)]
     return max([*map(_read_retries, jobs), *inside, *_count_replacements(observed)], default=0)
 
 
@@ -216,7 +216,7 @@ def _explain_deleted_pod(observed: Observation, before: float) -> Failure | None
 def unfinished_status(observed: Observation, pods: Pods, gang: Gang, started: bool = False) -> Status:
     """The status before the job's end: running once enough pods run or ran (`started`), failed if they never can."""
     said = read_reasons_by_pod(pods)
-    if known := _explain_hopeless(pods, find_pod_problems(pods, said, observed.at), gang):
+    if known := _explain_hopeless(pods, find_pod_problems(pods, said, observed.observed_at), gang):
         return Status(state="failed", reason=known.sentence, failure=known)
     begun = sum(read_pod_phase(pod) != "Pending" for pod in pods.values())
     reason = _describe_pods(pods, gang)
@@ -251,7 +251,7 @@ def _describe_waiting(observed: Observation, pods: Pods, said: Mapping[str, Sequ
     if unfit:
         name, word = min(unfit, key=lambda pair: pair[1].reason == "Schedulable")
         return f"; {name} is not scheduled: {word.message}"
-    group = next((thing for name, thing in observed.seen.items() if name.startswith("PodGroup/")), None)
+    group = next((thing for name, thing in observed.states.items() if name.startswith("PodGroup/")), None)
     return f"; {_describe_pod_group(group)}" if group and not pods else ""
 
 

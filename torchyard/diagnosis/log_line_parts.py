@@ -63,7 +63,7 @@ def parse_line(line: LogLine) -> Iterator[LogLinePart]:
             text = text[mark.end() :]
             local = mark["local"] or mark["bare"] or local
             rank = mark["rank"] or mark["mpi"] or mark["task"] or rank
-        yield LogLinePart(line.at, text, whole, int(local) if local else None, int(rank) if rank else None)
+        yield LogLinePart(line.timestamp, text, whole, int(local) if local else None, int(rank) if rank else None)
 
 
 def drop_noise(lines: Iterable[LogLinePart]) -> Iterator[LogLinePart]:

@@ -244,11 +244,11 @@ def _describe_host(name: str, host: _Host, others: Mapping[str, _Host]) -> NodeF
         gdr="no" if is_tcp else _join_gdr(direct),
         used=tuple(sorted(used)),
         hcas=tuple(host.links()),
-        listed=host.listed,
+        is_hca_list_complete=host.listed,
         links=tuple(dict.fromkeys(links)),
         provider=host.provider,
         hints=tuple(host.hints),
-        lacks=host.lacks,
+        missing=host.lacks,
         nics=tuple(dict.fromkeys(name for net in host.nics.values() for each in net.values() for name in each)),
         evidence=tuple(host.evidence.values()),
     )

@@ -130,7 +130,7 @@ def _diagnose_events(scene: _Scene, found: list[Any], reason: PodCause) -> Diagn
     node = _find_event_node(plan, first)
     said = f"{to_text(first.get('reason'))}: {shorten_message(first.get('message'))}"
     sentence = f"{node or plan.job}: {reason.sentence} ({said})"
-    late = scene.observed.at - read_first_seen(first) >= reason.patience
+    late = scene.observed.observed_at - read_first_seen(first) >= reason.patience
     return Diagnosis(
         Failure(cause=reason.slug, sentence=sentence, node=node, retry=reason.retry),
         late and held > _count_spare_pods(plan),
@@ -146,7 +146,11 @@ def _is_own_event(scene: _Scene, event: Any) -> bool:
     if thing.get("kind") != "Pod":
         return len(scene.pods) < sum(plan.tasks.values())
     pod = scene.pods.get(plan.node(name))
-    if pod is None or read_pod_phase(pod) != "Pending" or scene.observed.at - read_last_seen(event) > _MAX_EVENT_AGE_S:
+    if (
+        pod is None
+        or read_pod_phase(pod) != "Pending"
+        or scene.observed.observed_at - read_last_seen(event) > _MAX_EVENT_AGE_S
+    ):
         return False
     return get_mapping(pod, "metadata").get("uid") in (thing.get("uid"), None)
 
@@ -165,7 +169,7 @@ def _explain_by_closed_queue(scene: _Scene) -> Diagnosis | None:
     queue = scene.around.queue
     if queue is None or queue.verdict != "failed" or not (scene.unfit or not scene.pods):
         return None
-    sentence = f"{_describe_gang(scene.plan)} waits for {queue.need}, which {queue.detail}"
+    sentence = f"{_describe_gang(scene.plan)} waits for {queue.name}, which {queue.detail}"
     return Diagnosis(Failure(cause="queue-closed", sentence=sentence))
 
 
@@ -183,7 +187,7 @@ def _explain_by_scheduler(scene: _Scene) -> Diagnosis | None:
         return None
     name = min(unfit, key=lambda each: (unfit[each].reason == "Schedulable", each))
     said = shorten_message(unfit[name].message)
-    together = not _count_spare_pods(plan) and any(each.startswith("PodGroup/") for each in scene.observed.seen)
+    together = not _count_spare_pods(plan) and any(each.startswith("PodGroup/") for each in scene.observed.states)
     lead = f"waits for the gang: it needs {_describe_request(plan)}" if together else f"{name} waits for a node"
     if around.room and around.room.verdict == "failed":
         return _explain_by_capacity(lead, around.room)
@@ -241,12 +245,12 @@ def _explain_by_admission(scene: _Scene) -> Diagnosis | None:
 def _explain_by_silent_controller(plan: ManifestPlan, observed: Observation) -> Diagnosis | None:
     """A job that no controller has given a status, or whose admitted gang has no pods: a controller can miss a job."""
     kind = plan.main["kind"]
-    job = observed.seen.get(f"{kind}/{plan.job}")
+    job = observed.states.get(f"{kind}/{plan.job}")
     if not isinstance(job, Mapping):
         return None
     if not get_mapping(job, "status"):
         what = f"no controller has reported anything about the {kind} so far"
-    elif _is_gang_admitted(observed) and observed.at - _read_creation(job) > _MISSED_AFTER_S:
+    elif _is_gang_admitted(observed) and observed.observed_at - _read_creation(job) > _MISSED_AFTER_S:
         what = f"the {kind} is admitted (its PodGroup is Inqueue), and its controller has created no pods so far"
     else:
         return None
@@ -262,7 +266,7 @@ def _read_creation(thing: Mapping[str, Any]) -> float:
 
 def _is_gang_admitted(observed: Observation) -> bool:
     """Whether Volcano has let a PodGroup out of its queue: its controller creates the pods next."""
-    groups = [thing for name, thing in observed.seen.items() if name.startswith("PodGroup/")]
+    groups = [thing for name, thing in observed.states.items() if name.startswith("PodGroup/")]
     return any(get_mapping(group, "status").get("phase") == "Inqueue" for group in groups)
 
 

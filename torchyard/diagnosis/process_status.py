@@ -8,7 +8,7 @@ from torchyard.model.run import Failure, Observation, Status
 
 def read_status(observed: Observation) -> Status:
     """The job's status: the first agent that fails ends the job; it is done when every agent has ended with 0."""
-    blocks = {name: get_mapping(seen) for name, seen in observed.seen.items()}
+    blocks = {name: get_mapping(seen) for name, seen in observed.states.items()}
     agents = {name: seen for name, seen in blocks.items() if name != "etcd"}
     for name, seen in blocks.items():
         if isinstance(seen.get("abandoned"), float | int) and seen["abandoned"]:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from torchyard.exporter.facts import AllRuns, RunFacts
+from torchyard.exporter.run_summaries import AllRuns, RunSummary
 from torchyard.trend.records import History, Record
 
 _BYTES_PER_GB = 1e9
@@ -40,15 +40,15 @@ def _count_runs(all_runs: AllRuns) -> Iterator[Metric]:
     yield _sum_up("torchyard_recoveries", help_text, runs, lambda run: run.recoveries)
 
 
-def _describe_jobs(runs: Sequence[RunFacts]) -> Iterator[Metric]:
+def _describe_jobs(runs: Sequence[RunSummary]) -> Iterator[Metric]:
     help_text = "GPUs of the jobs that have started and may still exist."
     yield _sum_up("torchyard_gpus_held", help_text, [run for run in runs if run.gpus], lambda run: run.gpus)
     labels = ("run", "profile", "launcher")
-    waits = _family("torchyard_run_waiting_seconds", "How long a submitted job has not started yet.", labels)
+    waiting_times = _family("torchyard_run_waiting_seconds", "How long a submitted job has not started yet.", labels)
     for run in runs:
         if run.state == "waiting":
-            waits.add_metric((run.run, run.profile, run.launcher), run.waiting_s)
-    yield waits
+            waiting_times.add_metric((run.run, run.profile, run.launcher), run.waiting_s)
+    yield waiting_times
     delays = _family("torchyard_run_start_delay_seconds", "From the submit to the start, of an open run's job.", labels)
     for run in runs:
         if run.is_open and run.start_delay_s is not None:
@@ -101,7 +101,7 @@ def _by_profile(name: str, help_text: str, records: dict[str, Record], get_value
     return family
 
 
-def _sum_up(name: str, help_text: str, runs: Iterable[RunFacts], get_value: Callable[[RunFacts], int]) -> Metric:
+def _sum_up(name: str, help_text: str, runs: Iterable[RunSummary], get_value: Callable[[RunSummary], int]) -> Metric:
     """A sum over the runs of each profile and launcher."""
     sums: Counter[tuple[str, str]] = Counter()
     for run in runs:

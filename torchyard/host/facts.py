@@ -153,7 +153,7 @@ FACTS = {
     "package": probe_package,
     "port": probe_port,
     "processors": probe_processors,
-    "reaches": probe_route,
+    "reachable": probe_route,
     "clock": probe_clock,
     "store": probe_store,
     "runai": probe_runai,

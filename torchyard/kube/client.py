@@ -208,7 +208,9 @@ class Client:
         except ClusterError as error:
             if error.status != 401 or not repeatable:
                 raise
-            raise TransientError(error.said, 401) from error  # a server that forgot its users may know them again soon
+            raise TransientError(
+                error.message, 401
+            ) from error  # a server that forgot its users may know them again soon
 
     def _open(self, asked: Request) -> Any:
         """The answer, unread. Refused credentials are loaded again, once each time that they expire."""
@@ -216,7 +218,7 @@ class Client:
         try:
             return link.send(asked)
         except ClusterError as error:
-            if error.status == 403 and (start := _find_start(link, error.said)):
+            if error.status == 403 and (start := _find_start(link, error.message)):
                 raise start from error
             # What is ready now may not have been ready a moment ago: only the second refusal counts.
             if error.status != 403 and (error.status != 401 or not self._credentials.renew(link)):
@@ -243,7 +245,7 @@ def _find_start(link: Connection, said: str) -> TransientError | None:
     except TransientError:
         return TransientError(unready, 403)
     except ClusterError as error:
-        if error.status == 403 and (_UNREAD_ROLE_PATTERN.search(error.said) or not _may_discover(link)):
+        if error.status == 403 and (_UNREAD_ROLE_PATTERN.search(error.message) or not _may_discover(link)):
             return TransientError(unready, 403, timeout_s=_ACCESS_RULES_TIMEOUT_S)
     return None
 

@@ -142,8 +142,8 @@ def _check_pod_keys(profile: Profile) -> list[str]:
     pod_keys = ", ".join(sorted(profile.network.model_fields_set - _FABRIC_KEYS)) if profile.network else ""
     if pod_keys:
         findings.append(
-            f"fabric: {profile.fabric} requires pods ({pod_keys}), but on machines a fabric is only its env: use another "
-            "fabric, or your own hardware file"
+            f"fabric: {profile.fabric} requires pods ({pod_keys}), but on machines a fabric is only its env: use "
+            "another fabric, or your own hardware file"
         )
     if profile.files:
         findings.append(

@@ -16,7 +16,7 @@ from torchyard.loading.yaml_errors import NamedFileError, explain_error, format_
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
 from torchyard.model.profile import Profile
-from torchyard.notify.targets import find_wrong_address
+from torchyard.notify.targets import describe_invalid_address
 
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
 
@@ -89,7 +89,8 @@ def _refuse_name(raw: Mapping[str, Any], stem: str) -> None:
 
 def _refuse_wrong_address(profile: Profile) -> None:
     """NamedFileError if a message could not be sent to an address of `notify`."""
-    if profile.notify and (wrong := find_wrong_address(profile.notify)):
+    wrong = describe_invalid_address(profile.notify) if profile.notify else None
+    if wrong:
         raise NamedFileError("notify", wrong, "to")
 
 

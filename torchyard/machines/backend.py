@@ -51,16 +51,16 @@ class MachinesBackend:
         if since is None:
             return _start_agents(self._plan, deadlines)
         # The watch asks the hosts later: one that is away now does not hold up the others.
-        get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.on))
+        get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
         return Handle(
-            plan=self._plan, deadlines=deadlines, created=False, submitted_at=since, age=_seconds_since(since)
+            plan=self._plan, deadlines=deadlines, created=False, submitted_at=since, age_s=_seconds_since(since)
         )
 
     def watch(self, on_poll: PollCallback) -> ProcessWatch:
-        return ProcessWatch(self._plan.on, self._plan.store)
+        return ProcessWatch(self._plan.processes, self._plan.store)
 
     def stop(self) -> None:
-        _stop_processes(self._plan.on)
+        _stop_processes(self._plan.processes)
 
     def stop_unwatched(self) -> dict[str, str]:
         """Nothing to do: a log outlives its process, and `remove` stops the one and copies the other."""
@@ -96,7 +96,7 @@ class MachinesBackend:
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
     stage_in(plan.sites)
-    begun = [(block, block.submit) for block in plan.on if block.submit]
+    begun = [(block, block.submit) for block in plan.processes if block.submit]
     answers = processes.run_commands([(block.host, command) for block, command in begun])
     for (block, _), said in zip(begun, answers, strict=True):
         if isinstance(said, HostError):
@@ -105,22 +105,24 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
             raise HostError(block.host, f"start {block.name}", said.get("error") or "the supervisor does not answer")
     created = all(said["created"] for said in answers)
     submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
-    get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.on))
+    get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
     age = 0.0 if created else _seconds_since(submitted_at)
-    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age=age)
+    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age)
 
 
 def _remove_job(plan: CommandPlan) -> list[str]:
     """Stop everything, the store last, and remove what was staged in. Returns what is left."""
-    said = {**_stop_processes(plan.on), **_stop_processes((plan.store,) if plan.store else ())}
+    said = {**_stop_processes(plan.processes), **_stop_processes((plan.store,) if plan.store else ())}
     # A host that cannot be asked counts as left over.
-    left = {block.name: read_leftovers(block.host, said[block.name]) for block in plan.blocks if block.name in said}
-    unstaged = [block for block in plan.blocks if _is_unstaged(said.get(block.name))]
+    left = {
+        block.name: read_leftovers(block.host, said[block.name]) for block in plan.all_processes if block.name in said
+    }
+    unstaged = [block for block in plan.all_processes if _is_unstaged(said.get(block.name))]
     left |= end_unstaged(plan, unstaged)
     # A process that cannot be stopped keeps its folder.
-    held = {block.host for block in plan.blocks if left.get(block.name)}
+    held = {block.host for block in plan.all_processes if left.get(block.name)}
     torn = {block.host for block in unstaged} - held
-    whole = {block.host for block in plan.blocks if block.site} - torn - held
+    whole = {block.host for block in plan.all_processes if block.site} - torn - held
     kept = [thing for things in left.values() for thing in things]
     return [*kept, *clean_up(plan, whole), *remove_remains(plan, torn)]
 

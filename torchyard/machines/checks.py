@@ -36,10 +36,10 @@ def _check_host(at: tuple[str, str], needs: tuple[HostRequirement, ...]) -> list
     try:
         facts = processes.run_command(host, questions, patience=0)
     except UnreachedError as error:
-        return [Check(need=host, verdict="failed", detail=f"{error.what}: {error.said}")]
+        return [Check(name=host, verdict="failed", detail=f"{error.action}: {error.message}")]
     except HostError as error:
         others = "options.python" if host in THIS_MACHINE else "options.python, or options.keeper_python"
         remedy = f"choose another interpreter with {others}" if python != sys.executable else ""
-        said = f"{error.what}: {error.said}"
-        return [Check(need=f"{python} on {host}", verdict="failed", detail=said, remedy=remedy)]
+        said = f"{error.action}: {error.message}"
+        return [Check(name=f"{python} on {host}", verdict="failed", detail=said, remedy=remedy)]
     return [check_fact(need, fact) for need, fact in zip(needs, facts, strict=True)]

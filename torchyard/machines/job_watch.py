@@ -73,6 +73,9 @@ class ProcessWatch:
         """Exit code by process; negative is a signal, None is unknown."""
         return {name: seen.get("exit") for name, seen in self.seen.items()}
 
+    def read_ends(self, timeout_s: float) -> None:
+        """Nothing to wait for: the job's end is read from the ends of its processes."""
+
     def ended_at(self) -> float | None:
         """When the last process exited, by its host's clock."""
         return max((seen["ended"] for seen in self.seen.values() if seen.get("ended")), default=None)

@@ -104,7 +104,7 @@ def retry_ssh(work: Callable[[], T], patience: float = _RETRY_TIMEOUT_S) -> T:
     """What `work` returns; tried again if ssh itself failed for a reason that may pass."""
 
     def passing(error: BaseException) -> bool:
-        return isinstance(error, UnreachedError) and not any(word in error.said for word in _FINAL_SSH_ERRORS)
+        return isinstance(error, UnreachedError) and not any(word in error.message for word in _FINAL_SSH_ERRORS)
 
     return Retrying(
         retry=retry_if_exception(passing), wait=wait_fixed(1), stop=stop_after_delay(patience), reraise=True

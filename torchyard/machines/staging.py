@@ -63,7 +63,7 @@ def stage_in(sites: Sequence[Site]) -> None:
 
     RunInUseError if another living launcher owns the run.
     """
-    kept = {before: _list_checkpoints(before) for before in {site.before for site in sites}}
+    kept = {before: _list_checkpoints(before) for before in {site.previous_folders for site in sites}}
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
         list(pool.map(lambda site: _stage_in_site(site, kept[site.before]), sites))
 
@@ -160,7 +160,7 @@ def _expand_patterns(before: Iterable[str]) -> Iterator[str]:
 
 def clean_up(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
     """Stage everything out and remove the run's folder from some hosts. Returns what is left, and why."""
-    blocks = [block for block in plan.blocks if block.site and block.host in hosts]
+    blocks = [block for block in plan.all_processes if block.site and block.host in hosts]
     sites = [site for site in plan.sites if site.host in hosts]
     with ThreadPoolExecutor(1) as pool, ProcessWatch(blocks, logs_only=True) as watch:
         brought = pool.submit(_stage_out, sites)

@@ -26,7 +26,7 @@ def start_store(plan: CommandPlan) -> None:
         stage_in([plan.store.site] if plan.store.site else [])
         processes.run_command(plan.store.host, plan.store.submit)
     try:
-        _await_store(str(plan.probe), plan.store, plan.on[0].site)
+        _await_store(str(plan.probe), plan.store, plan.processes[0].site)
     except StoreNotReadyError as error:
         said = f"no answer within {_STORE_START_TIMEOUT_S:.0f} s: {error}"
         raise RendezvousError(str(plan.probe), said, "is it running there?", retry=True) from error

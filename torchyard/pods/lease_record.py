@@ -60,7 +60,7 @@ def build_plan_fields(profile: Profile, run: Run) -> dict[str, Any]:
         "job": run.job(profile),
         "labels": attempt_labels(profile, run),
         "lease": _build_lease(profile, run),
-        "force": profile.on_stuck_pod == "force",
+        "force_delete": profile.on_stuck_pod == "force",
         "folder": f"{run.folder}/attempt-{run.attempt}",
         "expect": profile.network.expect if profile.network else None,
         "on_fabric": profile.on_fabric,

@@ -1,14 +1,14 @@
 """What must be true in a cluster before the pods of a job can start there."""
 
-from torchyard.model.pod import Source
+from torchyard.model.pod import KeyReference
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
     Advice,
     Capacity,
     ClusterRequirement,
-    Object,
     Permission,
+    ReferencedObject,
     WritableFolder,
 )
 from torchyard.model.run import Run
@@ -44,8 +44,8 @@ def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tu
         *list_run_permissions(profile),
         *((_FILES_PERMISSION,) if profile.files else ()),
         _required_capacity(profile, ports),
-        AdmissionAccepted(what="objects"),
-        AdmissionAccepted(what="pod"),
+        AdmissionAccepted(target="objects"),
+        AdmissionAccepted(target="pod"),
         *_list_references(profile),
         *_advise_image_tag(profile),
     )
@@ -62,49 +62,51 @@ def _required_capacity(profile: Profile, ports: bool) -> Capacity:
         only=needs.only,
         tolerations=list_tolerations(profile),
         resources=resource_requests(profile),
-        alone=apart or held,
-        port=held and not apart,
+        one_per_node=apart or held,
+        uses_host_ports=held and not apart,
         device_plugin=network.device_plugin if network else None,
     )
 
 
-def _list_references(profile: Profile) -> list[Object]:
+def _list_references(profile: Profile) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
     needs = merge_pod_settings(profile)
     found = [
-        Object(what="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
+        ReferencedObject(object_kind="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
         for namespace, _, name in (each.rpartition("/") for each, count in needs.networks.items() if count)
     ]
     for source in profile.env.values():
-        if isinstance(source, Source):
+        if isinstance(source, KeyReference):
             what, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
-            found.append(Object(what=what, name=str(name), holds=(source.key,)))
+            found.append(ReferencedObject(object_kind=what, name=str(name), required_entries=(source.key,)))
     for each in needs.env_from:
         what, name = ("Secret", each.secret) if each.secret else ("ConfigMap", each.config_map)
-        found.append(Object(what=what, name=str(name)))
+        found.append(ReferencedObject(object_kind=what, name=str(name)))
     for mount in (*merge_mounts(profile).values(), *(one for each in needs.init for one in each.mounts.values())):
         kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
-        found += [Object.model_validate({"what": what, "name": name}) for what, name in kinds.items() if name]
-    found += [Object(what="Secret", name=name) for name in needs.pull_secrets]
+        found += [
+            ReferencedObject.model_validate({"object_kind": what, "name": name}) for what, name in kinds.items() if name
+        ]
+    found += [ReferencedObject(object_kind="Secret", name=name) for name in needs.pull_secrets]
     found += _list_claimed(profile)
     found += [
-        Object(what="StorageClass", name=each.storage_class)
+        ReferencedObject(object_kind="StorageClass", name=each.storage_class)
         for each in merge_mounts(profile).values()
         if each.storage_class
     ]
     if needs.priority_class:
-        found.append(Object(what="PriorityClass", name=needs.priority_class))
+        found.append(ReferencedObject(object_kind="PriorityClass", name=needs.priority_class))
     if needs.service_account:
-        found.append(Object(what="ServiceAccount", name=needs.service_account))
+        found.append(ReferencedObject(object_kind="ServiceAccount", name=needs.service_account))
     return list(dict.fromkeys(found))
 
 
-def _list_claimed(profile: Profile) -> list[Object]:
+def _list_claimed(profile: Profile) -> list[ReferencedObject]:
     """What fills the fabric's claims; a ComputeDomain brings its own template."""
     domain = profile.network.compute_domain if profile.network else None
     names = [each["name"] for each in list_resource_claims(profile)]
     kinds = {name: "ComputeDomain" if name == domain else "ResourceClaimTemplate" for name in names}
-    return [Object.model_validate({"what": what, "name": name}) for name, what in kinds.items()]
+    return [ReferencedObject.model_validate({"object_kind": what, "name": name}) for name, what in kinds.items()]
 
 
 def _advise_image_tag(profile: Profile) -> list[Advice]:
@@ -112,5 +114,5 @@ def _advise_image_tag(profile: Profile) -> list[Advice]:
     tag = (profile.image or "").rpartition("/")[2].partition("@")[0].partition(":")[2]
     if tag in ("", "latest") and "@" not in (profile.image or ""):
         detail = "has no fixed tag: the next run may be another program; name a version or a digest"
-        return [Advice(about=f"image {profile.image}", detail=detail)]
+        return [Advice(topic=f"image {profile.image}", detail=detail)]
     return []

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 from torchyard.agents.process_env import NCCL_LOG_ENV, NODE_VARIABLE, escape_dollars
 from torchyard.model.errors import ProfileError
-from torchyard.model.pod import Bundle, Init, Pod, Source
+from torchyard.model.pod import ConfigReference, Init, KeyReference, Pod
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
 from torchyard.pods.volumes import build_file_mounts, build_files_volume, build_init_volumes, build_volumes
@@ -39,7 +39,7 @@ def files_name(profile: Profile, run: Run) -> str:
 
 def merge_pod_settings(profile: Profile) -> Pod:
     """The pod settings of the fabric and the profile together; the profile takes precedence."""
-    return profile.pod.over(profile.network.pod) if profile.network else profile.pod
+    return profile.pod.merge_over(profile.network.pod) if profile.network else profile.pod
 
 
 def pod_template(profile: Profile, run: Run, container: Manifest) -> Manifest:
@@ -109,7 +109,7 @@ def build_container_env(profile: Profile, run: Run, first: list[Manifest]) -> li
     return [*own, *(_build_variable(name, value) for name, value in plain.items())]
 
 
-def _build_variable(name: str, value: str | Source) -> Manifest:
+def _build_variable(name: str, value: str | KeyReference) -> Manifest:
     """A variable, or the reference to its value."""
     if isinstance(value, str):
         return {"name": name, "value": escape_dollars(value)}
@@ -117,7 +117,7 @@ def _build_variable(name: str, value: str | Source) -> Manifest:
     return {"name": name, "valueFrom": {ref: {"name": of, "key": value.key} for ref, of in kind.items()}}
 
 
-def _build_env_source(source: Bundle) -> Manifest:
+def _build_env_source(source: ConfigReference) -> Manifest:
     """One variable for each key; `env` takes precedence over them."""
     return {"secretRef": {"name": source.secret}} if source.secret else {"configMapRef": {"name": source.config_map}}
 

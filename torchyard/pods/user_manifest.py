@@ -6,7 +6,7 @@ from typing import Any, NamedTuple
 
 from torchyard.diagnosis import pod_facts
 from torchyard.model.errors import ProfileError
-from torchyard.model.plan import ManifestPlan, Watched, get_nested
+from torchyard.model.plan import ManifestPlan, WatchedKind, get_nested
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import (
     AdmissionAccepted,
@@ -37,7 +37,7 @@ class JobKind(NamedTuple):
     api: str
     kind: str
     launcher: str
-    watch: tuple[Watched, ...]
+    watch: tuple[WatchedKind, ...]
     requires: tuple[ClusterRequirement, ...]
     parts: Callable[[Mapping[str, Any]], Iterable[PodSet]]  # of the object that makes the pods
     inside: Callable[[Mapping[str, Any]], KeyPath] = (
@@ -71,10 +71,10 @@ def plan_manifest(profile: Profile, run: Run, frame: JobKind) -> ManifestPlan:
         store=tuple(companions),
         objects=(main,),
         tasks={task.part.name: task.part.pods for task in tasks},
-        suffixed=frame.suffixed,
+        has_random_suffix=frame.suffixed,
         container=first.container,
-        template=(*frame.inside(main), *first.part.template),
-        inside=frame.inside(main),
+        template_path=(*frame.inside(main), *first.part.template),
+        wrapped_path=frame.inside(main),
         watch=frame.watch,
         ranks="teed" if "--tee" in str(first.template) else "logged",
         requires=(
@@ -129,9 +129,9 @@ def _list_manifest_requirements(
         WritableFolder(host="localhost", path=run.folder),
         *requirements.list_run_permissions(profile),
         _required_capacity(job, _read_tasks(job, frame), frame),
-        AdmissionAccepted(what="objects"),
-        AdmissionAccepted(what="pod"),
-        *(Advice(about="manifest", detail=trap) for trap in lint_manifest(profile.manifest)),
+        AdmissionAccepted(target="objects"),
+        AdmissionAccepted(target="pod"),
+        *(Advice(topic="manifest", detail=trap) for trap in lint_manifest(profile.manifest)),
     )
 
 
@@ -231,5 +231,5 @@ def _required_capacity(job: dict[str, Any], tasks: list[_Task], frame: JobKind) 
         labels=spec.get("nodeSelector") or {},
         tolerations=tuple(each.get("key") or "" for each in spec.get("tolerations") or ()),
         resources={name: str(amount) for name, amount in resources.items()},
-        alone=bool(spec.get("hostNetwork") and (frame.ports or container.get("ports"))),
+        one_per_node=bool(spec.get("hostNetwork") and (frame.ports or container.get("ports"))),
     )

@@ -67,7 +67,7 @@ class RunFinisher:
             seconds=time.time() - run.began,
             steps=tuple(run.steps),
             attempts=tuple(run.attempts),
-            left=self._list_left(),
+            leftovers=self._list_left(),
             folder=str(run.folder.path),
             trend=trend,
             history=str(history),
@@ -76,7 +76,7 @@ class RunFinisher:
         report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self._release()
-        report = report.model_copy(update={"left": self._list_left()})
+        report = report.model_copy(update={"leftovers": self._list_left()})
         report = report.model_copy(update={"unsent": run.outlets.finish(report)})
         self._publish(report)
         if missing := run.archive.settle():
@@ -118,7 +118,7 @@ class RunFinisher:
         outcome = run.folder.outcome(number)
         if not outcome:
             lost = backend_of(plan).stop_unwatched()
-            outcome = Outcome(status=Status(state="failed", reason=why), cause="stopped", exits={}, lost=lost)
+            outcome = Outcome(status=Status(state="failed", reason=why), cause="stopped", exit_codes={}, lost=lost)
         run.left += run.remove(plan)
         try:
             run.close(number, plan, outcome)

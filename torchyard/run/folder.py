@@ -237,7 +237,7 @@ class RunFolder:
         try:
             return self._read(path, kind)
         except FolderError as error:
-            _LOG.warning("%s is ignored: %s", path.name, error.why)
+            _LOG.warning("%s is ignored: %s", path.name, error.reason)
             return None
 
 

@@ -14,7 +14,7 @@ from torchyard.common.local_errors import LocalErrorGuard
 from torchyard.common.log import get_log
 from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import FolderError
-from torchyard.model.hang import HangNews
+from torchyard.model.hang import HangUpdate
 from torchyard.model.observe import RunEvent
 from torchyard.model.profile import Profile
 from torchyard.model.requirements import Check, warning_check
@@ -25,8 +25,8 @@ from torchyard.pages.message import list_end_events, write_end_message, write_ha
 from torchyard.run import journal
 from torchyard.run.folder import RunFolder
 from torchyard.trackers.experiment import RowSteps, describe_end, describe_experiment
-from torchyard.trackers.feed import TrackerWorker
-from torchyard.trackers.registry import check_trackers, make_trackers
+from torchyard.trackers.registry import check_trackers, create_trackers
+from torchyard.trackers.worker import TrackerWorker
 from torchyard.trend.records import read_history
 
 _END_TIMEOUT_S, _LEAST_TIMEOUT_S = 15.0, 1.0  # how long a run waits at its end for all receivers, and for each
@@ -82,9 +82,10 @@ class RunNotifier:
             self._feeds = self._feeds or self._open_feeds()
 
     def _open_feeds(self) -> list[TrackerWorker]:
-        names = (self._folder.name, self._run_id)
-        about = describe_experiment(self._profile, names, str(self._folder.path), self._link)
-        return [TrackerWorker(name, each, about) for name, each in make_trackers(self._profile.metrics_to).items()]
+        folder = self._folder
+        experiment = describe_experiment(self._profile, folder.name, self._run_id, str(folder.path), self._link)
+        trackers = create_trackers(self._profile.metrics_to)
+        return [TrackerWorker(name, tracker, experiment) for name, tracker in trackers.items()]
 
     def add_row(self, row: Row) -> None:
         """Pass a row of rank 0 on."""
@@ -100,11 +101,10 @@ class RunNotifier:
         notify = self._profile.notify
         if not notify or self._has_begun or status.state != "pending" or waited_s < notify.waiting:
             return
-        why = (waited_s, status.reason)
-        message = write_waiting_message(self._profile, self._folder.name, why, self._link)
+        message = write_waiting_message(self._profile, self._folder.name, waited_s, status.reason, self._link)
         self._tell("waiting", f"waiting {self._attempt}", message)
 
-    def tell_hang(self, news: HangNews) -> None:
+    def tell_hang(self, news: HangUpdate) -> None:
         """Tell, once an attempt, that a rank hangs beyond doubt."""
         if news.hang and news.is_certain:
             message = write_hang_message(self._profile, self._folder.name, news.hang, self._link)
@@ -112,7 +112,7 @@ class RunNotifier:
 
     def finish(self, report: Report) -> tuple[str, ...]:
         """Send what the end of a run is worth; returns what did not arrive, after at most _END_TIMEOUT_S."""
-        lost: list[str] = []
+        lost: list[str | None] = []
         with self._trouble.endured("send messages and metrics", whatever=True):
             until = time.monotonic() + _END_TIMEOUT_S
             self._tell_end(report)

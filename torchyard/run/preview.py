@@ -54,5 +54,5 @@ def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFu
         finally:
             reporter.flush()
         for check in checks:
-            get_log().info("%s: %s", check.need, check.detail)
+            get_log().info("%s: %s", check.name, check.detail)
     return f"dry run: {plan.job}, {len(plan.nodes)} nodes, {describe_checks(checks)}; nothing was started"

@@ -12,15 +12,15 @@ from torchyard.common import secrets
 from torchyard.common.log import get_log
 from torchyard.machines.processes import Watchdog
 from torchyard.model.errors import (
+    DetachedError,
     FolderError,
-    LeftError,
     PreflightError,
     ProfileError,
     RendezvousError,
     RunInUseError,
     TorchyardError,
 )
-from torchyard.model.hang import HangNews
+from torchyard.model.hang import HangUpdate
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Attempt, Outcome, Run, RunEnd, Step
@@ -125,7 +125,7 @@ class Runner:
         progress = Progress(plan.job, self.profile.metrics, self.reporter, self.outlets.add_row)
         watch, describe = self.outlets.watch_status, partial(describe_outcome, handle=handle)
 
-        def tell_hang(news: HangNews) -> None:
+        def tell_hang(news: HangUpdate) -> None:
             shown = secrets.mask_model(news)
             self.reporter.show_page("hang", lambda: render_hang_page(plan.job, shown))
             self.outlets.tell_hang(shown)
@@ -190,11 +190,11 @@ class Runner:
         for number in range(latest, last + 1):
             attempt = self.attempt(number)
             if attempt.outcome.status.state == "succeeded":
-                return "succeeded", describe_success(attempt)
+                return RunEnd("succeeded", describe_success(attempt))
             failure = attempt.collected.failure
             assert failure is not None
             if not failure.retry or number == last:
-                return "failed", failure.sentence
+                return RunEnd("failed", failure.sentence)
             get_log().warning("attempt %d failed, and its cause is worth another attempt: %s", number, failure.sentence)
         raise AssertionError("attempts is at least 1")
 
@@ -203,7 +203,7 @@ class Runner:
     def run(self) -> RunEnd:
         """Take the run from its current state to its end.
 
-        RunInUseError if another process owns it. LeftError if this process cannot go on and the job can.
+        RunInUseError if another process owns it. DetachedError if this process cannot go on and the job can.
         """
         archive = archived(self.folder.path, self._check_owner, resumes := self.reporter.count > 1)
         with self.folder.owned(), self.reporter, archive as self.archive:
@@ -239,12 +239,12 @@ class Runner:
                 self.folder.note("end", end="moved", by="flow", sentence=str(error))
                 guard.send("done")
                 raise
-            except LeftError as error:
+            except DetachedError as error:
                 self.folder.note("left", sentence=str(error))
                 get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
             guard.send("done")
-        return report.end, report.sentence
+        return RunEnd(report.end, report.sentence)
 
     def _remember(self) -> None:
         """Read from the journal what earlier processes did, for the report."""
@@ -259,17 +259,17 @@ class Runner:
         intent = self.folder.intent(begun[-1]) if begun else None
         if intent:
             self.open, self.plan = (begun[-1], intent.plan), intent.plan
-        return past["end"], past["sentence"]
+        return RunEnd(past["end"], past["sentence"])
 
     def _echo(self, end: dict[str, Any]) -> RunEnd:
         self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
         self.outlets.repeat_end()
-        return end["end"], end["sentence"]
+        return RunEnd(end["end"], end["sentence"])
 
     def _give_up(self) -> RunEnd:
         sentence = describe_loop(self.folder.lease_left(), f"{self.folder.path}/journal")
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
         self.outlets.tell_end("gave-up", sentence)
-        return "gave-up", sentence
+        return RunEnd("gave-up", sentence)

@@ -8,7 +8,7 @@ from typing import Protocol, Self
 
 from torchyard.backend import backend_of
 from torchyard.common.log import get_log
-from torchyard.model.errors import HandedOnError, LeftError, RunInUseError, TorchyardError
+from torchyard.model.errors import DetachedError, HandedOverError, RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.run import RunEnd
 from torchyard.run.reporter import Reporter
@@ -53,7 +53,7 @@ class _StoppableRun(Protocol):
 def protect_run(run: _StoppableRun, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
     """Turn whatever happens in `work` into an end with a sentence, so that teardown and report always follow.
 
-    LeftError if what happened says nothing about the job, and the job may be running: it is left alone.
+    DetachedError if what happened says nothing about the job, and the job may be running: it is left alone.
     """
     stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
     try:
@@ -76,18 +76,18 @@ def protect_run(run: _StoppableRun, work: Callable[[], RunEnd], signals: SignalH
 def _end_stopped(run: _StoppableRun, stop: BaseException, signals: SignalHold) -> RunEnd:
     signals.begin()
     if run.reporter.is_cancelled():
-        return "cancelled", "cancelled through Prefect"
+        return RunEnd("cancelled", "cancelled through Prefect")
     if run.reporter.is_handed_on():
         if run.plan:
             backend_of(run.plan).hand_over()
-        raise HandedOnError(f"stopped by {describe_stop(stop)}")
-    return "stopped", f"stopped by {describe_stop(stop)}"
+        raise HandedOverError(f"stopped by {describe_stop(stop)}")
+    return RunEnd("stopped", f"stopped by {describe_stop(stop)}")
 
 
 def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEnd:
     if run.may_run:
-        raise LeftError(sentence) from error
-    return "failed", sentence
+        raise DetachedError(sentence) from error
+    return RunEnd("failed", sentence)
 
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:

@@ -6,7 +6,7 @@ The archive has the run's past; its Lease in the cluster says who owns the run n
 from torchyard.archive.copier import RunArchive
 from torchyard.backend import RemoteAttempt, backend_of
 from torchyard.launchers import registry
-from torchyard.model.errors import LeftError
+from torchyard.model.errors import DetachedError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
 from torchyard.model.run import Run
@@ -16,12 +16,13 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 def learn_past(folder: RunFolder, profile: Profile, run_id: str, archive: RunArchive) -> None:
     """Bring the folder up to what the archive and the cluster know of the run. RunInUseError if it is owned elsewhere.
 
-    LeftError if the archive does not answer and nobody else knows the run: it may have ended, and is not started again.
+    DetachedError if the archive does not answer and no other record of the run exists: it may have ended, and is not
+    started again.
     """
     answered = archive.fetch()
     adopt_run(folder, profile, run_id)
     if not answered and not folder.events():
-        raise LeftError(f"whether this run has been started before is not known ({archive.describe()})")
+        raise DetachedError(f"whether this run has been started before is not known ({archive.describe()})")
 
 
 def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:

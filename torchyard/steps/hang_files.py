@@ -60,10 +60,10 @@ def _write_page(hang: Hang, records: Mapping[int, RankRecord]) -> list[str]:
     """The page that a person reads first."""
     at = max((record.at for record in records.values()), default=0.0)
     seen = [f"seen at {spell_time(at, '%Y-%m-%d %H:%M:%S')} UTC, by the nodes' clocks"] if at else []
-    where = [f"where: {hang.where}"] if hang.where else []
+    where = [f"where: {hang.location}"] if hang.location else []
     lines = [hang.sentence, "", f"kind: {hang.kind}", *where, *seen]
-    lines += ["", "Where the ranks are:"] if hang.clusters else []
-    lines += [f"  {count_ranks(each.ranks)}: {each.place}" for each in hang.clusters]
+    lines += ["", "Where the ranks are:"] if hang.rank_groups else []
+    lines += [f"  {count_ranks(each.ranks)}: {each.location}" for each in hang.rank_groups]
     lines += ["", "What proves it:"] if hang.evidence else []
     lines += [f"  - {each}" for each in hang.evidence]
     more = f"{STACKS_PAGE} has the Python stacks, rank-N.json what each rank has reported last."

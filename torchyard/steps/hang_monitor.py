@@ -9,7 +9,7 @@ from torchyard.diagnosis.hang.judge import judge_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.diagnosis.log_patterns import RANK_HANGS
-from torchyard.model.hang import Hang, HangClass, HangNews, Straggler
+from torchyard.model.hang import Hang, HangClass, HangUpdate, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
 from torchyard.steps.hang_files import write_hang
@@ -23,7 +23,7 @@ _PROGRAM_KINDS: frozenset[HangClass] = frozenset(
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
 
-NewsCallback = Callable[[HangNews], None]
+NewsCallback = Callable[[HangUpdate], None]
 
 
 class HangMonitor:
@@ -35,7 +35,7 @@ class HangMonitor:
     def __init__(self, plan: Plan, on_news: NewsCallback = lambda _: None) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
-        self._plan, self._on_news, self._told = plan, on_news, HangNews()
+        self._plan, self._on_news, self._told = plan, on_news, HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._straggler_said: tuple[int, float] = (-1, 0.0)
 
@@ -53,10 +53,10 @@ class HangMonitor:
         elif before is None or not _is_same(before, self.hang):
             get_log().warning("%s", self.hang.sentence)
             write_hang(self._folder, self.hang, box.latest)
-        self._pass_on(HangNews(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
+        self._pass_on(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
         return self._fail(self.hang) if self.hang and is_certain and self._plan.on_hang != "report" else None
 
-    def _pass_on(self, news: HangNews) -> None:
+    def _pass_on(self, news: HangUpdate) -> None:
         """Pass on what is new; how long a hang has lasted changes with every record."""
         told, self._told = self._told, news
         is_old = _is_same(told.hang, news.hang) and _is_same(told.straggler, news.straggler)

@@ -6,7 +6,7 @@ from contextlib import suppress
 from typing import BinaryIO
 
 from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
 _MAX_NODE_LINES, _MAX_TOTAL_LINES = 5000, 320_000  # last lines: of a node, and of all nodes together
@@ -46,7 +46,7 @@ _TELLING_WORDS = (
         b"No more machines",
     ),
 )
-_RECORD_MARK = RECORD_MARK.encode()
+_RECORD_MARK = RECORD_PREFIX.encode()
 _MAX_TOTAL_BYTES, _MIN_NODE_BYTES = 128 << 20, 128 << 10  # of all nodes together, and of each one if there are many
 
 
@@ -94,7 +94,7 @@ class LogTails(Mapping[str, list[LogLine]]):
 def _read_spoken(raw: bytes, node: str) -> LogLine:
     """A line without the record that may follow what the job has printed."""
     line = read_line(raw.decode(errors="replace"), node)
-    return line._replace(text=cut_record(line.text) or "") if RECORD_MARK in line.text else line
+    return line._replace(text=cut_record(line.text) or "") if RECORD_PREFIX in line.text else line
 
 
 def _is_record(raw: bytes) -> bool:

@@ -25,7 +25,7 @@ def report_warnings(checks: Iterable[Check]) -> None:
     """Log each warning."""
     for found in checks:
         if found.verdict == "warning":
-            get_log().warning("%s", "; ".join(filter(None, (f"{found.need}: {found.detail}", found.remedy))))
+            get_log().warning("%s", "; ".join(filter(None, (f"{found.name}: {found.detail}", found.remedy))))
 
 
 def run_checks(plan: Plan) -> tuple[Check, ...]:

@@ -25,4 +25,4 @@ def ensure_rendezvous(plan: Plan) -> str | None:
 def describe_dead_store(error: RendezvousError) -> Outcome:
     """The end of an attempt whose store does not serve."""
     known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
-    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exits={})
+    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exit_codes={})

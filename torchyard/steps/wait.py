@@ -21,6 +21,7 @@ from torchyard.steps.log_reader import JobLogReader
 
 _POLL_INTERVAL_S = 0.5  # Prefect ends a run by an exception in this thread, which a longer sleep would delay
 _REPORT_INTERVAL_S = 10.0  # seconds between two reasons why a job has not started
+_ENDS_TIMEOUT_S = 10.0  # for the ends of the pods of a job that has failed: the watch brings them within a second
 _LOG_SILENCE_S = 60.0  # an incomplete log that brings no byte for so long is given up
 RankZeroCallback = Callable[[list[str]], None]
 StatusCallback = Callable[[Status, float], None]
@@ -57,7 +58,7 @@ class _JobPoller:
     ) -> None:
         self.outcome: Outcome | None = None
         self._handle, self._on_poll, self._on_status = handle, on_poll, on_status
-        self._began = time.monotonic() - handle.age
+        self._began = time.monotonic() - handle.age_s
         self._watch: JobWatch
         self.is_open = False
         self._launcher = registry.load_launcher(handle.plan.launcher)
@@ -65,7 +66,7 @@ class _JobPoller:
         self._waits, self._losses, self._workers = _WaitReporter(), _LossReporter(), _WorkerReporter()
         self._begun = ""
         self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan, on_hang)
-        self._deadline = DeadlineMonitor(handle.deadlines, handle.age, time.monotonic())
+        self._deadline = DeadlineMonitor(handle.deadlines, handle.age_s, time.monotonic())
 
     def open(self, stack: ExitStack) -> None:
         """Start watching; if this process cannot, the next call tries again."""
@@ -82,11 +83,14 @@ class _JobPoller:
             heard = self._read() and not self._watch.is_disconnected()
             self._workers.report(self._logs.lost_workers)
             status, why = self._status(heard)
+            if status.state == "failed":
+                self._watch.read_ends(_ENDS_TIMEOUT_S)
+                status, why = self._status(heard)
             self._tell(status, why)
             if status.state in ENDED_STATES:
-                self.outcome = Outcome(status=status, exits=self._watch.exit_codes())
+                self.outcome = Outcome(status=status, exit_codes=self._watch.exit_codes())
             elif broken := self._fabric.judge(self._logs) or self._judge_hang():
-                self.outcome = Outcome(status=broken, exits=self._watch.exit_codes())
+                self.outcome = Outcome(status=broken, exit_codes=self._watch.exit_codes())
             elif late := self._deadline.judge(self._facts(status, heard)):
                 self.outcome = _deadline_outcome(late, status, self._watch)
             else:
@@ -233,7 +237,7 @@ def _deadline_outcome(late: PassedDeadline, status: Status, watch: JobWatch) -> 
     reason = f"{late.sentence}: {why}" if why else late.sentence
     known = failure.model_copy(update={"sentence": reason}) if failure else None
     found = Status(state="failed", reason=reason, failure=known, retries=status.retries)
-    return Outcome(status=found, cause=late.cause, exits=watch.exit_codes())
+    return Outcome(status=found, cause=late.cause, exit_codes=watch.exit_codes())
 
 
 def _select_failure(late: PassedDeadline, why: Diagnosis | None) -> Failure | None:
@@ -257,7 +261,7 @@ def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read: Callable[[]
     return outcome.model_copy(
         update={
             **{"ended_at": ended_at, "lost": watch.lost_logs()},
-            **{"machines": watch.machines(), "endings": endings},
+            **{"machines": watch.machines(), "container_failures": endings},
         }
     )
 

@@ -73,7 +73,7 @@ def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
     plan = planned(args=["60"])
     submit(plan, Deadlines())
     _remove(hosts.folder / "host-a" / ".torchyard")
-    with ProcessWatch(plan.on) as watch:
+    with ProcessWatch(plan.processes) as watch:
         until(lambda: watch.poll(0.1) and all(watch.seen.values()))
         assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
     assert teardown(plan) == ()

@@ -105,7 +105,7 @@ def test_failure_there_is_read_here(planned: Planned) -> None:
     """The first host that fails ends the other, and its last lines give the cause."""
     code = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('no such planet')\ntime.sleep(60)"
     outcome, collected = carry(planned(code=code))
-    assert outcome.exits["node-1"] == 1
+    assert outcome.exit_codes["node-1"] == 1
     assert collected.failure
     assert (collected.failure.node, "no such planet" in collected.failure.sentence) == ("node-1", True)
 

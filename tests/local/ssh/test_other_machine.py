@@ -48,7 +48,7 @@ def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: W
     """A run whose second attempt is on its hosts continues with that one, and keeps its count of attempts."""
     plan = planned(attempt=2, args=["60"])
     submit(plan, Deadlines())
-    options = {"hosts": [block.host for block in plan.on]}
+    options = {"hosts": [block.host for block in plan.processes]}
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
     adopt_run(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
@@ -60,7 +60,7 @@ def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Plann
     """While one machine owns a run, another one is refused, with the owner's name, for this and the next attempt."""
     plan = planned(args=["60"])
     submit(plan, Deadlines())
-    with ProcessWatch(plan.on) as watch, ThreadPoolExecutor(1) as pool:
+    with ProcessWatch(plan.processes) as watch, ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, thought(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.poll(0.1) is None or second.done(), 30)
         with pytest.raises(RunInUseError, match=rf"is owned by {socket.gethostname()}:.*/run#\w+; this process ends"):

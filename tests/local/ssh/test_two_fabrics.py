@@ -99,5 +99,5 @@ def test_each_network_is_measured_at_its_rate(hosts: Hosts, shaped: dict[str, st
         print({link: f"{each:.4g} GB/s by iperf3" for link, each in found.items()})
         for link, mbit in RATES_MBIT.items():
             assert 0.8 < found[link] / (mbit / 8e3) < 1.05
-    assert [report.left for folder in list_run_folders() if (report := folder.report())] == [(), ()]
+    assert [report.leftovers for folder in list_run_folders() if (report := folder.report())] == [(), ()]
     assert hosts.left() == []

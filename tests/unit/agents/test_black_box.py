@@ -65,7 +65,7 @@ def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
 
 def test_supervisor_is_told_where_it_lies() -> None:
     """On this machine the black box is read from its folder, on a host from what was copied there."""
-    site = Site(host="b", python="python3", folder="run", files="/runs/a", work=None, before=())
+    site = Site(host="b", python="python3", folder="run", files="/runs/a", work=None, previous_folders=())
     assert list_recorder(PROFILE, None) == {"recorder": str(Path(black_box.__file__).parent / "site")}
     assert list_recorder(PROFILE, site) == {"recorder": "run/keeper/torchyard/host/black_box/site"}
 

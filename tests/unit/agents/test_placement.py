@@ -17,7 +17,7 @@ def chosen(write: Write, tmp_path: Path) -> Chosen:
 
     def choose(hosts: list[str], *avoid: str) -> list[str]:
         options = {"hosts": hosts, "avoid": list(avoid)}
-        return [block.host for block in command_plan_of(load(write(nodes=2, options=options)), tmp_path).on]
+        return [block.host for block in command_plan_of(load(write(nodes=2, options=options)), tmp_path).processes]
 
     return choose
 

@@ -75,14 +75,14 @@ def test_each_node_has_one_place(profile: Profile, run: Run) -> None:
         hosts = [re.findall(r'\[ "\$\{(\w+)\}" = 0 \]', " ".join(words(made, each))) for each in pods(made)]
         assert all(each in ([], [process_env.NODE_VARIABLE]) for each in hosts)
     else:
-        told = [str(node) for node in range(len(made.on))]
+        told = [str(node) for node in range(len(made.processes))]
         ranks = [re.findall(r"--node_rank=(\d+)", " ".join(each)) for each in argvs(made)]
         hosts = [re.findall(r"is_host=(\d)", " ".join(each)) for each in argvs(made)]
         assert sorted("".join(each) for each in hosts if each) == (
             ["0"] * (len(told) - 1) + ["1"] if profile.rendezvous == "c10d" else []
         )
     assert sorted(map(int, told)) == list(range(profile.nodes.max))
-    static = profile.rendezvous == "static" and profile.starter != "none"
+    static = profile.rendezvous == "static" and profile.resolved_agent != "none"
     assert ranks == ([[rank] for rank in told] if static else [[]] * len(told))
 
 

@@ -81,13 +81,13 @@ def test_elastic_job_may_start_its_processes_again(
 def test_only_one_node_is_host(write: Write, tmp_path: Path) -> None:
     """With c10d exactly the first node serves the store."""
     plan = command_plan_of(load(write(nodes=3)), tmp_path)
-    assert [str(block.submit).count("is_host=1") for block in plan.on] == [1, 0, 0]
+    assert [str(block.submit).count("is_host=1") for block in plan.processes] == [1, 0, 0]
 
 
 def test_static_gives_each_node_its_rank(write: Write, tmp_path: Path) -> None:
     """With static the node rank is fixed, and there is no rendezvous id."""
     plan = command_plan_of(load(write(nodes=2, rendezvous="static")), tmp_path)
-    assert ["--node_rank=1" in str(block.submit) for block in plan.on] == [False, True]
+    assert ["--node_rank=1" in str(block.submit) for block in plan.processes] == [False, True]
     assert "rdzv-id" not in str(plan)
 
 
@@ -102,7 +102,7 @@ def test_ports_of_runs_are_below_the_ephemeral_ones(write: Write, tmp_path: Path
 @given(ANY, RUNS)
 def test_agents_are_told_the_same_job(profile: Profile, run: Run) -> None:
     """Every agent gets the number of nodes and of processes."""
-    assume(profile.starter != "none")
+    assume(profile.resolved_agent != "none")
     made = plan(profile, run)
     told = [words(made, each) for each in pods(made)[:3]] if isinstance(made, ManifestPlan) else argvs(made)
     for each in told:
@@ -125,7 +125,7 @@ def spoken(name: str, folder: Path) -> list[str]:
     if isinstance(plan, ManifestPlan):
         words = [str(word) for word in plan.pod["spec"]["containers"][0]["command"]]
     else:
-        command = plan.on[0].submit or plan.on[0].status
+        command = plan.processes[0].submit or plan.processes[0].status
         script = next((word for word in (command.input or {})["argv"] if word.startswith("TORCHYARD_COMMAND=")), "")
         words = shlex.split(script)
     begin = next((place for place, word in enumerate(words) if word in STARTS), len(words))

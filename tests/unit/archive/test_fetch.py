@@ -13,7 +13,7 @@ from torchyard.model.profile import Deadlines
 from torchyard.model.run import Outcome, Status
 from torchyard.run.folder import AttemptPlan, RunFolder, list_run_folders, runs_folder
 
-ENDED = Outcome(status=Status(state="succeeded", reason="done"), exits={})
+ENDED = Outcome(status=Status(state="succeeded", reason="done"), exit_codes={})
 
 
 @pytest.fixture

@@ -34,12 +34,12 @@ def test_age_of_a_job_counts_from_its_submit(fake_api: FakeApi, plan: ManifestPl
     """A new job has no age; one that is attached to is as old as its submit or, if that is unknown, its creation."""
     backend = ClusterBackend(plan)
     new = backend.submit(Deadlines(), None)
-    assert (new.created, new.age) == (True, 0.0)
+    assert (new.created, new.age_s) == (True, 0.0)
     place = ("batch.volcano.sh/v1alpha1/jobs", "default", plan.job)
     fake_api.objects.patch(place, {"metadata": {"creationTimestamp": stamp(500)[:19] + "Z"}})
     known, unknown = backend.submit(Deadlines(), time.time() - 400), backend.submit(Deadlines(), None)
     assert (known.created, unknown.created) == (False, False)
-    assert [known.age, unknown.age] == pytest.approx([400, 500], abs=5)
+    assert [known.age_s, unknown.age_s] == pytest.approx([400, 500], abs=5)
     backend.release()
 
 

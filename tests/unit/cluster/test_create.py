@@ -61,7 +61,7 @@ def test_a_companion_of_a_manifest_may_be_there_before(
     before = fake_api.put(foreign(claim))
     assert create._adopt_or_create(fake_server, plan, claim) == (before, False)
     beside = plan.model_copy(update={"store": (claim,), "objects": ()})
-    found = check_admission(fake_server, AdmissionAccepted(what="objects"), "admission", beside)
+    found = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", beside)
     assert (found.verdict, fake_api.find("v1", "PersistentVolumeClaim", "checkpoints")) == ("ok", before)
 
 

@@ -1,6 +1,7 @@
 """Watching a job of pods, on a fake API server: what is seen and heard, slow logs, outages, and what is recorded."""
 
 import json
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,8 +17,9 @@ from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.kube.client import Client
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.run import Observation
+from torchyard.model.run import Observation, Outcome
 from torchyard.pods import lease_record, seal
+from torchyard.steps import wait
 
 # --- slow logs at the end
 
@@ -70,6 +72,34 @@ def test_job_that_may_not_be_stopped_is_not_read_forever(job: Job, caplog: pytes
     outcome = job.wait(run=1.0)
     assert (outcome.cause, outcome.lost.get("worker-0")) == ("run-deadline", "perhaps its end: it was still being read")
     assert "a fault of the test: 403" in caplog.text
+
+
+def end_before_its_pods(job: Job, release_after_s: float) -> Outcome:
+    """The outcome of a job whose own end arrives while the ends of its pods, which are watched separately, do not."""
+    has_ended = threading.Event()
+
+    def on_poll(_: list[str]) -> None:
+        watches = [request for request in job.server.requests("GET", ".") if request.query.get("watch")]
+        if not has_ended.is_set() and len(watches) >= len(job.plan.watch):
+            has_ended.set()
+            job.server.hold_watch("v1/pods")
+            job.end(code=7)
+            after(release_after_s, job.server.release_watches)
+
+    return job.wait(on_poll=on_poll)
+
+
+def test_failed_job_is_judged_after_the_ends_of_its_pods(job: Job) -> None:
+    """A job may be Failed before the ends of its pods have arrived: their exit codes are waited for."""
+    outcome = end_before_its_pods(job, release_after_s=1.0)
+    assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": 7, "worker-1": 7})
+
+
+def test_ends_that_do_not_arrive_are_not_waited_for_forever(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If the watch of the pods delivers nothing any more, the job ends as failed, without exit codes."""
+    monkeypatch.setattr(wait, "_ENDS_TIMEOUT_S", 0.3)
+    outcome = end_before_its_pods(job, release_after_s=3.0)
+    assert (outcome.status.state, outcome.exit_codes) == ("failed", {"worker-0": None, "worker-1": None})
 
 
 # --- what is recorded

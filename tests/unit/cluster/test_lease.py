@@ -37,7 +37,7 @@ from torchyard.pods.lease_record import RecordedEnding
 from torchyard.run.folder import runs_folder
 
 KEY = "a" * 64
-DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={"worker-0": 0})
+DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
 WHERE = ("coordination.k8s.io/v1/leases", "default", RUN)
 
 

@@ -13,10 +13,10 @@ from tests.waiting import until
 from torchyard.cluster import reflector
 from torchyard.cluster.reflector import ObjectChange, Reflector
 from torchyard.kube.client import Client
-from torchyard.model.plan import ManifestPlan, Watched
+from torchyard.model.plan import ManifestPlan, WatchedKind
 
-PODS = Watched(api="v1", kind="Pod")
-GROUPS = Watched(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
+PODS = WatchedKind(api="v1", kind="Pod")
+GROUPS = WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
 PATIENCE_S = 20.0
 Begin = Callable[..., Reflector]
 
@@ -36,7 +36,7 @@ def begin(fake_server: Client, plan: ManifestPlan, news: "queue.Queue[ObjectChan
     """Start a watch; it ends with the test."""
     over = threading.Event()
 
-    def start(watched: Watched = PODS) -> Reflector:
+    def start(watched: WatchedKind = PODS) -> Reflector:
         made = Reflector(fake_server, plan, watched, news, over)
         made.start()
         return made

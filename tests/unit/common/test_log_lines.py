@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from torchyard.common.log_lines import cut_record, read_line, read_line_text, read_new_lines
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.run import LogLine
 
 
@@ -50,9 +50,9 @@ def test_only_whole_new_lines_are_read(tmp_path: Path) -> None:
     [
         ("a line", "a line"),
         ("", ""),
-        (RECORD_MARK + "{}", None),
-        (f"[default3]:{RECORD_MARK}{{}}", None),
-        (f"[default3]:50 %{RECORD_MARK}{{}}", "[default3]:50 %"),
+        (RECORD_PREFIX + "{}", None),
+        (f"[default3]:{RECORD_PREFIX}{{}}", None),
+        (f"[default3]:50 %{RECORD_PREFIX}{{}}", "[default3]:50 %"),
     ],
 )
 def test_record_is_cut_out_of_a_line(text: str, said: str | None) -> None:

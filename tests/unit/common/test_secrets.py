@@ -100,7 +100,7 @@ def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: 
     pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
     here: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
     (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(here)
-    assert (one.verdict, one.need, other.need) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
+    assert (one.verdict, one.name, other.name) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
     assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in one.remedy
     assert "environment of the hosts" in other.remedy
     assert WANDB not in f"{one}{other}"
@@ -140,4 +140,4 @@ def test_program_in_a_file_is_not_called_a_secret(
     """Of a program among the files for pods, only what is written out counts, not what it computes."""
     (tmp_path / "train.py").write_text(f"import os\n{line}\n")
     found = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
-    assert [each.need for each in found] == names
+    assert [each.name for each in found] == names

@@ -22,7 +22,9 @@ from torchyard.model.requirements import (
     WritableFolder,
 )
 
-TORCH = Package(host="localhost", python=sys.executable, name="torch", at_least="2.0", why="torchrun starts the job")
+TORCH = Package(
+    host="localhost", python=sys.executable, name="torch", minimum_version="2.0", reason="torchrun starts the job"
+)
 
 
 def only(need: HostRequirement) -> Check:
@@ -33,7 +35,7 @@ def only(need: HostRequirement) -> Check:
 def test_missing_program_is_told(tmp_path: Path) -> None:
     """A missing program is named with its path."""
     found = only(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
-    assert (found.verdict, found.need) == ("failed", f"program {tmp_path}/none.py")
+    assert (found.verdict, found.name) == ("failed", f"program {tmp_path}/none.py")
 
 
 def test_missing_package_is_told_with_its_install_line() -> None:
@@ -45,7 +47,7 @@ def test_missing_package_is_told_with_its_install_line() -> None:
 
 def test_old_package_is_told_with_both_versions() -> None:
     """A package that is too old is reported with its version and the one that is needed."""
-    found = only(TORCH.model_copy(update={"at_least": "99.0"}))
+    found = only(TORCH.model_copy(update={"minimum_version": "99.0"}))
     assert (found.verdict, "99.0 is needed" in found.detail) == ("failed", True)
 
 
@@ -70,7 +72,7 @@ def test_too_many_processes_are_a_warning() -> None:
 )
 def test_versions_are_compared_by_their_numbers(installed: str, needed: str, verdict: str) -> None:
     """2.10 is newer than 2.9, and what follows a plus, as the CUDA version does, is no part of a release."""
-    found = check_fact(TORCH.model_copy(update={"at_least": needed}), {"version": installed})
+    found = check_fact(TORCH.model_copy(update={"minimum_version": needed}), {"version": installed})
     assert found.verdict == verdict
 
 
@@ -86,7 +88,7 @@ def test_versions_are_compared_by_their_numbers(installed: str, needed: str, ver
 def test_port_may_be_held_by_the_run_itself(fact: dict[str, Any], verdict: str, detail: str) -> None:
     """A resumed run finds its own store on its port; anything else there is a failure, named as far as it is known."""
     found = check_fact(FreePort(host="gpu1", port=23456, option="options.port"), fact)
-    assert (found.need, found.verdict, found.detail) == ("port 23456 on gpu1", verdict, detail)
+    assert (found.name, found.verdict, found.detail) == ("port 23456 on gpu1", verdict, detail)
     assert ("options.port" in found.remedy) is (verdict == "failed")
 
 

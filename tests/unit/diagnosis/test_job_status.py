@@ -85,7 +85,7 @@ def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) ->
     plan = planned(nodes=PODS, launcher=launcher)
     observed, _, pods = standing(plan, 1)
     job: Any = {f"{KINDS[launcher]}/{plan.job}": plan.main}
-    registry.load_launcher(launcher).read_status(observed._replace(seen={**job, **observed.seen}))
+    registry.load_launcher(launcher).read_status(observed._replace(states={**job, **observed.states}))
     assert max(pod.reads for pod in pods) <= READS
 
 

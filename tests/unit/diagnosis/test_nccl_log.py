@@ -17,7 +17,7 @@ def test_facts_of_a_pod_are_its_nodes() -> None:
     assert by_line.feed_text("worker-1", FACTS)
     assert by_block.feed_block("worker-1", f"noise\n{FACTS}\nnoise\n".encode())
     (node,) = by_line.reading().nodes
-    assert node.lacks == ("the pod has no /dev/infiniband/uverbs*: mount it", "no port")
+    assert node.missing == ("the pod has no /dev/infiniband/uverbs*: mount it", "no port")
     assert by_block.reading() == by_line.reading()
 
 
@@ -115,7 +115,7 @@ def test_processes_may_list_different_devices() -> None:
         )
     ]
     (node,) = read_nccl_log(lines).nodes
-    assert (node.used, node.hcas, node.listed) == (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), True)
+    assert (node.used, node.hcas, node.is_hca_list_complete) == (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), True)
 
 
 def test_link_layer_is_that_of_the_devices_in_use() -> None:
@@ -178,7 +178,7 @@ def test_end_of_a_killed_process_is_no_lack() -> None:
     logs = [NcclLog(), NcclLog()]
     for log, text in zip(logs, lines, strict=True):
         log.feed_block("a", say("a", 0, text).encode())
-    assert (logs[0].reading().gdr, logs[1].reading().nodes[0].listed) == ("unknown", False)
+    assert (logs[0].reading().gdr, logs[1].reading().nodes[0].is_hca_list_complete) == ("unknown", False)
 
 
 def test_words_in_a_long_line_are_found() -> None:

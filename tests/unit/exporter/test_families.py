@@ -3,15 +3,15 @@
 from prometheus_client.core import Metric
 
 from tests.histories import recorded
-from torchyard.exporter.facts import AllRuns, RunFacts
 from torchyard.exporter.families import build_families
+from torchyard.exporter.run_summaries import AllRuns, RunSummary
 from torchyard.trend.records import History
 
 RUNS = (
-    RunFacts("a-1", "a", "volcano", "running", attempts=2, recoveries=1, gpus=16, start_delay_s=40.0, is_open=True),
-    RunFacts("a-2", "a", "volcano", "waiting", attempts=1, recoveries=0, waiting_s=90.0, is_open=True),
-    RunFacts("a-3", "a", "volcano", "failed", attempts=3, recoveries=0),
-    RunFacts("b-1", "b", "baremetal", "running", attempts=1, recoveries=2, is_open=True),
+    RunSummary("a-1", "a", "volcano", "running", attempts=2, recoveries=1, gpus=16, start_delay_s=40.0, is_open=True),
+    RunSummary("a-2", "a", "volcano", "waiting", attempts=1, recoveries=0, waiting_s=90.0, is_open=True),
+    RunSummary("a-3", "a", "volcano", "failed", attempts=3, recoveries=0),
+    RunSummary("b-1", "b", "baremetal", "running", attempts=1, recoveries=2, is_open=True),
 )
 
 

@@ -52,13 +52,13 @@ def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_pat
 def test_refused_submit_says_why(runai_planned: Planned, tmp_path: Path) -> None:
     """If the CLI refuses a submit, the error quotes it."""
     plan = runai_planned("true")
-    asked = plan.on[0].submit
+    asked = plan.processes[0].submit
     assert asked
     assert asked.input
     bad = asked.model_copy(update={"input": {**asked.input, "argv": [*asked.input["argv"][:5], "--no-such-flag"]}})
-    blocks: tuple[Process, ...] = (plan.on[0].model_copy(update={"submit": bad}), plan.on[1])
+    blocks: tuple[Process, ...] = (plan.processes[0].model_copy(update={"submit": bad}), plan.processes[1])
     with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
-        begun(plan.model_copy(update={"on": blocks}))
+        begun(plan.model_copy(update={"processes": blocks}))
 
 
 # --- what an answer of the CLI means

@@ -8,7 +8,7 @@ from tests.conftest import Planned
 from torchyard.launchers import appwrapper
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
-from torchyard.model.requirements import Controller, CrdServed, ReferencedObject, Permission
+from torchyard.model.requirements import Controller, CrdServed, Permission, ReferencedObject
 from torchyard.model.run import Observation
 
 MCAD = ["mcad.ibm.com/v1beta1", "workload.codeflare.dev/v1beta1"]

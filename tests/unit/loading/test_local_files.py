@@ -64,10 +64,10 @@ def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
         ({"/x.py": 3}, "/x.py needs the name of a file of this machine, not 3"),
         ({"/x.py": "none.py"}, "none.py does not exist, or is no regular file"),
         ({"/x.py": "/"}, "/ is a folder: name its files one by one"),
-        ({"x.py": "sample.py"}, "'x.py' is no file in a pod: begin it with /"),
-        ({"/opt/": "sample.py"}, "'/opt/' is no file in a pod"),
-        ({"/a/../x.py": "sample.py"}, "'/a/../x.py' is no file in a pod"),
-        ({"/a:b": "sample.py"}, "'/a:b' is no file in a pod"),
+        ({"x.py": "sample.py"}, "'x.py' is not the path of a file in a pod: start it with /"),
+        ({"/opt/": "sample.py"}, "'/opt/' is not the path of a file in a pod"),
+        ({"/a/../x.py": "sample.py"}, "'/a/../x.py' is not the path of a file in a pod"),
+        ({"/a:b": "sample.py"}, "'/a:b' is not the path of a file in a pod"),
         ({"/data": "sample.py"}, "files: /data is in `mounts` too"),
     ],
 )
@@ -80,4 +80,4 @@ def test_manifest_brings_its_own(write: Write, tmp_path: Path) -> None:
     """The pods of a manifest are its own: files are refused there."""
     (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: x}\n")
     keys = {"launcher": "volcano", "manifest": "job.yaml", "program": None, "files": {"/x.py": "sample.py"}}
-    assert "files: is not for a manifest: put a ConfigMap into it" in refused(write(**keys))
+    assert "files: cannot be combined with a manifest: add a ConfigMap to it" in refused(write(**keys))

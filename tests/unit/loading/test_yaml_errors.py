@@ -36,7 +36,7 @@ MISTAKES = {
     GOOD + "env: {A: {secret: s, config_map: c, key: k}}\n": ":4: env.A: must name either a secret or a config_map",
     GOOD + "env:\n  A: {secret: s, kye: k, key: k}\n": ":5: unknown key env.A.kye: did you mean key?",
     GOOD + "env: {A: [1]}\n": ":4: env.A: input should be a valid string",
-    GOOD + "mounts:\n  /data: {}\n": ":5: mounts./data: must have exactly one of claim, config_map, secret, host, scratch",
+    GOOD + "mounts:\n  /data: {}\n": ":5: mounts./data: must have exactly one of claim, config_map, secret",
     GOOD + "mounts: {/data: {claim: a, host: /b}}\n": ":4: mounts./data: must have exactly one of claim",
     GOOD + "mounts: {/data: {clam: a}}\n": ":4: unknown key mounts./data.clam: did you mean claim?",
     GOOD + "resources: {gpu: 1}\n": ":4: resources: unknown resource gpu: use gpus, cpu, memory, ephemeral-storage",

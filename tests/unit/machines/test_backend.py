@@ -45,7 +45,9 @@ def test_removal_ends_every_process(plan: CommandPlan) -> None:
 def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
     """A supervisor that could not start its process gives an error with the process's name and the reason."""
     submit = python("""print('{"phase": "failed", "created": false, "error": "no room"}')""")
-    broken = plan.model_copy(update={"on": (plan.on[0].model_copy(update={"submit": submit}), plan.on[1])})
+    broken = plan.model_copy(
+        update={"processes": (plan.processes[0].model_copy(update={"submit": submit}), plan.processes[1])}
+    )
     with pytest.raises(HostError, match=r"^localhost: start node-0: no room$"):
         MachinesBackend(broken).submit(Deadlines(), None)
 

@@ -18,10 +18,10 @@ def test_each_interpreter_is_asked_once(tmp_path: Path) -> None:
     """All packages of an interpreter are asked for in one call, and each gets its own check."""
     python = script(tmp_path / "python", f'echo call >> {tmp_path}/calls; exec {sys.executable} "$@"')
     needs = [
-        Package(host="localhost", python=python, name=name, at_least="1.0", why="the job needs it")
+        Package(host="localhost", python=python, name=name, minimum_version="1.0", reason="the job needs it")
         for name in ("pytest", "pydantic", "no-such-thing")
     ]
-    found = {each.need: each.verdict for each in check_hosts([*needs, Processors(host="localhost", count=1)])}
+    found = {each.name: each.verdict for each in check_hosts([*needs, Processors(host="localhost", count=1)])}
     assert (sorted(found.values()), len(found)) == (["failed", "ok", "ok", "ok"], 4)
     assert (tmp_path / "calls").read_text() == "call\n"
 
@@ -30,15 +30,17 @@ def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
     """A host that ssh cannot reach gives one finding, however much it should be asked, with ssh's own words."""
     os.environ["TORCHYARD_SSH"] = script(tmp_path / "ssh", "echo no route to host >&2; exit 255")
     port, file = FreePort(host="gpu1", port=1, option="options.port"), ProgramFile(host="gpu1", path="/x.py")
-    package = Package(host="gpu1", python="python3", name="torch", at_least="2.0", why="the job needs it")
+    package = Package(host="gpu1", python="python3", name="torch", minimum_version="2.0", reason="the job needs it")
     (found,) = check_hosts([port, file, package])
-    assert (found.need, found.verdict) == ("gpu1", "failed")
+    assert (found.name, found.verdict) == ("gpu1", "failed")
     assert found.detail == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
 
 
 def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
     """On this machine only options.python chooses the interpreter; on a host options.keeper_python does too."""
-    need = Package(host="localhost", python="/no/python", name="torch", at_least="2.0", why="the job needs it")
+    need = Package(
+        host="localhost", python="/no/python", name="torch", minimum_version="2.0", reason="the job needs it"
+    )
     (found,) = check_hosts([need])
-    assert found.need == "/no/python on localhost"
+    assert found.name == "/no/python on localhost"
     assert found.remedy == "choose another interpreter with options.python"

@@ -15,7 +15,7 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
     for node in (0, 1):
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints").mkdir(parents=True)
         (tmp_path / f"attempt-1/node-{node}/files/checkpoints/{node}.pt").touch()
-    assert [name for _, name in _list_checkpoints(site.before)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
+    assert [name for _, name in _list_checkpoints(site.previous_folders)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
 
 
 def test_plan_of_the_version_before_finds_its_checkpoints(tmp_path: Path) -> None:

@@ -118,7 +118,7 @@ def job(write: Write) -> Iterator[CommandPlan]:
 
 def say(plan: CommandPlan, who: str) -> Path:
     """Write that this holder renewed the job's lease a moment ago."""
-    looked = Path(plan.on[0].log).parents[1] / "looked"
+    looked = Path(plan.processes[0].log).parents[1] / "looked"
     looked.write_text(who.ljust(511) + "\n")
     return looked
 
@@ -127,7 +127,7 @@ def test_job_of_the_version_before_is_looked_after(job: CommandPlan) -> None:
     """If a supervisor knows this folder as `host:folder`, its lease is renewed under that name."""
     looked = say(job, _former_identity(str(runs_folder() / FOLDER)))
     before, until = looked.stat().st_mtime_ns, time.monotonic() + 30
-    with ProcessWatch(job.on) as watch:
+    with ProcessWatch(job.processes) as watch:
         while looked.stat().st_mtime_ns == before and time.monotonic() < until:
             watch.poll(0.2)
     assert looked.stat().st_mtime_ns > before
@@ -143,5 +143,5 @@ def look(watch: ProcessWatch, seconds: float) -> None:
 def test_job_of_another_container_is_not_looked_after(job: CommandPlan) -> None:
     """If another holder renews a supervisor's lease, this process leaves."""
     say(job, _former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
-    with ProcessWatch(job.on) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
+    with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         look(watch, 30)

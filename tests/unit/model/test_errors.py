@@ -6,9 +6,9 @@ import pytest
 
 from torchyard.model.errors import (
     ClusterError,
+    DetachedError,
     FolderError,
     HostError,
-    DetachedError,
     PreflightError,
     ProfileError,
     RendezvousError,

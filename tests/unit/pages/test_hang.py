@@ -9,7 +9,7 @@ from tests.hangs import HANG, STRAGGLER
 from tests.markdown import rendered
 from tests.reports import short_report
 from torchyard.diagnosis.hang.stragglers import describe_straggler
-from torchyard.model.hang import RankGroup, HangUpdate
+from torchyard.model.hang import HangUpdate, RankGroup
 from torchyard.model.run import Report
 from torchyard.pages.hang import render_hang, render_hang_page
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text

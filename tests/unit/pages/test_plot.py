@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.reports import ROWS, report
 from torchyard.model.run import Metrics, Row
-from torchyard.pages.plot import _MAX_POINTS, _thin_points, draw_plot
+from torchyard.pages.plot import _MAX_POINTS, PlotPoint, _thin_points, draw_plot
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown
 
 
@@ -33,12 +33,12 @@ def test_the_page_of_a_long_run_has_its_picture_still() -> None:
 @settings(max_examples=30)
 def test_a_thinned_curve_keeps_its_peaks_and_its_ends(values: list[float]) -> None:
     """A thinned curve keeps its first and last point, its minimum and its maximum, in order."""
-    points = [(float(at), value) for at, value in enumerate(values)]
-    kept = _thin_points(points)
-    assert len(kept) <= _MAX_POINTS
-    assert [kept[0], kept[-1]] == [points[0], points[-1]]
-    assert (min(y for _, y in kept), max(y for _, y in kept)) == (min(values), max(values))
-    assert kept == sorted(kept)
+    points = [PlotPoint(float(x), y) for x, y in enumerate(values)]
+    thinned = _thin_points(points)
+    assert len(thinned) <= _MAX_POINTS
+    assert [thinned[0], thinned[-1]] == [points[0], points[-1]]
+    assert (min(point.y for point in thinned), max(point.y for point in thinned)) == (min(values), max(values))
+    assert thinned == sorted(thinned)
 
 
 @pytest.mark.parametrize(

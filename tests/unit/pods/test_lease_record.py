@@ -11,7 +11,7 @@ from torchyard.model.run import Failure, Outcome, Status
 from torchyard.pods import lease_record
 
 KEY = "a" * 64
-DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exits={"worker-0": 0})
+DONE = Outcome(status=Status(state="succeeded", reason="2 of 2 pods succeeded"), exit_codes={"worker-0": 0})
 
 
 # --- reading
@@ -123,7 +123,7 @@ def test_outcome_is_short_enough_for_an_annotation() -> None:
     text = lease_record.seal_outcome(RUN, "1", long.model_copy(update={"hang": hang}), KEY)
     assert len(text) < 1000
     assert (found := lease_record.read_outcome(told("outcome", text), KEY))
-    assert (found.status.failure and found.status.failure.cause, found.exits) == ("program-error", DONE.exits)
+    assert (found.status.failure and found.status.failure.cause, found.exit_codes) == ("program-error", DONE.exit_codes)
 
 
 def test_seal_of_another_attempt_counts_for_that_attempt_alone() -> None:

@@ -8,7 +8,7 @@ from tests.drawn import RUNS
 from tests.drawn_plans import IN_PODS, plan_pods
 from tests.plan_parts import needs, spec
 from torchyard.model.profile import Profile
-from torchyard.model.requirements import Advice, Capacity, Object
+from torchyard.model.requirements import Advice, Capacity, ReferencedObject
 from torchyard.model.run import Run
 
 VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
@@ -17,21 +17,26 @@ VF = {"hardware": "oke/bm-gpu-b4-8", "fabric": "vf"}
 def test_vf_fabric_needs_its_network_and_its_plugin(planned: Planned) -> None:
     """Preflight checks for the network in its namespace and for the device plugin of the functions."""
     plan = planned(**VF)
-    assert Object(what="NetworkAttachmentDefinition", name="rdma-vf", namespace="default") in plan.requires
+    assert (
+        ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma-vf", namespace="default")
+        in plan.requires
+    )
     assert [room.device_plugin for room in needs(plan, Capacity)] == ["app=sriovdp"]
 
 
 def test_network_without_a_namespace_is_of_the_job(planned: Planned) -> None:
     """A network without a namespace is looked up in the job's namespace."""
     plan = planned(pod={"networks": {"rdma": 1, "unused": 0}})
-    assert needs(plan, Object) == [Object(what="NetworkAttachmentDefinition", name="rdma", namespace=None)]
+    assert needs(plan, ReferencedObject) == [
+        ReferencedObject(object_kind="NetworkAttachmentDefinition", name="rdma", namespace=None)
+    ]
 
 
 def test_what_is_named_must_be_there(planned: Planned) -> None:
     """Preflight checks that claims, pull secrets, priority classes and accounts that the pods name exist."""
     pod = {"pull_secrets": ["registry"], "service_account": "trainer", "priority_class": "high"}
     plan = planned(pod=pod, mounts={"/data": {"claim": "coco"}, "/more": {"claim": "coco"}})
-    found = [(each.what, each.name) for each in needs(plan, Object)]
+    found = [(each.what, each.name) for each in needs(plan, ReferencedObject)]
     others = [("PriorityClass", "high"), ("ServiceAccount", "trainer")]
     assert found == [("PersistentVolumeClaim", "coco"), ("Secret", "registry"), *others]
     assert spec(plan)["imagePullSecrets"] == [{"name": "registry"}]
@@ -55,7 +60,7 @@ def test_pods_may_share_nodes(planned: Planned) -> None:
     keys = {"launcher": "pytorchjob", "nodes": 4, "rendezvous": "env", "pod": {"spread": False}}
     plan = planned(**keys)
     assert "affinity" not in plan.pod["spec"]
-    assert [need.alone for need in plan.requires if isinstance(need, Capacity)] == [False]
+    assert [need.one_per_node for need in plan.requires if isinstance(need, Capacity)] == [False]
 
 
 def test_port_of_the_host_keeps_pods_apart(planned: Planned) -> None:
@@ -63,7 +68,7 @@ def test_port_of_the_host_keeps_pods_apart(planned: Planned) -> None:
     pod = {"spread": False, "host_network": True}
     plan = planned(launcher="pytorchjob", nodes=4, rendezvous="env", pod=pod)
     (room,) = [need for need in plan.requires if isinstance(need, Capacity)]
-    assert (room.alone, room.port) == (True, True)
+    assert (room.one_per_node, room.uses_host_ports) == (True, True)
 
 
 @given(IN_PODS, RUNS)
@@ -74,5 +79,5 @@ def test_pods_of_one_node_share_no_port(profile: Profile, run: Run) -> None:
     ports = [port for each in made.pod["spec"]["containers"] for port in each.get("ports", [])]
     room = next(each for each in made.requires if isinstance(each, Capacity))
     assert made.pod["spec"]["hostNetwork"]
-    assert room.alone or not ports
+    assert room.one_per_node or not ports
     assert all("hostNetwork" not in each["spec"] for each in made.store)

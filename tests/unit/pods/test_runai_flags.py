@@ -33,9 +33,9 @@ def said(made: Profile) -> list[str]:
     """The command line that submits."""
     plan = runai.plan(made, RUN)
     assert isinstance(plan, CommandPlan)
-    assert plan.on[0].submit
-    assert plan.on[0].submit.input
-    found: list[str] = plan.on[0].submit.input["argv"]
+    assert plan.processes[0].submit
+    assert plan.processes[0].submit.input
+    found: list[str] = plan.processes[0].submit.input["argv"]
     return found
 
 

@@ -9,7 +9,7 @@ from tests.plan_parts import container, env, needs, spec
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import ProfileError
 from torchyard.model.hardware import Hardware
-from torchyard.model.requirements import Capacity, Object
+from torchyard.model.requirements import Capacity, ReferencedObject
 from torchyard.pods import template
 
 B4_8 = {"hardware": "oke/bm-gpu-b4-8"}
@@ -74,7 +74,7 @@ def test_nodes_with_nvlink_between_them_claim_a_channel(planned: Planned) -> Non
     claim = {"name": "torchyard", "resourceClaimTemplateName": "torchyard"}
     assert plan.pod["spec"]["resourceClaims"] == [claim]
     assert container(plan)["resources"]["claims"] == [{"name": "torchyard"}]
-    assert Object(what="ComputeDomain", name="torchyard") in plan.requires
+    assert ReferencedObject(object_kind="ComputeDomain", name="torchyard") in plan.requires
 
 
 # --- environment
@@ -110,7 +110,7 @@ def test_secret_stays_a_reference(planned: Planned) -> None:
     plan = planned(env={"TOKEN": {"secret": "hub", "key": "token"}, "MODE": {"config_map": "site", "key": "mode"}})
     assert env(plan)["TOKEN"] == {"secretKeyRef": {"name": "hub", "key": "token"}}
     assert env(plan)["MODE"] == {"configMapKeyRef": {"name": "site", "key": "mode"}}
-    found = {(each.what, each.name, each.holds) for each in needs(plan, Object)}
+    found = {(each.what, each.name, each.holds) for each in needs(plan, ReferencedObject)}
     assert found == {("Secret", "hub", ("token",)), ("ConfigMap", "site", ("mode",))}
 
 
@@ -131,7 +131,10 @@ def test_keys_of_a_bundle_are_variables(planned: Planned) -> None:
     """ConfigMaps and Secrets whose keys become variables must exist, whatever keys they have."""
     plan = planned(pod={"env_from": [{"config_map": "nccl"}, {"secret": "keys"}]})
     assert container(plan)["envFrom"] == [{"configMapRef": {"name": "nccl"}}, {"secretRef": {"name": "keys"}}]
-    assert needs(plan, Object) == [Object(what="ConfigMap", name="nccl"), Object(what="Secret", name="keys")]
+    assert needs(plan, ReferencedObject) == [
+        ReferencedObject(object_kind="ConfigMap", name="nccl"),
+        ReferencedObject(object_kind="Secret", name="keys"),
+    ]
 
 
 # --- resources

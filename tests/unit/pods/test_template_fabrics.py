@@ -6,7 +6,7 @@ import pytest
 
 from tests.conftest import Planned
 from tests.plan_parts import command, container, mounted, needs, spec
-from torchyard.model.requirements import Object
+from torchyard.model.requirements import ReferencedObject
 
 BOTH = pytest.mark.parametrize("launcher", ["volcano", "pytorchjob", "jobset", "appwrapper"])
 TCPX = {"hardware": "gke/a3-high", "fabric": "tcpx"}
@@ -49,7 +49,7 @@ def test_daemon_has_volumes_of_its_own(planned: Planned) -> None:
         "init-0-1": {"path": "/run/d"},
     }
     assert [each["mountPath"] for each in container(plan)["volumeMounts"]] == ["/dev/shm"]
-    assert Object(what="ConfigMap", name="conf") in plan.requires
+    assert ReferencedObject(object_kind="ConfigMap", name="conf") in plan.requires
 
 
 def test_profile_adds_to_the_daemons_of_the_fabric(planned: Planned) -> None:
@@ -70,7 +70,7 @@ def test_devices_are_claimed_beside_the_channel(planned: Planned, launcher: str)
     names = ["torchyard", "torchyard-mrdma"]
     assert spec(plan)["resourceClaims"] == [{"name": name, "resourceClaimTemplateName": name} for name in names]
     assert container(plan)["resources"]["claims"] == [{"name": name} for name in names]
-    found = {(each.what, each.name) for each in needs(plan, Object)}
+    found = {(each.what, each.name) for each in needs(plan, ReferencedObject)}
     assert {("ComputeDomain", "torchyard"), ("ResourceClaimTemplate", "torchyard-mrdma")} <= found
 
 

@@ -113,7 +113,7 @@ def test_replicas_that_are_left_out(launched: Launched) -> None:
 
 def test_operators_port_is_one_of_the_node(launched: Launched) -> None:
     """The operator adds a port to every pod, so with the host network a node can hold only one of them."""
-    assert [need.alone for need in launched(PYTORCHJOB).requires if isinstance(need, Capacity)] == [True]
+    assert [need.one_per_node for need in launched(PYTORCHJOB).requires if isinstance(need, Capacity)] == [True]
 
 
 def test_companions_need_rights(launched: Launched) -> None:

@@ -2,7 +2,7 @@
 
 from tests.conftest import Planned
 from tests.plan_parts import container, mounted
-from torchyard.model.requirements import Object
+from torchyard.model.requirements import ReferencedObject
 
 HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 
@@ -58,7 +58,7 @@ def test_fabric_mounts_what_it_needs(planned: Planned) -> None:
     paths = {each["mountPath"] for each in container(plan)["volumeMounts"]}
     assert "/var/run/nvidia-topologyd" in paths
     for name in ("topo-gdr-2vf-canary", "nccl-netwk-env-vars"):
-        assert Object(what="ConfigMap", name=name) in plan.requires
+        assert ReferencedObject(object_kind="ConfigMap", name=name) in plan.requires
 
 
 def test_mount_of_the_profile_comes_first(planned: Planned) -> None:

@@ -41,7 +41,7 @@ def test_end_is_in_the_journal_and_in_the_report(line: Runner) -> None:
         ("ending", "failed", "it broke"),
         ("end", "failed", "it broke"),
     ]
-    assert (line.folder.report(), report.attempts, report.left) == (report, (), ())
+    assert (line.folder.report(), report.attempts, report.leftovers) == (report, (), ())
 
 
 def test_secret_in_the_sentence_is_masked(line: Runner) -> None:
@@ -67,7 +67,7 @@ def test_open_attempt_is_stopped_before_it_is_read(line: Runner) -> None:
     report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
     (cut,) = report.attempts
     assert (cut.outcome.cause, cut.outcome.status.reason) == ("stopped", "cancelled through Prefect")
-    assert report.left == ()
+    assert report.leftovers == ()
     assert find_labelled(plan.label) == []
     assert line.open is None
 
@@ -97,7 +97,7 @@ def test_run_that_cannot_be_released_is_in_the_report(line: Runner, monkeypatch:
 
     monkeypatch.setattr(MachinesBackend, "release", refuse)
     report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
-    assert ["Permission denied" in each for each in report.left] == [True]
+    assert ["Permission denied" in each for each in report.leftovers] == [True]
     assert line.folder.report() == report
 
 

@@ -78,5 +78,5 @@ def test_filesystem_without_locks_is_told(folder: RunFolder, number: int, monkey
         raise OSError(number, os.strerror(number))
 
     monkeypatch.setattr(fcntl, "flock", refuse)
-    with pytest.raises(FolderError, match=r"cannot lock files \(.*\); choose another place with TORCHYARD_RUNS"):
+    with pytest.raises(FolderError, match=r"cannot lock files \(.*\); choose another folder with TORCHYARD_RUNS"):
         folder.owned().__enter__()

@@ -50,7 +50,7 @@ def test_journal_is_on_the_disk_before_the_next_step(folder: RunFolder, monkeypa
 
     monkeypatch.setattr(os, "fsync", note)
     folder.note("start", run="r")
-    folder.save_outcome(1, Outcome(status=Status(state="failed", reason=""), exits={}))
+    folder.save_outcome(1, Outcome(status=Status(state="failed", reason=""), exit_codes={}))
     attempt = folder.attempt(1)
     listed = [str(folder.path / "journal"), str(folder.path), str(folder.path.parent)]
     assert synced == [*listed, str(attempt / "outcome.part"), str(attempt)]

@@ -10,7 +10,7 @@ from tests.hangs import HANG
 from tests.histories import recorded
 from tests.receiver import Receiver
 from tests.reports import short_report
-from torchyard.model.hang import HangNews
+from torchyard.model.hang import HangUpdate
 from torchyard.model.run import Report, Status
 from torchyard.run.folder import RunFolder
 from torchyard.run.notifications import RunNotifier, check_notifications, tell_swept_end
@@ -94,7 +94,7 @@ def test_hang_beyond_doubt_is_told_once(write: Write, folder: RunFolder, receive
     """A pause of seconds is no message; a hang that lasts is one, with the rank and with what follows."""
     outlets = outlets_of(write, folder, receiver)
     for is_certain in (False, True, False, True):
-        outlets.tell_hang(HangNews(hang=HANG, is_certain=is_certain))
+        outlets.tell_hang(HangUpdate(hang=HANG, is_certain=is_certain))
     outlets._delivery.finish(10)
     assert receiver.titles == ["sample: hanging"]
     said = receiver.got[0]["message"]

@@ -2,7 +2,6 @@
 
 import asyncio
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -14,8 +13,8 @@ from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
 from torchyard.kube.client import get_cluster_client
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import FolderError, HandedOnError, HostError, LeftError, RunInUseError
-from torchyard.model.run import End
+from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
+from torchyard.model.run import RunEnd
 from torchyard.pods import lease_record
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
@@ -30,11 +29,11 @@ def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exc
     line = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
     line.may_run = runs
 
-    def work() -> tuple[End, str]:
+    def work() -> RunEnd:
         raise error
 
     if runs:
-        with pytest.raises(LeftError):
+        with pytest.raises(DetachedError):
             protect_run(line, work, SignalHold())
     else:
         assert protect_run(line, work, SignalHold())[0] == "failed"
@@ -66,10 +65,10 @@ def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
     """If Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage, the run goes on."""
     line, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
 
-    def work() -> tuple[Any, str]:
+    def work() -> RunEnd:
         if stop := next(tries):
             raise stop
-        return "succeeded", "done"
+        return RunEnd("succeeded", "done")
 
     with SignalHold() as signals:
         assert protect_run(line, work, signals) == ("succeeded", "done")
@@ -88,10 +87,10 @@ def test_run_that_goes_on_elsewhere_is_not_torn_down(planned: Planned, fake_api:
     line.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
 
-    def work() -> tuple[Any, str]:
+    def work() -> RunEnd:
         raise KeyboardInterrupt
 
-    with SignalHold() as signals, pytest.raises(HandedOnError):
+    with SignalHold() as signals, pytest.raises(HandedOverError):
         protect_run(line, work, signals)
     assert lease_record.is_handed_over(lease.read_lease(get_cluster_client(plan.cluster), plan) or {})
     assert not fake_api.requests("DELETE", "")

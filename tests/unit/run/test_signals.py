@@ -10,7 +10,7 @@ from prefect.exceptions import TerminationSignal
 
 from tests.conftest import RUN_ID, Write
 from torchyard.loading.profile import load_profile
-from torchyard.model.run import End
+from torchyard.model.run import RunEnd
 from torchyard.run.runner import Runner
 from torchyard.run.signals import (
     STOP_EXCEPTIONS,
@@ -28,7 +28,7 @@ def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
     line = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
     line.may_run = True
 
-    def work() -> tuple[End, str]:
+    def work() -> RunEnd:
         try:
             raise TerminationSignal(signal.SIGTERM)
         except TerminationSignal:

@@ -15,7 +15,7 @@ from torchyard.archive.copier import archived
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.common.identity import holder_identity
 from torchyard.loading.profile import load_profile
-from torchyard.model.errors import LeftError
+from torchyard.model.errors import DetachedError
 from torchyard.model.profile import Profile
 from torchyard.pods import lease_record, seal
 from torchyard.run.folder import RunFolder
@@ -82,7 +82,7 @@ def test_archive_that_knows_nothing_lets_the_run_begin(learn: Callable[[], RunFo
 
 def test_run_of_which_nobody_can_tell_is_not_started(learn: Callable[[], RunFolder], deaf: None) -> None:
     """Without an answer of the archive, and without a Lease, the run may have ended: this process leaves."""
-    with pytest.raises(LeftError, match=r"whether this run has been started before is not known .*cannot list"):
+    with pytest.raises(DetachedError, match=r"whether this run has been started before is not known .*cannot list"):
         learn()
 
 

@@ -15,13 +15,13 @@ _VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 def check_admission(api: Client, need: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
     """Dry-run the job's objects, or a pod like those that the job will create."""
-    if need.what == "pod":
+    if need.target == "pod":
         return _try_pod(api, name, plan.pod)
-    found = [_try_object(api, thing, plan) for thing in plan.parts]
+    found = [_try_object(api, thing, plan) for thing in plan.admitted_objects]
     worst = next((each for each in _VERDICT_ORDER if any(check.verdict == each for check in found)), "ok")
     told = [check for check in found if check.verdict == worst]
-    detail = "; ".join(f"{check.need} {check.detail}" for check in told)
-    return Check(need=name, verdict=worst, detail=detail, remedy="; ".join(dict.fromkeys(c.remedy for c in told)))
+    detail = "; ".join(f"{check.name} {check.detail}" for check in told)
+    return Check(name=name, verdict=worst, detail=detail, remedy="; ".join(dict.fromkeys(c.remedy for c in told)))
 
 
 def _object_title(thing: dict[str, Any]) -> str:
@@ -38,10 +38,10 @@ def _try_object(api: Client, thing: dict[str, Any], plan: ManifestPlan) -> Check
         if is_optional_object(thing) and error.status == 403:
             return warning_check(
                 _object_title(thing),
-                f"cannot be created: {error.said}",
+                f"cannot be created: {error.message}",
                 f"{RBAC_COMMAND} makes role torchyard-policy, which allows it",
             )
-        if is_known_refusal(plan, error.said):
+        if is_known_refusal(plan, error.message):
             return warning_check(_object_title(thing), "cannot be checked without the right to create it")
         return _report_refusal(api, _object_title(thing), error)
     return passed_check(_object_title(thing), "is accepted")
@@ -80,9 +80,11 @@ def _try_pod(api: Client, name: str, pod: dict[str, Any]) -> Check:
     except ClusterError as error:
         if error.status == 409:
             return passed_check(name, "a pod of this name already exists")
-        if "cannot create resource" in error.said:
+        if "cannot create resource" in error.message:
             return warning_check(
-                name, f"cannot be checked: {error.said}", "grant the right to create pods, which only this check needs"
+                name,
+                f"cannot be checked: {error.message}",
+                "grant the right to create pods, which only this check needs",
             )
         return _report_refusal(api, name, error)
     return passed_check(name, "a pod like the job's is accepted")
@@ -90,7 +92,7 @@ def _try_pod(api: Client, name: str, pod: dict[str, Any]) -> Check:
 
 def _report_refusal(api: Client, name: str, error: ClusterError) -> Check:
     """The server's message, and a remedy."""
-    said = error.said.strip()
+    said = error.message.strip()
     if "does not support dry run" in said:
         return warning_check(name, f"cannot be checked: {said}")
     return failed_check(name, f"is refused: {said}", _find_remedy(api, error))
@@ -98,7 +100,7 @@ def _report_refusal(api: Client, name: str, error: ClusterError) -> Check:
 
 def _find_remedy(api: Client, error: ClusterError) -> str:
     """The remedy for a refusal; empty if its message suggests none."""
-    said = error.said
+    said = error.message
     if "violates PodSecurity" in said:
         level = "pod-security.kubernetes.io/enforce=privileged"
         return f"`kubectl label namespace {api.namespace} {level} --overwrite`"

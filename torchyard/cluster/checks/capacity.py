@@ -32,7 +32,9 @@ def check_capacity(api: Client, need: Capacity, name: str, known: list[ClusterNo
     lacks = {node["metadata"]["name"]: lack for node in nodes if (lack := _find_mismatch(node, need))}
     plugin = _check_device_plugin(api, need, nodes)
     one = (
-        ", one per node (on the host's network its port is the node's)" if need.port else ", one per node" * need.alone
+        ", one per node (on the host's network its port is the node's)"
+        if need.uses_host_ports
+        else ", one per node" * need.one_per_node
     )
     head = f"{need.pods} needed{one}, {pods} {'fits' if pods == 1 else 'fit'}"
     detail = "; ".join((head, *_group_mismatches(lacks), *plugin)) if nodes else "the cluster has no node"
@@ -41,7 +43,11 @@ def check_capacity(api: Client, need: Capacity, name: str, known: list[ClusterNo
 
 def _list_alternatives(need: Capacity) -> list[str]:
     """What to request instead."""
-    share = ["leave the host's network (`pod.host_network: false`): then pods can share a node"] if need.port else []
+    share = (
+        ["leave the host's network (`pod.host_network: false`): then pods can share a node"]
+        if need.uses_host_ports
+        else []
+    )
     return [*share, "ask for fewer `nodes`"]
 
 
@@ -61,7 +67,7 @@ def _count_pods(node: ClusterNode, need: Capacity) -> int:
         for name, amount in need.resources.items()
         if decimal_quantity(amount)
     ]
-    return 1 if need.alone else min(counts, default=need.pods)
+    return 1 if need.one_per_node else min(counts, default=need.pods)
 
 
 def _find_mismatch(node: ClusterNode, need: Capacity) -> NodeMismatch | None:
@@ -170,7 +176,7 @@ def _check_device_plugin(api: Client, need: Capacity, nodes: list[ClusterNode]) 
     try:
         found = api.list("apps/v1", "DaemonSet", {"labelSelector": need.device_plugin}, everywhere=True)
     except ClusterError as error:
-        return [f"{what}, and its device plugin cannot be checked: {error.said}"]
+        return [f"{what}, and its device plugin cannot be checked: {error.message}"]
     if not found:
         return [f"{what}: no namespace has a DaemonSet with the label {need.device_plugin}, its device plugin"]
     return [f"{what}: {_describe_plugin(each)}" for each in found]

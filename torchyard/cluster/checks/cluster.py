@@ -20,9 +20,9 @@ from torchyard.model.requirements import (
     Check,
     Controller,
     CrdServed,
-    Object,
     OpenQueue,
     Permission,
+    ReferencedObject,
     WritableFolder,
     failed_check,
     passed_check,
@@ -30,7 +30,7 @@ from torchyard.model.requirements import (
 )
 
 _MAX_PARALLEL_CHECKS = 8
-CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | Object | AdmissionAccepted | Advice
+CheckedRequirement = CrdServed | Controller | OpenQueue | Capacity | ReferencedObject | AdmissionAccepted | Advice
 
 
 def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
@@ -38,7 +38,7 @@ def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
     try:
         api = client.get_cluster_client(plan.cluster)
     except ClusterError as error:
-        return (failed_check(error.host, f"{error.what}: {error.said}", ""),)
+        return (failed_check(error.host, f"{error.action}: {error.message}", ""),)
     if closed := _check_connection(api):
         return (closed,)
     missing = _check_namespace(api)
@@ -54,7 +54,7 @@ def check_cluster(plan: ManifestPlan) -> tuple[Check, ...]:
 
 def _is_namespaced(need: CheckedRequirement) -> bool:
     """Whether a requirement cannot be checked without the namespace."""
-    return isinstance(need, AdmissionAccepted) or (isinstance(need, Object) and need.namespace is None)
+    return isinstance(need, AdmissionAccepted) or (isinstance(need, ReferencedObject) and need.namespace is None)
 
 
 def _check_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement) -> Check:
@@ -65,10 +65,10 @@ def _check_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement
         if error.status == 403:
             return warning_check(
                 _requirement_title(need),
-                f"cannot be checked: {error.said}",
+                f"cannot be checked: {error.message}",
                 f"{RBAC_COMMAND} makes a role that may read it",
             )
-        return failed_check(_requirement_title(need), f"cannot be checked: {error.what}: {error.said}", "")
+        return failed_check(_requirement_title(need), f"cannot be checked: {error.action}: {error.message}", "")
 
 
 def _query_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement) -> Check:
@@ -83,7 +83,7 @@ def _query_requirement(api: Client, plan: ManifestPlan, need: CheckedRequirement
             found = check_queue(api, need, name)
         case Capacity():
             found = check_capacity(api, need, name)
-        case Object():
+        case ReferencedObject():
             found = check_reference(api, need, name, sum(plan.tasks.values()))
         case AdmissionAccepted():
             found = check_admission(api, need, name, plan)
@@ -105,12 +105,12 @@ def _requirement_title(need: CheckedRequirement) -> str:
             name = f"queue {need.name}"
         case Capacity():
             name = f"room for {need.pods} {'pod' if need.pods == 1 else 'pods'}"
-        case Object():
-            name = f"{need.what} {need.namespace + '/' if need.namespace else ''}{need.name}"
+        case ReferencedObject():
+            name = f"{need.object_kind} {need.namespace + '/' if need.namespace else ''}{need.name}"
         case AdmissionAccepted():
-            name = "admission of the job" if need.what == "objects" else "admission of its pods"
+            name = "admission of the job" if need.target == "objects" else "admission of its pods"
         case Advice():
-            name = need.about
+            name = need.topic
         case _:
             assert_never(need)
     return name
@@ -134,9 +134,11 @@ def _check_connection(api: Client) -> Check | None:
     except ClusterError as error:
         flags = f" --context {api.context}" if api.context else ""
         if error.status == 0 or error.status >= 429:  # away, or busy
-            return failed_check(name, f"{api.host} does not answer: {error.said}", f"see `kubectl{flags} cluster-info`")
-        if error.status == 401 or "system:anonymous" in error.said:
-            detail = f"{api.host} refuses the credentials of the kubeconfig: {error.said}"
+            return failed_check(
+                name, f"{api.host} does not answer: {error.message}", f"see `kubectl{flags} cluster-info`"
+            )
+        if error.status == 401 or "system:anonymous" in error.message:
+            detail = f"{api.host} refuses the credentials of the kubeconfig: {error.message}"
             return failed_check(name, detail, f"log in again; `kubectl{flags} auth whoami` shows whether that helped")
     return None
 

@@ -26,7 +26,7 @@ def check_permissions(api: Client, needs: Iterable[Permission]) -> list[Check]:
             granted = pool.map(lambda each: is_allowed(api, *each), asked)
             missing = [each for each, may in zip(asked, granted, strict=True) if not may]
     except ClusterError as error:
-        return [failed_check("rights", f"cannot be checked: {error.what}: {error.said}", "")]
+        return [failed_check("rights", f"cannot be checked: {error.action}: {error.message}", "")]
     if not missing:
         return [passed_check("rights", f"all {len(asked)} are granted")]
     who = _read_user_name(api)

@@ -5,7 +5,7 @@ from typing import Any
 
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
-from torchyard.model.requirements import Check, Object, failed_check, passed_check, warning_check
+from torchyard.model.requirements import Check, ReferencedObject, failed_check, passed_check, warning_check
 
 _API_VERSIONS = {
     "NetworkAttachmentDefinition": "k8s.cni.cncf.io/v1",
@@ -30,31 +30,31 @@ _CREATE_REMEDIES = {
 }
 
 
-def check_reference(api: Client, need: Object, name: str, pods: int) -> Check:
-    place = None if need.what in _CLUSTER_WIDE_KINDS else need.namespace or api.namespace
-    version = _API_VERSIONS.get(need.what, "v1")
-    found = api.get(version, need.what, need.name, namespace=place)
-    remedy = _CREATE_REMEDIES[need.what].format(name=need.name, place=place)
+def check_reference(api: Client, need: ReferencedObject, name: str, pods: int) -> Check:
+    place = None if need.object_kind in _CLUSTER_WIDE_KINDS else need.namespace or api.namespace
+    version = _API_VERSIONS.get(need.object_kind, "v1")
+    found = api.get(version, need.object_kind, need.name, namespace=place)
+    remedy = _CREATE_REMEDIES[need.object_kind].format(name=need.name, place=place)
     if found is None:
         where = f"in namespace {place}" if place else "in this cluster"
         return failed_check(name, f"is not {where}; {_list_similar_names(api, need, version, place)}", remedy)
-    if need.what == "PersistentVolumeClaim":
+    if need.object_kind == "PersistentVolumeClaim":
         return _check_claim(api, name, found, pods)
     present = sorted({**found.get("data", {}), **found.get("binaryData", {})})
-    if missing := [key for key in need.holds if key not in present]:
+    if missing := [key for key in need.required_entries if key not in present]:
         detail = f"has no key {', '.join(missing)}; there are: {', '.join(present) or 'none'}"
-        return failed_check(name, detail, f"`kubectl edit {need.what.lower()} {need.name} -n {place}`")
-    return passed_check(name, f"has {', '.join(need.holds)}" if need.holds else "exists")
+        return failed_check(name, detail, f"`kubectl edit {need.object_kind.lower()} {need.name} -n {place}`")
+    return passed_check(name, f"has {', '.join(need.required_entries)}" if need.required_entries else "exists")
 
 
-def _list_similar_names(api: Client, need: Object, version: str, place: str | None) -> str:
+def _list_similar_names(api: Client, need: ReferencedObject, version: str, place: str | None) -> str:
     """The names that exist, the most similar ones first."""
     try:
-        found = api.request("GET", api.path(version, need.what, namespace=place))["items"]
+        found = api.request("GET", api.path(version, need.object_kind, namespace=place))["items"]
     except ClusterError as error:
         if error.status == 404:
             return f"this cluster does not know the kind ({version})"
-        return f"what exists cannot be listed: {error.said}"
+        return f"what exists cannot be listed: {error.message}"
     names = sorted(each["metadata"]["name"] for each in found)
     shown = (difflib.get_close_matches(need.name, names, n=5, cutoff=0.5) or names)[:5]
     more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""

@@ -55,7 +55,7 @@ def tell_absence(
     return hang.model_copy(
         update={
             "sentence": sentence,
-            "where": _find_where(records, [where] if where is not None else []),
+            "location": _find_where(records, [where] if where is not None else []),
             "collective": _find_collective(each, records),
             "evidence": (*_tell_counts(each, ranks, records), *_tell_facts(ranks, records))[:_MAX_EVIDENCE],
         }
@@ -74,7 +74,7 @@ def tell_cycle(ring: tuple[PendingCollective, ...], records: _Records, waiting: 
     return hang.model_copy(
         update={
             "sentence": sentence,
-            "where": _find_where(records, ranks),
+            "location": _find_where(records, ranks),
             "collective": _find_collective(ring[0], records),
             "evidence": tuple(evidence[:_MAX_EVIDENCE]),
         }
@@ -97,7 +97,9 @@ def tell_mismatch(each: PendingCollective, sides: tuple[Side, ...], records: _Re
     evidence = tuple(f"{part}, its number {each.sequence:,}" for part in parts[:_MAX_EVIDENCE])
     of_others = _find_collective(each, records, sides[-1].ranks)
     where = _find_where(records, ranks)
-    return hang.model_copy(update={"sentence": sentence, "where": where, "collective": of_others, "evidence": evidence})
+    return hang.model_copy(
+        update={"sentence": sentence, "location": where, "collective": of_others, "evidence": evidence}
+    )
 
 
 def tell_skipped(each: PendingCollective, done: frozenset[int], records: _Records, waiting: frozenset[int]) -> Hang:
@@ -110,7 +112,11 @@ def tell_skipped(each: PendingCollective, done: frozenset[int], records: _Record
         f"{agree(each.waiting, 'waits', 'wait')} in {_name(each, records)}: they have called different collectives"
     )
     hang = _begin("collective-mismatch", ranks, records, (waiting | each.waiting) - set(ranks))
-    update = {"sentence": sentence, "where": _find_where(records, ranks), "collective": _find_collective(each, records)}
+    update = {
+        "sentence": sentence,
+        "location": _find_where(records, ranks),
+        "collective": _find_collective(each, records),
+    }
     return hang.model_copy(update={**update, "evidence": _tell_counts(each, sorted(done), records)})
 
 
@@ -145,7 +151,7 @@ def tell_idle(kind: HangClass, records: _Records) -> Hang:
     """No rank is in a collective, and none does anything."""
     clusters = cluster_ranks(records)
     named = ", ".join(
-        f"{name_ranks(each.ranks)} {agree(each.ranks, 'is', 'are')} in {each.place}" for each in clusters[:3]
+        f"{name_ranks(each.ranks)} {agree(each.ranks, 'is', 'are')} in {each.location}" for each in clusters[:3]
     )
     sentence = (
         "all ranks are stopped"
@@ -153,7 +159,7 @@ def tell_idle(kind: HangClass, records: _Records) -> Hang:
         else f"no rank does anything, and none waits in a collective: {named}"
     )
     ranks = tuple(sorted(records)) if kind == "stopped" else ()
-    update = {"sentence": sentence, "where": _find_where(records, sorted(records))}
+    update = {"sentence": sentence, "location": _find_where(records, sorted(records))}
     return _begin(kind, ranks, records, frozenset()).model_copy(
         update={**update, "evidence": _tell_facts(sorted(records)[:4], records)}
     )
@@ -171,7 +177,7 @@ def _begin(kind: HangClass, ranks: tuple[int, ...], records: _Records, waiting: 
         sentence="",
         waiting=tuple(sorted(waiting - set(ranks))),
         stalled_s=max(stalled),
-        clusters=cluster_ranks(records),
+        rank_groups=cluster_ranks(records),
     )
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from pydantic import ValidationError
 
-from torchyard.model.hang import RECORD_MARK, RankRecord
+from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
 MAX_RECORD_BYTES = 4_000
 MAX_RANKS = 100_000
@@ -61,7 +61,7 @@ class BlackBox:
         text = self._carry.pop(node, "") + text
         end = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
         is_news = [self._keep(node, record) for record in parse_records(text)]
-        if RECORD_MARK.strip() in end and len(end) <= _MAX_CARRY_CHARS and parse_line(end) is None:
+        if RECORD_PREFIX.strip() in end and len(end) <= _MAX_CARRY_CHARS and parse_line(end) is None:
             self._carry[node] = end
         return any(is_news)
 
@@ -91,13 +91,13 @@ class BlackBox:
 
 def parse_records(text: str) -> Iterator[RankRecord]:
     """The records among the lines of a log; what is torn, malformed or too long is no record."""
-    if RECORD_MARK in text:
+    if RECORD_PREFIX in text:
         yield from (record for line in re.split(r"[\r\n]", text) if (record := parse_line(line)))
 
 
 def parse_line(line: str) -> RankRecord | None:
     """The record of a line, with whatever a launcher has put before its mark."""
-    _, mark, text = line.partition(RECORD_MARK)
+    _, mark, text = line.partition(RECORD_PREFIX)
     text = _COLOUR.sub("", text).strip() if mark else ""
     if not text or len(text.encode(errors="replace")) > MAX_RECORD_BYTES or _CONTROL.search(text):
         return None

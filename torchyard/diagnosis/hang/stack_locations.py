@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterable, Mapping
 
 from torchyard.common.ranks import format_ranks
-from torchyard.model.hang import Cluster, Frame, RankRecord
+from torchyard.model.hang import Frame, RankGroup, RankRecord
 
 _LIBRARY = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3|/lib64/python3|<frozen|<string>|importlib|/multiprocessing/"
@@ -47,13 +47,13 @@ def _find_call_below(stack: tuple[Frame, ...], where: Frame) -> str:
     return call.function if module in ("__init__", "distributed_c10d") else f"{module}.{call.function}"
 
 
-def cluster_ranks(records: Mapping[int, RankRecord]) -> tuple[Cluster, ...]:
+def cluster_ranks(records: Mapping[int, RankRecord]) -> tuple[RankGroup, ...]:
     """Ranks that are at the same place, the fewest first: there the odd one is."""
     places: dict[str, list[int]] = {}
     for rank, record in records.items():
         places.setdefault(describe_place(record), []).append(rank)
     found = sorted((len(ranks), min(ranks), place) for place, ranks in places.items())
-    return tuple(Cluster(ranks=tuple(sorted(places[place])), place=place) for _, _, place in found[:MAX_CLUSTERS])
+    return tuple(RankGroup(ranks=tuple(sorted(places[place])), location=place) for _, _, place in found[:MAX_CLUSTERS])
 
 
 def name_ranks(ranks: Iterable[int]) -> str:

@@ -13,7 +13,7 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.requirements import AdmissionAccepted
 
-OBJECTS, POD = AdmissionAccepted(what="objects"), AdmissionAccepted(what="pod")
+OBJECTS, POD = AdmissionAccepted(target="objects"), AdmissionAccepted(target="pod")
 
 
 @pytest.fixture
@@ -30,7 +30,7 @@ def test_accepted_job_leaves_nothing(fake_api: FakeApi, fake_server: Client, pla
 def test_a_policy_that_may_not_be_made_is_a_warning(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """Preflight warns about a policy that may not be created, and lets the run start."""
     fake_api.fail("POST", "/networkpolicies", 403)
-    found = check_admission(fake_server, AdmissionAccepted(what="objects"), "admission", plan)
+    found = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", plan)
     assert (found.verdict, "NetworkPolicy" in found.detail, "torchyard-policy" in found.remedy) == (
         "warning",
         True,

@@ -23,7 +23,7 @@ def node(ready: str = "True", **spec: Any) -> ClusterNode:
 
 def room(alone: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
     asked = {GPU if name == "gpus" else name: amount for name, amount in resources.items()}
-    return Capacity(pods=2, labels={}, tolerations=tolerations, resources=asked, alone=alone)
+    return Capacity(pods=2, labels={}, tolerations=tolerations, resources=asked, one_per_node=alone)
 
 
 def why(found: ClusterNode, need: Capacity) -> str:
@@ -51,7 +51,9 @@ def test_pods_that_ask_for_nothing_fit() -> None:
 def test_short_resource_is_told_with_both_amounts() -> None:
     """A scarce resource is reported with the node's amount and the requested one, a missing one by its name."""
     assert why(node(), room(cpu="128")) == "cpu 127500m < 128"
-    assert why(node(), Capacity(pods=1, labels={}, tolerations=(), resources={"a/b": "1"}, alone=True)) == "no a/b"
+    assert (
+        why(node(), Capacity(pods=1, labels={}, tolerations=(), resources={"a/b": "1"}, one_per_node=True)) == "no a/b"
+    )
 
 
 def test_node_that_is_not_ready_holds_nothing() -> None:

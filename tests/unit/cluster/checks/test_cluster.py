@@ -30,7 +30,7 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
 
 
 def named(checks: tuple[Check, ...], need: str) -> Check:
-    return next(each for each in checks if each.need.startswith(need))
+    return next(each for each in checks if each.name.startswith(need))
 
 
 # --- the cluster itself
@@ -38,7 +38,7 @@ def named(checks: tuple[Check, ...], need: str) -> Check:
 
 def test_every_requirement_has_one_finding(plan: ManifestPlan) -> None:
     """All rights together are one finding, and every other requirement of the cluster is one of its own."""
-    others = [need for need in plan.requires if need.kind not in ("right", "folder")]
+    others = [need for need in plan.requires if need.kind not in ("permission", "folder")]
     checks = check_cluster(plan)
     assert len(checks) == 1 + len(others)
     assert (named(checks, "rights").verdict, named(checks, "kind jobs.batch.volcano.sh").verdict) == ("ok", "ok")
@@ -60,7 +60,7 @@ def test_missing_namespace_hides_nothing_else(fake_api: FakeApi, planned: Planne
     """A missing namespace is one finding; what would be in it is not checked, and the rest of the cluster is."""
     checks = check_cluster(planned())
     assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
-    assert not [each for each in checks if each.need.startswith("admission")]
+    assert not [each for each in checks if each.name.startswith("admission")]
     assert named(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
     assert fake_api.requests("POST", "/jobs") == []
 

@@ -7,10 +7,10 @@ import pytest
 from tests.fake_api import FakeApi
 from torchyard.cluster.checks.references import check_reference
 from torchyard.kube.client import Client
-from torchyard.model.requirements import Object
+from torchyard.model.requirements import ReferencedObject
 
-CONFIG = Object(what="ConfigMap", name="train-conf", holds=("a.yaml", "b.bin"))
-CLAIM = Object(what="PersistentVolumeClaim", name="data")
+CONFIG = ReferencedObject(object_kind="ConfigMap", name="train-conf", required_entries=("a.yaml", "b.bin"))
+CLAIM = ReferencedObject(object_kind="PersistentVolumeClaim", name="data")
 
 
 def put(fake_api: FakeApi, kind: str, name: str, **more: Any) -> None:
@@ -38,7 +38,7 @@ def test_names_are_bounded(fake_api: FakeApi, fake_server: Client) -> None:
 
 def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Client) -> None:
     """Where the cluster does not know the kind, or may not show it, the finding says so."""
-    need = Object(what="NetworkAttachmentDefinition", name="sriov")
+    need = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
     assert check_reference(fake_server, need, "x", 2).detail.endswith(
         "this cluster does not know the kind (k8s.cni.cncf.io/v1)"
     )

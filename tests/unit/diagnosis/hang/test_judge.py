@@ -193,7 +193,7 @@ def test_all_idle_outside_collectives() -> None:
     """If nobody waits in a collective and nobody does anything, the clusters say where the ranks are."""
     found = judge(table(*(plant(rank, stalled_s=70.0) for rank in range(4))))
     assert found.kind == "all-waiting-outside"
-    assert [(each.ranks, each.place) for each in found.clusters] == [((0, 1, 2, 3), "load (train.py:88)")]
+    assert [(each.ranks, each.location) for each in found.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
 @pytest.mark.parametrize("busy", [{"is_active": True}, {"writes": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])

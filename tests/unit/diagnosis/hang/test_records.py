@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from tests.hang_tables import plant
 from torchyard.diagnosis.hang.records import BlackBox, parse_line, parse_records
-from torchyard.model.hang import RECORD_MARK
+from torchyard.model.hang import RECORD_PREFIX
 
 
 class Clock:
@@ -22,7 +22,7 @@ class Clock:
 
 
 def line(rank: int = 0, **facts: Any) -> str:
-    return RECORD_MARK + plant(rank, **{"node": "", **facts}).model_dump_json()
+    return RECORD_PREFIX + plant(rank, **{"node": "", **facts}).model_dump_json()
 
 
 @pytest.mark.parametrize("prefix", ["", "[default0]:", "[1,0]<stdout>:", "\x1b[32m[rank3]: ", "2026-01-01T00:00:00Z "])
@@ -35,7 +35,7 @@ def test_prefixes_before_the_mark(prefix: str) -> None:
     "text",
     [
         "",
-        RECORD_MARK,
+        RECORD_PREFIX,
         line()[:-5],
         line().replace('"world":4', '"world":0'),
         line().replace('"rank":0', '"rank":-1'),
@@ -45,8 +45,8 @@ def test_prefixes_before_the_mark(prefix: str) -> None:
         line(wchan="a\nb"),
         line(wchan="a\x1bb"),
         line().replace('"S"', '"\\ud800"'),
-        RECORD_MARK + "[" * 3000,
-        RECORD_MARK + json.dumps({"kind": "stall", "unknown": 1}),
+        RECORD_PREFIX + "[" * 3000,
+        RECORD_PREFIX + json.dumps({"kind": "stall", "unknown": 1}),
     ],
 )
 def test_malformed_lines_are_ignored(text: str) -> None:
@@ -57,7 +57,7 @@ def test_malformed_lines_are_ignored(text: str) -> None:
 @given(st.text())
 def test_any_text_is_read(text: str) -> None:
     """No text breaks the reader."""
-    assert not list(parse_records(RECORD_MARK + text))
+    assert not list(parse_records(RECORD_PREFIX + text))
 
 
 def test_carriage_returns_end_lines() -> None:
@@ -90,7 +90,7 @@ def test_an_endless_line_is_dropped() -> None:
     """A line without an end is not kept."""
     box = BlackBox(Clock())
     for _ in range(10):
-        box.feed("n", RECORD_MARK + "x" * 4000)
+        box.feed("n", RECORD_PREFIX + "x" * 4000)
     assert sum(map(len, box._carry.values())) < 5000
 
 

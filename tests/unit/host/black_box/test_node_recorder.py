@@ -16,7 +16,7 @@ from tests.waiting import until
 from torchyard.host.black_box.node_recorder import MARK, NodeRecorder
 from torchyard.host.black_box.processes import read_state
 from torchyard.host.black_box.slot import RecordSlot
-from torchyard.model.hang import RECORD_MARK, RankRecord
+from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
 FRAME = {"function": "load", "file": "/app/train.py", "line": 88}
 
@@ -60,7 +60,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_mark_is_the_one_that_readers_look_for() -> None:
     """The recorder, which knows no other module, writes the mark of the models."""
-    assert MARK == RECORD_MARK
+    assert MARK == RECORD_PREFIX
 
 
 def test_healthy_rank_has_a_pulse_now_and_then(node: Node) -> None:

@@ -1,4 +1,4 @@
-"""The facts that a scraper gets from run folders: every state, and folders that cannot be read."""
+"""The summaries that a scraper gets from run folders: every state, and folders that cannot be read."""
 
 import os
 import time
@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, command_plan_of, load
-from torchyard.exporter.facts import RunsReader, read_run
+from torchyard.exporter.run_summaries import RunsReader, read_run
 from torchyard.model.errors import FolderError
 from torchyard.model.profile import Deadlines
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
@@ -52,14 +52,14 @@ def test_journal_contains_the_state_and_the_held_gpus(
     """A run that a process owns is in one of these states, and holds its GPUs from its job's start to its teardown."""
     folder = folder_of(*events)
     with folder.owned():
-        facts = read_run(folder, time.time())
-    assert (facts.state, facts.gpus, facts.profile, facts.launcher) == (state, gpus, "mine", "volcano")
+        summary = read_run(folder, time.time())
+    assert (summary.state, summary.gpus, summary.profile, summary.launcher) == (state, gpus, "mine", "volcano")
 
 
 def test_run_without_a_process_is_lost_and_may_hold_gpus() -> None:
     """The job of a lost run may keep training under its lease."""
-    facts = read_run(folder_of(*RUNNING), time.time())
-    assert (facts.state, facts.gpus, facts.is_open) == ("lost", 16, True)
+    summary = read_run(folder_of(*RUNNING), time.time())
+    assert (summary.state, summary.gpus, summary.is_open) == ("lost", 16, True)
 
 
 def test_wait_is_counted_from_the_submit() -> None:
@@ -69,8 +69,8 @@ def test_wait_is_counted_from_the_submit() -> None:
     with folder.owned():
         assert read_run(folder, submitted + 90).waiting_s == 90
         folder.note("running", waited=12.5)
-        facts = read_run(folder, submitted + 90)
-    assert (facts.waiting_s, facts.start_delay_s) == (0.0, 12.5)
+        summary = read_run(folder, submitted + 90)
+    assert (summary.waiting_s, summary.start_delay_s) == (0.0, 12.5)
 
 
 def test_recoveries_and_attempts_are_counted(write: Write) -> None:
@@ -81,8 +81,8 @@ def test_recoveries_and_attempts_are_counted(write: Write) -> None:
     for number in (1, 2):
         plan = command_plan_of(load(write()), folder.path, number)
         folder.save_intent(number, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    facts = read_run(folder, time.time())
-    assert (facts.recoveries, facts.attempts) == (2, 2)
+    summary = read_run(folder, time.time())
+    assert (summary.recoveries, summary.attempts) == (2, 2)
 
 
 def test_folder_that_cannot_be_read_is_counted() -> None:
@@ -92,7 +92,7 @@ def test_folder_that_cannot_be_read_is_counted() -> None:
     (folder_of(name="bad-a1b2c3d4").path / "journal").mkdir()
     folder_of(name="history")
     all_runs = RunsReader().read()
-    assert [facts.run for facts in all_runs.runs] == ["good-a1b2c3d4"]
+    assert [summary.run for summary in all_runs.runs] == ["good-a1b2c3d4"]
     assert all_runs.unreadable == ("bad-a1b2c3d4", "torn-a1b2c3d4")
     with pytest.raises(FolderError):
         read_run(RunFolder(runs_folder() / "torn-a1b2c3d4"), time.time())
@@ -113,14 +113,14 @@ def test_ended_run_is_read_again_only_if_its_journal_changes() -> None:
     reader = RunsReader()
 
     def read_state() -> list[str]:
-        return [facts.state for facts in reader.read().runs]
+        return [summary.state for summary in reader.read().runs]
 
     assert read_state() == ["failed"]
     plan = folder.attempt(1) / "plan.json"
     plan.parent.mkdir()
     plan.write_text("")
-    assert [facts.attempts for facts in reader.read().runs] == [0]
+    assert [summary.attempts for summary in reader.read().runs] == [0]
     folder.note("end", end="succeeded")
-    assert [(facts.state, facts.attempts) for facts in reader.read().runs] == [("succeeded", 1)]
+    assert [(summary.state, summary.attempts) for summary in reader.read().runs] == [("succeeded", 1)]
     (folder.path / "journal").unlink()
     assert read_state() == []

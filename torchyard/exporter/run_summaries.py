@@ -18,7 +18,7 @@ _RECOVERIES = ("attach", "finish")  # entries of a process that resumes a run wh
 JournalEvent = dict[str, Any]
 
 
-class RunFacts(NamedTuple):
+class RunSummary(NamedTuple):
     """One run; `waiting_s` and `gpus` are 0 unless it has a job that waits, or that may hold GPUs."""
 
     run: str
@@ -36,7 +36,7 @@ class RunFacts(NamedTuple):
 class AllRuns(NamedTuple):
     """Every run of this machine, and the names of the folders that cannot be read."""
 
-    runs: tuple[RunFacts, ...]
+    runs: tuple[RunSummary, ...]
     unreadable: tuple[str, ...]
 
 
@@ -45,7 +45,7 @@ class _CachedRun(NamedTuple):
 
     mtime_ns: int
     size: int
-    facts: RunFacts
+    summary: RunSummary
 
 
 class RunsReader:
@@ -56,21 +56,21 @@ class RunsReader:
 
     def read(self) -> AllRuns:
         """All runs as they are now. OSError if the folder of all runs cannot be listed."""
-        runs: list[RunFacts] = []
+        runs: list[RunSummary] = []
         unreadable: list[str] = []
         for path in _list_folders():
             try:
-                facts = self._read_folder(path)
+                summary = self._read_folder(path)
             except (OSError, TorchyardError):
                 unreadable.append(path.name)
                 continue
-            if facts:
-                runs.append(facts)
-        names = {facts.run for facts in runs}
+            if summary:
+                runs.append(summary)
+        names = {summary.run for summary in runs}
         self._cache = {name: cached for name, cached in self._cache.items() if name in names}
         return AllRuns(tuple(runs), tuple(unreadable))
 
-    def _read_folder(self, path: Path) -> RunFacts | None:
+    def _read_folder(self, path: Path) -> RunSummary | None:
         """One run; None if the folder does not belong to a run."""
         try:
             stat = (path / _JOURNAL).stat()
@@ -79,22 +79,22 @@ class RunsReader:
             return None
         cached = self._cache.get(path.name)
         if cached and (cached.mtime_ns, cached.size) == (stat.st_mtime_ns, stat.st_size):
-            return cached.facts
-        facts = read_run(RunFolder(path), time.time())
-        if not facts.is_open:
-            self._cache[path.name] = _CachedRun(stat.st_mtime_ns, stat.st_size, facts)
-        return facts
+            return cached.summary
+        summary = read_run(RunFolder(path), time.time())
+        if not summary.is_open:
+            self._cache[path.name] = _CachedRun(stat.st_mtime_ns, stat.st_size, summary)
+        return summary
 
 
-def read_run(folder: RunFolder, now: float) -> RunFacts:
-    """The facts about one run at the time `now`. FolderError if its journal has no readable line."""
+def read_run(folder: RunFolder, now: float) -> RunSummary:
+    """The summary of one run at the time `now`. FolderError if its journal has no readable line."""
     events = folder.events()
     if not events:
         raise FolderError(str(folder.path), "no line of its journal can be read")
     start = find_last_event(events, "start")
     end = str(events[-1].get("end", "")) if events[-1]["event"] == "end" else ""
     job_events = _select_job_events(events)
-    facts = RunFacts(
+    summary = RunSummary(
         run=folder.name,
         profile=str(start.get("profile") or folder.name.rpartition("-")[0]),
         launcher=str(start.get("launcher") or ""),
@@ -105,11 +105,11 @@ def read_run(folder: RunFolder, now: float) -> RunFacts:
         is_open=not end or bool(job_events),
     )
     if not job_events:
-        return facts
+        return summary
     has_started = any(event["event"] == "running" for event in job_events)
-    if not has_started and facts.state == "waiting":
-        return facts._replace(waiting_s=max(now - float(job_events[0]["at"]), 0.0))
-    return facts._replace(gpus=int(start.get("gpus") or 0))
+    if not has_started and summary.state == "waiting":
+        return summary._replace(waiting_s=max(now - float(job_events[0]["at"]), 0.0))
+    return summary._replace(gpus=int(start.get("gpus") or 0))
 
 
 def _find_start_delay(events: Sequence[JournalEvent]) -> float | None:
