@@ -2,16 +2,20 @@
 
 A bound name is a parameter or a local variable, counted once in each function. A vague name is one that does not
 describe its value, such as `found` or `each`; a reader cannot search for it or infer its type. tests/unit/test_style.py
-holds each folder to the limits of CONTRIBUTING.md.
+holds each folder to GOALS, or to what tests/style_limits.json records for a folder that has not reached them yet:
+`python -m tests.tools.style --record` lowers these limits, and never raises one.
 """
 
 import ast
+import json
+import math
 import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
+ROOT = Path(__file__).resolve().parents[2]
 # Pronouns, participles and fillers. Words to which the field gives a meaning (end, first, rest, lost) are left out.
 _VAGUE_NAMES = """
     about again alone answer answers apart around asked asks at away bad begun behind below beside both brought
@@ -139,14 +143,85 @@ def list_files(folder: Path) -> list[Path]:
     return sorted(folder.rglob("*.py"))
 
 
+class Limits(NamedTuple):
+    """The most that a folder may have of each; see Measurement for the units."""
+
+    vague_share: float
+    packed_per_thousand: float
+    splats_per_thousand: float
+    nested_conditionals: int
+    vague_attributes: int
+
+
+GOALS = Limits(1.0, 1.5, 0.5, 0, 0)
+TEST_GOALS = GOALS._replace(vague_share=2.0)  # tests may have more vague names: each is read alone
+LIMITS_PATH = ROOT / "tests" / "style_limits.json"
+
+
+def get_goals(folder: str) -> Limits:
+    return TEST_GOALS if folder.startswith(("tests", "scripts")) else GOALS
+
+
+def measure_limits(paths: list[Path]) -> Limits:
+    """The measurements of some files as limits, rounded up."""
+    measured = measure(paths)
+    return Limits(
+        _round_up(measured.vague_share),
+        _round_up(measured.packed_per_thousand),
+        _round_up(measured.splats_per_thousand),
+        len(measured.nested_conditionals),
+        len(measured.vague_attributes),
+    )
+
+
+def _round_up(value: float) -> float:
+    return math.ceil(value * 10) / 10
+
+
+def list_folders() -> dict[str, list[Path]]:
+    """The files of each measured folder; those directly in a folder with measured subfolders are `FOLDER/*.py`."""
+    folders: dict[str, list[Path]] = {}
+    for parent in ("torchyard", "tests/unit", "tests"):
+        folders[f"{parent}/*.py"] = sorted((ROOT / parent).glob("*.py"))
+        for path in sorted((ROOT / parent).iterdir()):
+            files = list_files(path) if path.is_dir() else []
+            if files and path != ROOT / "tests" / "unit":
+                folders[str(path.relative_to(ROOT))] = files
+    for name in ("flows", "tasks", "programs", "examples", "scripts"):
+        folders[name] = list_files(ROOT / name)
+    return folders
+
+
+def read_limits() -> dict[str, Limits]:
+    """The recorded limits of folders that have not reached their goals."""
+    return {folder: Limits(**limits) for folder, limits in json.loads(LIMITS_PATH.read_text()).items()}
+
+
+def record_limits() -> None:
+    """Lower the recorded limits to what is measured, and remove folders that have reached their goals."""
+    recorded = read_limits()
+    limits: dict[str, dict[str, float]] = {}
+    for folder, files in list_folders().items():
+        if folder not in recorded:
+            continue
+        measured = measure_limits(files)
+        lowered = Limits(*map(min, measured, recorded[folder]))
+        if any(value > goal for value, goal in zip(lowered, get_goals(folder), strict=True)):
+            limits[folder] = lowered._asdict()
+    LIMITS_PATH.write_text(json.dumps(limits, indent=1) + "\n")
+
+
 def main(argv: list[str]) -> int:
-    folders = [Path(argument) for argument in argv or ("torchyard", "tests", "scripts", "flows", "tasks", "programs")]
+    if argv == ["--record"]:
+        record_limits()
+        return 0
+    folders = {argument: list_files(Path(argument)) for argument in argv} or list_folders()
     print(f"{'folder':<28}{'lines':>8}{'vague':>8}{'packed':>8}{'splats':>8}{'nested':>8}  attributes, top names")
-    for folder in folders:
-        measured = measure(list_files(folder))
+    for folder, files in folders.items():
+        measured = measure(files)
         top = ", ".join(f"{name} {count}" for name, count in measured.vague_names.most_common(8))
         print(
-            f"{folder!s:<28}{measured.lines:>8,}{measured.vague_share:>7.1f}%{measured.packed_per_thousand:>8.1f}"
+            f"{folder:<28}{measured.lines:>8,}{measured.vague_share:>7.1f}%{measured.packed_per_thousand:>8.1f}"
             f"{measured.splats_per_thousand:>8.1f}{len(measured.nested_conditionals):>8}"
             f"  {len(measured.vague_attributes)}, {top or 'none'}"
         )

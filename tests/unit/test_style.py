@@ -4,55 +4,30 @@ from pathlib import Path
 
 import pytest
 
-from tests.tools.style import list_files, measure
-from torchyard.common.project_root import ROOT
+from tests.tools.style import get_goals, list_folders, measure, measure_limits, read_limits
 
-# Vague names in percent of all bound names. Tests may have more of them: each is read alone.
-MAX_VAGUE_SHARE = {
-    "torchyard": 1.0,
-    "flows": 1.0,
-    "tasks": 1.0,
-    "programs": 1.0,
-    "examples": 1.0,
-    "scripts": 2.0,
-    "tests": 2.0,
-}
-MAX_PACKED_PER_THOUSAND = 1.5
-MAX_SPLATS_PER_THOUSAND = 0.5
-FOLDERS = pytest.mark.parametrize("folder", MAX_VAGUE_SHARE)
+LIMITS = read_limits()
+FOLDERS = list_folders()
 
 
-@FOLDERS
-def test_names_describe_their_values(folder: str) -> None:
-    """Nearly every parameter and local variable has a name that describes its value."""
-    measured = measure(list_files(ROOT / folder))
-    assert measured.vague_share <= MAX_VAGUE_SHARE[folder], measured.vague_names.most_common(20)
+@pytest.mark.parametrize("folder", FOLDERS)
+def test_folder_keeps_its_style(folder: str) -> None:
+    """Names describe their values, one assignment a line, no folded dicts and conditionals: each folder has its limits."""
+    measured = measure_limits(FOLDERS[folder])
+    limits = LIMITS.get(folder, get_goals(folder))
+    excess = [
+        f"{name}: {value}, at most {limit}"
+        for name, value, limit in zip(limits._fields, measured, limits, strict=True)
+        if value > limit
+    ]
+    assert excess == [], f"{folder}: python -m tests.tools.style {folder}"
 
 
-@FOLDERS
-def test_attributes_describe_their_values(folder: str) -> None:
-    """No attribute of an object has a vague name."""
-    assert measure(list_files(ROOT / folder)).vague_attributes == []
-
-
-@FOLDERS
-def test_each_line_assigns_one_value(folder: str) -> None:
-    """`a, b = x, y` is rare: a reader looks for one name at the start of a line."""
-    measured = measure(list_files(ROOT / folder))
-    assert measured.packed_per_thousand <= MAX_PACKED_PER_THOUSAND, "\n".join(measured.packed_assignments)
-
-
-@FOLDERS
-def test_dicts_are_built_step_by_step(folder: str) -> None:
-    """A dict is built and then extended under an `if`; `{**a, ...}` is rare."""
-    measured = measure(list_files(ROOT / folder))
-    assert measured.splats_per_thousand <= MAX_SPLATS_PER_THOUSAND, "\n".join(measured.dict_splats)
-
-
-@FOLDERS
-def test_no_conditional_is_nested(folder: str) -> None:
-    """No conditional expression contains another one."""
-    assert measure(list_files(ROOT / folder)).nested_conditionals == []
+@pytest.mark.parametrize("folder", LIMITS)
+def test_limits_are_only_recorded_for_unfinished_folders(folder: str) -> None:
+    """A folder that has reached its goals is held to them: `python -m tests.tools.style --record` removes its limits."""
+    pairs = zip(measure_limits(FOLDERS[folder]), get_goals(folder), strict=True)
+    assert any(value > goal for value, goal in pairs)
 
 
 def test_vague_names_are_counted(tmp_path: Path) -> None:

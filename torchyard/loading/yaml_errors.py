@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 _UNION_TAGS = ("text", "source")  # of a union's members, which pydantic puts into an error's location
 _MAX_VALUE_CHARS = 200  # characters of a wrong value that are shown
+_MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value as well
 
 
 class NamedFileError(Exception):
@@ -47,6 +48,8 @@ def explain_error(
         return loc[:-1], f"the key {key} is missing"
     text = error["msg"].removeprefix("Value error, ")
     said = text[:1].lower() + text[1:]
+    if len(said) > _MAX_MESSAGE_CHARS:
+        said = f"{said[:_MAX_MESSAGE_CHARS]}…"
     if not loc:  # about the profile as a whole: the message may begin with the key that it is about
         head = said.partition(":")[0]
         return (head,) if head in model.model_fields else (), said

@@ -22,7 +22,7 @@ def _read_resources(value: object) -> object:
                 f"unknown resource {name}: use {', '.join(_PLAIN_RESOURCES)}, or a full name such as rdma/rdma"
             )
         if (name == "gpus" or "/" in str(name)) and not re.fullmatch(r"\d{1,9}", str(amount)):
-            raise ValueError(f"{name}: {amount} is not a number of devices: write a whole number")
+            raise ValueError(f"{name}: {str(amount)[:40]} is not a number of devices: write a whole number")
     return value
 
 

@@ -43,7 +43,7 @@ def check_notifications(profile: Profile, first: bool = True) -> tuple[Check, ..
     if first:
         return tuple(found)
     return tuple(
-        warning_check(each.need, each.detail, each.remedy) if each.verdict == "failed" else each for each in found
+        warning_check(each.name, each.detail, each.remedy) if each.verdict == "failed" else each for each in found
     )
 
 

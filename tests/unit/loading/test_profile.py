@@ -289,7 +289,16 @@ def test_any_text_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.Da
 @given(data=st.data())
 def test_any_value_at_any_key_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     """A good file with one arbitrary value gives findings of bounded length."""
-    assert all(0 < len(each) < 1500 for each in told(tmp_path, kind, data.draw(spoiled(kind))))
+    lengths = [len(finding) for finding in told(tmp_path, kind, data.draw(spoiled(kind)))]
+    assert all(0 < length < 1500 for length in lengths), lengths
+
+
+@pytest.mark.parametrize("keys", [{"resources": {"gpus": "a" * 5000}}, {"image": "A" * 5000}])
+def test_long_value_in_a_message_is_shortened(write: Write, keys: dict[str, Any]) -> None:
+    """A message that quotes a very long value stays readable."""
+    with pytest.raises(ProfileError) as error:
+        load(write(**keys))
+    assert len(str(error.value)) < 1500
 
 
 def test_path_that_is_no_file_is_told(tmp_path: Path) -> None:

@@ -83,7 +83,7 @@ def test_cli_of_runai_creates_none(planned: Planned, files: dict[str, str], thro
 
 def test_machines_get_the_program_already(write: Write, files: dict[str, str], tmp_path: Path) -> None:
     """On machines files are refused: the program is copied there already."""
-    with pytest.raises(ProfileError, match="files: is for pods; on machines the program is copied"):
+    with pytest.raises(ProfileError, match="files: requires pods; on machines the program is copied"):
         plan_of(load(write(files=files)), tmp_path)
 
 

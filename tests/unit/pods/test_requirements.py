@@ -36,7 +36,7 @@ def test_what_is_named_must_be_there(planned: Planned) -> None:
     """Preflight checks that claims, pull secrets, priority classes and accounts that the pods name exist."""
     pod = {"pull_secrets": ["registry"], "service_account": "trainer", "priority_class": "high"}
     plan = planned(pod=pod, mounts={"/data": {"claim": "coco"}, "/more": {"claim": "coco"}})
-    found = [(each.what, each.name) for each in needs(plan, ReferencedObject)]
+    found = [(each.object_kind, each.name) for each in needs(plan, ReferencedObject)]
     others = [("PriorityClass", "high"), ("ServiceAccount", "trainer")]
     assert found == [("PersistentVolumeClaim", "coco"), ("Secret", "registry"), *others]
     assert spec(plan)["imagePullSecrets"] == [{"name": "registry"}]
@@ -46,7 +46,7 @@ def test_what_is_named_must_be_there(planned: Planned) -> None:
 @pytest.mark.parametrize("image", ["train", "train:latest", "registry.example:5000/train", "hub/train:latest"])
 def test_image_without_a_fixed_tag_is_advised_against(planned: Planned, image: str) -> None:
     """An image without a fixed tag gives a warning: it may be another image tomorrow."""
-    assert [each.about for each in needs(planned(image=image), Advice)] == [f"image {image}"]
+    assert [each.topic for each in needs(planned(image=image), Advice)] == [f"image {image}"]
 
 
 @pytest.mark.parametrize("image", ["train:v1", "registry.example:5000/train:v1", "train@sha256:0a1b"])

@@ -70,7 +70,7 @@ def test_devices_are_claimed_beside_the_channel(planned: Planned, launcher: str)
     names = ["torchyard", "torchyard-mrdma"]
     assert spec(plan)["resourceClaims"] == [{"name": name, "resourceClaimTemplateName": name} for name in names]
     assert container(plan)["resources"]["claims"] == [{"name": name} for name in names]
-    found = {(each.what, each.name) for each in needs(plan, ReferencedObject)}
+    found = {(each.object_kind, each.name) for each in needs(plan, ReferencedObject)}
     assert {("ComputeDomain", "torchyard"), ("ResourceClaimTemplate", "torchyard-mrdma")} <= found
 
 
