@@ -12,7 +12,7 @@ FOLDERS = list_folders()
 
 @pytest.mark.parametrize("folder", FOLDERS)
 def test_folder_keeps_its_style(folder: str) -> None:
-    """Names describe their values, one assignment a line, no folded dicts and conditionals: each folder has its limits."""
+    """Names describe their values, and each line assigns one: no folder exceeds its limits."""
     measured = measure_limits(FOLDERS[folder])
     limits = LIMITS.get(folder, get_goals(folder))
     excess = [
@@ -25,7 +25,7 @@ def test_folder_keeps_its_style(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", LIMITS)
 def test_limits_are_only_recorded_for_unfinished_folders(folder: str) -> None:
-    """A folder that has reached its goals is held to them: `python -m tests.tools.style --record` removes its limits."""
+    """A folder that has reached its goals has no limits of its own: `python -m tests.tools.style --record` removes them."""
     pairs = zip(measure_limits(FOLDERS[folder]), get_goals(folder), strict=True)
     assert any(value > goal for value, goal in pairs)
 
