@@ -6,6 +6,8 @@ SHELL := /bin/bash
 PYTHON ?= python3
 PROFILE ?= digits-local
 CHAOS ?=
+SUITE ?= unit
+SOAK ?=
 CASES ?=
 KUBE ?=
 TAKE_OVER ?=
@@ -22,7 +24,7 @@ export TORCHYARD_POOL := $(POOL)
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help train up down service check format test docs picture e2e bench compare observe chaos hang cluster-up cluster-down cluster-status lock
+.PHONY: help train up down service check format test docs picture e2e soak bench compare observe chaos hang cluster-up cluster-down cluster-status lock
 
 help: ## list the targets
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 16
@@ -62,6 +64,9 @@ e2e: .venv/.locked ## play whole runs here, then on a cluster: cluster-up's, one
 	@TORCHYARD_MAY_SKIP="$${TORCHYARD_MAY_SKIP-$$($(BIN)/python tests/skips.py)}" \
 		$(BIN)/python -m tests.steady -n 2 --dist loadfile -rs tests/local
 	@$(if $(KUBE),TORCHYARD_TEST_KUBECONFIG=$(KUBE)) $(BIN)/python tests/cluster/e2e.py
+
+soak: .venv/.locked ## run SUITE (unit, local, cluster) 20 times, 5 of them beside a load, and count failures per test; SOAK='--rounds 5'
+	@$(BIN)/python -m tests.tools.soak $(SUITE) $(SOAK)
 
 bench: .venv/.locked ## measure what a run costs compared with bare torchrun
 	@$(BIN)/python tests/bench.py

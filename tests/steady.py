@@ -15,13 +15,14 @@ from pathlib import Path
 import pytest
 
 MOST = 2
+_TIMEOUT_S = 900  # of one test: some play several whole runs
 _ALONE = ("-n", "0", "--last-failed", "--last-failed-no-failures", "none")
 
 
 def play_tests(*words: str) -> int:
     """Run pytest with these words in the current folder. Returns its exit code."""
     with tempfile.TemporaryDirectory() as cache:
-        command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", *words]
+        command = [sys.executable, "-m", "pytest", "-o", f"cache_dir={cache}", "--timeout", str(_TIMEOUT_S), *words]
         code = subprocess.run(command, check=False).returncode
         failed = _list_failed(Path(cache))
         if code != pytest.ExitCode.TESTS_FAILED or not 0 < len(failed) <= MOST:

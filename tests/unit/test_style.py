@@ -25,7 +25,7 @@ def test_folder_keeps_its_style(folder: str) -> None:
 
 @pytest.mark.parametrize("folder", LIMITS)
 def test_limits_are_only_recorded_for_unfinished_folders(folder: str) -> None:
-    """A folder that has reached its goals has no limits of its own: `python -m tests.tools.style --record` removes them."""
+    """A folder that has reached its goals has no other limits: `python -m tests.tools.style --record` removes them."""
     pairs = zip(measure_limits(FOLDERS[folder]), get_goals(folder), strict=True)
     assert any(value > goal for value, goal in pairs)
 
