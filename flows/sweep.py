@@ -187,7 +187,7 @@ def _find_orphan_process_runs(requested_runs: frozenset[str] | None) -> Iterator
     Processes that still have a supervisor are only logged: it ends them when the lease ends.
     """
     for orphan_process in find_orphan_processes(runs_folder()):
-        if orphan_process.kept:
+        if orphan_process.is_supervised:
             get_log().warning("%s; its supervisor ends it with its lease", orphan_process)
         elif requested_runs is None or orphan_process.run in requested_runs:
             yield AbandonedRun(

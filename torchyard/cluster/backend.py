@@ -11,9 +11,9 @@ from torchyard.cluster.lease_renewal import get_renewer
 from torchyard.cluster.stop import stop_and_read
 from torchyard.common.local_errors import OUTAGE_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.diagnosis.host_facts import check_fact
+from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.diagnosis.pod_facts import parse_timestamp
-from torchyard.host.facts import FACTS
+from torchyard.host.facts import PROBES
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import ManifestPlan, Plan
 from torchyard.model.profile import Deadlines
@@ -35,7 +35,7 @@ class ClusterBackend:
 
     def check(self) -> tuple[Check, ...]:
         here = [need for need in self._plan.requires if isinstance(need, WritableFolder)]
-        folders = (check_fact(need, FACTS[need.kind](need.model_dump())) for need in here)
+        folders = (check_requirement(need, PROBES[need.kind](need.model_dump())) for need in here)
         return (*folders, *check_cluster(self._plan))
 
     def prepare(self) -> Plan:

@@ -9,7 +9,7 @@ import time
 from torchyard.host.log import ProcessLog
 from torchyard.host.processes import send_signal
 from torchyard.host.staging import HEARTBEAT_FILE
-from torchyard.host.state import Json, file_path, note_state
+from torchyard.host.state import Json, file_path, try_write_state
 
 
 def heartbeat_path(folder: str) -> str:
@@ -25,32 +25,32 @@ class ProcessLease:
     """
 
     def __init__(self, folder: str, spec: Json) -> None:
-        self.folder, self.file = folder, heartbeat_path(folder)
-        self.seconds, self.grace = spec.get("lease", float("inf")), spec.get("grace", 10.0)
-        self.mark, self.heard, self.ended = self.read_heartbeat(), time.monotonic(), 0.0
+        self.folder, self.heartbeat_file = folder, heartbeat_path(folder)
+        self.lease_s, self.grace_s = spec.get("lease", float("inf")), spec.get("grace", 10.0)
+        self.heartbeat_mtime_ns, self.renewed_at, self.ended_at = self.read_heartbeat_mtime(), time.monotonic(), 0.0
 
     @property
-    def pause(self) -> float:
+    def check_interval_s(self) -> float:
         """Seconds until the next check."""
-        return 0.2 if self.ended else max(0.05, min(60.0, self.seconds / 10))
+        return 0.2 if self.ended_at else max(0.05, min(60.0, self.lease_s / 10))
 
-    def read_heartbeat(self) -> int:
+    def read_heartbeat_mtime(self) -> int:
         """The mtime of the heartbeat file, 0 if it cannot be read; only a change of it counts."""
         try:
-            return os.stat(self.file).st_mtime_ns
+            return os.stat(self.heartbeat_file).st_mtime_ns
         except OSError:
             return 0
 
-    def enforce(self, agent: int, log: ProcessLog) -> None:
+    def enforce(self, agent_pid: int, log: ProcessLog) -> None:
         """Send SIGTERM to the process once the lease has ended, and SIGKILL after the grace."""
-        mark, now = self.read_heartbeat(), time.monotonic()
-        if mark != self.mark:
-            self.mark, self.heard = mark, now
-        if self.ended and now - self.ended > self.grace:
-            send_signal([agent], signal.SIGKILL)
-        elif not self.ended and now - self.heard > self.seconds:
-            self.ended = now
-            note_state(self.folder, abandoned=self.seconds)
-            said = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
-            log.write([(said % self.seconds).encode()])
-            send_signal([agent], signal.SIGTERM)
+        mtime_ns, now = self.read_heartbeat_mtime(), time.monotonic()
+        if mtime_ns != self.heartbeat_mtime_ns:
+            self.heartbeat_mtime_ns, self.renewed_at = mtime_ns, now
+        if self.ended_at and now - self.ended_at > self.grace_s:
+            send_signal([agent_pid], signal.SIGKILL)
+        elif not self.ended_at and now - self.renewed_at > self.lease_s:
+            self.ended_at = now
+            try_write_state(self.folder, abandoned=self.lease_s)
+            message = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
+            log.write_lines([(message % self.lease_s).encode()])
+            send_signal([agent_pid], signal.SIGTERM)

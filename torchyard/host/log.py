@@ -14,7 +14,7 @@ import sys
 import time
 from typing import BinaryIO
 
-from torchyard.host.state import StateCache, file_path, note_state, read_spec, read_state, take_lock
+from torchyard.host.state import StateCache, file_path, read_spec, read_state, take_lock, try_write_state
 
 ENDED_PHASES = ("exited", "unkept", "absent")  # the supervisor writes nothing any more
 _TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
@@ -28,51 +28,51 @@ class ProcessLog:
     def __init__(self, folder: str, name: str) -> None:
         self.folder, self.name = folder, name
         self.fd = os.open(file_path(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self.rest, self.lines, self.lost, self.error = b"", 0, 0, ""
-        self.torn = self._ends_torn()
+        self.unfinished_line, self.line_count, self.lost_count, self.error = b"", 0, 0, ""
+        self.has_partial_line = self._ends_with_partial_line()
 
-    def _ends_torn(self) -> bool:
+    def _ends_with_partial_line(self) -> bool:
         """Whether the last line is incomplete: its writer was killed, or the disk was full."""
         size = os.fstat(self.fd).st_size
         return size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
 
-    def feed(self, data: bytes) -> None:
+    def write_output(self, data: bytes) -> None:
         """Write every whole line of `data`; keep the rest for the next call."""
-        *whole, self.rest = (self.rest + data).split(b"\n")
-        if len(self.rest) > _MAX_LINE_BYTES:
-            whole, self.rest = [*whole, self.rest], b""
-        if whole:
-            self.write(whole)
+        *complete_lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
+        if len(self.unfinished_line) > _MAX_LINE_BYTES:
+            complete_lines, self.unfinished_line = [*complete_lines, self.unfinished_line], b""
+        if complete_lines:
+            self.write_lines(complete_lines)
 
-    def write(self, lines: list[bytes]) -> None:
+    def write_lines(self, lines: list[bytes]) -> None:
         now = time.time()
-        stamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + ".%03dZ" % (now % 1 * 1000)
-        mark = ("%s %s | " % (stamp, self.name)).encode()
-        data = (b"\n" if self.torn else b"") + b"".join(mark + line + b"\n" for line in lines)
+        timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + ".%03dZ" % (now % 1 * 1000)
+        prefix = ("%s %s | " % (timestamp, self.name)).encode()
+        data = (b"\n" if self.has_partial_line else b"") + b"".join(prefix + line + b"\n" for line in lines)
         try:
             while data:
                 data = data[os.write(self.fd, data) :]
-            self.torn = False
-            self.lines += len(lines)
+            self.has_partial_line = False
+            self.line_count += len(lines)
         except OSError as error:
-            missing = data.count(b"\n")
-            self.torn = self.torn or missing < len(lines)
-            self.lines += len(lines) - missing
-            self.note_loss(missing, error)
+            missing_count = data.count(b"\n")
+            self.has_partial_line = self.has_partial_line or missing_count < len(lines)
+            self.line_count += len(lines) - missing_count
+            self.record_loss(missing_count, error)
 
-    def note_loss(self, missing: int, error: OSError) -> None:
-        self.lost += missing
+    def record_loss(self, missing_count: int, error: OSError) -> None:
+        self.lost_count += missing_count
         self.error = self.error or os.strerror(error.errno or errno.EIO)
-        if self.lost == missing:
-            note_state(self.folder, lost=missing, error=self.error)
+        if self.lost_count == missing_count:
+            try_write_state(self.folder, lost=missing_count, error=self.error)
 
     def close(self) -> None:
         """Write the last line; if the file was removed meanwhile, count every line as lost."""
-        if self.rest:
-            self.write([self.rest])
+        if self.unfinished_line:
+            self.write_lines([self.unfinished_line])
         if not os.fstat(self.fd).st_nlink:
-            self.note_loss(self.lines, OSError(errno.ENOENT, ""))
-            self.lines = 0
+            self.record_loss(self.line_count, OSError(errno.ENOENT, ""))
+            self.line_count = 0
 
 
 def recover_output(folder: str, log: ProcessLog) -> None:
@@ -95,7 +95,7 @@ def recover_unsupervised(folder: str) -> None:
     with contextlib.suppress(OSError):
         log = ProcessLog(folder, spec["name"])
         _append_unprinted(folder, log)
-        note_state(folder, recovered=not log.lost)
+        try_write_state(folder, recovered=not log.lost_count)
         os.close(log.fd)
     os.close(lock)
 
@@ -115,7 +115,7 @@ def _append_unprinted(folder: str, log: ProcessLog) -> None:
             line = prefix + text
             printed[line] -= 1
             if printed[line] < 0:
-                log.write([line])
+                log.write_lines([line])
 
 
 def list_printed_lines(text: bytes) -> list[bytes]:
@@ -157,11 +157,11 @@ def read_tail(file: BinaryIO) -> list[bytes]:
     return _read_tail_bytes(file).splitlines()
 
 
-def _read_tail_bytes(file: BinaryIO, size: int = 1 << 22) -> bytes:
+def _read_tail_bytes(file: BinaryIO, max_bytes: int = 1 << 22) -> bytes:
     """The last 4 MiB of a file from the start of a line on: torchrun is never more than a moment behind."""
     end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - size))
-    if end > size:
+    file.seek(max(0, end - max_bytes))
+    if end > max_bytes:
         file.readline()
     return file.read()
 
@@ -171,9 +171,9 @@ def _read_tail_bytes(file: BinaryIO, size: int = 1 << 22) -> bytes:
 
 def follow_process_log(folder: str, offset: int) -> None:
     """Print the log from byte `offset` until all of it is printed; exit 1 if the caller leaves before that."""
-    glance = StateCache(folder)
+    state_cache = StateCache(folder)
     while True:
-        phase = glance.view()["phase"]  # read before the log: nothing is written after the end
+        phase = state_cache.view()["phase"]  # read before the log: nothing is written after the end
         if phase == "unkept":
             recover_unsupervised(folder)
         try:

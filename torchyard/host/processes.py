@@ -23,24 +23,24 @@ _KILL_TIMEOUT_S = 5.0
 _PROCESS_FOLDER = re.compile(r"/([^/]+)(?:/attempt-|-)(\d+)/([^/]+)$")
 
 
-def label_of(folder: str) -> str:
+def parse_label(folder: str) -> str:
     """The label of a process, derived from its folder's path; empty if the path is not of that form."""
-    found = _PROCESS_FOLDER.search(os.path.abspath(folder))
-    return "/".join(found.groups()) if found else ""
+    match = _PROCESS_FOLDER.search(os.path.abspath(folder))
+    return "/".join(match.groups()) if match else ""
 
 
 def find_labelled(label: str) -> list[int]:
     """The ids of the living processes with the label."""
-    mark = ("%s=%s%s" % (JOB_VARIABLE, label, "" if label.endswith("/") else "\0")).encode()
-    return [pid for pid in _list_pids() if _has_variable(str(pid), mark)]
+    variable = ("%s=%s%s" % (JOB_VARIABLE, label, "" if label.endswith("/") else "\0")).encode()
+    return [pid for pid in _list_pids() if _has_variable(str(pid), variable)]
 
 
 def _list_pids() -> list[int]:
     return [int(name) for name in os.listdir("/proc") if name.isdigit()]
 
 
-def _has_variable(pid: str, mark: bytes) -> bool:
-    return b"\0" + mark in b"\0" + _read_proc_file(pid, "environ") + b"\0"
+def _has_variable(pid: str, variable: bytes) -> bool:
+    return b"\0" + variable in b"\0" + _read_proc_file(pid, "environ") + b"\0"
 
 
 def _read_proc_file(pid: object, name: str) -> bytes:
@@ -52,21 +52,21 @@ def _read_proc_file(pid: object, name: str) -> bytes:
         return b""
 
 
-def _read_parent(pid: int) -> int:
+def _read_parent_pid(pid: int) -> int:
     fields = _read_proc_file(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if len(fields) > 1 else 0
 
 
 def list_descendants(pid: int) -> list[int]:
     """The living descendants of a process, whatever their label: a program may overwrite its environment."""
-    direct = [int(word) for word in _read_proc_file(pid, "task/%d/children" % pid).split()]
-    return [each for child in direct for each in [child] + list_descendants(child)]
+    children = [int(field) for field in _read_proc_file(pid, "task/%d/children" % pid).split()]
+    return [descendant for child in children for descendant in [child] + list_descendants(child)]
 
 
-def send_signal(pids: Iterable[int], number: int) -> None:
+def send_signal(pids: Iterable[int], signal_number: int) -> None:
     for pid in pids:
         try:
-            os.kill(pid, number)
+            os.kill(pid, signal_number)
         except ProcessLookupError:
             pass
 
@@ -74,20 +74,20 @@ def send_signal(pids: Iterable[int], number: int) -> None:
 # --- their supervisors
 
 
-def _supervised_folder(pid: int) -> str:
+def _read_supervised_folder(pid: int) -> str:
     """The folder that a supervisor was started for; empty if the process is not a supervisor."""
-    words = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
-    if len(words) < 3 or os.path.basename(words[-3]) not in ("supervisor.py", "keep.py") or words[-2] != "submit":
+    argv = _read_proc_file(pid, "cmdline").decode(errors="replace").rstrip("\0").split("\0")
+    if len(argv) < 3 or os.path.basename(argv[-3]) not in ("supervisor.py", "keep.py") or argv[-2] != "submit":
         return ""
     try:
-        return os.path.abspath(os.path.join(os.readlink("/proc/%d/cwd" % pid), words[-1]))
+        return os.path.abspath(os.path.join(os.readlink("/proc/%d/cwd" % pid), argv[-1]))
     except OSError:
         return ""
 
 
-def _find_supervisors(found: Iterable[int]) -> list[int]:
+def _find_supervisors(pids: Iterable[int]) -> list[int]:
     """The supervisors of processes. A supervisor has no label, but its process is its child."""
-    return sorted({above for above in map(_read_parent, found) if _supervised_folder(above)})
+    return sorted({parent_pid for parent_pid in map(_read_parent_pid, pids) if _read_supervised_folder(parent_pid)})
 
 
 def list_local_jobs() -> dict[str, Json]:
@@ -95,22 +95,23 @@ def list_local_jobs() -> dict[str, Json]:
 
     Processes of an earlier version have no folder in their environment; their supervisor's command line names it.
     """
-    found: dict[str, Json] = {}
+    jobs: dict[str, Json] = {}
     for pid in _list_pids():
-        names = dict(
-            word.partition("=")[::2] for word in _read_proc_file(pid, "environ").decode(errors="replace").split("\0")
+        environment = dict(
+            variable.partition("=")[::2]
+            for variable in _read_proc_file(pid, "environ").decode(errors="replace").split("\0")
         )
-        if names.get(JOB_VARIABLE) and os.stat("/proc/self").st_uid == _read_owner(pid):
-            job = found.setdefault(names[JOB_VARIABLE], {"folder": "", "pids": []})
-            job["folder"] = job["folder"] or names.get(FOLDER_VARIABLE, "")
+        if environment.get(JOB_VARIABLE) and os.stat("/proc/self").st_uid == _read_owner_uid(pid):
+            job = jobs.setdefault(environment[JOB_VARIABLE], {"folder": "", "pids": []})
+            job["folder"] = job["folder"] or environment.get(FOLDER_VARIABLE, "")
             job["pids"].append(pid)
-    for job in found.values():
+    for job in jobs.values():
         job["keepers"] = _find_supervisors(job["pids"])
-        job["folder"] = job["folder"] or next(map(_supervised_folder, job["keepers"]), "")
-    return found
+        job["folder"] = job["folder"] or next(map(_read_supervised_folder, job["keepers"]), "")
+    return jobs
 
 
-def _read_owner(pid: int) -> int:
+def _read_owner_uid(pid: int) -> int:
     try:
         return os.stat("/proc/%d" % pid).st_uid
     except OSError:
@@ -120,23 +121,23 @@ def _read_owner(pid: int) -> int:
 # --- ending them
 
 
-def end_processes(label: str, grace: float) -> list[str]:
+def end_processes(label: str, grace_s: float) -> list[str]:
     """End the processes with the label and their supervisors, by SIGTERM and SIGKILL. Returns what is left."""
-    found = find_labelled(label)
-    watched = _find_supervisors(found)
-    send_signal([pid for pid in found if _read_parent(pid) not in found], signal.SIGTERM)
-    if found and not _await_gone(label, watched, grace):
+    pids = find_labelled(label)
+    supervisors = _find_supervisors(pids)
+    send_signal([pid for pid in pids if _read_parent_pid(pid) not in pids], signal.SIGTERM)
+    if pids and not _wait_until_gone(label, supervisors, grace_s):
         send_signal(find_labelled(label), signal.SIGKILL)
-        if not _await_gone(label, watched, _KILL_TIMEOUT_S):
-            send_signal(filter(_supervised_folder, watched), signal.SIGKILL)
-            _await_gone(label, watched, _KILL_TIMEOUT_S)
-    return ["process %d" % pid for pid in find_labelled(label) + list(filter(_supervised_folder, watched))]
+        if not _wait_until_gone(label, supervisors, _KILL_TIMEOUT_S):
+            send_signal(filter(_read_supervised_folder, supervisors), signal.SIGKILL)
+            _wait_until_gone(label, supervisors, _KILL_TIMEOUT_S)
+    return ["process %d" % pid for pid in find_labelled(label) + list(filter(_read_supervised_folder, supervisors))]
 
 
-def _await_gone(label: str, watched: list[int], seconds: float) -> bool:
+def _wait_until_gone(label: str, supervisors: list[int], timeout_s: float) -> bool:
     """Wait until no process has the label and the supervisors have ended; False if that took too long."""
-    deadline = time.monotonic() + seconds
-    while find_labelled(label) or any(map(_supervised_folder, watched)):
+    deadline = time.monotonic() + timeout_s
+    while find_labelled(label) or any(map(_read_supervised_folder, supervisors)):
         if time.monotonic() > deadline:
             return False
         time.sleep(0.05)

@@ -29,11 +29,11 @@ from torchyard.host.runai_cli import (
     RunaiJob,
     copy_log,
     count_copied_bytes,
-    describe_runai_job,
     find_error_line,
+    get_pod_status,
     hold_lock,
     query_cli,
-    read_pod_status,
+    query_job,
     record_statuses,
 )
 from torchyard.host.state import file_path
@@ -41,30 +41,30 @@ from torchyard.host.state import file_path
 Json = Any
 _QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which asks a server
 _APPEARANCE_TIMEOUT_S = 60.0  # seconds until a submitted job can be described
-_GONE_AFTER_MISSES = 2  # consecutive answers without the job, after which it is gone
+_ABSENT_AFTER_RESPONSES = 2  # consecutive answers without the job, after which it is gone
 _DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
 
 
 def _refresh_state(job: RunaiJob) -> Json:
     """The state of the job, queried again if it is old; the first of the pods' processes queries for all."""
     with hold_lock(file_path(job.folder, "told.lock")):
-        told = _load_state(job)
-        if time.time() - told["at"] >= _QUERY_INTERVAL_S:
-            told = _update_state(told, describe_runai_job(job))
-            _save_state(job, told)
-        return told
+        state = _load_state(job)
+        if time.time() - state["at"] >= _QUERY_INTERVAL_S:
+            state = _update_state(state, query_job(job))
+            _save_state(job, state)
+        return state
 
 
-def _update_state(told: Json, answer: Json) -> Json:
+def _update_state(state: Json, response: Json) -> Json:
     """The state after one more answer. A missing answer ends nothing: logins expire and networks break."""
-    told = dict(told, at=time.time(), why=answer["why"] if answer["found"] is None else "")
-    if answer["found"]:
-        return record_statuses(told, answer["words"])
-    if answer["found"] is None:
-        return told
-    told["missing"] += 1
-    young = not told["seen"] and time.time() - told["submitted"] < _APPEARANCE_TIMEOUT_S
-    return dict(told, gone=told["gone"] or (told["missing"] >= _GONE_AFTER_MISSES and not young))
+    state = dict(state, at=time.time(), why=response["why"] if response["found"] is None else "")
+    if response["found"]:
+        return record_statuses(state, response["words"])
+    if response["found"] is None:
+        return state
+    state["missing"] += 1
+    is_new = not state["seen"] and time.time() - state["submitted"] < _APPEARANCE_TIMEOUT_S
+    return dict(state, gone=state["gone"] or (state["missing"] >= _ABSENT_AFTER_RESPONSES and not is_new))
 
 
 def _load_state(job: RunaiJob) -> Json:
@@ -73,15 +73,15 @@ def _load_state(job: RunaiJob) -> Json:
         with open(file_path(job.folder, "told"), encoding="utf-8") as file:
             return json.load(file)
     except (OSError, ValueError):
-        new = {"at": 0, "submitted": 0, "why": "", "missing": 0, "seen": False, "gone": False}
-        return dict(new, words={}, since={}, begun={}, ended={})
+        state = {"at": 0, "submitted": 0, "why": "", "missing": 0, "seen": False, "gone": False}
+        return dict(state, words={}, since={}, begun={}, ended={})
 
 
-def _save_state(job: RunaiJob, told: Json) -> None:
-    part = file_path(job.folder, "told.part")
-    with open(part, "w", encoding="utf-8") as file:
-        json.dump(told, file)
-    os.replace(part, file_path(job.folder, "told"))
+def _save_state(job: RunaiJob, state: Json) -> None:
+    temp_path = file_path(job.folder, "told.part")
+    with open(temp_path, "w", encoding="utf-8") as file:
+        json.dump(state, file)
+    os.replace(temp_path, file_path(job.folder, "told"))
 
 
 # --- the verbs -----------------------------------------------------------------------------------------------------
@@ -90,40 +90,42 @@ def _save_state(job: RunaiJob, told: Json) -> None:
 def _submit_job(job: RunaiJob) -> None:
     spec = json.load(sys.stdin)
     os.makedirs(job.folder, exist_ok=True)
-    answer = describe_runai_job(job)
-    created = answer["found"] is False
+    response = query_job(job)
+    created = response["found"] is False
     if created:
-        code, said = query_cli(spec["argv"], 45)
-        answer = (
-            describe_runai_job(job)
-            if code and "already exists" in said
-            else {"found": not code, "why": find_error_line(said)}
+        code, output = query_cli(spec["argv"], 45)
+        response = (
+            query_job(job)
+            if code and "already exists" in output
+            else {"found": not code, "why": find_error_line(output)}
         )
         created = not code
-    if not answer["found"]:
-        print(json.dumps({"phase": "failed", "created": False, "error": answer["why"]}))
-    elif not created and answer["run"] not in ("", spec["run"]):
-        why = "job %s in project %s belongs to another run (torchyard/cli-run: %s): delete it, or rename the profile"
-        said = why % (job.name, job.project, answer["run"])
-        print(json.dumps({"phase": "failed", "created": False, "error": said}))
+    if not response["found"]:
+        print(json.dumps({"phase": "failed", "created": False, "error": response["why"]}))
+    elif not created and response["run"] not in ("", spec["run"]):
+        message_format = (
+            "job %s in project %s belongs to another run (torchyard/cli-run: %s): delete it, or rename the profile"
+        )
+        message = message_format % (job.name, job.project, response["run"])
+        print(json.dumps({"phase": "failed", "created": False, "error": message}))
     else:
         with hold_lock(file_path(job.folder, "told.lock")):
-            told = _load_state(job)
-            told["submitted"] = told["submitted"] or time.time()
-            _save_state(job, told)
-        print(json.dumps({"phase": "running", "created": created, "started": told["submitted"]}))
+            state = _load_state(job)
+            state["submitted"] = state["submitted"] or time.time()
+            _save_state(job, state)
+        print(json.dumps({"phase": "running", "created": created, "started": state["submitted"]}))
 
 
 def _stream_status(job: RunaiJob) -> None:
-    last, parent = None, os.getppid()
+    printed_status, parent = None, os.getppid()
     os.makedirs(job.folder, exist_ok=True)
     while os.getppid() == parent:
-        now = read_pod_status(_refresh_state(job), job.pod)
-        if now != last:
-            print(json.dumps(now), flush=True)
-        if now["phase"] in ("exited", "absent"):
+        status = get_pod_status(_refresh_state(job), job.pod_name)
+        if status != printed_status:
+            print(json.dumps(status), flush=True)
+        if status["phase"] in ("exited", "absent"):
             return
-        last = now
+        printed_status = status
         time.sleep(0.3)
 
 
@@ -132,56 +134,58 @@ def _stream_log(job: RunaiJob, offset: int) -> None:
     parent = os.getppid()
     os.makedirs(job.folder, exist_ok=True)
     while os.getppid() == parent:
-        phase = read_pod_status(_refresh_state(job), job.pod)["phase"]
-        over = phase in ("exited", "absent")
-        missed = copy_log(job, over)
+        phase = get_pod_status(_refresh_state(job), job.pod_name)["phase"]
+        has_ended = phase in ("exited", "absent")
+        copy_error = copy_log(job, has_ended)
         offset = _print_copied_log(job, offset)
-        if over and (not missed or phase == "absent" or _refresh_state(job)["gone"]):
+        if has_ended and (not copy_error or phase == "absent" or _refresh_state(job)["gone"]):
             return
-        time.sleep(0.5 if over else max(_QUERY_INTERVAL_S, job.pods / 4))
+        time.sleep(0.5 if has_ended else max(_QUERY_INTERVAL_S, job.pod_count / 4))
 
 
 def _print_copied_log(job: RunaiJob, offset: int) -> int:
     """Print the copied log from byte `offset`; returns the byte after it."""
-    end = count_copied_bytes(job)
-    if end > offset:
-        with open(job.taken, "rb") as file:
+    size = count_copied_bytes(job)
+    if size > offset:
+        with open(job.copy_path, "rb") as file:
             file.seek(offset)
-            sys.stdout.buffer.write(file.read(end - offset))
+            sys.stdout.buffer.write(file.read(size - offset))
             sys.stdout.buffer.flush()
-    return max(end, offset)
+    return max(size, offset)
 
 
 def _cancel_job(job: RunaiJob) -> None:
     """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first."""
     os.makedirs(job.folder, exist_ok=True)
-    answer, until = describe_runai_job(job), time.time() + _DELETE_TIMEOUT_S
-    if answer["found"]:
+    response, deadline = query_job(job), time.time() + _DELETE_TIMEOUT_S
+    if response["found"]:
         _copy_all_logs(job)
-        code, said = query_cli(job.words("delete"), 30)
-        answer = dict(describe_runai_job(job), why=find_error_line(said) if code else "it still exists")
-        while answer["found"] and time.time() < until:
+        code, output = query_cli(job.build_argv("delete"), 30)
+        response = dict(query_job(job), why=find_error_line(output) if code else "it still exists")
+        while response["found"] and time.time() < deadline:
             _copy_all_logs(job)
             time.sleep(0.5)
-            answer = dict(describe_runai_job(job), why=answer["why"])
-    left = [] if answer["found"] is False else ["job %s of project %s: %s" % (job.name, job.project, answer["why"])]
+            response = dict(query_job(job), why=response["why"])
+    leftovers = (
+        [] if response["found"] is False else ["job %s of project %s: %s" % (job.name, job.project, response["why"])]
+    )
     with hold_lock(file_path(job.folder, "told.lock")):
-        told = dict(_load_state(job), gone=not left, at=time.time())
-        _save_state(job, told)
-    print(json.dumps({"phase": "running" if left else "absent", "left": left}))
+        state = dict(_load_state(job), gone=not leftovers, at=time.time())
+        _save_state(job, state)
+    print(json.dumps({"phase": "running" if leftovers else "absent", "left": leftovers}))
 
 
 def _copy_all_logs(job: RunaiJob) -> None:
     """Copy the rest of every pod's log, as far as it is available."""
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda index: copy_log(job.of(index), False), range(job.pods)))
+        list(pool.map(lambda index: copy_log(job.for_pod(index), False), range(job.pod_count)))
 
 
 if __name__ == "__main__":
     os.umask(0o077)  # logs are the user's alone
     VERBS = {"submit": _submit_job, "status": _stream_status, "cancel": _cancel_job}
-    asked = RunaiJob(sys.argv[1:9])
+    job = RunaiJob(sys.argv[1:9])
     if sys.argv[7] == "follow":
-        _stream_log(asked, int(sys.argv[9]))
+        _stream_log(job, int(sys.argv[9]))
     else:
-        VERBS[sys.argv[7]](asked)
+        VERBS[sys.argv[7]](job)

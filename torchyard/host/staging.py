@@ -30,53 +30,59 @@ Json = Any
 _END_MEMBER = "whole"
 HEARTBEAT_FILE = "looked"
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
-_HOLDER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
+_OWNER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
 
 
-def _stage_in_folder(folder: str, asked: str) -> Json:
-    who = json.loads(asked)["carrier"]
-    other = _find_other_holder(folder, who)
-    wanted = not other and not os.path.isdir(folder)
-    print(json.dumps({"wanted": wanted, "carrier": other}), flush=True)
-    if not wanted:
-        return {"created": False, "carrier": other or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), who)}
-    part = "%s.part-%d" % (folder, os.getpid())
-    os.makedirs(part)
+def _stage_in_folder(folder: str, request: str) -> Json:
+    owner = json.loads(request)["carrier"]
+    other_owner = _find_other_owner(folder, owner)
+    is_wanted = not other_owner and not os.path.isdir(folder)
+    print(json.dumps({"wanted": is_wanted, "carrier": other_owner}), flush=True)
+    if not is_wanted:
+        return {
+            "created": False,
+            "carrier": other_owner or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), owner),
+        }
+    temp_folder = "%s.part-%d" % (folder, os.getpid())
+    os.makedirs(temp_folder)
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
             archive.extraction_filter = lambda member, path: member
-            archive.extractall(part)
-        os.unlink(os.path.join(part, _END_MEMBER))
-        os.makedirs(os.path.join(part, "checkpoints"), exist_ok=True)
-        record_heartbeat(os.path.join(part, HEARTBEAT_FILE), who)
-        with open(os.path.join(part, "sent.json"), "w", encoding="utf-8") as file:
-            json.dump({name: _fingerprint_file(os.path.join(part, name)) for name in _list_files(part, "work")}, file)
-        os.rename(part, folder)
+            archive.extractall(temp_folder)
+        os.unlink(os.path.join(temp_folder, _END_MEMBER))
+        os.makedirs(os.path.join(temp_folder, "checkpoints"), exist_ok=True)
+        record_heartbeat(os.path.join(temp_folder, HEARTBEAT_FILE), owner)
+        with open(os.path.join(temp_folder, "sent.json"), "w", encoding="utf-8") as file:
+            json.dump(
+                {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in _list_files(temp_folder, "work")},
+                file,
+            )
+        os.rename(temp_folder, folder)
     except OSError:
         if not os.path.isdir(folder):  # else another host that shares the disk was first
             raise
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temp_folder, ignore_errors=True)
     return {"created": True}
 
 
 # --- who owns the run
 
 
-def record_heartbeat(file: str, who: str) -> str:
+def record_heartbeat(path: str, owner: str) -> str:
     """Record a heartbeat of `who` in the file. Returns the owner instead, if another one has a recent heartbeat.
 
     An empty `who` renews the lease without taking the run over.
     """
-    fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        before, found = _read_heartbeat(fd)
-        if who and before not in ("", who) and abs(time.time() - found) < _HOLDER_DEAD_AFTER_S:
-            return before
-        if who != before or not os.fstat(fd).st_size:
+        recorded_owner, heartbeat_at = _read_heartbeat(fd)
+        if owner and recorded_owner not in ("", owner) and abs(time.time() - heartbeat_at) < _OWNER_DEAD_AFTER_S:
+            return recorded_owner
+        if owner != recorded_owner or not os.fstat(fd).st_size:
             with contextlib.suppress(OSError):
-                os.pwrite(fd, (who or before).ljust(_HEARTBEAT_BYTES - 1).encode() + b"\n", 0)
+                os.pwrite(fd, (owner or recorded_owner).ljust(_HEARTBEAT_BYTES - 1).encode() + b"\n", 0)
         os.utime(fd)
     finally:
         os.close(fd)
@@ -88,45 +94,49 @@ def _read_heartbeat(fd: int) -> tuple[str, float]:
     return os.pread(fd, _HEARTBEAT_BYTES, 0).decode(errors="replace").strip("\0 \n"), os.fstat(fd).st_mtime
 
 
-def _find_other_holder(folder: str, who: str) -> str:
+def _find_other_owner(folder: str, owner: str) -> str:
     """Another owner of any attempt of the run, once it sends a new heartbeat; empty once all others count as dead."""
-    seen: dict[str, float] = {}
+    first_heartbeats: dict[str, float] = {}
     while True:
-        young = [
-            each
-            for each in _list_heartbeats(folder)
-            if each[1] not in ("", who) and abs(time.time() - each[2]) < _HOLDER_DEAD_AFTER_S
+        recent = [
+            heartbeat
+            for heartbeat in _list_heartbeats(folder)
+            if heartbeat[1] not in ("", owner) and abs(time.time() - heartbeat[2]) < _OWNER_DEAD_AFTER_S
         ]
-        alive = [other for file, other, at in young if seen.setdefault(file, at) != at]
-        if alive or not young:
-            return alive[0] if alive else ""
+        living_owners = [
+            name
+            for path, name, heartbeat_at in recent
+            if first_heartbeats.setdefault(path, heartbeat_at) != heartbeat_at
+        ]
+        if living_owners or not recent:
+            return living_owners[0] if living_owners else ""
         time.sleep(0.5)
 
 
 def _list_heartbeats(folder: str) -> Iterator[tuple[str, str, float]]:
     """The heartbeat file of each attempt here, its owner, and the time of the last heartbeat."""
-    for file in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", HEARTBEAT_FILE)):
-        with contextlib.suppress(OSError), open(file, "rb") as opened:
-            yield (file, *_read_heartbeat(opened.fileno()))
+    for path in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", HEARTBEAT_FILE)):
+        with contextlib.suppress(OSError), open(path, "rb") as file:
+            yield (path, *_read_heartbeat(file.fileno()))
 
 
 # --- the folder's files
 
 
-def _list_files(folder: str, below: str) -> Iterator[str]:
+def _list_files(folder: str, subfolder: str) -> Iterator[str]:
     """Every file and link under `below`, relative to the folder, without __pycache__."""
-    for at, folders, files in os.walk(os.path.join(folder, below)):
-        folders[:] = [each for each in folders if each != "__pycache__"]
-        links = [each for each in folders if os.path.islink(os.path.join(at, each))]
+    for directory, folders, files in os.walk(os.path.join(folder, subfolder)):
+        folders[:] = [name for name in folders if name != "__pycache__"]
+        links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
         for name in files + links:
-            path = os.path.join(at, name)
+            path = os.path.join(directory, name)
             if os.path.isfile(path) or os.path.islink(path):  # not a socket or a pipe
                 yield os.path.relpath(path, folder)
 
 
 def _fingerprint_file(path: str) -> Json:
-    found = os.lstat(path)
-    return [found.st_size, found.st_mtime_ns]
+    stat = os.lstat(path)
+    return [stat.st_size, stat.st_mtime_ns]
 
 
 def _stage_out_folder(folder: str) -> None:
@@ -135,8 +145,8 @@ def _stage_out_folder(folder: str) -> None:
         with open(os.path.join(folder, "sent.json"), encoding="utf-8") as file:
             sent = json.load(file)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
-        for below in ("checkpoints", "work"):
-            for name in _list_files(folder, below):
+        for subfolder in ("checkpoints", "work"):
+            for name in _list_files(folder, subfolder):
                 path = os.path.join(folder, name)
                 if sent.get(name) != _fingerprint_file(path):
                     archive.add(path, name, recursive=False)
@@ -155,19 +165,19 @@ def _remove_folder(folder: str) -> Json:
 
 def _list_attempts(folder: str) -> Json:
     run = folder.rpartition("-")[0]
-    ends = [each[len(run) + 1 :] for each in glob.glob(glob.escape(run) + "-*")]
-    return {"attempts": [int(end) for end in ends if end.isdigit()]}
+    suffixes = [path[len(run) + 1 :] for path in glob.glob(glob.escape(run) + "-*")]
+    return {"attempts": [int(suffix) for suffix in suffixes if suffix.isdigit()]}
 
 
 VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "begun": _list_attempts}
 
 if __name__ == "__main__":
-    verb, at = sys.argv[1:3]
+    verb, folder = sys.argv[1:3]
     os.umask(0o077)  # logs, programs and checkpoints are the user's alone
     try:
         if verb == "bring":
-            _stage_out_folder(at)
+            _stage_out_folder(folder)
         else:
             print(json.dumps(VERBS[verb](*sys.argv[2:])))
     except (OSError, tarfile.TarError) as error:
-        sys.exit("%s: %s" % (getattr(error, "strerror", None) or error, getattr(error, "filename", None) or at))
+        sys.exit("%s: %s" % (getattr(error, "strerror", None) or error, getattr(error, "filename", None) or folder))

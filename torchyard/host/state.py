@@ -9,7 +9,7 @@ import os
 import time
 from typing import Any, Callable
 
-from torchyard.host.processes import find_labelled, label_of
+from torchyard.host.processes import find_labelled, parse_label
 
 _STATE_BYTES = 4096
 _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
@@ -65,7 +65,7 @@ def read_spec(folder: str) -> Json:
         return None
 
 
-def note_state(folder: str, **changes: Json) -> bool:
+def try_write_state(folder: str, **changes: Json) -> bool:
     """Update the state; False if that failed, as on a full disk, which must not stop a supervisor."""
     try:
         write_state(folder, **changes)
@@ -87,11 +87,11 @@ def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
     return fd
 
 
-def take_lock(folder: str, is_worthwhile: Callable[[], bool] = lambda: True) -> int | None:
+def take_lock(folder: str, should_wait: Callable[[], bool] = lambda: True) -> int | None:
     """The lock, waiting up to a second for an observer to release it; None if a supervisor holds it."""
     for _ in range(50):
         lock = try_lock(folder)
-        if lock is not None or not is_worthwhile():
+        if lock is not None or not should_wait():
             return lock
         time.sleep(0.02)
     return try_lock(folder)
@@ -124,18 +124,18 @@ class StateCache:
     """A view of the state for polling: read again when the state was written, else once a second."""
 
     def __init__(self, folder: str) -> None:
-        self.folder, self._mark, self._at = folder, 0, 0.0
-        self._last: Json = {}
+        self.folder, self._mtime_ns, self._read_at = folder, 0, 0.0
+        self._state: Json = {}
 
     def view(self) -> Json:
         try:
-            mark = os.stat(file_path(self.folder, "state")).st_mtime_ns
+            mtime_ns = os.stat(file_path(self.folder, "state")).st_mtime_ns
         except OSError:
-            mark = 0
-        settled = mark or "detail" in self._last
-        if not settled or mark != self._mark or time.monotonic() - self._at > _MAX_VIEW_AGE_S:
-            self._mark, self._at, self._last = mark, time.monotonic(), view_state(self.folder)
-        return self._last
+            mtime_ns = 0
+        is_settled = mtime_ns or "detail" in self._state
+        if not is_settled or mtime_ns != self._mtime_ns or time.monotonic() - self._read_at > _MAX_VIEW_AGE_S:
+            self._mtime_ns, self._read_at, self._state = mtime_ns, time.monotonic(), view_state(self.folder)
+        return self._state
 
 
 def _is_unlocked(folder: str) -> bool:
@@ -151,7 +151,7 @@ def _is_unlocked(folder: str) -> bool:
 
 def _infer_state(folder: str) -> Json:
     """What is known without a state file: removing the folder does not end its process."""
-    if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(label_of(folder)):
+    if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(parse_label(folder)):
         return {"phase": "running", "detail": _FOLDER_REMOVED}
     return {"phase": "starting" if os.path.isdir(folder) else "absent"}
 

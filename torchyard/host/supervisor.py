@@ -53,10 +53,10 @@ from torchyard.host.state import (
     StateCache,
     add_recorder,
     file_path,
-    note_state,
     read_boot_id,
     read_state,
     take_lock,
+    try_write_state,
     view_state,
     write_state,
 )
@@ -86,9 +86,9 @@ def _submit_process(folder: str) -> None:
         os.close(ours)
         _run_daemon(folder, spec, theirs)
     os.close(theirs)
-    with os.fdopen(ours) as answer:
-        said = json.loads(answer.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
-    print(json.dumps(dict(said, created=True)))
+    with os.fdopen(ours) as result_pipe:
+        result = json.loads(result_pipe.read() or '{"phase": "failed", "error": "the supervisor died while starting"}')
+    print(json.dumps(dict(result, created=True)))
 
 
 def _make_absolute(spec: Json) -> Json:
@@ -99,7 +99,7 @@ def _make_absolute(spec: Json) -> Json:
     return json.loads(text)
 
 
-def _run_daemon(folder: str, spec: Json, answer: int) -> None:
+def _run_daemon(folder: str, spec: Json, result_fd: int) -> None:
     """Run the supervisor; never returns."""
     code = 1
     try:
@@ -110,164 +110,172 @@ def _run_daemon(folder: str, spec: Json, answer: int) -> None:
         for fd in (0, 1, 2):
             os.dup2(null, fd)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
-        _supervise_process(folder, spec, answer)
+        _supervise_process(folder, spec, result_fd)
         code = 0
     finally:
         os._exit(code)
 
 
-def _supervise_process(folder: str, spec: Json, answer: int) -> None:
+def _supervise_process(folder: str, spec: Json, result_fd: int) -> None:
     log = ProcessLog(folder, spec["name"])
     try:
-        _run_process(folder, spec, log, answer)
+        _run_process(folder, spec, log, result_fd)
     except BaseException:
         _kill_leftovers(spec["label"])  # a supervisor that ends also ends its process, unless it is killed
         raise
 
 
-def _run_process(folder: str, spec: Json, log: ProcessLog, answer: int) -> None:
+def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> None:
     """Run the process from its start to its end, and record how it ended."""
-    wake = os.pipe()
-    for fd in wake:
+    wakeup_pipe = os.pipe()
+    for fd in wakeup_pipe:
         os.set_blocking(fd, False)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wake[1])
-    agent, output, error = _start_process(dict(spec, folder=os.path.abspath(folder)))
-    facts = {"name": spec["name"], "keeper": os.getpid(), "agent": agent, "started": time.time()}
-    facts["boot"] = read_boot_id()
-    state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **facts)
+    signal.set_wakeup_fd(wakeup_pipe[1])
+    agent_pid, output, error = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    process_fields = {"name": spec["name"], "keeper": os.getpid(), "agent": agent_pid, "started": time.time()}
+    process_fields["boot"] = read_boot_id()
+    state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **process_fields)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
-        os.write(answer, json.dumps(state).encode())
-    os.close(answer)
+        os.write(result_fd, json.dumps(state).encode())
+    os.close(result_fd)
     if error:
-        log.write([error])
+        log.write_lines([error])
     lease = ProcessLease(folder, spec)
-    exit_code = _pump_output(log, agent, (output, wake[0]), lease)
+    exit_code = _log_until_exit(log, agent_pid, (output, wakeup_pipe[0]), lease)
     ended = time.time()
     _kill_leftovers(spec["label"])
     _drain_output(log, output)
     log.close()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
-    if not lease.ended and "site" not in spec:  # its end must be recorded even if its folder was removed
+    if not lease.ended_at and "site" not in spec:  # its end must be recorded even if its folder was removed
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
-    lost = {"lost": log.lost, "error": log.error} if log.lost else {}
-    note_state(folder, phase="exited", exit=exit_code, ended=ended, lines=log.lines, **facts, **lost)
+    loss_fields = {"lost": log.lost_count, "error": log.error} if log.lost_count else {}
+    try_write_state(
+        folder, phase="exited", exit=exit_code, ended=ended, lines=log.line_count, **process_fields, **loss_fields
+    )
 
 
 def _start_process(spec: Json) -> tuple[int, int, bytes]:
     """Start the process in its own session. Returns its id, its output, and the error if it could not be executed."""
-    output, child_output = os.pipe()
-    failed, child_failed = os.pipe()
-    agent = os.fork()
-    if agent == 0:
+    output_fd, child_output_fd = os.pipe()
+    error_fd, child_error_fd = os.pipe()
+    agent_pid = os.fork()
+    if agent_pid == 0:
         os.setsid()
-        os.dup2(child_output, 1)
-        os.dup2(child_output, 2)
+        os.dup2(child_output_fd, 1)
+        os.dup2(child_output_fd, 2)
         for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
             signal.signal(number, signal.SIG_DFL)
-        _execute_program(spec, child_failed)
-    os.close(child_output)
-    os.close(child_failed)
-    with os.fdopen(failed, "rb") as answer:
-        return agent, output, answer.read()
+        _execute_program(spec, child_error_fd)
+    os.close(child_output_fd)
+    os.close(child_error_fd)
+    with os.fdopen(error_fd, "rb") as error_pipe:
+        return agent_pid, output_fd, error_pipe.read()
 
 
-def _execute_program(spec: Json, failed: int) -> None:
+def _execute_program(spec: Json, error_fd: int) -> None:
     try:
-        kept = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN_PREFIXES)}
-        kept = dict(choose_interface_env(spec["toward"]) if "toward" in spec else {}, **kept)
-        marks = {JOB_VARIABLE: spec["label"], FOLDER_VARIABLE: spec["folder"]}
+        environment = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN_PREFIXES)}
+        environment = dict(choose_interface_env(spec["toward"]) if "toward" in spec else {}, **environment)
+        job_variables = {JOB_VARIABLE: spec["label"], FOLDER_VARIABLE: spec["folder"]}
         _restore_file_limit()
         os.chdir(spec["cwd"])
         os.umask(spec["umask"])
         urls = find_listen_urls(spec["serves"]) if "serves" in spec else ""
-        argv = [word.replace(LISTEN_URLS_PLACEHOLDER, urls) for word in spec["argv"]] if urls else spec["argv"]
-        os.execvpe(argv[0], argv, add_recorder(dict(kept, **spec["env"], **marks), spec))
+        argv = [arg.replace(LISTEN_URLS_PLACEHOLDER, urls) for arg in spec["argv"]] if urls else spec["argv"]
+        os.execvpe(argv[0], argv, add_recorder(dict(environment, **spec["env"], **job_variables), spec))
     except (OSError, ValueError) as error:  # ValueError: an argument that this host's locale cannot encode
-        os.write(failed, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
+        os.write(error_fd, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
     finally:
         os._exit(127)
 
 
 def _restore_file_limit() -> None:
     """Restore the limit from before the launcher raised its own: select() cannot take descriptors above 1,024."""
-    before, hard = os.environ.get("TORCHYARD_NOFILE", ""), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
-    if before.isdigit():
-        resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(before), hard), hard))
+    original_limit, hard_limit = os.environ.get("TORCHYARD_NOFILE", ""), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    if original_limit.isdigit():
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(original_limit), hard_limit), hard_limit))
 
 
-def _pump_output(log: ProcessLog, agent: int, ends: tuple[int, int], lease: ProcessLease) -> int:
+def _log_until_exit(log: ProcessLog, agent_pid: int, streams: tuple[int, int], lease: ProcessLease) -> int:
     """Log until the agent has ended, by itself or with its lease. Returns its exit code, negative for a signal."""
-    (output, wake), watched = ends, [*ends]
+    (output_fd, wakeup_fd), open_fds = streams, [*streams]
     while True:
-        ready = select.select(watched, [], [], lease.pause)[0]
-        if wake in ready:
-            os.read(wake, 512)
-        if output in ready:
-            data = os.read(output, 1 << 16)
-            log.feed(data)
+        ready = select.select(open_fds, [], [], lease.check_interval_s)[0]
+        if wakeup_fd in ready:
+            os.read(wakeup_fd, 512)
+        if output_fd in ready:
+            data = os.read(output_fd, 1 << 16)
+            log.write_output(data)
             if not data:
-                watched.remove(output)
-        lease.enforce(agent, log)
-        code = _reap_children(agent)
+                open_fds.remove(output_fd)
+        lease.enforce(agent_pid, log)
+        code = _reap_children(agent_pid)
         if code is not None:
             return code
 
 
-def _reap_children(agent: int) -> int | None:
+def _reap_children(agent_pid: int) -> int | None:
     """Reap every child that has ended; returns the agent's exit code once it is among them."""
-    found: int | None = None
+    exit_code: int | None = None
     while True:
         try:
             pid, status = os.waitpid(-1, os.WNOHANG)
         except ChildProcessError:
-            return found
+            return exit_code
         if pid == 0:
-            return found
-        if pid == agent:
-            found = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
+            return exit_code
+        if pid == agent_pid:
+            exit_code = -os.WTERMSIG(status) if os.WIFSIGNALED(status) else os.WEXITSTATUS(status)
 
 
 def _kill_leftovers(label: str) -> None:
     """Kill what the agent left behind: workers have their own sessions and survive a killed agent."""
     deadline = time.monotonic() + 5
     while time.monotonic() < deadline:
-        rest = list_descendants(os.getpid()) + find_labelled(label)
-        if not rest:
+        pids = list_descendants(os.getpid()) + find_labelled(label)
+        if not pids:
             return
-        send_signal(rest, signal.SIGKILL)
+        send_signal(pids, signal.SIGKILL)
         time.sleep(0.01)
         _reap_children(0)
 
 
-def _drain_output(log: ProcessLog, output: int) -> None:
-    while select.select([output], [], [], 0)[0]:
-        data = os.read(output, 1 << 16)
+def _drain_output(log: ProcessLog, output_fd: int) -> None:
+    while select.select([output_fd], [], [], 0)[0]:
+        data = os.read(output_fd, 1 << 16)
         if not data:
             return
-        log.feed(data)
+        log.write_output(data)
 
 
 def _stream_status(folder: str) -> None:
-    last, rest, other, glance, size = None, b"", "", StateCache(folder), _read_log_size(folder)
+    printed_state, unfinished_line, other_owner, state_cache, log_size = (
+        None,
+        b"",
+        "",
+        StateCache(folder),
+        _read_log_size(folder),
+    )
     while True:
-        if glance.view()["phase"] == "unkept":
+        if state_cache.view()["phase"] == "unkept":
             recover_unsupervised(folder)
-        now = dict(glance.view(), log_size=size, **({"carrier": other} if other else {}))
-        if now != last:
-            print(json.dumps(now), flush=True)
-        said = read_caller()
-        if now["phase"] in ENDED_PHASES or said is None:
+        state = dict(state_cache.view(), log_size=log_size, **({"carrier": other_owner} if other_owner else {}))
+        if state != printed_state:
+            print(json.dumps(state), flush=True)
+        data = read_caller()
+        if state["phase"] in ENDED_PHASES or data is None:
             return
-        *lines, rest = (rest + said).split(b"\n")
-        if lines:
-            if "detail" in now:  # its folder was removed: the heartbeat file needs one
+        *heartbeats, unfinished_line = (unfinished_line + data).split(b"\n")
+        if heartbeats:
+            if "detail" in state:  # its folder was removed: the heartbeat file needs one
                 with contextlib.suppress(OSError):
                     os.makedirs(os.path.dirname(heartbeat_path(folder)), exist_ok=True)
-            other = _renew_lease(folder, lines[-1].decode(errors="replace"))
-        last = now
+            other_owner = _renew_lease(folder, heartbeats[-1].decode(errors="replace"))
+        printed_state = state
 
 
 def _read_log_size(folder: str) -> int:
@@ -278,10 +286,10 @@ def _read_log_size(folder: str) -> int:
         return 0
 
 
-def _renew_lease(folder: str, who: str) -> str:
+def _renew_lease(folder: str, owner: str) -> str:
     """Record a heartbeat of `who`; returns the run's owner if that is another one."""
     try:
-        return record_heartbeat(heartbeat_path(folder), who)
+        return record_heartbeat(heartbeat_path(folder), owner)
     except OSError:  # the folder is being removed, or the disk cannot be written
         return ""
 

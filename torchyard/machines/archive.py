@@ -28,24 +28,24 @@ class _BoundedMember(tarfile.TarInfo):
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
-        made = super().frombuf(buf, encoding or "utf-8", errors)
-        if made.type == tarfile.GNUTYPE_SPARSE or (made.type in _HEADER_TYPES and made.size > _MAX_HEADER_BYTES):
-            raise OSError(f"not a tar of ours: a header of {made.size} bytes")
-        return made
+        member = super().frombuf(buf, encoding or "utf-8", errors)
+        if member.type == tarfile.GNUTYPE_SPARSE or (member.type in _HEADER_TYPES and member.size > _MAX_HEADER_BYTES):
+            raise OSError(f"not a tar of ours: a header of {member.size} bytes")
+        return member
 
 
-def unpack_archive(files: Path, there: IO[bytes], answer: IO[bytes]) -> bool:
+def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> bool:
     """Unpack a tar from another machine under `files`, whole or not at all; nothing in it leads outside."""
-    there.close()
-    part = files.with_name(f"{files.name}.part")
-    shutil.rmtree(part, ignore_errors=True)
+    stdin.close()
+    temp_folder = files.with_name(f"{files.name}.part")
+    shutil.rmtree(temp_folder, ignore_errors=True)
     try:
-        make_private_folder(part)
-        _extract_members(answer, part)
-        if any(part.iterdir()):
-            _merge_folder(part, files)
+        make_private_folder(temp_folder)
+        _extract_members(stdout, temp_folder)
+        if any(temp_folder.iterdir()):
+            _merge_folder(temp_folder, files)
     finally:
-        shutil.rmtree(part, ignore_errors=True)
+        shutil.rmtree(temp_folder, ignore_errors=True)
     return True
 
 
@@ -54,21 +54,21 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
 
     Links are made last, so that no file can be written through one.
     """
-    last, links = "", []
+    last_name, links = "", []
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_BoundedMember) as archive:
             for number, member in enumerate(archive):
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps every name in memory
-                last = member.name
+                last_name = member.name
                 _check_limits(member, number, folder)
                 if member.issym():
                     links.append((member.name, member.linkname))
-                elif last != END_MEMBER and _is_wanted(member, folder):
+                elif last_name != END_MEMBER and _is_extractable(member, folder):
                     with contextlib.suppress(tarfile.FilterError):
                         archive.extract(member, folder, filter="data")
     except tarfile.TarError as error:
         raise OSError(f"the archive is incomplete: {error}") from error
-    if last != END_MEMBER:
+    if last_name != END_MEMBER:
         raise OSError("the archive is incomplete")
     for name, target in links:
         _make_link(folder, name.lstrip("/"), target)
@@ -85,33 +85,41 @@ def _check_limits(member: tarfile.TarInfo, number: int, folder: Path) -> None:
         raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free >> 20} MiB are free")
 
 
-def _is_wanted(member: tarfile.TarInfo, folder: Path) -> bool:
+def _is_extractable(member: tarfile.TarInfo, folder: Path) -> bool:
     """Whether it is a file, a folder, or a hard link to a file that is already unpacked."""
     return member.isreg() or member.isdir() or (member.islnk() and os.path.isfile(folder / member.linkname))
 
 
 def _make_link(folder: Path, name: str, target: str) -> None:
     """Make a link only if it stays inside, whatever other links exist: it goes up (not too far), then down."""
-    place, steps = PurePosixPath(name).parts, PurePosixPath(target).parts
-    up = next((number for number, step in enumerate(steps) if step != ".."), len(steps))
-    inside = up < len(place) and ".." not in (*place, *steps[up:]) and not target.startswith("/")
-    at = folder.joinpath(*place)
-    on_the_way = (folder.joinpath(*place[:depth]) for depth in range(1, len(place)))
-    if inside and not os.path.lexists(at) and not any(each.is_symlink() or each.is_file() for each in on_the_way):
-        make_private_folder(at.parent)
-        at.symlink_to(target)
+    name_parts, target_parts = PurePosixPath(name).parts, PurePosixPath(target).parts
+    up_count = next((index for index, step in enumerate(target_parts) if step != ".."), len(target_parts))
+    stays_inside = (
+        up_count < len(name_parts)
+        and ".." not in (*name_parts, *target_parts[up_count:])
+        and not target.startswith("/")
+    )
+    link_path = folder.joinpath(*name_parts)
+    parents = (folder.joinpath(*name_parts[:depth]) for depth in range(1, len(name_parts)))
+    if (
+        stays_inside
+        and not os.path.lexists(link_path)
+        and not any(parent.is_symlink() or parent.is_file() for parent in parents)
+    ):
+        make_private_folder(link_path.parent)
+        link_path.symlink_to(target)
 
 
-def _merge_folder(part: Path, files: Path) -> None:
+def _merge_folder(source: Path, destination: Path) -> None:
     """Move the new files over the earlier ones. A link that is in the way is removed; none is followed."""
-    if files.is_symlink() or not files.is_dir():
-        files.unlink(missing_ok=True)
-        make_private_folder(files)
-    for entry in list(os.scandir(part)):
-        there = files / entry.name
+    if destination.is_symlink() or not destination.is_dir():
+        destination.unlink(missing_ok=True)
+        make_private_folder(destination)
+    for entry in list(os.scandir(source)):
+        target = destination / entry.name
         if entry.is_dir(follow_symlinks=False):
-            _merge_folder(Path(entry.path), there)
+            _merge_folder(Path(entry.path), target)
             continue
-        if there.is_dir() and not there.is_symlink():
-            shutil.rmtree(there)
-        os.replace(entry.path, there)
+        if target.is_dir() and not target.is_symlink():
+            shutil.rmtree(target)
+        os.replace(entry.path, target)

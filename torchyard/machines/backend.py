@@ -10,12 +10,12 @@ from torchyard.machines import processes, store
 from torchyard.machines.checks import check_hosts
 from torchyard.machines.job_watch import ProcessWatch
 from torchyard.machines.staging import (
-    clean_up,
     end_unstaged,
     find_last_attempt,
     read_leftovers,
-    remove_remains,
+    remove_incomplete_folders,
     stage_in,
+    stage_out_and_remove,
 )
 from torchyard.model.errors import HostError
 from torchyard.model.plan import CommandPlan, Plan, Process
@@ -96,15 +96,17 @@ class MachinesBackend:
 def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
     """Start or adopt the agents. HostError if a host refuses, or a supervisor does not start its process."""
     stage_in(plan.sites)
-    begun = [(block, block.submit) for block in plan.processes if block.submit]
-    answers = processes.run_commands([(block.host, command) for block, command in begun])
-    for (block, _), said in zip(begun, answers, strict=True):
-        if isinstance(said, HostError):
-            raise said
-        if said["phase"] in ("failed", "starting"):
-            raise HostError(block.host, f"start {block.name}", said.get("error") or "the supervisor does not answer")
-    created = all(said["created"] for said in answers)
-    submitted_at = min((said["started"] for said in answers if "started" in said), default=time.time())
+    submits = [(process, process.submit) for process in plan.processes if process.submit]
+    responses = processes.run_commands([(process.host, command) for process, command in submits])
+    for (process, _), response in zip(submits, responses, strict=True):
+        if isinstance(response, HostError):
+            raise response
+        if response["phase"] in ("failed", "starting"):
+            raise HostError(
+                process.host, f"start {process.name}", response.get("error") or "the supervisor does not answer"
+            )
+    created = all(said["created"] for said in responses)
+    submitted_at = min((response["started"] for response in responses if "started" in response), default=time.time())
     get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
     age = 0.0 if created else _seconds_since(submitted_at)
     return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age)
@@ -112,32 +114,36 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
 
 def _remove_job(plan: CommandPlan) -> list[str]:
     """Stop everything, the store last, and remove what was staged in. Returns what is left."""
-    said = {**_stop_processes(plan.processes), **_stop_processes((plan.store,) if plan.store else ())}
+    responses = {**_stop_processes(plan.processes), **_stop_processes((plan.store,) if plan.store else ())}
     # A host that cannot be asked counts as left over.
-    left = {
-        block.name: read_leftovers(block.host, said[block.name]) for block in plan.all_processes if block.name in said
+    leftovers = {
+        process.name: read_leftovers(process.host, responses[process.name])
+        for process in plan.all_processes
+        if process.name in responses
     }
-    unstaged = [block for block in plan.all_processes if _is_unstaged(said.get(block.name))]
-    left |= end_unstaged(plan, unstaged)
+    unstaged = [process for process in plan.all_processes if _is_unstaged(responses.get(process.name))]
+    leftovers |= end_unstaged(plan, unstaged)
     # A process that cannot be stopped keeps its folder.
-    held = {block.host for block in plan.all_processes if left.get(block.name)}
-    torn = {block.host for block in unstaged} - held
-    whole = {block.host for block in plan.all_processes if block.site} - torn - held
-    kept = [thing for things in left.values() for thing in things]
-    return [*kept, *clean_up(plan, whole), *remove_remains(plan, torn)]
+    held_hosts = {process.host for process in plan.all_processes if leftovers.get(process.name)}
+    incomplete_hosts = {process.host for process in unstaged} - held_hosts
+    complete_hosts = {process.host for process in plan.all_processes if process.site} - incomplete_hosts - held_hosts
+    remaining = [leftover for host_leftovers in leftovers.values() for leftover in host_leftovers]
+    return [*remaining, *stage_out_and_remove(plan, complete_hosts), *remove_incomplete_folders(plan, incomplete_hosts)]
 
 
-def _stop_processes(blocks: tuple[Process, ...]) -> dict[str, Any]:
+def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
     """Stop processes, all at once. Returns the answer of each, or the HostError in its place."""
-    asked = [(block, block.cancel) for block in blocks if block.cancel]
-    answers = processes.run_commands([(block.host, command) for block, command in asked], timeout=_STOP_TIMEOUT_S)
-    return {block.name: answer for (block, _), answer in zip(asked, answers, strict=True)}
+    cancels = [(process, process.cancel) for process in job_processes if process.cancel]
+    responses = processes.run_commands(
+        [(process.host, command) for process, command in cancels], timeout_s=_STOP_TIMEOUT_S
+    )
+    return {process.name: response for (process, _), response in zip(cancels, responses, strict=True)}
 
 
-def _is_unstaged(answer: Any) -> bool:
+def _is_unstaged(response: Any) -> bool:
     """Whether a host says that it has no supervisor of the run: its folder is absent, or a part of it was removed."""
-    return isinstance(answer, dict) and answer.get("site") is False
+    return isinstance(response, dict) and response.get("site") is False
 
 
-def _seconds_since(since: float) -> float:
-    return max(time.time() - since, 0.0)
+def _seconds_since(timestamp: float) -> float:
+    return max(time.time() - timestamp, 0.0)

@@ -28,9 +28,15 @@ _SSH_OPTIONS = (
     *("-oControlMaster=no", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oPermitLocalCommand=no"),
 )
 _SSH_FAILED_EXIT_CODE = 255
-_FINAL_SSH_ERRORS = ("Permission denied", "verification failed", "Could not resolve", "Bad configuration", "Bad owner")
+_PERMANENT_SSH_ERRORS = (
+    "Permission denied",
+    "verification failed",
+    "Could not resolve",
+    "Bad configuration",
+    "Bad owner",
+)
 _RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is tried again: every verb can be called again
-_MAX_TITLE_WORD_CHARS = 200
+_MAX_TITLE_ARG_CHARS = 200
 _MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
 _MAX_OUTPUT_BYTES = 16 * 2**20
 _TRANSFER_TIMEOUT_S = 3600.0  # seconds to stage in or out
@@ -84,141 +90,150 @@ def read_stderr(process: ChildProcess) -> bytes:
     return b""
 
 
-def _spawn_process(host: str, command: Command, **ends: Any) -> ChildProcess:
+def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
     argv = _build_argv(host, command)
     try:
-        return subprocess.Popen(argv, stderr=subprocess.PIPE, **ends)
+        return subprocess.Popen(argv, stderr=subprocess.PIPE, **streams)
     except OSError as error:
         raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
 
 
-def run_command(host: str, command: Command, timeout: float = 60.0, patience: float = _RETRY_TIMEOUT_S) -> Any:
+def run_command(host: str, command: Command, timeout_s: float = 60.0, retry_timeout_s: float = _RETRY_TIMEOUT_S) -> Any:
     """Run a command to its end; returns the JSON that it printed. HostError with its error if it failed.
 
     If ssh itself failed, it is called again for `patience` seconds.
     """
-    return retry_ssh(lambda: _await_answer(host, command, _start_command(host, command), timeout), patience)
+    return retry_ssh(lambda: _read_response(host, command, _start_command(host, command), timeout_s), retry_timeout_s)
 
 
-def retry_ssh(work: Callable[[], T], patience: float = _RETRY_TIMEOUT_S) -> T:
+def retry_ssh(operation: Callable[[], T], retry_timeout_s: float = _RETRY_TIMEOUT_S) -> T:
     """What `work` returns; tried again if ssh itself failed for a reason that may pass."""
 
-    def passing(error: BaseException) -> bool:
-        return isinstance(error, UnreachedError) and not any(word in error.message for word in _FINAL_SSH_ERRORS)
+    def is_transient(error: BaseException) -> bool:
+        return isinstance(error, UnreachedError) and not any(text in error.message for text in _PERMANENT_SSH_ERRORS)
 
     return Retrying(
-        retry=retry_if_exception(passing), wait=wait_fixed(1), stop=stop_after_delay(patience), reraise=True
-    )(work)
+        retry=retry_if_exception(is_transient), wait=wait_fixed(1), stop=stop_after_delay(retry_timeout_s), reraise=True
+    )(operation)
 
 
 def run_commands(
-    commands: Sequence[tuple[str, Command]], timeout: float = 60.0, patience: float = _RETRY_TIMEOUT_S
+    commands: Sequence[tuple[str, Command]], timeout_s: float = 60.0, retry_timeout_s: float = _RETRY_TIMEOUT_S
 ) -> list[Any]:
     """Run one command per host, all at once: the answers in the same order, a HostError in place of a missing one."""
     with ThreadPoolExecutor(max(len(commands), 1)) as pool:
-        return list(pool.map(lambda pair: _try_command(pair[0], pair[1], timeout, patience), commands))
+        return list(
+            pool.map(
+                lambda host_command: _try_command(host_command[0], host_command[1], timeout_s, retry_timeout_s),
+                commands,
+            )
+        )
 
 
-def _try_command(host: str, command: Command, timeout: float, patience: float) -> Any:
+def _try_command(host: str, command: Command, timeout_s: float, retry_timeout_s: float) -> Any:
     try:
-        return run_command(host, command, timeout, patience)
+        return run_command(host, command, timeout_s, retry_timeout_s)
     except HostError as error:
         return error
 
 
-def _await_answer(host: str, command: Command, process: ChildProcess, timeout: float) -> Any:
+def _read_response(host: str, command: Command, process: ChildProcess, timeout_s: float) -> Any:
     try:
-        printed, said = _collect_output(process, timeout)
+        stdout, stderr = _collect_output(process, timeout_s)
     except (TimeoutError, OverflowError) as error:
         raise HostError(host, _command_title(command), str(error)) from error
     finally:
         process.kill()
         process.wait()
-        for end in (process.stdin, process.stdout, process.stderr):
-            if end:
-                end.close()
+        for stream in (process.stdin, process.stdout, process.stderr):
+            if stream:
+                stream.close()
     try:
-        return json.loads(printed)
+        return json.loads(stdout)
     except (ValueError, RecursionError) as error:
-        noise = b"answers `%s`: its shell must not print anything by itself" % decode_last_line(printed)[:60].encode()
-        raise _command_error(host, command, process.returncode, said or noise if printed else said) from error
+        noise_message = (
+            b"answers `%s`: its shell must not print anything by itself" % decode_last_line(stdout)[:60].encode()
+        )
+        raise _command_error(
+            host, command, process.returncode, stderr or noise_message if stdout else stderr
+        ) from error
 
 
-def _collect_output(process: ChildProcess, timeout: float) -> tuple[bytes, bytes]:
+def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, bytes]:
     """A command's stdout and the end of its stderr, once no process has them open any more.
 
     TimeoutError if that takes too long, OverflowError if it prints too much.
     """
     assert process.stdout
     assert process.stderr
-    printed, said, until = bytearray(), b"", time.monotonic() + timeout
+    stdout, stderr, deadline = bytearray(), b"", time.monotonic() + timeout_s
     if process.stdin:
         process.stdin.close()
     with selectors.PollSelector() as selector:
         for stream in (process.stdout, process.stderr):
             selector.register(stream, selectors.EVENT_READ)
         while selector.get_map():
-            if time.monotonic() > until:
-                raise TimeoutError(f"no answer within {timeout:.0f} s")
-            for key, _ in selector.select(until - time.monotonic()):
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"no answer within {timeout_s:.0f} s")
+            for key, _ in selector.select(deadline - time.monotonic()):
                 data = os.read(key.fd, 1 << 16)
                 if not data:
                     selector.unregister(key.fileobj)
                 elif key.fileobj is process.stderr:
-                    said = (said + data)[-_MAX_STDERR_BYTES:]
+                    stderr = (stderr + data)[-_MAX_STDERR_BYTES:]
                 else:
-                    printed += data
-            if len(printed) > _MAX_OUTPUT_BYTES:
+                    stdout += data
+            if len(stdout) > _MAX_OUTPUT_BYTES:
                 raise OverflowError(f"it answers more than {_MAX_OUTPUT_BYTES >> 20} MiB")
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(max(0.1, until - time.monotonic()))
-    return bytes(printed), said
+        process.wait(max(0.1, deadline - time.monotonic()))
+    return bytes(stdout), stderr
 
 
-def _command_error(host: str, command: Command, code: int, said: bytes) -> HostError:
+def _command_error(host: str, command: Command, code: int, stderr: bytes) -> HostError:
     """Why a command failed, in one sentence."""
-    why = decode_last_line(said)
+    reason = decode_last_line(stderr)
     if code == _SSH_FAILED_EXIT_CODE and host not in THIS_MACHINE:
         advice = f"`ssh {host} true` must work without a question"
-        return UnreachedError(host, "reach it by ssh", f"{why or 'ssh failed'}; {advice}")
-    return HostError(host, _command_title(command), why or f"exit code {code}, no answer")
+        return UnreachedError(host, "reach it by ssh", f"{reason or 'ssh failed'}; {advice}")
+    return HostError(host, _command_title(command), reason or f"exit code {code}, no answer")
 
 
 def _command_title(command: Command) -> str:
     """A command in few words, without the text of a script that is sent along."""
-    said = [
+    words = [
         Path(word).name
         for word in command.argv[-3:]
-        if len(word) < _MAX_TITLE_WORD_CHARS and " " not in word and word != "-c"
+        if len(word) < _MAX_TITLE_ARG_CHARS and " " not in word and word != "-c"
     ]
-    return " ".join(said) or command.argv[0]
+    return " ".join(words) or command.argv[0]
 
 
-def decode_last_line(said: bytes) -> str:
-    return (said.decode(errors="replace").strip().splitlines() or [""])[-1].strip()
+def decode_last_line(stderr: bytes) -> str:
+    return (stderr.decode(errors="replace").strip().splitlines() or [""])[-1].strip()
 
 
-def pipe_command(host: str, command: Command, work: Callable[[IO[bytes], IO[bytes]], T]) -> T:
+def pipe_command(host: str, command: Command, transfer: Callable[[IO[bytes], IO[bytes]], T]) -> T:
     """What `work` returns for a command's stdin and stdout. HostError if it or the command fails."""
     process = _start_command(host, command)
     assert process.stdin
     assert process.stdout
-    last = _StderrReader(process)
-    end = threading.Timer(_TRANSFER_TIMEOUT_S, process.kill)
-    end.start()
+    stderr_reader = _StderrReader(process)
+    timer = threading.Timer(_TRANSFER_TIMEOUT_S, process.kill)
+    timer.start()
     try:
-        made, broken = work(process.stdin, process.stdout), None
+        result, failure = transfer(process.stdin, process.stdout), None
     except (OSError, ValueError) as error:
-        made, broken = None, error
+        result, failure = None, error
     finally:
-        end.cancel()
-        for end_of in (process.stdin, process.stdout):
+        timer.cancel()
+        for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
-                end_of.close()
-        said, code = last.words(), process.wait()
-    if code or broken or made is None:
-        raise _command_error(host, command, code, said or str(broken or "").encode()) from broken
-    return made
+                stream.close()
+        stderr, code = stderr_reader.get_tail(), process.wait()
+    if code or failure or result is None:
+        raise _command_error(host, command, code, stderr or str(failure or "").encode()) from failure
+    return result
 
 
 class _StderrReader(threading.Thread):
@@ -227,34 +242,34 @@ class _StderrReader(threading.Thread):
     def __init__(self, process: ChildProcess) -> None:
         super().__init__(daemon=True)
         assert process.stderr
-        self._stream, self._said = process.stderr, b""
+        self._stream, self._stderr = process.stderr, b""
         self.start()
 
     def run(self) -> None:
         with self._stream:
             while data := os.read(self._stream.fileno(), 1 << 16):
-                self._said = (self._said + data)[-_MAX_STDERR_BYTES:]
+                self._stderr = (self._stderr + data)[-_MAX_STDERR_BYTES:]
 
-    def words(self) -> bytes:
+    def get_tail(self) -> bytes:
         """The end of stderr, once the command has ended."""
         self.join()
-        return self._said
+        return self._stderr
 
 
-def close_stream(process: ChildProcess, patience: float) -> bytes:
+def close_stream(process: ChildProcess, timeout_s: float) -> bytes:
     """End a stream, by a kill if it lasts longer than `patience` seconds. Returns its last stderr output, if any.
 
     Its pipes are not read to their end: other processes may hold them open.
     """
     with contextlib.suppress(subprocess.TimeoutExpired):
-        process.wait(patience)
+        process.wait(timeout_s)
     process.kill()
     process.wait()
-    said = read_stderr(process)
+    stderr = read_stderr(process)
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe:
             pipe.close()
-    return said
+    return stderr
 
 
 class Watchdog:

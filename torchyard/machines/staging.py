@@ -21,7 +21,7 @@ from torchyard.model.errors import HostError, RunInUseError
 from torchyard.model.plan import THIS_MACHINE, Command, CommandPlan, Process, Site
 
 _SCRIPTS_FOLDER = Path(__file__).resolve().parents[1] / "host"
-_MAX_ANSWER_BYTES = 64 * 2**10
+_MAX_RESPONSE_BYTES = 64 * 2**10
 _MAX_PROGRAM_BYTES = 200 * 2**20  # bytes of a program's folder
 _SKIPPED_NAMES = frozenset({".git", "__pycache__", ".venv", "node_modules"})
 _SUPERVISOR_FILES = (
@@ -36,7 +36,7 @@ _SUPERVISOR_FILES = (
     *(f"black_box/{name}" for name in black_box.FILES),
 )
 _END_GRACE_S = 10.0  # for processes without a folder that says how long theirs is
-_LOG_QUIET_S = 60.0  # seconds without a byte of a log that is still being copied
+_LOG_IDLE_TIMEOUT_S = 60.0  # seconds without a byte of a log that is still being copied
 # One line, for every login shell. The script is compiled after the check: an old Python must get that far.
 _BOOTSTRAP_CODE = (
     "import sys; sys.version_info < (3, 8) and sys.exit('is Python %d.%d, and 3.8 or newer is needed' "
@@ -45,17 +45,17 @@ _BOOTSTRAP_CODE = (
 )
 
 
-def script_command(host: str, python: str, name: str, *more: str) -> Command:
+def script_command(host: str, python: str, name: str, *args: str) -> Command:
     """Runs a script of torchyard/host: its file on this machine, its text on hosts that have none of our files."""
     if host in THIS_MACHINE:
-        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *more))
-    return Command(argv=_inline_script(python, name, *more))
+        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *args))
+    return Command(argv=_inline_script(python, name, *args))
 
 
-def _inline_script(python: str, name: str, *more: str) -> tuple[str, ...]:
+def _inline_script(python: str, name: str, *args: str) -> tuple[str, ...]:
     """A command line that contains a script of torchyard/host and needs no file."""
     packed = base64.b64encode(zlib.compress((_SCRIPTS_FOLDER / name).read_bytes())).decode()
-    return (python, "-c", _BOOTSTRAP_CODE, packed, *more)
+    return (python, "-c", _BOOTSTRAP_CODE, packed, *args)
 
 
 def stage_in(sites: Sequence[Site]) -> None:
@@ -63,15 +63,18 @@ def stage_in(sites: Sequence[Site]) -> None:
 
     RunInUseError if another living launcher owns the run.
     """
-    kept = {before: _list_checkpoints(before) for before in {site.previous_folders for site in sites}}
+    checkpoints_by_folders = {
+        previous_folders: _list_checkpoints(previous_folders)
+        for previous_folders in {site.previous_folders for site in sites}
+    }
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        list(pool.map(lambda site: _stage_in_site(site, kept[site.before]), sites))
+        list(pool.map(lambda site: _stage_in_site(site, checkpoints_by_folders[site.previous_folders]), sites))
 
 
-def _stage_in_site(site: Site, kept: Sequence[tuple[Path, str]]) -> None:
-    asked = json.dumps({"carrier": node_holder_identity(site.files)})
-    command = script_command(site.host, site.python, "staging.py", "place", site.folder, asked)
-    processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, kept)))
+def _stage_in_site(site: Site, checkpoints: Sequence[tuple[Path, str]]) -> None:
+    request = json.dumps({"carrier": node_holder_identity(site.files)})
+    command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
+    processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
 
 
 def find_last_attempt(plan: CommandPlan) -> int:
@@ -82,14 +85,16 @@ def find_last_attempt(plan: CommandPlan) -> int:
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "begun", site.folder)) for site in plan.sites
     ]
-    said = [answer["attempts"] for answer in processes.run_commands(commands) if _has_attempt_numbers(answer)]
-    return max((number for numbers in said for number in numbers), default=0)
+    attempt_lists = [
+        response["attempts"] for response in processes.run_commands(commands) if _has_attempt_numbers(response)
+    ]
+    return max((attempt for attempts in attempt_lists for attempt in attempts), default=0)
 
 
-def _has_attempt_numbers(answer: Any) -> bool:
+def _has_attempt_numbers(response: Any) -> bool:
     """Whether a host has reported which attempts it knows."""
-    numbers = answer.get("attempts") if isinstance(answer, dict) else None
-    return isinstance(numbers, list) and all(isinstance(number, int) for number in numbers)
+    attempts = response.get("attempts") if isinstance(response, dict) else None
+    return isinstance(attempts, list) and all(isinstance(attempt, int) for attempt in attempts)
 
 
 def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
@@ -97,13 +102,13 @@ def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
     source = Path(site.work or _SCRIPTS_FOLDER)
     if not source.exists():
         raise HostError(site.host, f"copy {source} there", "it does not exist on this machine")
-    found = list(_walk_files(source)) if site.work else []
-    size = sum(path.stat().st_size for path, _ in found if path.is_file())
+    program_files = list(_walk_files(source)) if site.work else []
+    size = sum(path.stat().st_size for path, _ in program_files if path.is_file())
     if size > _MAX_PROGRAM_BYTES:
-        most = _MAX_PROGRAM_BYTES >> 20
-        why = f"it holds {size >> 20} MiB, and {most} MiB can be copied: see options.source and program_there"
-        raise HostError(site.host, f"copy {source} there", why)
-    yield from ((path, f"work/{name}") for path, name in found)
+        max_mib = _MAX_PROGRAM_BYTES >> 20
+        reason = f"it holds {size >> 20} MiB, and {max_mib} MiB can be copied: see options.source and program_there"
+        raise HostError(site.host, f"copy {source} there", reason)
+    yield from ((path, f"work/{name}") for path, name in program_files)
     yield from ((_SCRIPTS_FOLDER / name, f"keeper/torchyard/host/{name}") for name in _SUPERVISOR_FILES)
 
 
@@ -111,25 +116,25 @@ def _walk_files(source: Path) -> Iterator[tuple[Path, str]]:
     """A file, or every file of a folder except what is not part of a program, each with its name."""
     if source.is_file():
         yield source, source.name
-    for at, folders, files in os.walk(source):
-        folders[:] = [each for each in folders if each not in _SKIPPED_NAMES]
-        yield from ((path, str(path.relative_to(source))) for each in files if (path := Path(at, each)).exists())
+    for directory, folders, files in os.walk(source):
+        folders[:] = [name for name in folders if name not in _SKIPPED_NAMES]
+        yield from ((path, str(path.relative_to(source))) for name in files if (path := Path(directory, name)).exists())
 
 
-def _send_archive(site: Site, kept: Sequence[tuple[Path, str]], there: IO[bytes], answer: IO[bytes]) -> Any:
+def _send_archive(site: Site, checkpoints: Sequence[tuple[Path, str]], stdin: IO[bytes], stdout: IO[bytes]) -> Any:
     """Send the tar that host/staging.py unpacks, if the host wants it: else the program may be gone here by now."""
-    found = json.loads(answer.readline(_MAX_ANSWER_BYTES))
-    if not isinstance(found, dict):
+    response = json.loads(stdout.readline(_MAX_RESPONSE_BYTES))
+    if not isinstance(response, dict):
         raise ValueError("it does not say whether the run's folder exists")
-    if found.get("carrier"):
-        raise RunInUseError(f"{site.host}:{site.folder}", str(found["carrier"]))
-    if found.get("wanted"):
-        with tarfile.open(fileobj=there, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
-            for path, name in (*_list_site_files(site), *kept):
+    if response.get("carrier"):
+        raise RunInUseError(f"{site.host}:{site.folder}", str(response["carrier"]))
+    if response.get("wanted"):
+        with tarfile.open(fileobj=stdin, mode="w|", format=tarfile.PAX_FORMAT, dereference=True) as archive:
+            for path, name in (*_list_site_files(site), *checkpoints):
                 archive.add(path, name, recursive=False, filter=_strip_owner)
             archive.addfile(tarfile.TarInfo(END_MEMBER))
-        there.close()
-    return json.loads(answer.read(_MAX_ANSWER_BYTES))
+        stdin.close()
+    return json.loads(stdout.read(_MAX_RESPONSE_BYTES))
 
 
 def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
@@ -138,59 +143,63 @@ def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _list_checkpoints(before: Iterable[str]) -> list[tuple[Path, str]]:
+def _list_checkpoints(previous_folders: Iterable[str]) -> list[tuple[Path, str]]:
     """The checkpoints that the previous attempt left on any host, the newest last: rank 0 may be elsewhere now.
 
     Links that lead out of what a host has sent are skipped: they would give it a file of this machine.
     """
-    found = [
+    checkpoints = [
         (path, f"checkpoints/{path.relative_to(folder / 'checkpoints')}")
-        for folder in map(Path, _expand_patterns(before))
+        for folder in map(Path, _expand_patterns(previous_folders))
         for path in (folder / "checkpoints").rglob("*")
         if path.is_file() and path.resolve().is_relative_to(folder.resolve())
     ]
-    return sorted(found, key=lambda each: each[0].stat().st_mtime)
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint[0].stat().st_mtime)
 
 
-def _expand_patterns(before: Iterable[str]) -> Iterator[str]:
+def _expand_patterns(previous_folders: Iterable[str]) -> Iterator[str]:
     """The folders that paths and patterns stand for: patterns keep a plan for thousands of hosts small."""
-    for each in before:
-        yield from [each] if os.path.isdir(each) else sorted(glob.glob(each))
+    for pattern in previous_folders:
+        yield from [pattern] if os.path.isdir(pattern) else sorted(glob.glob(pattern))
 
 
-def clean_up(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
+def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
     """Stage everything out and remove the run's folder from some hosts. Returns what is left, and why."""
-    blocks = [block for block in plan.all_processes if block.site and block.host in hosts]
+    blocks = [process for process in plan.all_processes if process.site and process.host in hosts]
     sites = [site for site in plan.sites if site.host in hosts]
     with ThreadPoolExecutor(1) as pool, ProcessWatch(blocks, logs_only=True) as watch:
-        brought = pool.submit(_stage_out, sites)
-        watch.drain_logs(_LOG_QUIET_S)
-        torn = {
-            block.host: f"log of {block.name}: {why}" for block in blocks if (why := watch.lost_logs().get(block.name))
+        staging_out = pool.submit(_stage_out, sites)
+        watch.drain_logs(_LOG_IDLE_TIMEOUT_S)
+        incomplete_logs = {
+            process.host: f"log of {process.name}: {loss}"
+            for process in blocks
+            if (loss := watch.lost_logs().get(process.name))
         }
-        lacking = {**torn, **brought.result()}
-    return _remove_whole(sites, lacking)
+        missing_by_host = {**incomplete_logs, **staging_out.result()}
+    return _remove_complete(sites, missing_by_host)
 
 
-def remove_remains(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
+def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
     """Stage out and remove what is left of folders whose supervisor was removed, as an interrupted `rm` leaves them.
 
     Returns what is left, and why.
     """
     sites = [site for site in plan.sites if site.host in hosts]
-    return _remove_whole(sites, _stage_out(sites))
+    return _remove_complete(sites, _stage_out(sites))
 
 
-def _remove_whole(sites: Sequence[Site], lacking: Mapping[str, str]) -> list[str]:
+def _remove_complete(sites: Sequence[Site], missing_by_host: Mapping[str, str]) -> list[str]:
     """Remove the folders of which everything is here; `lacking` says what is not, by host. Returns what is left."""
-    kept = [f"{site.host}: folder {site.folder}: {why}" for site in sites if (why := lacking.get(site.host))]
-    return kept + _remove_site_folders([site for site in sites if site.host not in lacking])
+    remaining = [
+        f"{site.host}: folder {site.folder}: {missing}" for site in sites if (missing := missing_by_host.get(site.host))
+    ]
+    return remaining + _remove_site_folders([site for site in sites if site.host not in missing_by_host])
 
 
 def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
     """Stage out what the job left on each host; returns why that failed, by host."""
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        return {site.host: why for site, why in zip(sites, pool.map(_stage_out_site, sites), strict=True) if why}
+        return {site.host: error for site, error in zip(sites, pool.map(_stage_out_site, sites), strict=True) if error}
 
 
 def _stage_out_site(site: Site) -> str:
@@ -209,24 +218,28 @@ def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
     ]
-    said = zip(sites, processes.run_commands(commands, timeout=120), strict=True)
-    return [thing for site, answer in said for thing in read_leftovers(site.host, answer)]
+    site_responses = zip(sites, processes.run_commands(commands, timeout_s=120), strict=True)
+    return [leftover for site, response in site_responses for leftover in read_leftovers(site.host, response)]
 
 
-def end_unstaged(plan: CommandPlan, blocks: Sequence[Process]) -> dict[str, list[str]]:
+def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, list[str]]:
     """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process."""
-    asked = {block.host: (block, block.site) for block in blocks if block.site}
+    by_host = {process.host: (process, process.site) for process in unstaged if process.site}
     commands = [
         (host, script_command(host, site.python, "processes.py", "end", plan.label, f"{_END_GRACE_S:g}"))
-        for host, (_, site) in asked.items()
+        for host, (_, site) in by_host.items()
     ]
-    said = zip(asked.items(), processes.run_commands(commands, timeout=120), strict=True)
-    return {block.name: read_leftovers(host, answer) for (host, (block, _)), answer in said}
+    host_responses = zip(by_host.items(), processes.run_commands(commands, timeout_s=120), strict=True)
+    return {process.name: read_leftovers(host, response) for (host, (process, _)), response in host_responses}
 
 
-def read_leftovers(host: str, answer: Any) -> list[str]:
+def read_leftovers(host: str, response: Any) -> list[str]:
     """What a host reports as left over. A host that cannot be asked, or does not say, counts as left over."""
-    if isinstance(answer, HostError):
-        return [str(answer)]
-    left = answer.get("left") if isinstance(answer, dict) else None
-    return [f"{host}: {thing}" for thing in left] if isinstance(left, list) else [f"{host}: does not say what is left"]
+    if isinstance(response, HostError):
+        return [str(response)]
+    leftovers = response.get("left") if isinstance(response, dict) else None
+    return (
+        [f"{host}: {leftover}" for leftover in leftovers]
+        if isinstance(leftovers, list)
+        else [f"{host}: does not say what is left"]
+    )

@@ -6,7 +6,7 @@ from typing import Any
 from tenacity import retry, retry_if_exception_type, stop_after_delay, wait_fixed
 
 from torchyard.common.log_lines import read_new_lines
-from torchyard.host.facts import FACTS
+from torchyard.host.facts import PROBES
 from torchyard.machines import processes
 from torchyard.machines.staging import script_command, stage_in
 from torchyard.model.errors import RendezvousError
@@ -26,10 +26,10 @@ def start_store(plan: CommandPlan) -> None:
         stage_in([plan.store.site] if plan.store.site else [])
         processes.run_command(plan.store.host, plan.store.submit)
     try:
-        _await_store(str(plan.probe), plan.store, plan.processes[0].site)
+        _wait_for_store(str(plan.probe), plan.store, plan.processes[0].site)
     except StoreNotReadyError as error:
-        said = f"no answer within {_STORE_START_TIMEOUT_S:.0f} s: {error}"
-        raise RendezvousError(str(plan.probe), said, "is it running there?", retry=True) from error
+        reason = f"no answer within {_STORE_START_TIMEOUT_S:.0f} s: {error}"
+        raise RendezvousError(str(plan.probe), reason, "is it running there?", retry=True) from error
 
 
 @retry(
@@ -38,31 +38,31 @@ def start_store(plan: CommandPlan) -> None:
     stop=stop_after_delay(_STORE_START_TIMEOUT_S),
     reraise=True,
 )
-def _await_store(url: str, store: Process | None, site: Site | None) -> None:
+def _wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
     """One GET: /health says true even where the v2 API is off, so only /v2/keys counts."""
-    found = _query_store(url, site)
-    if "error" in found:
+    response = _query_store(url, site)
+    if "error" in response:
         if store:
             _check_store_alive(url, store)
-        raise StoreNotReadyError(found["error"])
-    if found["code"] != 200:
-        remedy = _NO_V2_REMEDY if found["code"] == 404 else "read the store's own log"
-        raise RendezvousError(url, f"answers {found['code']} to GET /v2/keys", remedy)
+        raise StoreNotReadyError(response["error"])
+    if response["code"] != 200:
+        remedy = _NO_V2_REMEDY if response["code"] == 404 else "read the store's own log"
+        raise RendezvousError(url, f"answers {response['code']} to GET /v2/keys", remedy)
 
 
 def _query_store(url: str, site: Site | None) -> dict[str, Any]:
     """The store's answer, asked from the first agent's host: this machine may have no route to it."""
-    need = {"kind": "store", "url": url}
+    requirement = {"kind": "store", "url": url}
     if site is None:
-        return dict(FACTS["store"](need))
-    question = script_command(site.host, site.python, "facts.py").model_copy(update={"input": {"needs": [need]}})
-    (found,) = processes.run_command(site.host, question)
-    return dict(found)
+        return dict(PROBES["store"](requirement))
+    command = script_command(site.host, site.python, "facts.py").model_copy(update={"input": {"needs": [requirement]}})
+    (response,) = processes.run_command(site.host, command)
+    return dict(response)
 
 
 def _check_store_alive(url: str, store: Process) -> None:
     """RendezvousError if the store has ended: it will not answer any more."""
     state = processes.run_command(store.host, store.status)
     if state["phase"] != "running":
-        last = [line for line, _ in read_new_lines(Path(store.log), 0)][-1:] or ["nothing"]
-        raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last[0]}", _NO_V2_REMEDY)
+        last_lines = [line for line, _ in read_new_lines(Path(store.log), 0)][-1:] or ["nothing"]
+        raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last_lines[0]}", _NO_V2_REMEDY)

@@ -12,7 +12,7 @@ from torchyard.diagnosis.job_status import describe_retries
 from torchyard.diagnosis.log_patterns import CAUSES, ECHO_OWN, UNKNOWN_CAUSE
 from torchyard.diagnosis.nccl_log import NcclLog
 from torchyard.diagnosis.root_cause import TAIL_LINES, read_failure
-from torchyard.machines.job_watch import TORN_LOG, UNKEPT_LOG
+from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import MARKS, READERS
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.plan import CommandPlan, Plan
@@ -135,7 +135,9 @@ def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str
 
     What a process clearly says about its own failure still counts.
     """
-    cut = next((each for each in logs if each.lost and not each.lost.startswith((TORN_LOG, UNKEPT_LOG))), None)
+    cut = next(
+        (each for each in logs if each.lost and not each.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
+    )
     if cut is None or any(cause.slug == failure.cause and cause.echo == ECHO_OWN for cause in CAUSES):
         return failure
     folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"

@@ -9,7 +9,7 @@ from tests.supervised import keep, start, texts
 from torchyard.host.processes import find_labelled
 
 
-def test_cancel_asks_first(folder: Path) -> None:
+def test_cancel_sends_sigterm_first(folder: Path) -> None:
     """A process that ends on SIGTERM is not killed, and its last lines are in the log."""
     start(folder, "trap 'echo bye; exit 5' TERM; echo ready; while :; do sleep 0.05; done")
     while not (folder / "log").exists() or "ready" not in texts(folder):
@@ -21,8 +21,8 @@ def test_cancel_asks_first(folder: Path) -> None:
 def test_cancel_kills_after_the_grace(folder: Path) -> None:
     """A process that ignores SIGTERM is killed, and nothing is left."""
     start(folder, "trap '' TERM; while :; do sleep 0.05; done")
-    said = keep("cancel", folder, "0.2")
-    assert (said["exit"], said["left"]) == (-9, [])
+    result = keep("cancel", folder, "0.2")
+    assert (result["exit"], result["left"]) == (-9, [])
 
 
 def test_cancel_of_nothing_is_a_success(folder: Path) -> None:
@@ -30,7 +30,7 @@ def test_cancel_of_nothing_is_a_success(folder: Path) -> None:
     assert keep("cancel", folder, "1") == {"phase": "absent", "left": []}
 
 
-def test_killed_keeper_is_seen(folder: Path) -> None:
+def test_killed_supervisor_is_detected(folder: Path) -> None:
     """The status shows that a supervisor was killed, and cancel still removes its process."""
     os.kill(start(folder, "sleep 60")["keeper"], signal.SIGKILL)
     assert keep("status", folder)["phase"] == "unkept"
@@ -38,7 +38,7 @@ def test_killed_keeper_is_seen(folder: Path) -> None:
     assert find_labelled(str(folder)) == []
 
 
-def test_meeting_file_goes_with_its_process(folder: Path, tmp_path: Path) -> None:
+def test_rendezvous_file_is_removed_with_its_process(folder: Path, tmp_path: Path) -> None:
     """The rendezvous file is removed with the processes: another attempt would wait for ever on it."""
     start(folder, f"touch {tmp_path}/meet; echo ready; sleep 60", meeting=str(tmp_path / "meet"))
     while not (folder / "log").exists() or "ready" not in texts(folder):

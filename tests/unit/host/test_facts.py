@@ -8,36 +8,36 @@ from torchyard.machines.checks import check_hosts
 from torchyard.model.requirements import Check, FreePort, HostRequirement, WritableFolder
 
 
-def only(need: HostRequirement) -> Check:
-    (found,) = check_hosts([need])
-    return found
+def run_check(requirement: HostRequirement) -> Check:
+    (check,) = check_hosts([requirement])
+    return check
 
 
 def test_taken_port_names_its_holder() -> None:
     """A port that is in use is reported with the process that listens on it."""
     with socket.create_server(("127.0.0.1", 0)) as server:
-        found = only(FreePort(host="localhost", port=server.getsockname()[1], option="options.port"))
-    assert (found.verdict, f"held by pid {os.getpid()}" in found.detail) == ("failed", True)
+        check = run_check(FreePort(host="localhost", port=server.getsockname()[1], option="options.port"))
+    assert (check.verdict, f"held by pid {os.getpid()}" in check.detail) == ("failed", True)
 
 
 def test_free_port_is_free_again_after_the_check() -> None:
     """The check itself does not keep the port in use."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    need = FreePort(host="localhost", port=port, option="options.port")
-    assert [only(need).verdict, only(need).verdict] == ["ok", "ok"]
+    requirement = FreePort(host="localhost", port=port, option="options.port")
+    assert [run_check(requirement).verdict, run_check(requirement).verdict] == ["ok", "ok"]
 
 
-def test_folder_that_cannot_be_made_is_told(tmp_path: Path) -> None:
+def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
     """A run folder below a file is refused, with the variable that chooses another place."""
     (tmp_path / "file").write_text("")
-    found = only(WritableFolder(host="localhost", path=str(tmp_path / "file" / "run")))
-    assert (found.verdict, found.detail) == ("failed", f"Not a directory: {tmp_path}/file/run")
-    assert "TORCHYARD_RUNS" in found.remedy
+    check = run_check(WritableFolder(host="localhost", path=str(tmp_path / "file" / "run")))
+    assert (check.verdict, check.detail) == ("failed", f"Not a directory: {tmp_path}/file/run")
+    assert "TORCHYARD_RUNS" in check.remedy
 
 
-def test_folder_that_was_there_stays(tmp_path: Path) -> None:
+def test_existing_folder_is_kept(tmp_path: Path) -> None:
     """The check removes only the folders that it has created."""
     (tmp_path / "runs").mkdir()
-    assert only(WritableFolder(host="localhost", path=str(tmp_path / "runs" / "a" / "b"))).verdict == "ok"
+    assert run_check(WritableFolder(host="localhost", path=str(tmp_path / "runs" / "a" / "b"))).verdict == "ok"
     assert list((tmp_path / "runs").iterdir()) == []

@@ -16,7 +16,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
 
-class Onlooker:
+class StatusCaller:
     """A status command to which a launcher renews its lease, and the last state that it printed."""
 
     def __init__(self, folder: Path) -> None:
@@ -26,17 +26,17 @@ class Onlooker:
         os.set_blocking(self.process.stdout.fileno(), False)
         self.state: Any = {}
 
-    def look(self, who: str) -> Any:
+    def send_heartbeat(self, owner: str) -> Any:
         assert self.process.stdin
         assert self.process.stdout
-        self.process.stdin.write(f"{who}\n".encode())
+        self.process.stdin.write(f"{owner}\n".encode())
         time.sleep(0.2)
-        if said := self.process.stdout.read():
-            self.state = json.loads(said.splitlines()[-1])
+        if output := self.process.stdout.read():
+            self.state = json.loads(output.splitlines()[-1])
         return self.state
 
-    def until(self, who: str, holds: Callable[[Any], bool]) -> bool:
-        return any(holds(self.look(who)) for _ in range(50))
+    def wait_until(self, owner: str, condition: Callable[[Any], bool]) -> bool:
+        return any(condition(self.send_heartbeat(owner)) for _ in range(50))
 
     def close(self) -> None:
         assert self.process.stdin
@@ -45,17 +45,17 @@ class Onlooker:
 
 
 @pytest.fixture
-def watched(folder: Path) -> Iterator[Callable[..., Onlooker]]:
+def start_watched(folder: Path) -> Iterator[Callable[..., StatusCaller]]:
     """Start a process that sleeps, with a lease, and a status command that can renew it."""
-    made: list[Onlooker] = []
+    status_callers: list[StatusCaller] = []
 
-    def make(lease: float) -> Onlooker:
+    def start_leased(lease: float) -> StatusCaller:
         start(folder, "sleep 60", lease=lease)
-        made.append(Onlooker(folder))
-        return made[-1]
+        status_callers.append(StatusCaller(folder))
+        return status_callers[-1]
 
-    yield make
-    made[-1].close()
+    yield start_leased
+    status_callers[-1].close()
 
 
 def test_process_ends_with_its_lease(folder: Path) -> None:
@@ -67,17 +67,17 @@ def test_process_ends_with_its_lease(folder: Path) -> None:
     assert find_labelled(str(folder)) == []
 
 
-def test_process_that_is_looked_after_lives(folder: Path, watched: Callable[..., Onlooker]) -> None:
+def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
     """Renewals through its status command keep a process alive; reading its status alone does not."""
-    onlooker = watched(lease=1)
+    status_caller = start_watched(lease=1)
     for _ in range(12):
-        onlooker.look("here:/runs/a")
+        status_caller.send_heartbeat("here:/runs/a")
     assert keep("status", folder)["phase"] == "running"
     assert ended(folder)["abandoned"] == 1
 
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
-def test_clock_that_jumps_ends_nothing(folder: Path, jump: float) -> None:
+def test_clock_change_does_not_end_a_lease(folder: Path, jump: float) -> None:
     """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process said."""
     start(folder, "sleep 60", lease=1.0)
     time.sleep(0.6)
@@ -87,20 +87,20 @@ def test_clock_that_jumps_ends_nothing(folder: Path, jump: float) -> None:
     assert ended(folder)["abandoned"] == 1.0
 
 
-def test_looking_needs_no_room(folder: Path, watched: Callable[..., Onlooker]) -> None:
+def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
     """Renewing a lease works on a full disk, so that the process stays alive."""
     (folder.parent / "looked").symlink_to("/dev/full")
-    onlooker = watched(lease=1)
+    status_caller = start_watched(lease=1)
     for _ in range(12):
-        onlooker.look("here:/runs/a")
+        status_caller.send_heartbeat("here:/runs/a")
     assert keep("status", folder)["phase"] == "running"
 
 
-def test_second_carrier_is_told_of_the_first(folder: Path, watched: Callable[..., Onlooker]) -> None:
+def test_second_launcher_gets_the_name_of_the_owner(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
     """A second launcher is told the name of the one that renews a process's lease, until that one is gone."""
-    onlooker, looked = watched(lease=60), folder.parent / "looked"
-    assert onlooker.until("here:/runs/a", lambda _: "here:/runs/a" in looked.read_text())
-    assert onlooker.until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
-    os.utime(looked, (time.time() - 61,) * 2)
-    assert onlooker.until("there:/runs/a", lambda state: "carrier" not in state)
-    assert looked.read_text().strip() == "there:/runs/a"
+    status_caller, heartbeat_file = start_watched(lease=60), folder.parent / "looked"
+    assert status_caller.wait_until("here:/runs/a", lambda _: "here:/runs/a" in heartbeat_file.read_text())
+    assert status_caller.wait_until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
+    os.utime(heartbeat_file, (time.time() - 61,) * 2)
+    assert status_caller.wait_until("there:/runs/a", lambda state: "carrier" not in state)
+    assert heartbeat_file.read_text().strip() == "there:/runs/a"

@@ -18,8 +18,8 @@ def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
     """Each line says when it came and from which node."""
     start(folder, "echo one")
     ended(folder)
-    stamp, node, *_ = (folder / "log").read_text().split()
-    assert (stamp[:2], stamp[-1], node) == ("20", "Z", "node-0")
+    timestamp, node, *_ = (folder / "log").read_text().split()
+    assert (timestamp[:2], timestamp[-1], node) == ("20", "Z", "node-0")
 
 
 def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
@@ -31,7 +31,7 @@ def test_full_disk_costs_lines_not_the_job(folder: Path) -> None:
     assert (state["exit"], state["lost"], state["error"]) == (4, 100, "No space left on device")
 
 
-def test_endless_line_is_cut(folder: Path) -> None:
+def test_endless_line_is_split(folder: Path) -> None:
     """A line of three megabytes is kept in pieces, every byte of it."""
     start(folder, "head -c 3000000 /dev/zero | tr '\\0' x")
     ended(folder)
@@ -46,23 +46,23 @@ def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expec
     ended(folder)
     (folder / "log").write_text("one\ntwo\n")
     argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "follow", str(folder), str(offset)]
-    done = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
-    assert (done.returncode, done.stdout) == (0, expected)
+    completed = subprocess.run(argv, stdin=subprocess.DEVNULL, capture_output=True, check=False, timeout=30)
+    assert (completed.returncode, completed.stdout) == (0, expected)
 
 
 # --- lines that torchrun had written, and the log had not
 
 
-def owe(folder: Path, *lines: str) -> None:
+def write_rank_log(folder: Path, *lines: str) -> None:
     """Write torchrun's own copy of what its rank 1 printed."""
     ranks = folder / "ranks" / "id" / "attempt_0" / "1"
     ranks.mkdir(parents=True)
     (ranks / "stdout.log").write_text("".join(f"{line}\n" for line in lines))
 
 
-def test_lines_that_a_killed_torchrun_owed_are_recovered(folder: Path) -> None:
+def test_unprinted_lines_of_a_killed_torchrun_are_recovered(folder: Path) -> None:
     """Lines that torchrun had on disk but had not printed when it was killed are appended, each once."""
-    owe(folder, "seen", "owed")
+    write_rank_log(folder, "seen", "owed")
     start(folder, "echo '[default1]:seen'; kill -9 $$")
     ended(folder)
     assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
@@ -71,7 +71,7 @@ def test_lines_that_a_killed_torchrun_owed_are_recovered(folder: Path) -> None:
 
 def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None:
     """If a rank's line ends in the middle of torchrun's own traceback, it is in the log and is not appended again."""
-    owe(folder, "seen", "owed")
+    write_rank_log(folder, "seen", "owed")
     start(folder, "echo '  File \"api.py\", line 86[default1]:seen'; kill -9 $$")
     ended(folder)
     assert texts(folder) == ['  File "api.py", line 86[default1]:seen', "[default1]:owed"]
@@ -79,7 +79,7 @@ def test_line_inside_a_message_of_torchrun_is_not_repeated(folder: Path) -> None
 
 def test_line_that_torchrun_joined_is_not_repeated(folder: Path) -> None:
     """torchrun prints a line that a rank has not ended, and then the next prefix in the same line: nothing is lost."""
-    owe(folder, "step 1", "bar done", "owed")
+    write_rank_log(folder, "step 1", "bar done", "owed")
     start(folder, "printf '[default1]:ste[default1]:p 1\\n[default1]:bar [default1]:done\\n'; kill -9 $$")
     ended(folder)
     assert texts(folder) == ["[default1]:ste[default1]:p 1", "[default1]:bar [default1]:done", "[default1]:owed"]
@@ -87,7 +87,7 @@ def test_line_that_torchrun_joined_is_not_repeated(folder: Path) -> None:
 
 def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
     """The states of a progress bar that the rank itself has redrawn are not lost: only its last state is a line."""
-    owe(folder, "\r 10%\r 50%\r100%", "windows\r", "\r 10%\r 20%")
+    write_rank_log(folder, "\r 10%\r 50%\r100%", "windows\r", "\r 10%\r 20%")
     with (folder / "ranks" / "id" / "attempt_0" / "1" / "stdout.log").open("ab") as file:
         file.write(b"\r 30%")
     start(folder, "echo '[default1]: 10%'; kill -9 $$")
@@ -95,29 +95,29 @@ def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
     assert texts(folder) == ["[default1]: 10%", "[default1]:100%", "[default1]:windows", "[default1]: 20%"]
 
 
-def ask(verb: str, folder: Path) -> None:
+def run_verb(verb: str, folder: Path) -> None:
     argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, verb, str(folder), "0"]
     subprocess.run(argv, stdin=subprocess.DEVNULL, check=True, timeout=30)
 
 
 @pytest.mark.parametrize("verb", ["status", "follow", "cancel"])
-def test_lines_that_a_killed_keeper_owed_are_recovered(folder: Path, verb: str) -> None:
+def test_unprinted_lines_of_a_killed_supervisor_are_recovered(folder: Path, verb: str) -> None:
     """Any verb on a process without its supervisor completes the log from torchrun's own copy, each line once."""
-    owe(folder, "seen", "owed")
+    write_rank_log(folder, "seen", "owed")
     start(folder, "echo '[default1]:seen'; printf torn; sleep 60")
     until(lambda: (folder / "log").exists() and texts(folder))
     os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
     for _ in range(2):
-        ask(verb, folder)
+        run_verb(verb, folder)
     assert texts(folder) == ["[default1]:seen", "[default1]:owed"]
     assert view_state(str(folder))["recovered"]
 
 
-def test_half_a_line_of_a_killed_keeper_is_closed(folder: Path) -> None:
+def test_partial_line_of_a_killed_supervisor_is_terminated(folder: Path) -> None:
     """A line that a power cut has torn is kept as a line of its own, and the complete one follows."""
-    owe(folder, "whole")
+    write_rank_log(folder, "whole")
     start(folder, "sleep 60")
     (folder / "log").write_text("2026-11-22T00:00:00.000Z node-0 | [default1]:wh")
     os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
-    ask("status", folder)
+    run_verb("status", folder)
     assert texts(folder) == ["[default1]:wh", "[default1]:whole"]

@@ -16,14 +16,14 @@ from torchyard.machines.processes import run_command
 from torchyard.model.plan import Command
 
 
-def test_process_runs_on_without_its_folder(start: Start, node: Path) -> None:
+def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
     """A process outlives its folder: the status says that it runs, and why so little is known about it."""
     start()
-    said = keep("status", node)
-    assert (said["phase"], said["detail"]) == ("running", "its folder was removed, and it runs on")
+    state = keep("status", node)
+    assert (state["phase"], state["detail"]) == ("running", "its folder was removed, and it runs on")
 
 
-def test_end_is_told_without_the_folder(start: Start, node: Path, tmp_path: Path) -> None:
+def test_end_is_reported_without_the_folder(start: Start, node: Path, tmp_path: Path) -> None:
     """The exit code of a process whose folder was removed is known, and its log counts as lost."""
     start()
     (tmp_path / "go").touch()
@@ -40,7 +40,7 @@ def test_cancel_finds_a_process_by_its_label(start: Start, node: Path) -> None:
     assert not lives(state["keeper"])
 
 
-def test_cancel_ends_what_has_neither_folder_nor_keeper(start: Start, node: Path) -> None:
+def test_cancel_ends_a_process_without_folder_and_supervisor(start: Start, node: Path) -> None:
     """A process without folder and supervisor is still found by its label."""
     state = start()
     os.kill(state["keeper"], signal.SIGKILL)
@@ -54,40 +54,40 @@ def test_nothing_is_started_twice(start: Start, node: Path) -> None:
     assert (start(remove=False)["created"], find_labelled(LABEL)[0]) == (False, agent)
 
 
-def test_lease_holds_without_the_folder(start: Start) -> None:
+def test_lease_expires_without_the_folder(start: Start) -> None:
     """Without a renewal, a process whose folder was removed ends with its lease, and so does its supervisor."""
     state = start(lease=0.3, grace=0.3)
     until(lambda: not lives(state["agent"]) and not lives(state["keeper"]))
 
 
-def test_removed_folder_is_looked_after(start: Start, node: Path) -> None:
+def test_lease_is_renewed_without_the_folder(start: Start, node: Path) -> None:
     """Renewals keep a process alive even if its folder was removed."""
     state = start(lease=1.0)
     argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(node)]
-    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as onlooker:
-        assert onlooker.stdin
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, bufsize=0) as status_command:
+        assert status_command.stdin
         for _ in range(10):
-            onlooker.stdin.write(b"here:/runs/a\n")
+            status_command.stdin.write(b"here:/runs/a\n")
             time.sleep(0.2)
         assert lives(state["agent"])
         assert lives(state["keeper"])
-        onlooker.stdin.close()
+        status_command.stdin.close()
 
 
-def test_keeper_that_breaks_ends_its_process(start: Start) -> None:
+def test_failing_supervisor_ends_its_process(start: Start) -> None:
     """If the supervisor itself fails, it ends its process, which would otherwise be left unsupervised."""
-    ignores = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
-    state = start(remove=False, lease=0.2, grace="no number", argv=ignores)
+    argv = ["bash", "-c", "trap '' TERM; while :; do sleep 0.05; done"]
+    state = start(remove=False, lease=0.2, grace="no number", argv=argv)
     until(lambda: not lives(state["keeper"]))
     assert find_labelled(LABEL) == []
 
 
-def test_host_without_our_files_proves_that_nothing_runs(start: Start) -> None:
+def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None:
     """On a host without our files, a script that is sent ends all processes of an attempt."""
     from torchyard.machines.staging import _inline_script  # what goes over ssh
 
     start()
-    said = run_command(
+    result = run_command(
         "localhost", Command(argv=_inline_script(sys.executable, "processes.py", "end", f"{RUN}/1/", "5"))
     )
-    assert (said, find_labelled(LABEL)) == ({"left": []}, [])
+    assert (result, find_labelled(LABEL)) == ({"left": []}, [])

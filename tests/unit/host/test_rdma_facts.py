@@ -17,18 +17,18 @@ class Pod:
     def __init__(self, root: Path) -> None:
         self.root = root
 
-    def add(self, place: str, table: str = "- v4:2@eth1", state: str = "4: ACTIVE") -> None:
-        GidPod(self.root / "sys", []).port(place, table, state)
+    def add(self, port: str, table: str = "- v4:2@eth1", state: str = "4: ACTIVE") -> None:
+        GidPod(self.root / "sys", []).port(port, table, state)
         (self.root / "dev/infiniband").mkdir(parents=True, exist_ok=True)
-        (self.root / "dev/infiniband" / f"uverbs{place[5]}").touch()
+        (self.root / "dev/infiniband" / f"uverbs{port[5]}").touch()
 
-    def run(self, capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, dict[str, Any], str]:
+    def run(self, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
         """The exit code, the facts, and what is said on stderr."""
-        code = rdma_facts.main(words, f"{self.root}/")
-        said = capsys.readouterr()
-        (line,) = said.out.splitlines()
+        code = rdma_facts.main(args, f"{self.root}/")
+        captured = capsys.readouterr()
+        (line,) = captured.out.splitlines()
         facts: dict[str, Any] = json.loads(line)["torchyard_rdma"]
-        return code, facts, said.err
+        return code, facts, captured.err
 
 
 @pytest.fixture
@@ -65,19 +65,19 @@ def test_ports_are_chosen_as_by_nccl(
     pod: Pod, capsys: pytest.CaptureFixture[str], rule: str, chosen: list[str]
 ) -> None:
     """NCCL_IB_HCA has prefixes, exact names after `=`, and those to leave out after `^`."""
-    for place in ("mlx5_0/1", "mlx5_1/1", "mlx5_10/1"):
-        pod.add(place)
+    for port in ("mlx5_0/1", "mlx5_1/1", "mlx5_10/1"):
+        pod.add(port)
     os.environ["NCCL_IB_HCA"] = rule
-    assert [each["port"] for each in pod.run(capsys)[1]["ports"]] == chosen
+    assert [port["port"] for port in pod.run(capsys)[1]["ports"]] == chosen
 
 
-def test_pod_without_devices_says_what_it_lacks(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pod_without_devices_reports_what_is_missing(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
     """Without a device the facts say so, and the pod goes on unless RDMA is required."""
-    code, facts, said = pod.run(capsys)
-    assert (code, said, len(facts["lacks"])) == (0, "", 2)
-    code, _, said = pod.run(capsys, "required")
+    code, facts, stderr = pod.run(capsys)
+    assert (code, stderr, len(facts["lacks"])) == (0, "", 2)
+    code, _, stderr = pod.run(capsys, "required")
     assert code == 1
-    assert said.startswith(
+    assert stderr.startswith(
         "torchyard: error: this pod cannot use RDMA: the pod has no /dev/infiniband/uverbs*: ask for"
     )
 

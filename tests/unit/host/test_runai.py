@@ -26,9 +26,9 @@ def test_second_submit_adopts(runai_planned: Planned) -> None:
 def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
     """A job with the same name but another run's label is not adopted."""
     plan = runai_planned("sleep 60")
-    given = tmp_path / "cloud" / plan.job / "given"
+    argv_file = tmp_path / "cloud" / plan.job / "given"
     begun(plan)
-    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
+    argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{CLI_RUN_LABEL}=another"))
     with pytest.raises(HostError, match="in project mlo belongs to another run"):
         begun(plan)
     _remove_job(plan)
@@ -38,9 +38,9 @@ def test_foreign_job_is_refused(runai_planned: Planned, tmp_path: Path) -> None:
 def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_path: Path, run: str) -> None:
     """A job with the old label is adopted by its own run, and by no other."""
     plan = runai_planned("sleep 60")
-    given = tmp_path / "cloud" / plan.job / "given"
+    argv_file = tmp_path / "cloud" / plan.job / "given"
     begun(plan)
-    given.write_text(given.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
+    argv_file.write_text(argv_file.read_text().replace(f"{CLI_RUN_LABEL}=sample-a1b2c3d4", f"{RUN_LABEL}={run}"))
     if run == "another":
         with pytest.raises(HostError, match="belongs to another run"):
             begun(plan)
@@ -49,29 +49,31 @@ def test_job_of_the_version_before_is_recognized(runai_planned: Planned, tmp_pat
     _remove_job(plan)
 
 
-def test_refused_submit_says_why(runai_planned: Planned, tmp_path: Path) -> None:
+def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -> None:
     """If the CLI refuses a submit, the error quotes it."""
     plan = runai_planned("true")
-    asked = plan.processes[0].submit
-    assert asked
-    assert asked.input
-    bad = asked.model_copy(update={"input": {**asked.input, "argv": [*asked.input["argv"][:5], "--no-such-flag"]}})
-    blocks: tuple[Process, ...] = (plan.processes[0].model_copy(update={"submit": bad}), plan.processes[1])
+    submit = plan.processes[0].submit
+    assert submit
+    assert submit.input
+    refused = submit.model_copy(
+        update={"input": {**submit.input, "argv": [*submit.input["argv"][:5], "--no-such-flag"]}}
+    )
+    processes: tuple[Process, ...] = (plan.processes[0].model_copy(update={"submit": refused}), plan.processes[1])
     with pytest.raises(HostError, match="unknown flag: --no-such-flag"):
-        begun(plan.model_copy(update={"processes": blocks}))
+        begun(plan.model_copy(update={"processes": processes}))
 
 
 # --- what an answer of the CLI means
 
-SILENT: dict[str, Any] = {"found": None, "why": "your token is expired", "words": {}}
+NO_RESPONSE: dict[str, Any] = {"found": None, "why": "your token is expired", "words": {}}
 MISSING: dict[str, Any] = {"found": False, "why": "not found", "words": {}}
 FOUND: dict[str, Any] = {"found": True, "why": "", "words": {"": "Running"}}
 
 
 @pytest.mark.parametrize(
-    ("answers", "age", "gone"),
+    ("responses", "age_s", "is_gone"),
     [
-        ([SILENT, SILENT, SILENT], 1000.0, False),
+        ([NO_RESPONSE, NO_RESPONSE, NO_RESPONSE], 1000.0, False),
         ([MISSING], 1000.0, False),
         ([MISSING, MISSING], 1000.0, True),
         ([MISSING, FOUND, MISSING], 1000.0, False),
@@ -79,10 +81,12 @@ FOUND: dict[str, Any] = {"found": True, "why": "", "words": {"": "Running"}}
         ([FOUND, MISSING, MISSING], 5.0, True),
     ],
 )
-def test_job_is_gone_after_two_answers_without_it(answers: list[dict[str, Any]], age: float, gone: bool) -> None:
+def test_job_is_absent_after_two_responses_without_it(
+    responses: list[dict[str, Any]], age_s: float, is_gone: bool
+) -> None:
     """No answer ends nothing, one answer without the job may be an error, and a new job takes a minute to appear."""
-    known: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
-    state = {**known, "submitted": time.time() - age, "missing": 0, "seen": False, "gone": False}
-    for answer in answers:
-        state = _update_state(state, answer)
-    assert state["gone"] is gone
+    statuses: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
+    state = {**statuses, "submitted": time.time() - age_s, "missing": 0, "seen": False, "gone": False}
+    for response in responses:
+        state = _update_state(state, response)
+    assert state["gone"] is is_gone

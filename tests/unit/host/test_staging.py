@@ -14,58 +14,58 @@ from tests.archives import member, tar
 from torchyard.host.staging import record_heartbeat
 from torchyard.machines.staging import _SCRIPTS_FOLDER
 
-SITE = str(_SCRIPTS_FOLDER / "staging.py")
+SCRIPT_PATH = str(_SCRIPTS_FOLDER / "staging.py")
 OWNER = '{"carrier": "here:/runs/a"}'
 
 
-def call(verb: str, folder: Path, *more: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
-    argv = [sys.executable, SITE, verb, str(folder), *more]
+def run_script(verb: str, folder: Path, *args: str, stream: bytes = b"") -> "subprocess.CompletedProcess[bytes]":
+    argv = [sys.executable, SCRIPT_PATH, verb, str(folder), *args]
     return subprocess.run(argv, input=stream, capture_output=True, check=False)
 
 
-def answer(verb: str, folder: Path) -> Any:
-    return json.loads(call(verb, folder).stdout)
+def query_script(verb: str, folder: Path) -> Any:
+    return json.loads(run_script(verb, folder).stdout)
 
 
-def test_place_takes_only_what_is_whole(tmp_path: Path) -> None:
+def test_incomplete_tar_creates_no_folder(tmp_path: Path) -> None:
     """A run's folder on a host is created completely or not at all."""
     stream = tar(member("work/x.py"), whole=False).read()
-    argv = [sys.executable, SITE, "place", str(tmp_path / "site-1"), '{"carrier": "here:/runs/a"}']
-    done = subprocess.run(argv, input=stream, capture_output=True, check=False)
-    assert (done.returncode, list(tmp_path.iterdir())) == (1, [])
+    argv = [sys.executable, SCRIPT_PATH, "place", str(tmp_path / "site-1"), '{"carrier": "here:/runs/a"}']
+    completed = subprocess.run(argv, input=stream, capture_output=True, check=False)
+    assert (completed.returncode, list(tmp_path.iterdir())) == (1, [])
 
 
 def test_files_that_the_job_left_are_fetched(tmp_path: Path) -> None:
     """Checkpoints and new or changed files are sent back, but not the files that were sent and stayed as they were."""
     folder = tmp_path / "sample-1"
-    call("place", folder, OWNER, stream=tar(member("work/same.py"), member("work/changed.py")).read())
+    run_script("place", folder, OWNER, stream=tar(member("work/same.py"), member("work/changed.py")).read())
     (folder / "work" / "changed.py").write_text("new")
     (folder / "work" / "new.txt").touch()
     (folder / "checkpoints" / "5.pt").touch()
-    with tarfile.open(fileobj=io.BytesIO(call("bring", folder).stdout)) as archive:
+    with tarfile.open(fileobj=io.BytesIO(run_script("bring", folder).stdout)) as archive:
         assert sorted(archive.getnames()) == ["checkpoints/5.pt", "whole", "work/changed.py", "work/new.txt"]
 
 
-def test_folder_that_exists_wants_no_second_tar(tmp_path: Path) -> None:
+def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
     """A second process of the same run sends nothing again, and is told that it may go on."""
-    call("place", tmp_path / "sample-1", OWNER, stream=tar(member("work/x.py")).read())
-    said = call("place", tmp_path / "sample-1", OWNER).stdout.splitlines()
-    assert [json.loads(line) for line in said] == [{"wanted": False, "carrier": ""}, {"created": False, "carrier": ""}]
+    run_script("place", tmp_path / "sample-1", OWNER, stream=tar(member("work/x.py")).read())
+    lines = run_script("place", tmp_path / "sample-1", OWNER).stdout.splitlines()
+    assert [json.loads(line) for line in lines] == [{"wanted": False, "carrier": ""}, {"created": False, "carrier": ""}]
 
 
 def test_attempts_of_a_run_are_listed(tmp_path: Path) -> None:
     """Each attempt with a folder here is reported by its number; half a folder and another run's are not."""
     for name in ("sample-1", "sample-3", "sample-4.part-77", "other-5"):
         (tmp_path / name).mkdir()
-    assert sorted(answer("begun", tmp_path / "sample-1")["attempts"]) == [1, 3]
+    assert sorted(query_script("begun", tmp_path / "sample-1")["attempts"]) == [1, 3]
 
 
-def test_removal_takes_what_was_half_created(tmp_path: Path) -> None:
+def test_removal_includes_partial_folders(tmp_path: Path) -> None:
     """The folder, what a broken transfer left beside it, and the empty folder above are removed."""
     folder = tmp_path / ".torchyard" / "sample-1"
     (folder / "work").mkdir(parents=True)
     folder.with_name("sample-1.part-77").mkdir()
-    assert answer("clear", folder) == {"left": []}
+    assert query_script("clear", folder) == {"left": []}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -9,29 +9,29 @@ from tests.supervised import keep, start
 from torchyard.host.state import _STATE_BYTES, read_boot_id, view_state, write_state
 
 
-def lose(folder: Path) -> None:
+def kill_supervisor(folder: Path) -> None:
     """Kill the supervisor of a living process, as a power cut does."""
     start(folder, "sleep 60")
     os.kill(view_state(str(folder))["keeper"], signal.SIGKILL)
     assert keep("status", folder)["phase"] == "unkept"
 
 
-def test_killed_keeper_is_told_from_a_restart(folder: Path) -> None:
+def test_killed_supervisor_is_not_a_reboot(folder: Path) -> None:
     """A supervisor that was killed on a running host does not look like a restart of the host."""
-    lose(folder)
+    kill_supervisor(folder)
     assert (view_state(str(folder))["phase"], view_state(str(folder))["rebooted"]) == ("unkept", False)
 
 
-def test_restart_of_the_host_is_known(folder: Path) -> None:
+def test_reboot_of_the_host_is_detected(folder: Path) -> None:
     """A restart of the host is known from the kernel's boot id, which differs from the one in the state."""
-    lose(folder)
+    kill_supervisor(folder)
     write_state(str(folder), boot="0190c7f0-before")
     assert view_state(str(folder))["rebooted"]
 
 
-def test_keeper_of_the_version_before_was_killed(folder: Path) -> None:
+def test_state_without_a_boot_id_is_not_a_reboot(folder: Path) -> None:
     """A state without a boot id, as the previous version wrote it, is no proof of a restart."""
-    lose(folder)
-    known = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
-    (folder / "state").write_text(json.dumps(known).ljust(_STATE_BYTES))
+    kill_supervisor(folder)
+    state = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
+    (folder / "state").write_text(json.dumps(state).ljust(_STATE_BYTES))
     assert (read_boot_id() != "", view_state(str(folder))["rebooted"]) == (True, False)

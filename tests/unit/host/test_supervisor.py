@@ -76,7 +76,7 @@ def test_orphan_that_hides_its_label_is_removed(folder: Path, tmp_path: Path) ->
     assert not Path(f"/proc/{(tmp_path / 'orphan').read_text().strip()}").exists()
 
 
-def test_settings_that_would_stand_in_for_flags_are_dropped(folder: Path) -> None:
+def test_variables_that_override_flags_are_dropped(folder: Path) -> None:
     """PET_ and PREFECT_ variables of the launcher do not reach the job; the label does."""
     os.environ |= {"PET_NNODES": "9", "PREFECT_API_KEY": "secret"}
     start(folder, "env")
@@ -86,7 +86,7 @@ def test_settings_that_would_stand_in_for_flags_are_dropped(folder: Path) -> Non
     assert "TORCHYARD_JOB" in names
 
 
-def test_status_ends_when_nobody_listens(folder: Path) -> None:
+def test_status_exits_when_its_caller_has_left(folder: Path) -> None:
     """A status command ends soon after its caller."""
     start(folder, "sleep 60")
     watcher = subprocess.Popen(
@@ -97,7 +97,7 @@ def test_status_ends_when_nobody_listens(folder: Path) -> None:
     assert watcher.wait(timeout=5) == 0
 
 
-def test_folder_of_a_site_is_written_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folder_of_a_site_becomes_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A folder relative to a host's home becomes absolute wherever it occurs in the process's arguments."""
     monkeypatch.chdir(tmp_path)
     spec = {"argv": ["sh", "-c", "echo $SAVED; echo $0", "--log-dir=.yard/run/ranks"], "env": {"SAVED": ".yard/run/a"}}

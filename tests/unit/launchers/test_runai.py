@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load, plan_of
-from torchyard.host.runai_cli import read_pod_status
+from torchyard.host.runai_cli import get_pod_status
 from torchyard.launchers import runai
 from torchyard.model.errors import ProfileError
 from torchyard.model.plan import ManifestPlan
@@ -58,7 +58,7 @@ def seen(**said: str) -> dict[str, Any]:
     names = {"job": "", "master": "m", "worker": "w"}
     told = {"words": {names[name]: word for name, word in said.items()}, "why": "", "gone": "gone" in said.values()}
     told |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
-    return {"node-0": read_pod_status(told, "m"), "node-1": read_pod_status(told, "w")}
+    return {"node-0": get_pod_status(told, "m"), "node-1": get_pod_status(told, "w")}
 
 
 @pytest.mark.parametrize(

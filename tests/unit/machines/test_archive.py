@@ -12,7 +12,7 @@ from torchyard.machines.archive import unpack_archive
 
 
 @pytest.mark.parametrize(
-    "bad",
+    "unsafe",
     [
         member("../outside"),
         member("link", tarfile.SYMTYPE, "/etc/passwd"),
@@ -23,38 +23,38 @@ from torchyard.machines.archive import unpack_archive
         member("pipe", tarfile.FIFOTYPE),
         member("disk", tarfile.BLKTYPE),
     ],
-    ids=lambda bad: f"{bad.name}-{bad.linkname}",
+    ids=lambda unsafe: f"{unsafe.name}-{unsafe.linkname}",
 )
-def test_what_leads_outside_is_left_out(tmp_path: Path, bad: tarfile.TarInfo) -> None:
+def test_member_that_leads_outside_is_skipped(tmp_path: Path, unsafe: tarfile.TarInfo) -> None:
     """Nothing that a host sends is written outside the folder, and everything else is unpacked."""
-    unpack_archive(tmp_path / "run" / "files", io.BytesIO(), tar(bad, member("good")))
+    unpack_archive(tmp_path / "run" / "files", io.BytesIO(), tar(unsafe, member("good")))
     assert [path.name for path in tmp_path.rglob("*")] == ["run", "files", "good"]
 
 
-def chain() -> list[tarfile.TarInfo]:
+def build_link_chain() -> list[tarfile.TarInfo]:
     """Links that each stay inside but together lead six folders up."""
     deep = "/".join("abcdef")
-    made = [member(deep, tarfile.DIRTYPE), member("down", tarfile.SYMTYPE, deep)]
-    for number in range(6):
-        made.append(member(f"{'down' if not number else f'up{number - 1}'}/up{number}", tarfile.SYMTYPE, ".."))
-    return [*made, member("up", tarfile.SYMTYPE, "down/../../../../../../.."), member("up/outside")]
+    members = [member(deep, tarfile.DIRTYPE), member("down", tarfile.SYMTYPE, deep)]
+    for index in range(6):
+        members.append(member(f"{'down' if not index else f'up{index - 1}'}/up{index}", tarfile.SYMTYPE, ".."))
+    return [*members, member("up", tarfile.SYMTYPE, "down/../../../../../../.."), member("up/outside")]
 
 
 @pytest.mark.parametrize("times", [1, 2])
 @pytest.mark.parametrize(
-    "bad",
+    "unsafe",
     [
-        chain(),
-        [member("a", tarfile.SYMTYPE, "p/q/../.."), *(member(each, tarfile.SYMTYPE, ".") for each in "pq")],
+        build_link_chain(),
+        [member("a", tarfile.SYMTYPE, "p/q/../.."), *(member(name, tarfile.SYMTYPE, ".") for name in "pq")],
         [member("p", tarfile.SYMTYPE, "."), member("a", tarfile.SYMTYPE, "p/p/..")],
     ],
     ids=["down-and-up", "before-its-parts", "after-its-parts"],
 )
-def test_no_chain_of_links_leads_outside(tmp_path: Path, bad: list[tarfile.TarInfo], times: int) -> None:
+def test_no_chain_of_links_leads_outside(tmp_path: Path, unsafe: list[tarfile.TarInfo], times: int) -> None:
     """No combination of links, even over two tars, leads outside the folder."""
     files = tmp_path / "1" / "2" / "3" / "4" / "5" / "6" / "files"
     for _ in range(times):
-        unpack_archive(files, io.BytesIO(), tar(*bad))
+        unpack_archive(files, io.BytesIO(), tar(*unsafe))
     links = [path for path in files.rglob("*") if path.is_symlink()]
     assert [path for path in links if not path.resolve().is_relative_to(files)] == []
     assert [path for path in tmp_path.rglob("outside") if not path.is_relative_to(files)] == []
@@ -73,33 +73,33 @@ def test_link_of_an_earlier_tar_is_not_followed(tmp_path: Path, new: tarfile.Tar
     assert not (tmp_path / "files" / "link").resolve().is_relative_to(tmp_path / "outside")
 
 
-def test_links_inside_come_home(tmp_path: Path) -> None:
+def test_links_inside_are_kept(tmp_path: Path) -> None:
     """A symbolic link inside the folder, such as one to the last checkpoint, and a hard link are kept."""
     hard = member("checkpoints/best", tarfile.LNKTYPE, "checkpoints/5.pt")
     soft = member("checkpoints/last", tarfile.SYMTYPE, "../checkpoints/5.pt")
     for _ in range(2):
         unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("checkpoints/5.pt"), hard, soft))
-    there = tmp_path / "files" / "checkpoints"
-    assert os.readlink(there / "last") == "../checkpoints/5.pt"
-    assert (there / "best").samefile(there / "last")
+    checkpoints = tmp_path / "files" / "checkpoints"
+    assert os.readlink(checkpoints / "last") == "../checkpoints/5.pt"
+    assert (checkpoints / "best").samefile(checkpoints / "last")
 
 
-def huge(name: str) -> tarfile.TarInfo:
-    made = member(name)
-    made.size = 1 << 60
-    return made
+def build_oversized_member(name: str) -> tarfile.TarInfo:
+    big = member(name)
+    big.size = 1 << 60
+    return big
 
 
-@pytest.mark.parametrize(("bad", "said"), [
-    (huge("big"), "no room here for big: "),
+@pytest.mark.parametrize(("oversized", "message"), [
+    (build_oversized_member("big"), "no room here for big: "),
     (member("n" * 2000), "a name of more than 1024 bytes: nnn"),
     (member("n" * 100_000), "not a tar of ours: a header of 100"),
 ], ids=["size", "name", "header"])  # fmt: skip
-def test_tar_that_is_too_large_is_refused(tmp_path: Path, bad: tarfile.TarInfo, said: str) -> None:
+def test_tar_that_is_too_large_is_refused(tmp_path: Path, oversized: tarfile.TarInfo, message: str) -> None:
     """A tar that would fill the disk or the memory is refused, and earlier files stay."""
     unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("first")))
-    with pytest.raises(OSError, match=said):
-        unpack_archive(tmp_path / "files", io.BytesIO(), tar(bad))
+    with pytest.raises(OSError, match=message):
+        unpack_archive(tmp_path / "files", io.BytesIO(), tar(oversized))
     assert [path.name for path in tmp_path.rglob("*")] == ["files", "first"]
 
 
@@ -109,7 +109,7 @@ def test_absolute_name_stays_inside(tmp_path: Path) -> None:
     assert (tmp_path / "files" / "etc" / "torchyard").exists()
 
 
-def test_torn_tar_changes_nothing(tmp_path: Path) -> None:
+def test_incomplete_tar_changes_nothing(tmp_path: Path) -> None:
     """An incomplete tar is not unpacked, and earlier files stay."""
     unpack_archive(tmp_path / "files", io.BytesIO(), tar(member("first")))
     with pytest.raises(OSError, match="incomplete"):

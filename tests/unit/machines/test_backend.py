@@ -21,9 +21,9 @@ ALONE = {"agent": "none", "rendezvous": "env", "nodes": 2}
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan of two processes here, which do not outlive the test."""
-    made = lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
-    yield made
-    assert MachinesBackend(made).remove() == []
+    job_plan = lone_plan(load(write(code="import time; time.sleep(60)", **ALONE)), tmp_path / "run")
+    yield job_plan
+    assert MachinesBackend(job_plan).remove() == []
 
 
 def test_second_submit_adopts_the_processes(plan: CommandPlan) -> None:
@@ -52,15 +52,15 @@ def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
         MachinesBackend(broken).submit(Deadlines(), None)
 
 
-def test_host_that_cannot_be_asked_counts_as_left_over(write: Write, tmp_path: Path) -> None:
+def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> None:
     """What a host has left is unknown if ssh does not reach it: the removal reports the host, and not nothing."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
     ssh.chmod(0o755)
     os.environ["TORCHYARD_SSH"] = str(ssh)
-    far = lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
-    said = MachinesBackend(far).remove()
-    assert [each.partition(": Permission denied")[0] for each in said] == [
+    plan = lone_plan(load(write(**ALONE, options={"hosts": ["gpu1", "gpu2"]})), tmp_path / "run")
+    leftovers = MachinesBackend(plan).remove()
+    assert [leftover.partition(": Permission denied")[0] for leftover in leftovers] == [
         "gpu1: reach it by ssh",
         "gpu2: reach it by ssh",
     ]

@@ -8,39 +8,41 @@ from torchyard.machines.checks import check_hosts
 from torchyard.model.requirements import FreePort, Package, Processors, ProgramFile
 
 
-def script(path: Path, text: str) -> str:
+def write_script(path: Path, text: str) -> str:
     path.write_text(f"#!/bin/sh\n{text}\n")
     path.chmod(0o755)
     return str(path)
 
 
-def test_each_interpreter_is_asked_once(tmp_path: Path) -> None:
+def test_each_interpreter_is_queried_once(tmp_path: Path) -> None:
     """All packages of an interpreter are asked for in one call, and each gets its own check."""
-    python = script(tmp_path / "python", f'echo call >> {tmp_path}/calls; exec {sys.executable} "$@"')
-    needs = [
+    python = write_script(tmp_path / "python", f'echo call >> {tmp_path}/calls; exec {sys.executable} "$@"')
+    requirements = [
         Package(host="localhost", python=python, name=name, minimum_version="1.0", reason="the job needs it")
         for name in ("pytest", "pydantic", "no-such-thing")
     ]
-    found = {each.name: each.verdict for each in check_hosts([*needs, Processors(host="localhost", count=1)])}
-    assert (sorted(found.values()), len(found)) == (["failed", "ok", "ok", "ok"], 4)
+    verdicts = {
+        check.name: check.verdict for check in check_hosts([*requirements, Processors(host="localhost", count=1)])
+    }
+    assert (sorted(verdicts.values()), len(verdicts)) == (["failed", "ok", "ok", "ok"], 4)
     assert (tmp_path / "calls").read_text() == "call\n"
 
 
 def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
     """A host that ssh cannot reach gives one finding, however much it should be asked, with ssh's own words."""
-    os.environ["TORCHYARD_SSH"] = script(tmp_path / "ssh", "echo no route to host >&2; exit 255")
-    port, file = FreePort(host="gpu1", port=1, option="options.port"), ProgramFile(host="gpu1", path="/x.py")
+    os.environ["TORCHYARD_SSH"] = write_script(tmp_path / "ssh", "echo no route to host >&2; exit 255")
+    port, program = FreePort(host="gpu1", port=1, option="options.port"), ProgramFile(host="gpu1", path="/x.py")
     package = Package(host="gpu1", python="python3", name="torch", minimum_version="2.0", reason="the job needs it")
-    (found,) = check_hosts([port, file, package])
-    assert (found.name, found.verdict) == ("gpu1", "failed")
-    assert found.detail == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
+    (check,) = check_hosts([port, program, package])
+    assert (check.name, check.verdict) == ("gpu1", "failed")
+    assert check.detail == "reach it by ssh: no route to host; `ssh gpu1 true` must work without a question"
 
 
 def test_missing_interpreter_names_the_option_that_chooses_another() -> None:
     """On this machine only options.python chooses the interpreter; on a host options.keeper_python does too."""
-    need = Package(
+    requirement = Package(
         host="localhost", python="/no/python", name="torch", minimum_version="2.0", reason="the job needs it"
     )
-    (found,) = check_hosts([need])
-    assert found.name == "/no/python on localhost"
-    assert found.remedy == "choose another interpreter with options.python"
+    (check,) = check_hosts([requirement])
+    assert check.name == "/no/python on localhost"
+    assert check.remedy == "choose another interpreter with options.python"

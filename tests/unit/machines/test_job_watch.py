@@ -9,154 +9,168 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.machines.job_watch import TORN_LOG, UNKEPT_LOG, ProcessWatch
+from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED, ProcessWatch
 from torchyard.model.plan import Command, Process
 
-Make = Callable[..., Process]
-RUNS = """echo '{"phase": "running", "started": 1}'; %s"""
-SAYS = """echo '{"phase": "running"%s}'; sleep 60"""
+MakeProcess = Callable[..., Process]
+RUNNING = """echo '{"phase": "running", "started": 1}'; %s"""
+RUNNING_WITH = """echo '{"phase": "running"%s}'; sleep 60"""
 ENDED = """echo '{"phase": "exited", "exit": 0, "started": 1}'"""
 
 
-def sh(script: str) -> Command:
+def build_command(script: str) -> Command:
     return Command(argv=("sh", "-c", script, "sh"))
 
 
 @pytest.fixture
-def block(tmp_path: Path) -> Make:
+def make_process(tmp_path: Path) -> MakeProcess:
     """A process whose log is `there`, copied by a script to `here`."""
 
     def make(follow: str, status: str = ENDED) -> Process:
         script = f"cd {tmp_path}; {follow}"
         log = str(tmp_path / "kept" / "here")
         return Process(
-            name="a", host="localhost", log=log, submit=None, status=sh(status), follow=sh(script), cancel=None
+            name="a",
+            host="localhost",
+            log=log,
+            submit=None,
+            status=build_command(status),
+            follow=build_command(script),
+            cancel=None,
         )
 
     (tmp_path / "there").write_text("one\ntwo\nthree\n")
     return make
 
 
-FROM = "tail -c +$(($1 + 1)) there"
+TAIL = "tail -c +$(($1 + 1)) there"
 
 
-def copied(block: Process, seconds: float = 5.0) -> tuple[str, dict[str, str]]:
+def copy_log(process: Process, idle_timeout_s: float = 5.0) -> tuple[str, dict[str, str]]:
     """The copy once it is complete, and what it lacks."""
-    with ProcessWatch([block]) as watch:
-        watch.drain_logs(seconds)
-        return Path(block.log).read_text(), watch.lost_logs()
+    with ProcessWatch([process]) as watch:
+        watch.drain_logs(idle_timeout_s)
+        return Path(process.log).read_text(), watch.lost_logs()
 
 
-def test_log_is_copied(block: Make) -> None:
+def test_log_is_copied(make_process: MakeProcess) -> None:
     """Every byte of the log is copied once the watch has drained it."""
-    assert copied(block(FROM)) == ("one\ntwo\nthree\n", {})
+    assert copy_log(make_process(TAIL)) == ("one\ntwo\nthree\n", {})
 
 
-def test_torn_line_is_completed(block: Make) -> None:
+def test_partial_line_is_completed(make_process: MakeProcess) -> None:
     """A copy that was cut off in the middle of a line continues at that byte."""
-    made = block(FROM)
-    Path(made.log).parent.mkdir()
-    Path(made.log).write_text("one\ntw")
-    assert copied(made) == ("one\ntwo\nthree\n", {})
+    process = make_process(TAIL)
+    Path(process.log).parent.mkdir()
+    Path(process.log).write_text("one\ntw")
+    assert copy_log(process) == ("one\ntwo\nthree\n", {})
 
 
-def test_broken_copy_goes_on(block: Make) -> None:
+def test_broken_copy_is_resumed(make_process: MakeProcess) -> None:
     """A connection that breaks in the middle is opened again, and no byte comes twice."""
-    assert copied(block(f"{FROM} | head -c 6; test $1 -ge 8")) == ("one\ntwo\nthree\n", {})
+    assert copy_log(make_process(f"{TAIL} | head -c 6; test $1 -ge 8")) == ("one\ntwo\nthree\n", {})
 
 
-def test_copy_that_does_not_end_is_told(block: Make) -> None:
+def test_incomplete_copy_is_reported(make_process: MakeProcess) -> None:
     """A copy that stays incomplete is reported with the command's error output."""
-    text, lost = copied(block("echo no route >&2; exit 255"), seconds=0.2)
-    assert (text, lost) == ("", {"a": f"{TORN_LOG}: no route"})
+    text, losses = copy_log(make_process("echo no route >&2; exit 255"), idle_timeout_s=0.2)
+    assert (text, losses) == ("", {"a": f"{INCOMPLETE_COPY}: no route"})
 
 
-def test_store_is_not_waited_for(block: Make) -> None:
+def test_store_is_not_waited_for(make_process: MakeProcess) -> None:
     """A store that still runs after its job has ended is not waited for, and its log counts as complete."""
-    store = block("exec sleep 60", RUNS % "exec sleep 60").model_copy(update={"name": "etcd"})
-    with ProcessWatch([block(FROM)], store) as watch:
-        began = time.monotonic()
+    store = make_process("exec sleep 60", RUNNING % "exec sleep 60").model_copy(update={"name": "etcd"})
+    with ProcessWatch([make_process(TAIL)], store) as watch:
+        started_at = time.monotonic()
         watch.drain_logs(30.0)
-        assert (watch.lost_logs(), time.monotonic() - began < 20) == ({}, True)
+        assert (watch.lost_logs(), time.monotonic() - started_at < 20) == ({}, True)
 
 
-def test_running_block_has_a_log(block: Make) -> None:
+def test_running_process_has_a_log(make_process: MakeProcess) -> None:
     """A process that prints nothing has an empty log as soon as it runs."""
-    made = block("exec sleep 60", RUNS % "exec sleep 60")
-    with ProcessWatch([made]) as watch:
+    process = make_process("exec sleep 60", RUNNING % "exec sleep 60")
+    with ProcessWatch([process]) as watch:
         while not watch.poll(1.0):
             pass
-        assert Path(made.log).read_bytes() == b""
+        assert Path(process.log).read_bytes() == b""
 
 
-def test_copy_that_is_removed_is_begun_anew(block: Make, tmp_path: Path) -> None:
+def test_removed_copy_is_restarted(make_process: MakeProcess, tmp_path: Path) -> None:
     """If the local folder is removed during the copy, the log is copied again from its first byte."""
-    made = block(f"{FROM}; sleep 0.5; echo four >> there; echo four; test $1 -ge 14", RUNS % "exec sleep 60")
-    with ProcessWatch([made]) as watch:
+    process = make_process(
+        f"{TAIL}; sleep 0.5; echo four >> there; echo four; test $1 -ge 14", RUNNING % "exec sleep 60"
+    )
+    with ProcessWatch([process]) as watch:
         while watch.poll(0.3):
             pass
         shutil.rmtree(tmp_path / "kept")
         watch.drain_logs(2.0)
-    assert Path(made.log).read_text().startswith("one\ntwo\nthree\nfour\n")
+    assert Path(process.log).read_text().startswith("one\ntwo\nthree\nfour\n")
 
 
 @pytest.mark.parametrize(
-    ("size", "follow", "deaf"),
-    [(', "log_size": 14', FROM, False), (', "log_size": 15', FROM, True), ("", "true", True), ("", FROM, False)],
+    ("size", "follow", "is_disconnected"),
+    [(', "log_size": 14', TAIL, False), (', "log_size": 15', TAIL, True), ("", "true", True), ("", TAIL, False)],
 )
-def test_log_that_is_still_copied_is_not_silent(block: Make, size: str, follow: str, deaf: bool) -> None:
+def test_log_that_is_still_copied_is_disconnected(
+    make_process: MakeProcess, size: str, follow: str, is_disconnected: bool
+) -> None:
     """A process is not silent until its copy is as long as the log was at first or, if unknown, has a byte."""
-    with ProcessWatch([block(f"{follow}; exec sleep 60", SAYS % size)]) as watch:
-        until = time.monotonic() + 0.6
-        while time.monotonic() < until:
+    with ProcessWatch([make_process(f"{follow}; exec sleep 60", RUNNING_WITH % size)]) as watch:
+        deadline = time.monotonic() + 0.6
+        while time.monotonic() < deadline:
             watch.poll(0.1)
-        assert watch.is_disconnected() is deaf
+        assert watch.is_disconnected() is is_disconnected
 
 
-def test_host_that_has_not_spoken_is_not_known(block: Make) -> None:
+def test_process_without_a_state_is_not_seen(make_process: MakeProcess) -> None:
     """The state of a process is unknown before its first status line and after its connection has broken."""
-    with ProcessWatch([block("exec sleep 60", "sleep 0.3; " + RUNS % "sleep 0.3; exit 255")]) as watch:
-        found = []
-        until = time.monotonic() + 1.2
-        while time.monotonic() < until:
+    with ProcessWatch([make_process("exec sleep 60", "sleep 0.3; " + RUNNING % "sleep 0.3; exit 255")]) as watch:
+        is_known = []
+        deadline = time.monotonic() + 1.2
+        while time.monotonic() < deadline:
             watch.poll(0.05)
-            found.append(watch.is_fully_seen())
-    assert [known for known, _ in groupby(found)] == [False, True, False]
+            is_known.append(watch.is_fully_seen())
+    assert [is_seen for is_seen, _ in groupby(is_known)] == [False, True, False]
 
 
-def test_full_disk_here_is_caught_up_with(block: Make, tmp_path: Path) -> None:
+def test_copy_resumes_after_a_full_disk(make_process: MakeProcess, tmp_path: Path) -> None:
     """A copy that a full disk has stopped continues from what it has once there is room."""
-    made = block(FROM, RUNS % "exec sleep 60")
-    Path(made.log).parent.mkdir()
-    os.symlink("/dev/full", made.log)
-    with ProcessWatch([made]) as watch:
+    process = make_process(TAIL, RUNNING % "exec sleep 60")
+    Path(process.log).parent.mkdir()
+    os.symlink("/dev/full", process.log)
+    with ProcessWatch([process]) as watch:
         watch.drain_logs(0.3)
-        assert watch.lost_logs() == {"a": f"{TORN_LOG}: [Errno 28] No space left on device"}
-        os.unlink(made.log)
+        assert watch.lost_logs() == {"a": f"{INCOMPLETE_COPY}: [Errno 28] No space left on device"}
+        os.unlink(process.log)
         time.sleep(1)
         watch.drain_logs(0.3)
-        assert (Path(made.log).read_text(), watch.lost_logs()) == ("one\ntwo\nthree\n", {})
+        assert (Path(process.log).read_text(), watch.lost_logs()) == ("one\ntwo\nthree\n", {})
 
 
-@pytest.mark.parametrize(("said", "lost"), [("", {"a": UNKEPT_LOG}), (', "recovered": true', {})])
-def test_log_of_a_killed_keeper_is_whole_once_recovered(block: Make, said: str, lost: dict[str, str]) -> None:
+@pytest.mark.parametrize(("state", "losses"), [("", {"a": SUPERVISOR_KILLED}), (', "recovered": true', {})])
+def test_log_of_a_killed_supervisor_is_complete_once_recovered(
+    make_process: MakeProcess, state: str, losses: dict[str, str]
+) -> None:
     """The log of a killed supervisor is incomplete unless it was recovered from torchrun's own copy of the output."""
-    assert copied(block(FROM, f"""echo '{{"phase": "unkept"{said}}}'""")) == ("one\ntwo\nthree\n", lost)
+    assert copy_log(make_process(TAIL, f"""echo '{{"phase": "unkept"{state}}}'""")) == ("one\ntwo\nthree\n", losses)
 
 
 @pytest.mark.parametrize(
-    ("status", "follow", "deaf"),
+    ("status", "follow", "is_disconnected"),
     [
-        (RUNS % "sleep 60", f"{FROM}; sleep 60", False),
-        (RUNS % "exit 255", f"{FROM}; sleep 60", True),
-        (RUNS % "sleep 60", f"{FROM}; exit 255", True),
-        ("""echo '{"phase": "running", "detail": "the login has expired"}'; sleep 60""", f"{FROM}; sleep 60", True),
+        (RUNNING % "sleep 60", f"{TAIL}; sleep 60", False),
+        (RUNNING % "exit 255", f"{TAIL}; sleep 60", True),
+        (RUNNING % "sleep 60", f"{TAIL}; exit 255", True),
+        ("""echo '{"phase": "running", "detail": "the login has expired"}'; sleep 60""", f"{TAIL}; sleep 60", True),
     ],
 )
-def test_who_cannot_be_heard_is_not_silent(block: Make, status: str, follow: str, deaf: bool) -> None:
+def test_broken_connection_is_disconnected(
+    make_process: MakeProcess, status: str, follow: str, is_disconnected: bool
+) -> None:
     """A process does not count as silent while its connection is broken or its CLI gets no answer."""
-    with ProcessWatch([block(follow, status)]) as watch:
-        until = time.monotonic() + 0.6
-        while time.monotonic() < until:
+    with ProcessWatch([make_process(follow, status)]) as watch:
+        deadline = time.monotonic() + 0.6
+        while time.monotonic() < deadline:
             watch.poll(0.1)
-        assert watch.is_disconnected() is deaf
+        assert watch.is_disconnected() is is_disconnected

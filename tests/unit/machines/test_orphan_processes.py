@@ -11,28 +11,28 @@ from torchyard.host.processes import find_labelled
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 
 
-def test_stray_is_found_and_ended(start: Start, tmp_path: Path) -> None:
+def test_orphan_is_found_and_ended(start: Start, tmp_path: Path) -> None:
     """Processes of a run whose folder is gone are found by their runs folder, and ended."""
     state = start()
-    (found,) = find_orphan_processes(tmp_path / "runs")
-    assert (found.run, found.label, state["agent"] in found.pids, found.kept) == (RUN, LABEL, True, True)
-    assert end_orphan_process(found) == ()
+    (orphan,) = find_orphan_processes(tmp_path / "runs")
+    assert (orphan.run, orphan.label, state["agent"] in orphan.pids, orphan.is_supervised) == (RUN, LABEL, True, True)
+    assert end_orphan_process(orphan) == ()
     assert (find_orphan_processes(tmp_path / "runs"), find_labelled(LABEL)) == ([], [])
 
 
-def test_stray_without_a_keeper_is_said_to_be_so(start: Start, tmp_path: Path) -> None:
+def test_orphan_without_a_supervisor_is_marked(start: Start, tmp_path: Path) -> None:
     """A stray process without a supervisor, which no lease will end, is marked as such."""
     os.kill(start()["keeper"], signal.SIGKILL)
-    until(lambda: [each.kept for each in find_orphan_processes(tmp_path / "runs")] == [False])
+    until(lambda: [orphan.is_supervised for orphan in find_orphan_processes(tmp_path / "runs")] == [False])
 
 
-def test_stray_of_the_version_before_is_found(start: Start, tmp_path: Path) -> None:
+def test_orphan_without_a_folder_variable_is_found(start: Start, tmp_path: Path) -> None:
     """A process that lacks the variable with its folder is found by that of its supervisor."""
     start(argv=["env", "-u", processes.FOLDER_VARIABLE, "sleep", "60"])
     until(lambda: len(find_orphan_processes(tmp_path / "runs")) == 1)
 
 
-def test_run_with_a_plan_is_no_stray(start: Start, node: Path, tmp_path: Path) -> None:
+def test_run_with_a_plan_has_no_orphans(start: Start, node: Path, tmp_path: Path) -> None:
     """Processes of an existing run folder, or of another runs folder, are not strays."""
     start(remove=False)
     (node.parent / "plan.json").touch()

@@ -9,21 +9,21 @@ from torchyard.machines.processes import _MAX_OUTPUT_BYTES, _build_argv, pipe_co
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Command
 
-USERS = (
+USER_CONFIG = (
     "Host gpu1\n  User me\n  BatchMode no\n  ServerAliveInterval 0\n  PermitLocalCommand yes\n  RemoteCommand tmux\n"
 )
 
 
 @pytest.fixture(scope="module")
-def settled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
+def ssh_settings(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     """The settings that ssh derives from our options, with a user's configuration that contradicts them."""
     config = tmp_path_factory.mktemp("ssh") / "config"
-    config.write_text(USERS)
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setenv("TORCHYARD_SSH", f"ssh -G -F {config}")
+    config.write_text(USER_CONFIG)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        monkeypatch.setenv("TORCHYARD_SSH", f"ssh -G -F {config}")
         argv = _build_argv("gpu1", Command(argv=("true",)))
-    said = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
-    return dict(line.split(" ", 1) for line in said.splitlines() if " " in line)
+    output = subprocess.run(argv, capture_output=True, text=True, check=True).stdout
+    return dict(line.split(" ", 1) for line in output.splitlines() if " " in line)
 
 
 @pytest.mark.parametrize(("key", "value"), [
@@ -37,33 +37,33 @@ def settled(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     ("permitlocalcommand", "no"),
     ("user", "me"),
 ])  # fmt: skip
-def test_ssh_cannot_ask_or_hang(settled: dict[str, str], key: str, value: str) -> None:
+def test_ssh_does_not_prompt_or_hang(ssh_settings: dict[str, str], key: str, value: str) -> None:
     """ssh asks no questions, notices a broken network and leaves nothing behind; all else is the user's choice."""
-    assert settled[key] == value
+    assert ssh_settings[key] == value
 
 
 # --- what a command answers
 
 
-def test_flood_beside_an_answer_does_not_stop_it() -> None:
+def test_flood_on_stderr_does_not_block_a_command() -> None:
     """A command with much output on stderr is read, and its last line there says why it failed."""
     assert run_command("localhost", python(f"{FLOOD}; print(1)")) == 1
     with pytest.raises(HostError, match=r"the last$"):
         run_command("localhost", python(f"{FLOOD}; sys.exit(1)"))
 
 
-def test_flood_beside_a_pipe_does_not_stop_it() -> None:
+def test_flood_on_stderr_does_not_block_a_pipe() -> None:
     """Data fetched from a host is complete, however much its connection writes to stderr."""
-    assert pipe_command("localhost", python(f"{FLOOD}; print('one')"), lambda _, there: there.read()) == b"one\n"
+    assert pipe_command("localhost", python(f"{FLOOD}; print('one')"), lambda _, stdout: stdout.read()) == b"one\n"
 
 
-def test_endless_answer_is_refused() -> None:
+def test_endless_response_is_refused() -> None:
     """An answer that would fill the memory is refused."""
     with pytest.raises(HostError, match=f"it answers more than {_MAX_OUTPUT_BYTES >> 20} MiB"):
         run_command("localhost", python("while True: print('x' * 65536)"))
 
 
-def test_command_that_hangs_is_ended() -> None:
+def test_command_that_hangs_is_killed() -> None:
     """A command that does not answer is ended after its timeout, and the error says so."""
     with pytest.raises(HostError, match=r"no answer within 0 s"):
-        run_command("localhost", python("import time; time.sleep(60)"), timeout=0.3)
+        run_command("localhost", python("import time; time.sleep(60)"), timeout_s=0.3)

@@ -18,28 +18,28 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
     assert [name for _, name in _list_checkpoints(site.previous_folders)] == ["checkpoints/0.pt", "checkpoints/1.pt"]
 
 
-def test_plan_of_the_version_before_finds_its_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints_are_found_in_listed_folders(tmp_path: Path) -> None:
     """A plan that lists every folder of the previous attempt still works, even with special characters in a name."""
     (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
     (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
     assert [name for _, name in _list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]
 
 
-def test_link_is_no_way_to_send_a_file_of_this_machine(tmp_path: Path) -> None:
+def test_link_to_a_local_file_is_not_sent(tmp_path: Path) -> None:
     """A link in a host's files that points elsewhere on this machine is not sent to the next host."""
     (tmp_path / "secret").write_text("")
-    brought = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
-    brought.mkdir(parents=True)
-    (brought / "5.pt").touch()
-    (brought / "last").symlink_to("5.pt")
-    (brought / "leak").symlink_to(tmp_path / "secret")
+    checkpoints = tmp_path / "attempt-1" / "node-0" / "files" / "checkpoints"
+    checkpoints.mkdir(parents=True)
+    (checkpoints / "5.pt").touch()
+    (checkpoints / "last").symlink_to("5.pt")
+    (checkpoints / "leak").symlink_to(tmp_path / "secret")
     assert sorted(name for _, name in _list_checkpoints([f"{tmp_path}/attempt-1/node-*/files"])) == [
         "checkpoints/5.pt",
         "checkpoints/last",
     ]
 
 
-def test_what_is_no_program_stays_here(tmp_path: Path) -> None:
+def test_only_program_files_are_sent(tmp_path: Path) -> None:
     """A folder is sent without its git history, virtual environment and dangling links."""
     for name in (".git/config", ".venv/bin/python", "models/net.py", "train.py"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
@@ -48,9 +48,11 @@ def test_what_is_no_program_stays_here(tmp_path: Path) -> None:
     assert sorted(name for _, name in _walk_files(tmp_path)) == ["models/net.py", "train.py"]
 
 
-def test_old_python_says_so(tmp_path: Path) -> None:
+def test_old_python_is_reported(tmp_path: Path) -> None:
     """An interpreter on a host that is too old is reported with its version and the one that is needed."""
-    words = script_command("far", "python3", "facts.py").argv
-    old = words[2].replace("(3, 8)", "(9, 9)")
-    done = subprocess.run([sys.executable, "-c", old, words[3]], capture_output=True, text=True, check=False)
-    assert done.stderr.endswith(", and 3.8 or newer is needed\n")
+    argv = script_command("far", "python3", "facts.py").argv
+    old_bootstrap = argv[2].replace("(3, 8)", "(9, 9)")
+    completed = subprocess.run(
+        [sys.executable, "-c", old_bootstrap, argv[3]], capture_output=True, text=True, check=False
+    )
+    assert completed.stderr.endswith(", and 3.8 or newer is needed\n")

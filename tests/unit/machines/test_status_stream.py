@@ -21,19 +21,19 @@ from torchyard.run.folder import runs_folder
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-RUNS = '{"phase": "running", "started": 1.0}'
-Make = Callable[..., Process]
+RUNNING = '{"phase": "running", "started": 1.0}'
+MakeProcess = Callable[..., Process]
 FOLDER = "a-run-a1b2c3d4"
 
 
 @pytest.fixture
-def block(tmp_path: Path) -> Make:
+def make_process(tmp_path: Path) -> MakeProcess:
     """A process whose host sends what a piece of Python code prints."""
 
     def make(status: str, follow: str = "") -> Process:
-        log, told = str(tmp_path / "log"), python(status)
+        log, status_command = str(tmp_path / "log"), python(status)
         return Process(
-            name="a", host="localhost", log=log, submit=None, status=told, cancel=None,
+            name="a", host="localhost", log=log, submit=None, status=status_command, cancel=None,
             follow=python(follow) if follow else None,
         )  # fmt: skip
 
@@ -41,17 +41,17 @@ def block(tmp_path: Path) -> Make:
 
 
 @contextmanager
-def watching(block: Process, until: Callable[[ProcessWatch], object]) -> Iterator[ProcessWatch]:
+def watch_until(process: Process, condition: Callable[[ProcessWatch], object]) -> Iterator[ProcessWatch]:
     """A watch, once a condition holds."""
     deadline = time.monotonic() + 20
-    with ProcessWatch([block]) as watch:
-        while not until(watch):
+    with ProcessWatch([process]) as watch:
+        while not condition(watch):
             assert time.monotonic() < deadline, "it did not come to that"
             watch.poll(0.1)
         yield watch
 
 
-@pytest.mark.parametrize("noise", [
+@pytest.mark.parametrize("line", [
     "Welcome to gpu1!",
     '{"phase": "exited", "exit": 0',
     '[{"phase": "exited"}]',
@@ -60,47 +60,47 @@ def watching(block: Process, until: Callable[[ProcessWatch], object]) -> Iterato
     "\\xff\\xfe",
     '{"exit": ' + "9" * 5000 + "}",
 ], ids=range(7))  # fmt: skip
-def test_line_that_is_no_state_is_passed_over(block: Make, noise: str) -> None:
+def test_line_that_is_not_a_state_is_ignored(make_process: MakeProcess, line: str) -> None:
     """A line that is not a supervisor's state is ignored, and does not end the stream."""
-    status = f"import sys; sys.stdout.buffer.write(b'''{noise}\\n{RUNS}\\n'''); sys.stdout.flush(); sys.stdin.read()"
-    with watching(block(status), lambda watch: watch.seen["a"]) as watch:
+    status = f"import sys; sys.stdout.buffer.write(b'''{line}\\n{RUNNING}\\n'''); sys.stdout.flush(); sys.stdin.read()"
+    with watch_until(make_process(status), lambda watch: watch.seen["a"]) as watch:
         assert watch.seen["a"] == {"phase": "running", "started": 1.0}
         assert not watch.is_disconnected()
 
 
-@pytest.mark.parametrize("fact", ['"exit": "0"', '"started": "now"', '"ended": NaN', '"ended": 1e999', '"phase": {}'])
-def test_fact_of_another_kind_is_left_out(block: Make, fact: str) -> None:
+@pytest.mark.parametrize("value", ['"exit": "0"', '"started": "now"', '"ended": NaN', '"ended": 1e999', '"phase": {}'])
+def test_malformed_value_is_left_out(make_process: MakeProcess, value: str) -> None:
     """A malformed value in a state is left out, and the rest of the state counts."""
-    status = f"print('''{{\"known\": 1, {fact}}}''', flush=True); input()"
-    with watching(block(status), lambda watch: watch.seen["a"]) as watch:
+    status = f"print('''{{\"known\": 1, {value}}}''', flush=True); input()"
+    with watch_until(make_process(status), lambda watch: watch.seen["a"]) as watch:
         assert watch.seen["a"] == {"known": 1}
         assert (watch.ended_at(), watch.started_at(), watch.exit_codes()) == (None, 0.0, {"a": None})
 
 
-def test_endless_line_breaks_the_stream_alone(block: Make) -> None:
+def test_endless_line_breaks_only_the_stream(make_process: MakeProcess) -> None:
     """A host that sends an endless line counts as disconnected, with a reason, and does not fill the memory."""
     status = "import sys\nwhile True: sys.stdout.write('x' * 4096)"
-    with watching(block(status), lambda watch: watch.diagnose()) as watch:
-        why = watch.diagnose()
-        assert why
-        assert why.failure.sentence == "a cannot be asked: a line of more than 64 KiB, where a state should be"
+    with watch_until(make_process(status), lambda watch: watch.diagnose()) as watch:
+        diagnosis = watch.diagnose()
+        assert diagnosis
+        assert diagnosis.failure.sentence == "a cannot be asked: a line of more than 64 KiB, where a state should be"
     assert _MAX_STATE_BYTES == 64 << 10
 
 
-def test_flood_beside_a_stream_does_not_stop_it(block: Make, tmp_path: Path) -> None:
+def test_flood_on_stderr_does_not_block_a_stream(make_process: MakeProcess, tmp_path: Path) -> None:
     """A stream with much output on stderr, as from `ssh -v`, is read to its end."""
     flood = FLOOD.replace("100_000", "12_500")  # 100 KB: more than a pipe holds
-    made = block("input()", f"{flood}; print('one', flush=True); sys.exit(3)")
-    with watching(made, lambda watch: watch.lost_logs().get("a", "").endswith("the last")):
+    process = make_process("input()", f"{flood}; print('one', flush=True); sys.exit(3)")
+    with watch_until(process, lambda watch: watch.lost_logs().get("a", "").endswith("the last")):
         assert (tmp_path / "log").read_text().startswith("one\n")
 
 
-def test_host_takes_four_descriptors(block: Make) -> None:
+def test_host_takes_four_descriptors(make_process: MakeProcess) -> None:
     """A host's two streams hold two descriptors each, and close them at the end."""
-    before = len(os.listdir("/proc/self/fd"))
-    with ProcessWatch([block("input()", "input()")]):
-        assert len(os.listdir("/proc/self/fd")) - before == 1 + 2 * 2  # the selector has one
-    assert len(os.listdir("/proc/self/fd")) == before
+    descriptor_count = len(os.listdir("/proc/self/fd"))
+    with ProcessWatch([make_process("input()", "input()")]):
+        assert len(os.listdir("/proc/self/fd")) - descriptor_count == 1 + 2 * 2  # the selector has one
+    assert len(os.listdir("/proc/self/fd")) == descriptor_count
 
 
 # --- the owner of the run
@@ -116,32 +116,32 @@ def job(write: Write) -> Iterator[CommandPlan]:
     teardown(plan)
 
 
-def say(plan: CommandPlan, who: str) -> Path:
+def write_heartbeat(plan: CommandPlan, owner: str) -> Path:
     """Write that this holder renewed the job's lease a moment ago."""
-    looked = Path(plan.processes[0].log).parents[1] / "looked"
-    looked.write_text(who.ljust(511) + "\n")
-    return looked
+    heartbeat_file = Path(plan.processes[0].log).parents[1] / "looked"
+    heartbeat_file.write_text(owner.ljust(511) + "\n")
+    return heartbeat_file
 
 
-def test_job_of_the_version_before_is_looked_after(job: CommandPlan) -> None:
+def test_lease_is_renewed_under_the_former_name(job: CommandPlan) -> None:
     """If a supervisor knows this folder as `host:folder`, its lease is renewed under that name."""
-    looked = say(job, _former_identity(str(runs_folder() / FOLDER)))
-    before, until = looked.stat().st_mtime_ns, time.monotonic() + 30
+    heartbeat_file = write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)))
+    mtime_ns, deadline = heartbeat_file.stat().st_mtime_ns, time.monotonic() + 30
     with ProcessWatch(job.processes) as watch:
-        while looked.stat().st_mtime_ns == before and time.monotonic() < until:
+        while heartbeat_file.stat().st_mtime_ns == mtime_ns and time.monotonic() < deadline:
             watch.poll(0.2)
-    assert looked.stat().st_mtime_ns > before
-    assert looked.read_text().strip() == _former_identity(str(runs_folder() / FOLDER))
+    assert heartbeat_file.stat().st_mtime_ns > mtime_ns
+    assert heartbeat_file.read_text().strip() == _former_identity(str(runs_folder() / FOLDER))
 
 
-def look(watch: ProcessWatch, seconds: float) -> None:
-    until = time.monotonic() + seconds
-    while time.monotonic() < until:
+def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
+    deadline = time.monotonic() + timeout_s
+    while time.monotonic() < deadline:
         watch.poll(0.2)
 
 
-def test_job_of_another_container_is_not_looked_after(job: CommandPlan) -> None:
+def test_job_of_another_owner_is_refused(job: CommandPlan) -> None:
     """If another holder renews a supervisor's lease, this process leaves."""
-    say(job, _former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
+    write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
     with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
-        look(watch, 30)
+        poll_for(watch, 30)

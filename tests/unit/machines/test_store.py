@@ -19,12 +19,12 @@ from torchyard.steps.teardown import teardown
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan with an etcd of its own, gone after the test."""
-    made = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
-    yield made
-    teardown(made)
+    job_plan = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    yield job_plan
+    teardown(job_plan)
 
 
-def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
+def with_store_argv(plan: CommandPlan, *argv: str) -> CommandPlan:
     """The plan with another command line for its store."""
     assert plan.store
     assert plan.store.submit
@@ -33,33 +33,33 @@ def altered(plan: CommandPlan, *argv: str) -> CommandPlan:
     return plan.model_copy(update={"store": plan.store.model_copy(update={"submit": submit})})
 
 
-def etcd_argv(plan: CommandPlan) -> list[str]:
+def get_store_argv(plan: CommandPlan) -> list[str]:
     assert plan.store
     assert plan.store.submit
     assert plan.store.submit.input
     return list(plan.store.submit.input["argv"])
 
 
-def test_store_without_v2_is_told_at_once(plan: CommandPlan) -> None:
+def test_store_without_v2_is_refused(plan: CommandPlan) -> None:
     """An etcd that answers 404 on /v2/keys is refused with the versions that serve it."""
-    quiet = altered(plan, *(word for word in etcd_argv(plan) if word != "--enable-v2"))
+    plan_without_v2 = with_store_argv(plan, *(arg for arg in get_store_argv(plan) if arg != "--enable-v2"))
     with pytest.raises(RendezvousError, match=r"answers 404 to GET /v2/keys; use etcd 3.4 or 3.5"):
-        ensure_rendezvous(quiet)
+        ensure_rendezvous(plan_without_v2)
 
 
-def test_store_that_dies_is_told_with_its_last_words(plan: CommandPlan) -> None:
+def test_store_that_exits_is_reported_with_its_output(plan: CommandPlan) -> None:
     """A store that ends at its start is reported at once, with its output."""
-    dying = altered(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
+    failing_plan = with_store_argv(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
     with pytest.raises(RendezvousError, match=r"ended with 2 and said: .*not defined: -enable-v2"):
-        ensure_rendezvous(dying)
+        ensure_rendezvous(failing_plan)
 
 
-def test_named_store_that_does_not_answer_is_told(write: Write, tmp_path: Path) -> None:
+def test_unreachable_store_is_reported(write: Write, tmp_path: Path) -> None:
     """A user's etcd that does not answer is reported after the waiting time."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-    absent = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
-    prove = store._await_store.retry_with(stop=stop_after_delay(0.1))
-    assert absent.probe
+    unreachable_plan = plan_of(load(write(rendezvous="etcd-v2", options={"etcd": f"127.0.0.1:{port}"})), tmp_path)
+    wait_for_store = store._wait_for_store.retry_with(stop=stop_after_delay(0.1))
+    assert unreachable_plan.probe
     with pytest.raises(store.StoreNotReadyError, match="refused"):
-        prove(absent.probe, None, None)
+        wait_for_store(unreachable_plan.probe, None, None)
