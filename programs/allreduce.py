@@ -30,17 +30,18 @@ COLLECTIVES = (*BUS_FACTORS, "broadcast", "sendrecv")
 Row = dict[str, Any]
 
 
-def say(row: Row) -> None:
-    """Print the row on rank 0 in one write, so that nothing else gets into the line."""
+def print_row(row: Row) -> None:
+    """Print the row on rank 0 in one write, so that no other output gets into the line."""
     if distributed.get_rank() == 0:
         print(json.dumps(row) + "\n", end="", flush=True)
 
 
 def read_size(text: str) -> int:
     """Read a number of bytes, `32768` or `32K`."""
-    digits, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    unit = UNITS.get(text[-1:], 1)
+    digits = text[:-1] if unit > 1 else text
     if not (digits.isascii() and digits.isdigit() and int(digits)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, or 32K, 1M, 2G, with K = 1024 bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, or 32K, 1M, 2G, with K = 1024 bytes")
     return int(digits) * unit
 
 
@@ -49,7 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="allreduce.py", usage=argparse.SUPPRESS)  # without usage an error is one line
     add = parser.add_argument
     add("--collective", type=lambda text: text.split(","), default="all_reduce", help=f"of {','.join(COLLECTIVES)}")
-    add("--sizes", type=lambda text: [read_size(each) for each in text.split(",")], help="32K,1M in place of a range")
+    add("--sizes", type=lambda text: [read_size(size) for size in text.split(",")], help="32K,1M in place of a range")
     # Not --min and --max: torchrun takes a program's --max for an ambiguous abbreviation of its own options, and ends.
     add("--min-size", type=read_size, default="32K", metavar="SIZE", help="the first size, in bytes or 32K")
     add("--max-size", type=read_size, default="16M", metavar="SIZE", help="the largest size")
@@ -72,22 +73,41 @@ def read_options() -> argparse.Namespace:
         parser.error("there must be one trial or more, no fewer than 0 warmups, and more than 0 seconds")
     if not options.sizes and (options.min_size > options.max_size or options.min_size % width):
         parser.error(f"--min-size must be at most --max-size {options.max_size}, and whole elements of {width} bytes")
-    if unknown := [name for name in options.collective if name not in COLLECTIVES]:
-        parser.error(f"{unknown[0]!r} is no collective; there are {', '.join(COLLECTIVES)}")
-    if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    for name in options.collective:
+        if name not in COLLECTIVES:
+            parser.error(f"{name!r} is not a collective; use one of {', '.join(COLLECTIVES)}")
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
         parser.error(f"{', '.join(missing)} must be set; start it with torchrun")
-    processes, steps = int(os.environ["WORLD_SIZE"]), (options.max_size // options.min_size).bit_length()
-    options.sizes = options.sizes or [options.min_size << step for step in range(steps)]
-    least = width * max(processes if BUS_FACTORS.get(name) == 1 else 1 for name in options.collective)
-    if wrong := [size for size in options.sizes if size % width or size < least]:
-        parser.error(f"size {wrong[0]} must be at least {least} bytes, and whole elements of {width} bytes")
-    if "sendrecv" in options.collective and processes < 2:
-        parser.error("sendrecv needs two processes or more")
-    options.device, found = (torch.device("cpu"), "gloo") if options.backend == "gloo" else choose_device()
-    options.events = options.timing != "wall" and found == "nccl"
-    if found != (options.backend or found) or options.events < (options.timing == "events"):
-        parser.error("nccl and --timing events need a GPU for each process of a machine")
+    check_sizes(parser, options, width)
+    choose_backend(parser, options)
     return options
+
+
+def check_sizes(parser: argparse.ArgumentParser, options: argparse.Namespace, width: int) -> None:
+    """Set `sizes`, unless they were given; exit with 2 if one is too small. `width`: bytes of an element."""
+    processes = int(os.environ["WORLD_SIZE"])
+    if not options.sizes:
+        steps = (options.max_size // options.min_size).bit_length()
+        options.sizes = [options.min_size << step for step in range(steps)]
+    minimum = width * max(processes if BUS_FACTORS.get(name) == 1 else 1 for name in options.collective)
+    for size in options.sizes:
+        if size % width or size < minimum:
+            parser.error(f"size {size} must be at least {minimum} bytes, and whole elements of {width} bytes")
+    if "sendrecv" in options.collective and processes < 2:
+        parser.error("sendrecv requires two processes or more")
+
+
+def choose_backend(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
+    """Set `device`, and `events` if CUDA's events measure the time; exit with 2 if the GPUs do not suffice."""
+    if options.backend == "gloo":
+        options.device = torch.device("cpu")
+        backend = "gloo"
+    else:
+        options.device, backend = choose_device()
+    options.events = options.timing != "wall" and backend == "nccl"
+    if options.backend not in (None, backend) or (options.timing == "events" and not options.events):
+        parser.error("nccl and --timing events require a GPU for each process of a machine")
 
 
 def choose_device() -> tuple[torch.device, str]:
@@ -95,64 +115,72 @@ def choose_device() -> tuple[torch.device, str]:
     count = torch.cuda.device_count()
     if not 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= count:
         return torch.device("cpu"), "gloo"
-    torch.cuda.set_device(device := int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count)
+    device = int(os.environ.get("LOCAL_RANK", os.environ["RANK"])) % count
+    torch.cuda.set_device(device)
     return torch.device("cuda", device), "nccl"
 
 
-def spell(*numbers: int) -> Tensor:
+def encode(*numbers: int) -> Tensor:
     """Values from 1 to 80, exact in every dtype and repeated over all elements, that name numbers below 16**4.
 
     They differ after a shift by a power of two, too, which is what swapped chunks are.
     """
-    digits = torch.tensor([number >> 4 * place & 15 for place in range(4) for number in numbers])
-    position = torch.arange(5 * len(digits))
-    return 1 + position % 5 + 5 * digits[position % len(digits)]
+    digits = torch.tensor([number >> 4 * position & 15 for position in range(4) for number in numbers])
+    indices = torch.arange(5 * len(digits))
+    return 1 + indices % 5 + 5 * digits[indices % len(digits)]
 
 
-def shares(rank: int, world_size: int, part: int = 0) -> tuple[Tensor, Tensor]:
-    """What the rank adds to each element of a part, and the sums of all ranks' shares, up to where both repeat.
+def build_shares(rank: int, world_size: int, part: int = 0) -> tuple[Tensor, Tensor]:
+    """The rank's share of each element of a part, and the sums of all ranks' shares, up to where both repeat.
 
-    Only two ranks add something to an element, so that its sum is exact in every dtype.
+    Only two ranks have a share of an element, so that its sum is exact in every dtype.
     """
-    share = spell(part).repeat(world_size)
+    share = encode(part).repeat(world_size)
     return share * ((torch.arange(len(share)) - rank) % world_size < 2), share * min(world_size, 2)
 
 
-def cut(elements: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+def split_rows(elements: Tensor, values: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
     """The elements as rows that are as long as the values, at most 64 Mi elements at a time, and the rest."""
-    whole = len(elements) // len(values) * len(values)
-    rows = elements[:whole].view(-1, len(values))
-    for start in range(0, len(rows), most := max(1, 2**26 // len(values))):
-        yield rows[start : start + most], values
-    if whole < len(elements):
-        yield elements[whole:], values[: len(elements) - whole]
+    row_count = len(elements) // len(values)
+    aligned = row_count * len(values)
+    rows = elements[:aligned].view(-1, len(values))
+    rows_at_once = max(1, 2**26 // len(values))
+    for start in range(0, row_count, rows_at_once):
+        yield rows[start : start + rows_at_once], values
+    if aligned < len(elements):
+        yield elements[aligned:], values[: len(elements) - aligned]
 
 
 def list_values(name: str, rank: int, n: int) -> tuple[list[Tensor], list[Tensor]]:
     """The values of each part of the rank's input, and those that its output should have."""
     makers = {
-        "all_reduce": lambda: ([shares(rank, n)[0]], [shares(rank, n)[1]]),
-        "reduce_scatter": lambda: ([shares(rank, n, part)[0] for part in range(n)], [shares(rank, n, rank)[1]]),
-        "all_gather": lambda: ([spell(rank, 0)], [spell(giver, 0) for giver in range(n)]),
-        "alltoall": lambda: ([spell(rank, taker) for taker in range(n)], [spell(giver, rank) for giver in range(n)]),
-        "broadcast": lambda: ([spell(0, 0) * (rank == 0)], [spell(0, 0)]),
-        "sendrecv": lambda: ([spell(rank, (rank + 1) % n)], [spell((rank - 1) % n, rank)]),
+        "all_reduce": lambda: ([build_shares(rank, n)[0]], [build_shares(rank, n)[1]]),
+        "reduce_scatter": lambda: (
+            [build_shares(rank, n, part)[0] for part in range(n)],
+            [build_shares(rank, n, rank)[1]],
+        ),
+        "all_gather": lambda: ([encode(rank, 0)], [encode(sender, 0) for sender in range(n)]),
+        "alltoall": lambda: ([encode(rank, peer) for peer in range(n)], [encode(peer, rank) for peer in range(n)]),
+        "broadcast": lambda: ([encode(0, 0) * (rank == 0)], [encode(0, 0)]),
+        "sendrecv": lambda: ([encode(rank, (rank + 1) % n)], [encode((rank - 1) % n, rank)]),
     }
     return makers[name]()
 
 
-def run(name: str, given: Tensor, taken: Tensor) -> None:
+def run(name: str, input_: Tensor, output: Tensor) -> None:
     """Run a collective; on a GPU it may only be queued after that."""
     if name in ("all_reduce", "broadcast"):
-        distributed.all_reduce(given) if name == "all_reduce" else distributed.broadcast(given, 0)
+        distributed.all_reduce(input_) if name == "all_reduce" else distributed.broadcast(input_, 0)
     elif name != "sendrecv":  # by its newer name where torch has that
         names = {"all_gather": "all_gather_into_tensor", "reduce_scatter": "reduce_scatter_tensor"}
-        older: Any = getattr(distributed, names.get(name, "all_to_all_single"), None)
-        getattr(distributed, f"{name}_single", older)(taken, given)
+        default: Any = getattr(distributed, names.get(name, "all_to_all_single"), None)
+        getattr(distributed, f"{name}_single", default)(output, input_)
     else:
-        rank, n = distributed.get_rank(), distributed.get_world_size()
-        there = distributed.P2POp(distributed.isend, given, (rank + 1) % n)
-        for work in distributed.batch_isend_irecv([there, distributed.P2POp(distributed.irecv, taken, (rank - 1) % n)]):
+        rank = distributed.get_rank()
+        world_size = distributed.get_world_size()
+        send = distributed.P2POp(distributed.isend, input_, (rank + 1) % world_size)
+        receive = distributed.P2POp(distributed.irecv, output, (rank - 1) % world_size)
+        for work in distributed.batch_isend_irecv([send, receive]):
             work.wait()
 
 
@@ -160,46 +188,55 @@ class Buffers:
     """A collective's input and output, which are one buffer for all_reduce and broadcast, and the values of both."""
 
     def __init__(self, name: str, size: int, options: argparse.Namespace) -> None:
-        dtype, self.name = DTYPES[options.dtype], name
-        given, taken = list_values(name, distributed.get_rank(), distributed.get_world_size())
-        width, parts = torch.finfo(dtype).bits // 8, max(len(given), len(taken))
-        self.size = (piece := size // width // parts) * parts * width
-        self.given = torch.empty(piece * len(given), dtype=dtype, device=options.device)
-        self.taken = self.given if name in ("all_reduce", "broadcast") else self.given.new_empty(piece * len(taken))
-        given, taken = ([each.to(self.given) for each in values] for values in (given, taken))
-        self.input = list(zip(self.given.view(len(given), -1), given, strict=True))
-        self.output = list(zip(self.taken.view(len(taken), -1), taken, strict=True))
+        dtype = DTYPES[options.dtype]
+        width = torch.finfo(dtype).bits // 8
+        inputs, outputs = list_values(name, distributed.get_rank(), distributed.get_world_size())
+        parts = max(len(inputs), len(outputs))
+        part_elements = size // width // parts
+        self.name = name
+        self.size = part_elements * parts * width
+        self.input = torch.empty(part_elements * len(inputs), dtype=dtype, device=options.device)
+        self.output = self.input
+        if name not in ("all_reduce", "broadcast"):
+            self.output = self.input.new_empty(part_elements * len(outputs))
+        input_values = [values.to(self.input) for values in inputs]
+        output_values = [values.to(self.input) for values in outputs]
+        self.input_parts = list(zip(self.input.view(len(inputs), -1), input_values, strict=True))
+        self.output_parts = list(zip(self.output.view(len(outputs), -1), output_values, strict=True))
         self.fill()
 
     def fill(self) -> None:
         """Write the input, and clear an output of its own, so that no old result looks right."""
-        if self.taken is not self.given:
-            self.taken.zero_()
-        for elements, values in (piece for part in self.input for piece in cut(*part)):
-            elements.copy_(values)
+        if self.output is not self.input:
+            self.output.zero_()
+        for part in self.input_parts:
+            for elements, values in split_rows(*part):
+                elements.copy_(values)
 
-    def count_wrong(self) -> Tensor:
-        """The number of elements of the output that are not what they should be."""
-        pieces = (piece for part in self.output for piece in cut(*part))
-        return torch.stack([(elements != values).sum() for elements, values in pieces]).sum()
+    def count_errors(self) -> Tensor:
+        """The number of elements of the output that differ from the expected values."""
+        counts: list[Tensor] = []
+        for part in self.output_parts:
+            counts += [(elements != values).sum() for elements, values in split_rows(*part)]
+        return torch.stack(counts).sum()
 
 
-def run_trial(buffers: Buffers, events: bool) -> float:
+def run_trial(buffers: Buffers, *, use_events: bool) -> float:
     """Run the collective and return the seconds that this rank took; all ranks start together."""
     buffers.fill()
-    distributed.barrier(device_ids=[buffers.given.device.index] if buffers.given.is_cuda else None)
-    settle = torch.cuda.synchronize if buffers.given.is_cuda else int  # which does nothing
-    settle()
-    if events:
-        begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
-        begin.record()
-        run(buffers.name, buffers.given, buffers.taken)
-        end.record()
-        end.synchronize()
-        return float(begin.elapsed_time(end)) / 1e3
+    distributed.barrier(device_ids=[buffers.input.device.index] if buffers.input.is_cuda else None)
+    synchronize = torch.cuda.synchronize if buffers.input.is_cuda else int  # which does nothing
+    synchronize()
+    if use_events:
+        start_event, end_event = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+        start_event.record()
+        run(buffers.name, buffers.input, buffers.output)
+        end_event.record()
+        end_event.synchronize()
+        return float(start_event.elapsed_time(end_event)) / 1e3
     start = time.perf_counter()
-    run(buffers.name, buffers.given, buffers.taken)
-    settle()
+    run(buffers.name, buffers.input, buffers.output)
+    synchronize()
     return time.perf_counter() - start
 
 
@@ -208,7 +245,7 @@ def check_backend(options: argparse.Namespace) -> None:
     for name in options.collective:
         try:
             buffers = allocate(name, 32 * distributed.get_world_size(), options)
-            run(name, buffers.given, buffers.taken)
+            run(name, buffers.input, buffers.output)
         except RuntimeError as error:
             if not isinstance(error, NotImplementedError) and "support" not in str(error):
                 raise
@@ -218,16 +255,17 @@ def check_backend(options: argparse.Namespace) -> None:
 
 def allocate(name: str, size: int, options: argparse.Namespace) -> Buffers:
     """Allocate the buffers on all ranks; end with one sentence if they do not fit on one of them."""
-    buffers, lacking = None, torch.tensor(-1, device=options.device)
+    buffers = None
+    failed_rank = torch.tensor(-1, device=options.device)
     try:
         buffers = Buffers(name, size, options)
     except (MemoryError, RuntimeError) as error:
         if isinstance(error, RuntimeError) and "of memory" not in str(error) and "allocate memory" not in str(error):
             raise
-        lacking.fill_(distributed.get_rank())
-    distributed.all_reduce(lacking, distributed.ReduceOp.MAX)
-    if buffers is None or lacking >= 0:
-        sys.exit(f"allreduce.py: {size} bytes for {name} do not fit into the memory of rank {int(lacking)}.")
+        failed_rank.fill_(distributed.get_rank())
+    distributed.all_reduce(failed_rank, distributed.ReduceOp.MAX)
+    if buffers is None or failed_rank >= 0:
+        sys.exit(f"allreduce.py: {size} bytes for {name} do not fit into the memory of rank {int(failed_rank)}.")
     return buffers
 
 
@@ -235,47 +273,67 @@ def measure(name: str, size: int, options: argparse.Namespace) -> Row:
     """Measure one size; all ranks return the same row."""
     buffers = allocate(name, size, options)
     for _ in range(options.warmups):
-        run_trial(buffers, options.events)
-    times, wrong = list[float](), torch.zeros((), dtype=torch.int64, device=options.device)
+        run_trial(buffers, use_events=options.events)
+    times: list[float] = []
+    errors = torch.zeros((), dtype=torch.int64, device=options.device)
     for _ in range(options.trials):
-        times.append(run_trial(buffers, options.events))
-        wrong += buffers.count_wrong()
+        times.append(run_trial(buffers, use_events=options.events))
+        errors += buffers.count_errors()
     slowest = torch.tensor(times, dtype=torch.float64, device=options.device)
     distributed.all_reduce(slowest, distributed.ReduceOp.MAX)
-    distributed.all_reduce(wrong)
-    seconds, n, factor = statistics.median(slowest.tolist()), distributed.get_world_size(), BUS_FACTORS.get(name)
+    distributed.all_reduce(errors)
+    seconds = statistics.median(slowest.tolist())
+    world_size = distributed.get_world_size()
+    factor = BUS_FACTORS.get(name)
     algbw = buffers.size / seconds / 1e9
-    busbw = algbw * (n > 1 if factor is None else factor * (n - 1) / n)
-    spread = {"seconds": seconds, "min_seconds": slowest.min().item(), "mean_seconds": slowest.mean().item()}
-    return {"collective": name, "size": buffers.size, **spread, "algbw": algbw, "busbw": busbw, "wrong": int(wrong)}
+    busbw = algbw * (world_size > 1 if factor is None else factor * (world_size - 1) / world_size)
+    return {
+        "collective": name,
+        "size": buffers.size,
+        "seconds": seconds,
+        "min_seconds": slowest.min().item(),
+        "mean_seconds": slowest.mean().item(),
+        "algbw": algbw,
+        "busbw": busbw,
+        "wrong": int(errors),
+    }
 
 
 def check_fabric(options: argparse.Namespace) -> list[Row]:
     """Double the size until one reaches --least, or the next would end too late."""
-    rows, begin = list[Row](), time.monotonic()
+    rows: list[Row] = []
+    started_at = time.monotonic()
     for size in options.sizes:
         rows.append(measure("all_reduce", size, options))
-        spent = torch.tensor(time.monotonic() - begin, device=options.device)
-        distributed.all_reduce(spent, distributed.ReduceOp.MAX)
-        if rows[-1]["busbw"] >= options.least or 2 * spent > options.within:  # each takes as long as all before it
+        elapsed = torch.tensor(time.monotonic() - started_at, device=options.device)
+        distributed.all_reduce(elapsed, distributed.ReduceOp.MAX)
+        if rows[-1]["busbw"] >= options.least or 2 * elapsed > options.within:  # each takes as long as all before it
             break
-    say({"check_fabric": max(rows, key=lambda row: row["busbw"])})
+    print_row({"check_fabric": max(rows, key=lambda row: row["busbw"])})
     return rows
 
 
 def compare(options: argparse.Namespace) -> list[Row]:
     """Measure and print each collective and size, then the whole run."""
-    whole, rows = Row(), list[Row]()
+    summary: Row = {}
+    rows: list[Row] = []
+    step_count = len(options.collective) * len(options.sizes)
     for name in options.collective:
         for size in options.sizes:
             rows.append(measure(name, size, options))
-            say({"step": len(rows), "steps": len(options.collective) * len(options.sizes), **rows[-1]})
-        own = [row for row in rows if row["collective"] == name]
-        told = max(own, key=lambda row: row["size"]) | {"mean_busbw": statistics.fmean(row["busbw"] for row in own)}
-        whole |= {(f"{name}_" if whole else "") + key: told[key] for key in ("algbw", "busbw", "mean_busbw")}
-    whole |= {"wrong": sum(row["wrong"] for row in rows), "world_size": distributed.get_world_size()}
-    where = {"backend": distributed.get_backend(), "dtype": options.dtype}
-    say({**whole, **where, "timing": "events" if options.events else "wall"})
+            print_row({"step": len(rows), "steps": step_count} | rows[-1])
+        collective_rows = [row for row in rows if row["collective"] == name]
+        largest = max(collective_rows, key=lambda row: row["size"])
+        prefix = f"{name}_" if summary else ""  # the first collective has the plain names
+        summary[f"{prefix}algbw"] = largest["algbw"]
+        summary[f"{prefix}busbw"] = largest["busbw"]
+        summary[f"{prefix}mean_busbw"] = statistics.fmean(row["busbw"] for row in collective_rows)
+    summary["wrong"] = sum(row["wrong"] for row in rows)
+    summary["world_size"] = distributed.get_world_size()
+    summary["backend"] = distributed.get_backend()
+    summary["dtype"] = options.dtype
+    summary["timing"] = "events" if options.events else "wall"
+    print_row(summary)
     return rows
 
 
@@ -290,10 +348,15 @@ def main() -> None:
         rows = check_fabric(options) if options.least else compare(options)
     finally:
         distributed.destroy_process_group()
-    if wrong := sum(row["wrong"] for row in rows):
-        sys.exit(f"allreduce.py: {wrong} elements are not the sum or the copies that they should be.")
-    if options.least and (best := max(row["busbw"] for row in rows)) < options.least:
-        sys.exit(f"allreduce.py: all_reduce reached a busbw of {best:.4g} GB/s, and {options.least:g} GB/s are needed.")
+    error_count = sum(row["wrong"] for row in rows)
+    if error_count:
+        sys.exit(f"allreduce.py: {error_count} elements differ from the expected sums or copies.")
+    if options.least:
+        busbw = max(row["busbw"] for row in rows)
+        if busbw < options.least:
+            sys.exit(
+                f"allreduce.py: all_reduce reached a busbw of {busbw:.4g} GB/s, and {options.least:g} GB/s are needed."
+            )
 
 
 if __name__ == "__main__":

@@ -10,7 +10,7 @@ On several machines, the same command on each:
 
 With `--checkpoint-dir FOLDER`, shared by all machines, a second start continues after the last finished epoch.
 
-Each rank says where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
+Each rank prints where it runs. Rank 0 then prints one JSON line per epoch, after that epoch is in the checkpoint:
 
     {"epoch": 1, "epochs": 10, "loss": 1.1, "accuracy": 0.85, "seconds_per_step": 0.005, "world_size": 2}
 
@@ -38,10 +38,10 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Adam, Optimizer
 from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
 
-SPLIT_SEED = 0  # not --seed: a resumed run must never be tested on what it was trained on
+SPLIT_SEED = 0  # not --seed: a resumed run must never be tested on samples that it was trained on
 
 
-def say(line: str) -> None:
+def print_line(line: str) -> None:
     """Print a line in one write: `print` makes two when unbuffered, and processes then mix inside lines."""
     sys.stdout.write(line + "\n")
     sys.stdout.flush()
@@ -56,9 +56,9 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, default=0, help="of the first weights and of the sample order")
     parser.add_argument("--checkpoint-dir", type=Path, default=os.environ.get("TORCHYARD_CHECKPOINTS") or None)
     parser.add_argument("--pause", type=float, default=0, metavar="SECONDS", help="wait after each epoch")
-    meeting = "where the processes meet: env://, tcp://HOST:PORT or file:///PATH"
-    parser.add_argument("--init-method", default="env://", metavar="URL", help=meeting)
-    parser.add_argument("--local-rank", help="of torch.distributed.launch, which says it in LOCAL_RANK too")
+    init_help = "the rendezvous of the processes: env://, tcp://HOST:PORT or file:///PATH"
+    parser.add_argument("--init-method", default="env://", metavar="URL", help=init_help)
+    parser.add_argument("--local-rank", help="of torch.distributed.launch, which sets LOCAL_RANK too")
     options = parser.parse_args()
     if "RANK" not in os.environ or "WORLD_SIZE" not in os.environ:
         parser.exit(2, "digits.py: RANK and WORLD_SIZE are not set; start it with torchrun.\n")
@@ -87,12 +87,12 @@ def load_samples() -> tuple[TensorDataset, TensorDataset]:
     images = torch.tensor(digits.images, dtype=torch.float32).unsqueeze(1) / 16
     labels = torch.tensor(digits.target, dtype=torch.int64)
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(SPLIT_SEED))
-    held_out, training = order.tensor_split([len(order) // 5])
-    return TensorDataset(images[training], labels[training]), TensorDataset(images[held_out], labels[held_out])
+    test, training = order.tensor_split([len(order) // 5])
+    return TensorDataset(images[training], labels[training]), TensorDataset(images[test], labels[test])
 
 
 def shard(count: int, rank: int, world_size: int) -> range:
-    """Give the rank's part of `count` samples: unlike DistributedSampler's, never filled up with repeated ones."""
+    """The indices of the rank's samples among `count`: unlike DistributedSampler's, never padded with repeated ones."""
     return range(rank, count, world_size)
 
 
@@ -110,15 +110,17 @@ def build_network() -> nn.Module:
 
 
 class Trainer:
-    """One process's part of the training."""
+    """The part of one process in the training; all ranks call the same methods in the same order."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
-        self.options, self.device = options, device
-        self.rank, self.world_size = distributed.get_rank(), distributed.get_world_size()
+        self.options = options
+        self.device = device
+        self.rank = distributed.get_rank()
+        self.world_size = distributed.get_world_size()
         torch.manual_seed(options.seed)
         self.network = DistributedDataParallel(build_network().to(device))
         self.optimizer: Optimizer = Adam(self.network.parameters(), lr=options.lr)
-        samples, self.held_out = load_samples()
+        samples, self.test_samples = load_samples()
         self.sampler: DistributedSampler[tuple[Tensor, ...]] = DistributedSampler(samples, seed=options.seed)
         self.batches = DataLoader(samples, options.batch_size // self.world_size, sampler=self.sampler)
 
@@ -126,12 +128,12 @@ class Trainer:
         """Train from the last finished epoch to the last requested one; if none is left, print the last row again."""
         row = self.resume()
         if row and row["epoch"] >= self.options.epochs:
-            self.tell(json.dumps(row))
+            self.print_on_rank_zero(json.dumps(row))
             return
         for epoch in range(row.get("epoch", 0) + 1, self.options.epochs + 1):
             row = self.run_epoch(epoch)
             self.save(row)
-            self.tell(json.dumps(row))
+            self.print_on_rank_zero(json.dumps(row))
             time.sleep(self.options.pause)
 
     def run_epoch(self, epoch: int) -> dict[str, Any]:
@@ -141,10 +143,15 @@ class Trainer:
         seconds = (time.perf_counter() - start) / len(self.batches)
         sums = torch.tensor([losses, len(self.sampler), *self.count_correct()], dtype=torch.float64, device=self.device)
         distributed.all_reduce(sums)
-        loss, seen, correct, tested = sums.tolist()
-        row = {"epoch": epoch, "epochs": self.options.epochs, "loss": round(loss / seen, 6)}
-        row |= {"accuracy": round(correct / tested, 6), "seconds_per_step": round(seconds, 6)}
-        return row | {"world_size": self.world_size}
+        loss, sample_count, correct_count, test_count = sums.tolist()
+        return {
+            "epoch": epoch,
+            "epochs": self.options.epochs,
+            "loss": round(loss / sample_count, 6),
+            "accuracy": round(correct_count / test_count, 6),
+            "seconds_per_step": round(seconds, 6),
+            "world_size": self.world_size,
+        }
 
     def step(self, images: Tensor, labels: Tensor) -> float:
         """Learn from one batch and return the sum of its samples' losses."""
@@ -157,10 +164,10 @@ class Trainer:
     @torch.no_grad()
     def count_correct(self) -> tuple[int, int]:
         """Count the recognised samples among this rank's held-out samples, and all of those."""
-        images, labels = self.held_out[list(shard(len(self.held_out), self.rank, self.world_size))]
+        images, labels = self.test_samples[list(shard(len(self.test_samples), self.rank, self.world_size))]
         # The module without its DDP wrapper: the ranks' parts differ in size, and nothing needs to be exchanged.
-        answers = self.network.module(images.to(self.device)).argmax(1).cpu()
-        return int((answers == labels).sum()), len(labels)
+        predictions = self.network.module(images.to(self.device)).argmax(1).cpu()
+        return int((predictions == labels).sum()), len(labels)
 
     def save(self, row: dict[str, Any]) -> None:
         """Write the checkpoint on rank 0; a kill or a power cut leaves the previous or the new one complete."""
@@ -186,24 +193,27 @@ class Trainer:
         self.network.module.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         row: dict[str, Any] = state["row"]
-        self.tell(f"resumed after epoch {row['epoch']}")
+        self.print_on_rank_zero(f"resumed after epoch {row['epoch']}")
         return row
 
-    def tell(self, line: str) -> None:
+    def print_on_rank_zero(self, line: str) -> None:
         if self.rank == 0:
-            say(line)
+            print_line(line)
 
 
 def read_checkpoint(folder: Path | None) -> dict[str, Any]:
     """Read the folder's checkpoint; empty if there is none, or if it is damaged, which is printed."""
-    if not folder or not (path := folder / "digits.pt").exists():
+    path = folder / "digits.pt" if folder else None
+    if path is None or not path.exists():
         return {}
     content = io.BytesIO(path.read_bytes())
     try:
         state: dict[str, Any] = torch.load(content, map_location="cpu", weights_only=True)
-        return {part: state[part] for part in ("row", "model", "optimizer")}
+        return {key: state[key] for key in ("row", "model", "optimizer")}
     except Exception as error:  # torch.load raises nearly any exception, depending on where the damage is
-        say(f"ignored the checkpoint {path}: it is damaged ({type(error).__name__}); training starts from epoch 1")
+        print_line(
+            f"ignored the checkpoint {path}: it is damaged ({type(error).__name__}); training starts from epoch 1"
+        )
         return {}
 
 
@@ -214,11 +224,12 @@ def main() -> None:
     device, backend = choose_device()
     # Without the import of torch.distributed.nn above, DistributedDataParallel would import it now, and the defaults of
     # its functions would hold this group forever: gloo's threads then outlive the group and sometimes abort the exit.
-    rank, world_size = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    rank = int(os.environ["RANK"])
+    world_size = int(os.environ["WORLD_SIZE"])
     distributed.init_process_group(backend, options.init_method, rank=rank, world_size=world_size)
     try:
-        where = f"on {socket.gethostname()} (local rank {os.environ.get('LOCAL_RANK', '0')})"
-        say(f"rank {distributed.get_rank()} of {distributed.get_world_size()} {where}, backend {backend}")
+        location = f"on {socket.gethostname()} (local rank {os.environ.get('LOCAL_RANK', '0')})"
+        print_line(f"rank {rank} of {world_size} {location}, backend {backend}")
         Trainer(options, device).train()
     finally:
         distributed.destroy_process_group()

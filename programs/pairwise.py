@@ -42,34 +42,39 @@ Speeds = dict[Pair, float]  # of the pairs of a round, in GB/s
 
 
 class Grades(NamedTuple):
-    """What the rounds so far say about the nodes."""
+    """The verdicts on the nodes after some rounds."""
 
     best: list[float]  # of each node, the speed that it got with its fastest partner; 0 if it had none
     median: float
-    good: frozenset[int]
+    fast: frozenset[int]
     slow: frozenset[int]
     unknown: frozenset[int]
 
 
 def grade_nodes(count: int, rounds: Sequence[Speeds], threshold: float, expect: float | None = None) -> Grades:
-    """Tell fast nodes from slow ones, and from those of which this is not known yet."""
-    met: list[dict[int, float]] = [{} for _ in range(count)]
-    for (one, other), speed in (pair for speeds in rounds for pair in speeds.items()):
-        met[one][other] = max(speed, met[one].get(other, 0))
-        met[other][one] = met[one][other]
-    best = [max(partners.values(), default=0.0) for partners in met]
+    """Classify the nodes as fast, slow, or not decided yet."""
+    speeds_by_partner: list[dict[int, float]] = [{} for _ in range(count)]
+    for speeds in rounds:
+        for (first, second), speed in speeds.items():
+            best_speed = max(speed, speeds_by_partner[first].get(second, 0))
+            speeds_by_partner[first][second] = best_speed
+            speeds_by_partner[second][first] = best_speed
+    best = [max(partners.values(), default=0.0) for partners in speeds_by_partner]
     # First relative to the faster half: with a slow node in most pairs, the median itself is slow.
-    fast = statistics.median_high(sorted(best)[count // 2 :])
-    median = expect or statistics.median(speed for speed in best if speed >= threshold * fast)
-    good = frozenset(node for node in range(count) if best[node] >= threshold * median)
-    # One slow result may be chance: a clearly slow node needs two, one of them with a fast partner, others need more.
-    needed = [1 if speed < threshold**2 * median else 2 for speed in best]
-    slow = frozenset(
-        node for node in {*range(count)} - good if len(met[node]) > 1 and len(good & {*met[node]}) >= needed[node]
-    )
-    if expect is None and len(slow) > len(good):  # a few fast nodes prove nothing: they may share a switch
-        slow = frozenset()
-    return Grades(best, median, good, slow, frozenset(range(count)) - good - slow)
+    fast_speed = statistics.median_high(sorted(best)[count // 2 :])
+    median = expect or statistics.median(speed for speed in best if speed >= threshold * fast_speed)
+    fast = frozenset(node for node in range(count) if best[node] >= threshold * median)
+    slow_nodes: set[int] = set()
+    for node in set(range(count)) - fast:
+        partners = speeds_by_partner[node].keys()
+        # One slow result may be chance: a clearly slow node needs two, one of them with a fast partner; others more.
+        required_count = 1 if best[node] < threshold**2 * median else 2
+        if len(partners) > 1 and len(fast & partners) >= required_count:
+            slow_nodes.add(node)
+    if expect is None and len(slow_nodes) > len(fast):  # a few fast nodes prove nothing: they may share a switch
+        slow_nodes = set()
+    slow = frozenset(slow_nodes)
+    return Grades(best, median, fast, slow, frozenset(range(count)) - fast - slow)
 
 
 def count_rounds(count: int) -> int:
@@ -78,7 +83,7 @@ def count_rounds(count: int) -> int:
 
 
 def pair_nodes(count: int, rounds: Sequence[Speeds], threshold: float, expect: float | None = None) -> list[Pair]:
-    """The disjoint pairs of the next round; none if all is known, or if no rounds are left."""
+    """The disjoint pairs of the next round; none if all nodes are decided, or no rounds remain."""
     if len(rounds) >= count_rounds(count):
         return []
     if not rounds:
@@ -87,20 +92,24 @@ def pair_nodes(count: int, rounds: Sequence[Speeds], threshold: float, expect: f
     # Where each pair so far had a slow node, all look alike: the less likely, the more rounds and nodes there are.
     if not grades.unknown and len(rounds) >= (3 if count <= 8 or not grades.slow else 2):
         return []
-    met = {frozenset(pair) for speeds in rounds for pair in speeds}
-    waiting = sorted(grades.good | grades.unknown, key=lambda node: (node in grades.good, -grades.best[node]))
-    pairs, paired = list[Pair](), set[int]()
+    past_pairs = {frozenset(pair) for speeds in rounds for pair in speeds}
+    candidates = sorted(grades.fast | grades.unknown, key=lambda node: (node in grades.fast, -grades.best[node]))
+    pairs: list[Pair] = []
+    paired: set[int] = set()
     # New partners before old ones, suspects before others, and with the fastest.
-    choices = itertools.combinations(waiting, 2)
-    for pair in sorted(choices, key=lambda each: (frozenset(each) in met, 1 - len(grades.unknown & {*each}) % 3 % 2)):
+
+    def rank_pair(pair: Pair) -> tuple[bool, int]:
+        return frozenset(pair) in past_pairs, 1 - len(grades.unknown & {*pair}) % 3 % 2
+
+    for pair in sorted(itertools.combinations(candidates, 2), key=rank_pair):
         if not paired & {*pair}:
             pairs.append(pair)
             paired |= {*pair}
     return pairs
 
 
-def say(row: Row) -> None:
-    """Print the row on rank 0 in one write, so that nothing else gets into the line."""
+def print_row(row: Row) -> None:
+    """Print the row on rank 0 in one write, so that no other output gets into the line."""
     if distributed.get_rank() == 0:
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
@@ -108,9 +117,10 @@ def say(row: Row) -> None:
 
 def read_size(text: str) -> int:
     """Read a number of bytes, `32768` or `32K`."""
-    digits, unit = (text[:-1], UNITS[text[-1]]) if text[-1:] in UNITS else (text, 1)
+    unit = UNITS.get(text[-1:], 1)
+    digits = text[:-1] if unit > 1 else text
     if not (digits.isascii() and digits.isdigit() and int(digits)):
-        raise argparse.ArgumentTypeError(f"{text!r} is no size; write bytes, or 32K, 1M, 2G, with K = 1024 bytes")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size: write bytes, or 32K, 1M, 2G, with K = 1024 bytes")
     return int(digits) * unit
 
 
@@ -131,7 +141,8 @@ def read_options() -> argparse.Namespace:
         parser.error("there must be one trial or more, and no fewer than 0 warmups")
     if not 0 < options.threshold < 1 or (options.expect is not None and not 0 < options.expect < math.inf):
         parser.error("--threshold must be between 0 and 1, and --expect above 0")
-    if missing := [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]:
+    missing = [name for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT") if name not in os.environ]
+    if missing:
         parser.error(f"{', '.join(missing)} must be set; start it with torchrun")
     return options
 
@@ -149,94 +160,126 @@ def choose_device() -> tuple[torch.device, str]:
 
 def list_nodes(each_process: bool) -> dict[str, list[int]]:
     """The name of each node, and its ranks; all ranks return the same."""
-    rank, local = distributed.get_rank(), int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    number = rank if each_process else int(os.environ.get("GROUP_RANK", rank // local))
-    places: list[Any] = [None] * distributed.get_world_size()
-    distributed.all_gather_object(places, (socket.gethostname(), number))
-    hosts = [host for host, _ in dict.fromkeys(places)]
+    own_rank = distributed.get_rank()
+    local_world_size = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    own_number = own_rank if each_process else int(os.environ.get("GROUP_RANK", own_rank // local_world_size))
+    locations: list[Any] = [None] * distributed.get_world_size()
+    distributed.all_gather_object(locations, (socket.gethostname(), own_number))
+    hosts = [host for host, _ in dict.fromkeys(locations)]
     nodes: dict[str, list[int]] = {}
-    for each, (host, number) in enumerate(places):
-        nodes.setdefault(host if hosts.count(host) == 1 else f"{host}:{number}", []).append(each)
+    for rank, (host, number) in enumerate(locations):
+        name = host if hosts.count(host) == 1 else f"{host}:{number}"
+        nodes.setdefault(name, []).append(rank)
     return nodes
 
 
 class Nodes:
-    """The nodes of a job, and what they send each other."""
+    """The nodes of a job, and the buffers that they send each other; all ranks call the same methods together."""
 
     def __init__(self, options: argparse.Namespace, device: torch.device) -> None:
-        self.trials, self.warmups, self.device = options.trials, options.warmups, device
-        found = list_nodes(options.each_process)
-        self.names, self.ranks = list(found), list(found.values())
-        self.given = torch.ones(options.size, dtype=torch.uint8, device=device)
-        self.taken = torch.zeros_like(self.given)
+        self.trials = options.trials
+        self.warmups = options.warmups
+        self.device = device
+        ranks_by_node = list_nodes(options.each_process)
+        self.names = list(ranks_by_node)
+        self.ranks = list(ranks_by_node.values())
+        self.send_buffer = torch.ones(options.size, dtype=torch.uint8, device=device)
+        self.receive_buffer = torch.zeros_like(self.send_buffer)
 
-    def send(self, peer: int | None, sends: bool) -> float:
+    def exchange(self, peer: int | None, *, is_sender: bool) -> float:
         """Send to a rank or receive from it, if there is one, and return the seconds; all ranks start together."""
         distributed.barrier(device_ids=[self.device.index] if self.device.type == "cuda" else None)
-        settle = torch.cuda.synchronize if self.device.type == "cuda" else int  # which does nothing
-        settle()
+        synchronize = torch.cuda.synchronize if self.device.type == "cuda" else int  # which does nothing
+        synchronize()
         start = time.perf_counter()
         if peer is not None:
-            way, elements = (distributed.isend, self.given) if sends else (distributed.irecv, self.taken)
-            for work in distributed.batch_isend_irecv([distributed.P2POp(way, elements, peer)]):
+            if is_sender:
+                operation = distributed.P2POp(distributed.isend, self.send_buffer, peer)
+            else:
+                operation = distributed.P2POp(distributed.irecv, self.receive_buffer, peer)
+            for work in distributed.batch_isend_irecv([operation]):
                 work.wait()
-        settle()
+        synchronize()
         return time.perf_counter() - start
 
     def measure(self, pairs: list[Pair]) -> Speeds:
         """Measure all pairs at the same time, in GB/s; all ranks return the same."""
-        peers = {one: other for pair in pairs for one, other in self._match_ranks(pair)}
+        peers = dict(match for pair in pairs for match in self._match_ranks(pair))
         rank = distributed.get_rank()
         peer = peers.get(rank)
         # First the lower ranks send, then the higher ones: gloo sends and receives at the same time only now and then.
-        ways = [peer is not None and rank < peer, peer is not None and rank > peer]
-        taken = [[self.send(peer, sends) for sends in ways] for _ in range(self.warmups + self.trials)]
-        own = torch.tensor(taken[self.warmups :], dtype=torch.float64, device=self.device)
-        everyone = [torch.zeros_like(own) for _ in range(distributed.get_world_size())]
-        distributed.all_gather(everyone, own)
+        directions = [peer is not None and rank < peer, peer is not None and rank > peer]
+        times: list[list[float]] = []
+        for _ in range(self.warmups + self.trials):
+            times.append([self.exchange(peer, is_sender=is_sender) for is_sender in directions])
+        own_times = torch.tensor(times[self.warmups :], dtype=torch.float64, device=self.device)
+        times_by_rank = [torch.zeros_like(own_times) for _ in range(distributed.get_world_size())]
+        distributed.all_gather(times_by_rank, own_times)
         speeds: Speeds = {}
-        for one, other in pairs:
-            slowest = torch.stack([everyone[rank] for rank in self.ranks[one] + self.ranks[other]]).amax(0)
-            seconds = max(statistics.median(way) for way in slowest.T.tolist())
-            speeds[one, other] = len(self.given) * len(self.ranks[one]) / seconds / 1e9
+        for first, second in pairs:
+            slowest = torch.stack([times_by_rank[rank] for rank in self.ranks[first] + self.ranks[second]]).amax(0)
+            seconds = max(statistics.median(direction_times) for direction_times in slowest.T.tolist())
+            speeds[first, second] = len(self.send_buffer) * len(self.ranks[first]) / seconds / 1e9
         return speeds
 
     def _match_ranks(self, pair: Pair) -> list[Pair]:
-        """Which rank of one node exchanges with which of the other, in both orders."""
-        one, other = (self.ranks[node] for node in pair)
-        return [*zip(one, other, strict=True), *zip(other, one, strict=True)]
+        """The pairs of ranks of two nodes that exchange, in both orders."""
+        first_ranks, second_ranks = (self.ranks[node] for node in pair)
+        return [*zip(first_ranks, second_ranks, strict=True), *zip(second_ranks, first_ranks, strict=True)]
 
 
 def search(nodes: Nodes, options: argparse.Namespace) -> Grades:
     """Measure and print round after round, then the slow nodes and the verdict."""
-    names, rounds, step = nodes.names, list[Speeds](), itertools.count(1)
-    judge = (options.threshold, options.expect)
-    while pairs := pair_nodes(len(names), rounds, *judge):
+    names = nodes.names
+    rounds: list[Speeds] = []
+    step = itertools.count(1)
+    while pairs := pair_nodes(len(names), rounds, options.threshold, options.expect):
         rounds.append(nodes.measure(pairs))
         median = options.expect or statistics.median_high(rounds[-1].values())
-        for (one, other), speed in rounds[-1].items():
-            row = {"step": next(step), "round": len(rounds), "node": names[one], "peer": names[other], "busbw": speed}
-            say({**row, "ratio": speed / median, "slow": speed < options.threshold * median})
-    grades = grade_nodes(len(names), rounds, *judge)
+        for (first, second), speed in rounds[-1].items():
+            print_row(
+                {
+                    "step": next(step),
+                    "round": len(rounds),
+                    "node": names[first],
+                    "peer": names[second],
+                    "busbw": speed,
+                    "ratio": speed / median,
+                    "slow": speed < options.threshold * median,
+                }
+            )
+    grades = grade_nodes(len(names), rounds, options.threshold, options.expect)
     slow = sorted(grades.slow, key=lambda node: grades.best[node])
     for node in slow:
-        figures = {"busbw": grades.best[node], "ratio": grades.best[node] / grades.median, "slow": True}
-        say({"step": next(step), "node": names[node], **figures})
-    counts = {"slow_nodes": len(slow), "unknown_nodes": len(grades.unknown)}
-    where = {"rounds": len(rounds), "nodes": len(names), "backend": distributed.get_backend()}
-    say({"verdict": describe(names, grades), **counts, "median_busbw": grades.median, **where})
+        busbw = grades.best[node]
+        print_row(
+            {"step": next(step), "node": names[node], "busbw": busbw, "ratio": busbw / grades.median, "slow": True}
+        )
+    print_row(
+        {
+            "verdict": describe(names, grades),
+            "slow_nodes": len(slow),
+            "unknown_nodes": len(grades.unknown),
+            "median_busbw": grades.median,
+            "rounds": len(rounds),
+            "nodes": len(names),
+            "backend": distributed.get_backend(),
+        }
+    )
     return grades
 
 
 def describe(names: list[str], grades: Grades) -> str:
-    """The verdict in words, with the slowest node first."""
-    slow = sorted(grades.slow, key=lambda node: grades.best[node])
-    told = ", ".join(f"{names[node]} ({grades.best[node] / grades.median:.2f} of the median)" for node in slow)
-    verb = "is" if len(slow) == 1 else "are"
-    found = f"{len(slow)} of {len(names)} nodes {verb} slow: {told}" if slow else "no slow node"
-    if not grades.unknown:
-        return found
-    return f"{found}; not known of {', '.join(names[node] for node in sorted(grades.unknown))}"
+    """The verdict as a sentence, with the slowest node first."""
+    verdict = "no slow node"
+    if grades.slow:
+        slow = sorted(grades.slow, key=lambda node: grades.best[node])
+        ratios = [f"{names[node]} ({grades.best[node] / grades.median:.2f} of the median)" for node in slow]
+        verb = "is" if len(slow) == 1 else "are"
+        verdict = f"{len(slow)} of {len(names)} nodes {verb} slow: {', '.join(ratios)}"
+    if grades.unknown:
+        verdict += f"; not known of {', '.join(names[node] for node in sorted(grades.unknown))}"
+    return verdict
 
 
 @record  # torchrun's report of a failure then has the traceback
@@ -248,7 +291,7 @@ def main() -> None:
     try:
         nodes = Nodes(options, device)
         if len(nodes.names) < 2 or len({len(ranks) for ranks in nodes.ranks}) > 1:
-            sys.stderr.write("pairwise.py: it needs two nodes or more, each with the same number of processes.\n")
+            sys.stderr.write("pairwise.py: requires two nodes or more, each with the same number of processes.\n")
             raise SystemExit(2)
         grades = search(nodes, options)
     finally:

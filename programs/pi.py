@@ -23,23 +23,23 @@ from torch import Tensor, distributed
 CHUNK = 1_000_000  # intervals at a time: a few arrays of 8 MB, however many intervals there are
 
 
-def say(row: dict[str, float]) -> None:
-    """Print the row on rank 0 in one write, so that nothing else gets into the line."""
+def print_row(row: dict[str, float]) -> None:
+    """Print the row on rank 0 in one write, so that no other output gets into the line."""
     if distributed.get_rank() == 0:
         sys.stdout.write(json.dumps(row) + "\n")
         sys.stdout.flush()
 
 
-def share(intervals: int, rank: int, world_size: int) -> range:
+def select_share(intervals: int, rank: int, world_size: int) -> range:
     """The rank's range of intervals; the shares differ by one at most and leave none out."""
     return range(intervals * rank // world_size, intervals * (rank + 1) // world_size)
 
 
-def integrate(part: range, intervals: int, device: torch.device) -> Tensor:
-    """Add up the part's trapezoids, each 1 / intervals wide."""
+def integrate(share: range, intervals: int, device: torch.device) -> Tensor:
+    """Add up the trapezoids of a share, each 1 / intervals wide."""
     total = torch.zeros((), dtype=torch.float64, device=device)
-    for start in range(part.start, part.stop, CHUNK):
-        stop = min(start + CHUNK, part.stop)
+    for start in range(share.start, share.stop, CHUNK):
+        stop = min(start + CHUNK, share.stop)
         x = torch.arange(start, stop + 1, dtype=torch.float64, device=device) / intervals
         total += torch.trapezoid(4 / (1 + x * x), dx=1 / intervals)
     return total
@@ -47,16 +47,18 @@ def integrate(part: range, intervals: int, device: torch.device) -> Tensor:
 
 def compute(options: argparse.Namespace, device: torch.device) -> None:
     """Compute pi once per trial and print each trial, then their mean time."""
-    rank, world_size, times = distributed.get_rank(), distributed.get_world_size(), list[float]()
-    result = {}
+    rank = distributed.get_rank()
+    world_size = distributed.get_world_size()
+    times: list[float] = []
+    result: dict[str, float] = {}
     for trial in range(1, options.trials + 1):
         start = time.perf_counter()
-        total = integrate(share(options.intervals, rank, world_size), options.intervals, device)
+        total = integrate(select_share(options.intervals, rank, world_size), options.intervals, device)
         distributed.all_reduce(total)
         result = {"pi": total.item(), "error": abs(total.item() - math.pi)}
         times.append(time.perf_counter() - start)
-        say({"trial": trial, "trials": options.trials} | result | {"seconds": times[-1]})
-    say(result | {"mean_seconds": sum(times) / len(times), "world_size": world_size})
+        print_row({"trial": trial, "trials": options.trials} | result | {"seconds": times[-1]})
+    print_row(result | {"mean_seconds": sum(times) / len(times), "world_size": world_size})
 
 
 def main() -> None:
@@ -66,11 +68,11 @@ def main() -> None:
     parser.add_argument("--trials", type=int, default=5)
     options = parser.parse_args()
     # NCCL needs a GPU for each process of this machine.
-    gpu = 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
-    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if gpu else torch.device("cpu")
-    if gpu:
+    has_gpu = 0 < int(os.environ.get("LOCAL_WORLD_SIZE", "1")) <= torch.cuda.device_count()
+    device = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0"))) if has_gpu else torch.device("cpu")
+    if has_gpu:
         torch.cuda.set_device(device)
-    distributed.init_process_group("nccl" if gpu else "gloo")
+    distributed.init_process_group("nccl" if has_gpu else "gloo")
     try:
         compute(options, device)
     finally:

@@ -163,12 +163,12 @@ def test_size_that_does_not_fit_keeps_the_rows_before_it() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--collective=all_to_all"], "'all_to_all' is no collective; there are all_reduce, all_gather"),
-        (["--sizes=1K,"], "'' is no size"),
+        (["--collective=all_to_all"], "'all_to_all' is not a collective; use one of all_reduce, all_gather"),
+        (["--sizes=1K,"], "'' is not a size"),
         (["--sizes=6"], "size 6 must be at least 4 bytes, and whole elements of 4 bytes"),
         (["--sizes=4", "--collective=alltoall"], "size 4 must be at least 8 bytes"),
-        (["--backend=nccl"], "nccl and --timing events need a GPU for each process"),
-        (["--timing=events"], "nccl and --timing events need a GPU for each process"),
+        (["--backend=nccl"], "nccl and --timing events require a GPU for each process"),
+        (["--timing=events"], "nccl and --timing events require a GPU for each process"),
     ],
 )
 def test_wrong_arguments_are_told(

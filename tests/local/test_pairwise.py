@@ -146,7 +146,7 @@ def test_equal_links_name_nobody(nodes: ShapedNodes) -> None:
 def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
     """Two processes of an agent make no pair; with --each-process they do, and have names of their own."""
     refused = run(launch(2, PROGRAM, "--size=4K"))
-    assert "it needs two nodes or more, each with the same number of processes" in refused.stderr
+    assert "requires two nodes or more, each with the same number of processes" in refused.stderr
     rows = read_rows(run(launch(2, PROGRAM, "--size=4K", "--each-process")).stdout)
     assert [row["node"].rpartition(":")[2] + row["peer"].rpartition(":")[2] for row in rows[:-1]] == ["01", "01"]
     assert json.dumps(rows[-1]["verdict"]) == '"no slow node"'
@@ -155,7 +155,7 @@ def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--size=0"], "'0' is no size"),
+        (["--size=0"], "'0' is not a size"),
         (["--trials=0"], "one trial or more"),
         (["--threshold=1.5"], "--threshold must be between 0 and 1"),
         (["--expect=0"], "--expect above 0"),
