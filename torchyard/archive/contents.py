@@ -24,7 +24,7 @@ class Version(NamedTuple):
     """By which two contents of a file are told apart."""
 
     size: int
-    changed_ns: int
+    modified_ns: int
 
 
 def is_record(name: str) -> bool:
@@ -47,56 +47,58 @@ def list_ended_logs(folder: Path) -> dict[str, Version]:
 
 
 def _list_versions(folder: Path, paths: list[Path]) -> dict[str, Version]:
-    found = {}
+    versions = {}
     for path in sorted(paths):
         name = str(path.relative_to(folder))
         if is_record(name) or is_log(name):
-            about = path.stat()
-            found[name] = Version(about.st_size, about.st_mtime_ns)
-    return found
+            stat = path.stat()
+            versions[name] = Version(stat.st_size, stat.st_mtime_ns)
+    return versions
 
 
-def merge_journals(ours: bytes, theirs: bytes) -> bytes:
+def merge_journals(local: bytes, remote: bytes) -> bytes:
     """One journal with the lines of both, in order of time; `ours` itself if it has all of them.
 
     They differ if a run went on elsewhere, and if the process here was lost before its last lines were archived.
     """
-    here, there = _list_lines(ours), _list_lines(theirs)
-    if set(there) <= set(here):
-        return ours
-    known = set(there)
-    lines = sorted([*there, *(line for line in here if line not in known)], key=_read_time)
+    local_lines, remote_lines = _list_complete_lines(local), _list_complete_lines(remote)
+    if set(remote_lines) <= set(local_lines):
+        return local
+    remote_line_set = set(remote_lines)
+    lines = sorted([*remote_lines, *(line for line in local_lines if line not in remote_line_set)], key=_parse_time)
     return b"".join(line + b"\n" for line in lines)
 
 
 def list_origins(journal: bytes) -> list[str]:
     """The folders in which processes of the run had what they have written into the archive."""
-    found = (_read_event(line).get("folder") for line in _list_lines(journal))
-    return list(dict.fromkeys(each for each in found if isinstance(each, str) and each.startswith("/")))
+    folders = (_parse_event(line).get("folder") for line in _list_complete_lines(journal))
+    return list(dict.fromkeys(folder for folder in folders if isinstance(folder, str) and folder.startswith("/")))
 
 
 def move_paths(text: str, origins: list[str], folder: str) -> str:
     """A record in which the run's folder is this one, so that its logs are found here."""
     for origin in sorted(origins, key=len, reverse=True):
         if origin != folder:
-            found = re.escape(json.dumps(origin, ensure_ascii=False)[1:-1]) + r"(?=[/\")])"
-            text = re.sub(found, lambda _: json.dumps(folder, ensure_ascii=False)[1:-1], text)
+            pattern = re.escape(json.dumps(origin, ensure_ascii=False)[1:-1]) + r"(?=[/\")])"
+            text = re.sub(pattern, lambda _: json.dumps(folder, ensure_ascii=False)[1:-1], text)
     return text
 
 
-def _list_lines(journal: bytes) -> list[bytes]:
+def _list_complete_lines(journal: bytes) -> list[bytes]:
     """The whole lines; a torn one is left out."""
-    return [line for line in journal.split(b"\n") if _read_event(line)]
+    return [line for line in journal.split(b"\n") if _parse_event(line)]
 
 
-def _read_event(line: bytes) -> dict[str, Any]:
+def _parse_event(line: bytes) -> dict[str, Any]:
     try:
         event = json.loads(line)
     except ValueError:
         return {}
-    whole = isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)
-    return event if whole else {}
+    is_event = (
+        isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)
+    )
+    return event if is_event else {}
 
 
-def _read_time(line: bytes) -> float:
-    return float(_read_event(line)["at"])
+def _parse_time(line: bytes) -> float:
+    return float(_parse_event(line)["at"])

@@ -38,13 +38,15 @@ class RunArchive:
 
     def __init__(self, folder: Path, check_owner: Callable[[], None], store: Store | None, fault: str = "") -> None:
         self._store, self._folder, self._check_owner = store, folder, check_owner
-        self._copied: dict[str, Version] = {}
-        self._before: bytes | None = None  # the journal that was in the archive, once that is known
-        self._key: HistoryKey | None = None  # of the history that is still to be fetched
-        self._fault, self._progress_at = fault, time.monotonic()
-        self._wake, self._looked, self._over = threading.Event(), threading.Event(), threading.Event()
-        self._over.set()  # until it is started
-        self._asked = self._answered = 0  # complete copies: how many were asked for, and which one is done
+        self._copied_versions: dict[str, Version] = {}
+        self._archived_journal: bytes | None = None  # the journal that was in the archive, once that is known
+        self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
+        self._fault, self._last_progress_at = fault, time.monotonic()
+        self._wake, self._pass_finished, self._stop_event = threading.Event(), threading.Event(), threading.Event()
+        self._stop_event.set()  # until it is started
+        self._requested_copies = self._finished_copies = (
+            0  # complete copies: how many were asked for, and which one is done
+        )
 
     # --- called by the run
 
@@ -52,28 +54,28 @@ class RunArchive:
         """Bring the folder up to what the archive has. False if the archive does not say, which is reported."""
         if self._store is None:
             return not self._fault
-        store, until = self._store, time.monotonic() + (timeout_s or _FETCH_TIMEOUT_S)
+        store, deadline = self._store, time.monotonic() + (timeout_s or _FETCH_TIMEOUT_S)
         while True:
             try:
-                left = max(until - time.monotonic(), _SETTLE_PAUSE_S)
-                if call_bounded(lambda: fetch_run(store, self._folder), left, store.url):
+                remaining_s = max(deadline - time.monotonic(), _SETTLE_PAUSE_S)
+                if call_bounded(lambda: fetch_run(store, self._folder), remaining_s, store.url):
                     get_log().info("what earlier processes of this run have recorded comes from %s", store.url)
                 return True
             except ArchiveError as error:
-                self._report(error)
-            if time.monotonic() + _FETCH_PAUSE_S > until:
+                self._report_fault(error)
+            if time.monotonic() + _FETCH_PAUSE_S > deadline:
                 return False
             time.sleep(_FETCH_PAUSE_S)
 
     def start(self, profile: Profile | None = None) -> None:
         """Copy from now on, and fetch the history of the profile's runs."""
         if self._store is not None:
-            self._key = key_of(profile) if profile else None
+            self._pending_history = key_of(profile) if profile else None
             run = contextvars.copy_context().run  # the run's log belongs to a context
-            self._over.clear()
-            threading.Thread(target=run, args=(self._copy_until_over,), daemon=True, name="archive").start()
+            self._stop_event.clear()
+            threading.Thread(target=run, args=(self._copy_until_stopped,), daemon=True, name="archive").start()
 
-    def keep_record(self, record: Record) -> None:
+    def save_record(self, record: Record) -> None:
         """Let the archive have the run's numbers."""
         if self._store is not None:
             with contextlib.suppress(OSError):  # a full disk is reported by what needs it more
@@ -85,91 +87,91 @@ class RunArchive:
 
     def settle(self) -> str:
         """Copy what is left, as long as the store takes it; returns what is missing there, empty if nothing is."""
-        if self._store is None or self._over.is_set():
+        if self._store is None or self._stop_event.is_set():
             return ""
-        self._progress_at = began = time.monotonic()
-        self._asked += 1
+        self._last_progress_at = started_at = time.monotonic()
+        self._requested_copies += 1
         while not self._is_settled():
             now = time.monotonic()
-            if now > self._progress_at + _SETTLE_TIMEOUT_S or now > began + _MAX_SETTLE_S:
-                self._over.set()
+            if now > self._last_progress_at + _SETTLE_TIMEOUT_S or now > started_at + _MAX_SETTLE_S:
+                self._stop_event.set()
                 return self._describe_missing()
         return ""
 
-    def drop(self) -> None:
+    def stop(self) -> None:
         """Copy nothing more: another process owns the run, or this one has settled it."""
-        self._over.set()
+        self._stop_event.set()
         self._wake.set()
 
     # --- on the archive's own thread
 
-    def _copy_until_over(self) -> None:
+    def _copy_until_stopped(self) -> None:
         pause = _COPY_INTERVAL_S
-        while not self._over.is_set():
+        while not self._stop_event.is_set():
             self._wake.clear()
-            asked = self._asked
+            requested_copies = self._requested_copies
             try:
                 self._check_owner()
-                self._copy_due()
+                self._copy_changes()
             except RunInUseError:
-                self._over.set()
+                self._stop_event.set()
             except Exception as error:  # whatever it is, no job depends on this
-                self._report(error)
+                self._report_fault(error)
                 pause = min(2 * pause, _MAX_RETRY_PAUSE_S)
             else:
                 pause = _COPY_INTERVAL_S
                 if self._fault:
                     get_log().info("the archive takes this run again")
-                self._fault, self._answered = "", asked
-            self._looked.set()
+                self._fault, self._finished_copies = "", requested_copies
+            self._pass_finished.set()
             self._wake.wait(pause)
 
-    def _copy_due(self) -> None:
+    def _copy_changes(self) -> None:
         """Copy what has changed: the journal after what it speaks of, and the large logs one at a time."""
         assert self._store is not None
-        if self._key:
-            histories.fetch_history(self._store, self._folder.parent, self._key)
-            self._key = None
-        if self._before is None:
-            self._look_first(self._store)
+        if self._pending_history:
+            histories.fetch_history(self._store, self._folder.parent, self._pending_history)
+            self._pending_history = None
+        if self._archived_journal is None:
+            self._read_archive_state(self._store)
         self._copy_records(self._store)
-        while logs := self._list_due(list_ended_logs(self._folder)):
+        while logs := self._select_changed(list_ended_logs(self._folder)):
             name = next(iter(logs))
-            self._store.copy(self._folder / name, f"{self._folder.name}/{name}", self._note_progress)
-            self._note_copied(name, logs[name])
+            self._store.copy(self._folder / name, f"{self._folder.name}/{name}", self._record_progress)
+            self._record_copied(name, logs[name])
             self._copy_records(self._store)
 
-    def _look_first(self, store: Store) -> None:
+    def _read_archive_state(self, store: Store) -> None:
         """Learn which lines of the journal the archive has, and which logs need not be copied again."""
-        found = store.list_files(self._folder.name)
+        sizes = store.list_files(self._folder.name)
         logs = list_ended_logs(self._folder)
-        self._copied |= {name: version for name, version in logs.items() if found.get(name) == version.size}
-        self._before = store.read(f"{self._folder.name}/{JOURNAL}") if JOURNAL in found else b""
+        self._copied_versions |= {name: version for name, version in logs.items() if sizes.get(name) == version.size}
+        self._archived_journal = store.read(f"{self._folder.name}/{JOURNAL}") if JOURNAL in sizes else b""
 
     def _copy_records(self, store: Store) -> None:
         journal = (self._folder / JOURNAL).read_bytes() if (self._folder / JOURNAL).exists() else b""
-        for name, version in self._list_due(list_records(self._folder)).items():
+        for name, version in self._select_changed(list_records(self._folder)).items():
             data = (self._folder / name).read_bytes()
             if name == RECORD:
-                store.write(histories.name_record(Record.model_validate_json(data)), data)
+                store.write(histories.build_record_path(Record.model_validate_json(data)), data)
             store.write(f"{self._folder.name}/{name}", data)
-            self._note_copied(name, version)
+            self._record_copied(name, version)
         lines = Version(len(journal), 0)  # it only grows
-        if journal and self._copied.get(JOURNAL) != lines:
-            store.write(f"{self._folder.name}/{JOURNAL}", merge_journals(journal, self._before or b""))
-            self._note_copied(JOURNAL, lines)
+        if journal and self._copied_versions.get(JOURNAL) != lines:
+            store.write(f"{self._folder.name}/{JOURNAL}", merge_journals(journal, self._archived_journal or b""))
+            self._record_copied(JOURNAL, lines)
 
-    def _list_due(self, found: dict[str, Version]) -> dict[str, Version]:
-        return {name: version for name, version in found.items() if self._copied.get(name) != version}
+    def _select_changed(self, versions: dict[str, Version]) -> dict[str, Version]:
+        return {name: version for name, version in versions.items() if self._copied_versions.get(name) != version}
 
-    def _note_copied(self, name: str, version: Version) -> None:
-        self._copied[name] = version
-        self._note_progress()
+    def _record_copied(self, name: str, version: Version) -> None:
+        self._copied_versions[name] = version
+        self._record_progress()
 
-    def _note_progress(self) -> None:
-        self._progress_at = time.monotonic()
+    def _record_progress(self) -> None:
+        self._last_progress_at = time.monotonic()
 
-    def _report(self, error: Exception) -> None:
+    def _report_fault(self, error: Exception) -> None:
         """Report a fault once, however often it comes back while it lasts."""
         if not self._fault:
             get_log().warning("%s; the run goes on, and it is tried again", error)
@@ -179,49 +181,47 @@ class RunArchive:
 
     def _is_settled(self) -> bool:
         """Wait a moment for the thread, or have it try again; whether it has copied all that was there when asked."""
-        self._looked.clear()
+        self._pass_finished.clear()
         self._wake.set()
-        self._looked.wait(_SETTLE_PAUSE_S)
-        done = self._answered >= self._asked or self._over.is_set()
-        if self._fault and not done:
+        self._pass_finished.wait(_SETTLE_PAUSE_S)
+        is_done = self._finished_copies >= self._requested_copies or self._stop_event.is_set()
+        if self._fault and not is_done:
             time.sleep(_SETTLE_PAUSE_S)
-        return done
+        return is_done
 
     def _describe_missing(self) -> str:
         """Which files the archive lacks, as far as that is known here."""
         assert self._store is not None
-        due = self._list_due({**list_records(self._folder), **list_ended_logs(self._folder)})
-        names = [*due, *([JOURNAL] if not due or self._fault else [])]
+        changed = self._select_changed({**list_records(self._folder), **list_ended_logs(self._folder)})
+        names = [*changed, *([JOURNAL] if not changed or self._fault else [])]
         logs = sum(map(is_log, names))
-        why = self._fault or "it takes too long"
-        return (
-            f"incomplete: {len(names) - logs} of its records and {logs} of its logs are only in {self._folder}: {why}"
-        )
+        reason = self._fault or "it takes too long"
+        return f"incomplete: {len(names) - logs} of its records and {logs} of its logs are only in {self._folder}: {reason}"
 
 
 @contextlib.contextmanager
-def archived(folder: Path, check_owner: Callable[[], None], resumes: bool) -> Iterator[RunArchive]:
+def open_run_archive(folder: Path, check_owner: Callable[[], None], is_resumed: bool) -> Iterator[RunArchive]:
     """The archive of a run that this process owns: complete at the end, unless another process owns the run by then.
 
     ArchiveError if TORCHYARD_ARCHIVE is wrong; for a run that is resumed this is a fault like any other.
     """
-    archive = _open_archive(folder, check_owner, resumes)
+    archive = _create_run_archive(folder, check_owner, is_resumed)
     try:
         yield archive
     except RunInUseError:
-        archive.drop()
+        archive.stop()
         raise
     finally:
         if missing := archive.settle():
             get_log().warning("the run's archive is %s", missing)
-        archive.drop()
+        archive.stop()
 
 
-def _open_archive(folder: Path, check_owner: Callable[[], None], resumes: bool) -> RunArchive:
+def _create_run_archive(folder: Path, check_owner: Callable[[], None], is_resumed: bool) -> RunArchive:
     try:
         return RunArchive(folder, check_owner, open_store())
     except ArchiveError as error:
-        if not resumes:
+        if not is_resumed:
             raise
         get_log().warning("%s", error)
         return RunArchive(folder, check_owner, None, str(error))

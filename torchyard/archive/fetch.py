@@ -14,10 +14,10 @@ from torchyard.model.plan import Plan
 from torchyard.model.run import Outcome
 
 _READ_COPIES = "archived"  # beside the runs: what is only read here must not look like a run of this machine
-_LOST = "its machine was lost before the log was archived"
+_LOST_LOG_REASON = "its machine was lost before the log was archived"
 
 
-class _Intent(BaseModel):
+class _SavedPlan(BaseModel):
     """An attempt's plan.json."""
 
     plan: Plan
@@ -29,21 +29,21 @@ def fetch_run(store: Store, folder: Path) -> bool:
     The journal comes last: a folder without it is fetched again by the next process.
     """
     name = folder.name
-    found = store.list_files(name)
-    theirs = store.read(f"{name}/{JOURNAL}") if JOURNAL in found else b""
-    ours = _read_here(folder / JOURNAL)
-    merged = merge_journals(ours, theirs)
-    if merged == ours:
+    sizes = store.list_files(name)
+    remote_journal = store.read(f"{name}/{JOURNAL}") if JOURNAL in sizes else b""
+    local_journal = _read_or_empty(folder / JOURNAL)
+    merged = merge_journals(local_journal, remote_journal)
+    if merged == local_journal:
         return False
-    origins = list_origins(theirs)
-    records = store.read_all([f"{name}/{each}" for each in found if is_record(each) and each != JOURNAL])
-    for each, data in records.items():
+    origins = list_origins(remote_journal)
+    records = store.read_all([f"{name}/{path}" for path in sizes if is_record(path) and path != JOURNAL])
+    for archived_path, data in records.items():
         text = move_paths(data.decode(errors="replace"), origins, str(folder))
-        _write_whole(store, folder / each.removeprefix(f"{name}/"), text.encode())
-    for each in filter(is_log, found):
-        _fetch_log(store, folder, each, found[each])
-    _tell_missing_logs(folder, found)
-    _write_whole(store, folder / JOURNAL, merged)
+        _write_atomically(store, folder / archived_path.removeprefix(f"{name}/"), text.encode())
+    for log_path in filter(is_log, sizes):
+        _fetch_log(store, folder, log_path, sizes[log_path])
+    _record_missing_logs(folder, sizes)
+    _write_atomically(store, folder / JOURNAL, merged)
     return True
 
 
@@ -60,38 +60,40 @@ def _fetch_log(store: Store, folder: Path, name: str, size: int) -> None:
     path = folder / name
     if _read_size(path) >= size:
         return
-    part = path.with_name(f"{path.name}.part")
+    temp_path = path.with_name(f"{path.name}.part")
 
     def write() -> None:
         make_private_folder(path.parent)
-        with open(part, "wb", opener=open_private_file):
+        with open(temp_path, "wb", opener=open_private_file):
             """Only the user may read it, also while it comes."""
-        store.fetch(f"{folder.name}/{name}", part)
-        part.replace(path)
+        store.fetch(f"{folder.name}/{name}", temp_path)
+        temp_path.replace(path)
 
     _guard_disk(store, write)
 
 
-def _tell_missing_logs(folder: Path, found: dict[str, int]) -> None:
+def _record_missing_logs(folder: Path, sizes: dict[str, int]) -> None:
     """Record which logs the archive lacks of an attempt whose end is known, and whose logs have not been read yet."""
-    for outcome in folder.glob("attempt-*/outcome.json"):
-        attempt = outcome.parent
+    for outcome_path in folder.glob("attempt-*/outcome.json"):
+        attempt = outcome_path.parent
         if (attempt / "ended.json").exists():
             continue
-        missing = [each for each in _list_nodes(attempt) if f"{attempt.name}/{each}/log" not in found]
+        missing = [node for node in _list_nodes(attempt) if f"{attempt.name}/{node}/log" not in sizes]
         with contextlib.suppress(OSError, ValidationError):  # what cannot be read is reported where it is used
-            was = Outcome.model_validate_json(outcome.read_bytes())
-            lost = dict.fromkeys((each for each in missing if not (attempt / each / "log").exists()), _LOST)
-            outcome.write_text(was.model_copy(update={"lost": {**was.lost, **lost}}).model_dump_json(), "utf-8")
+            saved = Outcome.model_validate_json(outcome_path.read_bytes())
+            lost = dict.fromkeys((node for node in missing if not (attempt / node / "log").exists()), _LOST_LOG_REASON)
+            outcome_path.write_text(
+                saved.model_copy(update={"lost": {**saved.lost, **lost}}).model_dump_json(), "utf-8"
+            )
 
 
 def _list_nodes(attempt: Path) -> list[str]:
     with contextlib.suppress(OSError, ValueError):
-        return list(_Intent.model_validate_json((attempt / "plan.json").read_bytes()).plan.logs)
+        return list(_SavedPlan.model_validate_json((attempt / "plan.json").read_bytes()).plan.logs)
     return []
 
 
-def _read_here(path: Path) -> bytes:
+def _read_or_empty(path: Path) -> bytes:
     try:
         return path.read_bytes()
     except FileNotFoundError:
@@ -105,22 +107,22 @@ def _read_size(path: Path) -> int:
         return -1
 
 
-def _write_whole(store: Store, path: Path, data: bytes) -> None:
+def _write_atomically(store: Store, path: Path, data: bytes) -> None:
     """Write a file of which no reader sees half."""
-    part = path.with_name(f"{path.name}.part")
+    temp_path = path.with_name(f"{path.name}.part")
 
     def write() -> None:
         make_private_folder(path.parent)
-        with open(part, "wb", opener=open_private_file) as file:
+        with open(temp_path, "wb", opener=open_private_file) as file:
             file.write(data)
-        part.replace(path)
+        temp_path.replace(path)
 
     _guard_disk(store, write)
 
 
-def _guard_disk(store: Store, work: Callable[[], None]) -> None:
+def _guard_disk(store: Store, operation: Callable[[], None]) -> None:
     try:
-        work()
+        operation()
     except OSError as error:
         raise ArchiveError(
             store.url, f"what it has cannot be written here: {error}", "free or mount the disk"

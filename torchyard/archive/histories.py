@@ -15,12 +15,12 @@ from torchyard.trend.records import HistoryKey, Record, RunIdentity, add_records
 _MAX_RECORDS = 100  # of a history, the newest: a comparison looks at 30 runs
 
 
-def name_record(record: Record) -> str:
+def build_record_path(record: Record) -> str:
     """Where the archive has a run's numbers."""
-    return f"{HISTORY}/{record.key.stem}/{_name(record.identity)}"
+    return f"{HISTORY}/{record.key.stem}/{_build_file_name(record.identity)}"
 
 
-def _name(run: RunIdentity) -> str:
+def _build_file_name(run: RunIdentity) -> str:
     return f"{run.began:016.3f}-{run.name}.json"
 
 
@@ -31,28 +31,30 @@ def fetch_history(store: Store, runs: Path, key: HistoryKey) -> None:
 
 def fetch_histories(store: Store, runs: Path) -> None:
     """The same for every history of the archive."""
-    found: dict[str, list[str]] = {}
-    for each in store.list_files(HISTORY):
-        stem, _, name = each.partition("/")
-        found.setdefault(stem, []).append(name)
-    for stem, names in found.items():
+    names_by_stem: dict[str, list[str]] = {}
+    for path in store.list_files(HISTORY):
+        stem, _, name = path.partition("/")
+        names_by_stem.setdefault(stem, []).append(name)
+    for stem, names in names_by_stem.items():
         _add_missing(store, runs / HISTORY / f"{stem}.jsonl", names)
 
 
 def _add_missing(store: Store, path: Path, names: list[str]) -> None:
     try:
-        known = {_name(each.identity) for each in read_history(path).records}
-        new = [name for name in sorted(names)[-_MAX_RECORDS:] if name not in known]
-        found = store.read_all([f"{HISTORY}/{path.stem}/{name}" for name in new])
-        records = [record for data in found.values() if (record := _read_record(data)) and record.key.stem == path.stem]
+        present_names = {_build_file_name(present.identity) for present in read_history(path).records}
+        missing_names = [name for name in sorted(names)[-_MAX_RECORDS:] if name not in present_names]
+        contents = store.read_all([f"{HISTORY}/{path.stem}/{name}" for name in missing_names])
+        records = [
+            record for data in contents.values() if (record := _parse_record(data)) and record.key.stem == path.stem
+        ]
         add_records(path, records)
     except OSError as error:
         raise ArchiveError(store.url, f"{path} cannot be completed from it: {error}") from error
-    if len(records) < len(new):
-        get_log().warning("%s: %d records in the archive cannot be read", path.stem, len(new) - len(records))
+    if len(records) < len(missing_names):
+        get_log().warning("%s: %d records in the archive cannot be read", path.stem, len(missing_names) - len(records))
 
 
-def _read_record(data: bytes) -> Record | None:
+def _parse_record(data: bytes) -> Record | None:
     try:
         return Record.model_validate_json(data)
     except ValidationError:

@@ -39,18 +39,20 @@ class Store:
             path = f"{self._root}/{folder}"
             if self._is_local and not _is_folder(path):
                 return {}
-            strict = {"on_error": "raise"} if self._is_local else {}  # else fsspec leaves out what it may not read
-            found: dict[str, dict[str, Any]] = self._files.find(path, detail=True, **strict)
-            return found
+            options = {"on_error": "raise"} if self._is_local else {}  # else fsspec leaves out what it may not read
+            entries: dict[str, dict[str, Any]] = self._files.find(path, detail=True, **options)
+            return entries
 
-        start = f"{self._root}/{folder}/"
-        listed = self._guard(f"list {folder}", find)
-        return {name.removeprefix(start): int(each["size"]) for name, each in listed.items() if name.startswith(start)}
+        prefix = f"{self._root}/{folder}/"
+        entries = self._guard(f"list {folder}", find)
+        return {
+            name.removeprefix(prefix): int(entry["size"]) for name, entry in entries.items() if name.startswith(prefix)
+        }
 
     def list_runs(self) -> list[str]:
         """The names of all runs."""
-        listed = self._guard("list its runs", lambda: self._files.ls(self._root, detail=True))
-        names = (each["name"].rstrip("/").rpartition("/")[2] for each in listed if each["type"] == "directory")
+        entries = self._guard("list its runs", lambda: self._files.ls(self._root, detail=True))
+        names = (entry["name"].rstrip("/").rpartition("/")[2] for entry in entries if entry["type"] == "directory")
         return sorted(name for name in names if name != HISTORY)
 
     def read(self, name: str) -> bytes:
@@ -58,9 +60,9 @@ class Store:
 
     def read_all(self, names: list[str]) -> dict[str, bytes]:
         """Several small files, at the same time if the store's client can do that."""
-        start = f"{self._root}/"
-        found = self._guard("read it", lambda: self._files.cat([start + name for name in names])) if names else {}
-        return {name.removeprefix(start): bytes(data) for name, data in found.items()}
+        prefix = f"{self._root}/"
+        contents = self._guard("read it", lambda: self._files.cat([prefix + name for name in names])) if names else {}
+        return {name.removeprefix(prefix): bytes(data) for name, data in contents.items()}
 
     def fetch(self, name: str, path: Path) -> None:
         """Copy a file from the archive to this path."""
@@ -74,13 +76,14 @@ class Store:
         """Copy a file of any size to the archive; `on_bytes` is called as it makes progress."""
         from fsspec.callbacks import Callback
 
-        class Watched(Callback):  # type: ignore[misc] # fsspec has no types
+        class ProgressCallback(Callback):  # type: ignore[misc] # fsspec has no types
             def call(self, *_: Any, **__: Any) -> None:
                 on_bytes()
 
         self._make_local_folder(name)
         self._guard(
-            f"write {name}", lambda: self._files.put_file(str(path), f"{self._root}/{name}", callback=Watched())
+            f"write {name}",
+            lambda: self._files.put_file(str(path), f"{self._root}/{name}", callback=ProgressCallback()),
         )
 
     def _make_local_folder(self, name: str) -> None:
@@ -88,13 +91,13 @@ class Store:
         if self._is_local:
             self._guard(f"write {name}", lambda: make_private_folder(Path(self._root, name).parent))
 
-    def _guard(self, what: str, work: Callable[[], T]) -> T:
+    def _guard(self, action: str, operation: Callable[[], T]) -> T:
         try:
-            return work()
+            return operation()
         except ArchiveError:
             raise
         except Exception as error:  # each protocol has errors of its own
-            raise ArchiveError(self.url, f"cannot {what}: {_describe_error(error)}") from error
+            raise ArchiveError(self.url, f"cannot {action}: {_describe_error(error)}") from error
 
 
 def open_store() -> Store | None:
@@ -103,42 +106,42 @@ def open_store() -> Store | None:
     return Store(url) if url else None
 
 
-def call_bounded(work: Callable[[], T], timeout_s: float, url: str) -> T:
+def call_bounded(operation: Callable[[], T], timeout_s: float, url: str) -> T:
     """Call the store, and wait for it no longer than this. ArchiveError."""
-    found: list[T | ArchiveError] = []
+    results: list[T | ArchiveError] = []
 
     def call() -> None:
         try:
-            found.append(work())
+            results.append(operation())
         except ArchiveError as error:
-            found.append(error)
+            results.append(error)
 
     thread = threading.Thread(target=call, daemon=True, name="archive")
     thread.start()
     thread.join(timeout_s)
-    answer = found[0] if found else ArchiveError(url, f"no answer for {timeout_s:.0f} s")
-    if isinstance(answer, ArchiveError):
-        raise answer
-    return answer
+    result = results[0] if results else ArchiveError(url, f"no answer for {timeout_s:.0f} s")
+    if isinstance(result, ArchiveError):
+        raise result
+    return result
 
 
 def _open_files(url: str) -> tuple[Any, str]:
     """The client of the URL's protocol, and the root's path in it."""
-    protocol, mark, rest = url.partition("://")
-    shown = secrets.mask_text(url)
-    if not mark or not rest.strip("/"):
-        raise ArchiveError(shown, "this is not a URL such as s3://BUCKET/PREFIX or file:///FOLDER", _SET_REMEDY)
+    protocol, separator, rest = url.partition("://")
+    masked_url = secrets.mask_text(url)
+    if not separator or not rest.strip("/"):
+        raise ArchiveError(masked_url, "this is not a URL such as s3://BUCKET/PREFIX or file:///FOLDER", _SET_REMEDY)
     from fsspec.core import url_to_fs
 
-    local = {"auto_mkdir": True} if protocol in _LOCAL_PROTOCOLS else {}
+    options = {"auto_mkdir": True} if protocol in _LOCAL_PROTOCOLS else {}
     try:
-        files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **local)
+        files, root = url_to_fs(url, use_listings_cache=False, skip_instance_cache=True, **options)
     except ImportError as error:
         extra = _EXTRAS.get(protocol)
         remedy = f"pip install 'torchyard[{extra}]'" if extra else f"install what it names, or {_SET_REMEDY}"
-        raise ArchiveError(shown, f"the package for {protocol}:// is missing: {error}", remedy) from error
+        raise ArchiveError(masked_url, f"the package for {protocol}:// is missing: {error}", remedy) from error
     except ValueError as error:
-        raise ArchiveError(shown, str(error), _SET_REMEDY) from error
+        raise ArchiveError(masked_url, str(error), _SET_REMEDY) from error
     return files, str(root).rstrip("/")
 
 
@@ -153,5 +156,5 @@ def _is_folder(path: str) -> bool:
 
 def _describe_error(error: BaseException) -> str:
     """An error in one line; some clients' errors have no words of their own."""
-    said = " ".join(str(error).split()) or type(error).__name__
-    return secrets.mask_text(said[:500])
+    message = " ".join(str(error).split()) or type(error).__name__
+    return secrets.mask_text(message[:500])

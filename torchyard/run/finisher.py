@@ -102,7 +102,7 @@ class RunFinisher:
         runs, identity = run.folder.path.parent, RunIdentity(run.folder.name, round(run.began, 3))
         collected = run.attempts[-1].collected if run.attempts else None
         record = build_record(run.profile, identity, end, collected)
-        run.archive.keep_record(record)
+        run.archive.save_record(record)
         return compare_run(runs, record), history_path(runs, record.key)
 
     def _record(self, end: End, sentence: str) -> None:

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any, TypeVar
 
-from torchyard.archive.copier import RunArchive, archived
+from torchyard.archive.copier import RunArchive, open_run_archive
 from torchyard.backend import backend_of
 from torchyard.common import secrets
 from torchyard.common.log import get_log
@@ -205,7 +205,7 @@ class Runner:
 
         RunInUseError if another process owns it. DetachedError if this process cannot go on and the job can.
         """
-        archive = archived(self.folder.path, self._check_owner, resumes := self.reporter.count > 1)
+        archive = open_run_archive(self.folder.path, self._check_owner, resumes := self.reporter.count > 1)
         with self.folder.owned(), self.reporter, archive as self.archive:
             if resumes:
                 takeover.learn_past(self.folder, self.profile, self.run_id, self.archive)

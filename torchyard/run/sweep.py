@@ -4,7 +4,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from torchyard.archive.copier import archived
+from torchyard.archive.copier import open_run_archive
 from torchyard.backend import backend_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
@@ -32,7 +32,7 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
     returned as left over.
     """
     try:
-        with folder.owned(), archived(folder.path, lambda: None, resumes=True) as archive:
+        with folder.owned(), open_run_archive(folder.path, lambda: None, is_resumed=True) as archive:
             if not is_run_open(folder):
                 return ()
             if archive.fetch(_ARCHIVE_TIMEOUT_S):  # else the archive may know more than this folder

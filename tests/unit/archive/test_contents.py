@@ -16,12 +16,12 @@ from torchyard.archive.contents import (
 )
 
 
-def line(at: float, event: str = "step", **facts: str) -> bytes:
-    return json.dumps({"at": at, "event": event, **facts}).encode() + b"\n"
+def event_line(timestamp: float, event: str = "step", **fields: str) -> bytes:
+    return json.dumps({"at": timestamp, "event": event, **fields}).encode() + b"\n"
 
 
 @pytest.mark.parametrize(
-    ("name", "record", "log"),
+    ("name", "is_record_name", "is_log_name"),
     [
         ("journal", True, False),
         ("attempt-2/plan.json", True, False),
@@ -36,9 +36,9 @@ def line(at: float, event: str = "step", **facts: str) -> bytes:
         ("attempt-1/plan.json\n", False, False),
     ],
 )
-def test_archive_holds_records_and_logs_alone(name: str, record: bool, log: bool) -> None:
+def test_archive_holds_records_and_logs_alone(name: str, is_record_name: bool, is_log_name: bool) -> None:
     """Checkpoints, locks and supervisors' files are not archived, and no name leads out of the folder."""
-    assert (is_record(name), is_log(name)) == (record, log)
+    assert (is_record(name), is_log(name)) == (is_record_name, is_log_name)
 
 
 def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
@@ -62,21 +62,23 @@ def test_logs_are_archived_once_their_job_has_ended(tmp_path: Path) -> None:
 
 def test_journals_of_two_machines_become_one() -> None:
     """The lines of both are there once, in order of time; a torn line is left out."""
-    ours = line(1) + line(2) + line(4, "step", name="wait")
-    theirs = line(1) + line(2) + line(3) + line(5, "end") + b'{"at": 6'
-    assert merge_journals(ours, theirs) == line(1) + line(2) + line(3) + line(4, "step", name="wait") + line(5, "end")
+    local = event_line(1) + event_line(2) + event_line(4, "step", name="wait")
+    remote = event_line(1) + event_line(2) + event_line(3) + event_line(5, "end") + b'{"at": 6'
+    assert merge_journals(local, remote) == event_line(1) + event_line(2) + event_line(3) + event_line(
+        4, "step", name="wait"
+    ) + event_line(5, "end")
 
 
 def test_journal_that_has_every_line_stays() -> None:
     """What the archive knows already changes nothing here, not even a torn line."""
-    ours = line(1) + line(2) + b"torn"
-    assert merge_journals(ours, line(1)) is ours
-    assert merge_journals(ours, b"") is ours
+    local = event_line(1) + event_line(2) + b"torn"
+    assert merge_journals(local, event_line(1)) is local
+    assert merge_journals(local, b"") is local
 
 
 def test_records_name_the_folder_here() -> None:
     """Paths of the folder in which a record was written lead to this folder, and others stay."""
-    journal = line(1, "start", folder="/pod/runs/x-1") + line(2, "start", folder="/pod/runs/x-1")
+    journal = event_line(1, "start", folder="/pod/runs/x-1") + event_line(2, "start", folder="/pod/runs/x-1")
     text = '{"log": "/pod/runs/x-1/attempt-1/node-0/log", "folder": "/pod/runs/x-1", "other": "/pod/runs/x-12/log"}'
     moved = move_paths(text, list_origins(journal), "/here/x-1")
     assert json.loads(moved) == {

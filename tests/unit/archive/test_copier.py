@@ -9,22 +9,22 @@ import pytest
 from tests.histories import recorded
 from tests.waiting import until
 from torchyard.archive import copier
-from torchyard.archive.copier import archived
+from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE, Store
 from torchyard.model.errors import ArchiveError, RunInUseError
 from torchyard.run.folder import RunFolder
 
 
-def mine() -> None:
+def accept_owner() -> None:
     """The run is still owned by this process."""
 
 
-def stolen() -> None:
+def refuse_owner() -> None:
     raise RunInUseError("runs/x", "another process")
 
 
 @pytest.fixture(autouse=True)
-def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+def short_timeouts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Wait for a store that is away for a moment only."""
     monkeypatch.setattr(copier, "_SETTLE_TIMEOUT_S", 0.1)
     monkeypatch.setattr(copier, "_SETTLE_PAUSE_S", 0.1)
@@ -38,7 +38,7 @@ def break_archive(root: Path) -> None:
     root.write_text("")
 
 
-def mend_archive(root: Path) -> None:
+def repair_archive(root: Path) -> None:
     root.unlink()
     root.with_suffix(".away").rename(root)
 
@@ -51,7 +51,7 @@ def add_ended_attempt(folder: RunFolder) -> None:
 
 def test_journal_is_archived_while_the_run_goes_on(folder: RunFolder, store: Store) -> None:
     """What the next process needs is in the archive before the end."""
-    with archived(folder.path, mine, False) as archive:
+    with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         folder.note("start", run="an-id")
         until(lambda: "journal" in store.list_files(folder.name))
@@ -62,7 +62,7 @@ def test_folder_is_whole_in_the_archive_at_the_end(folder: RunFolder, store: Sto
     """The last line, the logs of ended attempts and the report are there; checkpoints and locks are not."""
     (folder.path / "checkpoints").mkdir()
     (folder.path / "checkpoints" / "model.pt").write_text("huge")
-    with folder.owned(), archived(folder.path, mine, False) as archive:
+    with folder.owned(), open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         add_ended_attempt(folder)
         folder.note("end", end="succeeded")
@@ -83,24 +83,24 @@ def test_store_that_is_away_is_reported_and_delays_nothing(
     """The run goes on, the log has one warning, and the end says what is missing where and why."""
     break_archive(root)
     folder.note("start", run="an-id")
-    with caplog.at_level(logging.WARNING), archived(folder.path, mine, False) as archive:
+    with caplog.at_level(logging.WARNING), open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         add_ended_attempt(folder)
         missing = archive.settle()
     assert missing.startswith(
         f"incomplete: 2 of its records and 1 of its logs are only in {folder.path}: archive {store.url}: cannot"
     )
-    assert sum("it is tried again" in each for each in caplog.messages) == 1
+    assert sum("it is tried again" in message for message in caplog.messages) == 1
 
 
 def test_archive_is_complete_once_the_store_is_back(folder: RunFolder, store: Store, root: Path) -> None:
     """What could not be copied is copied later."""
     break_archive(root)
     folder.note("start", run="an-id")
-    with archived(folder.path, mine, False) as archive:
+    with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         until(lambda: "cannot" in archive.describe())
-        mend_archive(root)
+        repair_archive(root)
         add_ended_attempt(folder)
         assert archive.settle() == ""
     assert set(store.list_files(folder.name)) == {"attempt-1/node-0/log", "attempt-1/outcome.json", "journal"}
@@ -109,7 +109,7 @@ def test_archive_is_complete_once_the_store_is_back(folder: RunFolder, store: St
 def test_other_owner_keeps_the_archive(folder: RunFolder, store: Store) -> None:
     """A process that has lost the run copies nothing: it would overwrite what the new owner archives."""
     folder.note("start", run="an-id")
-    with archived(folder.path, stolen, False) as archive:
+    with open_run_archive(folder.path, refuse_owner, False) as archive:
         archive.start()
         folder.note("end", end="moved")
         archive.settle()
@@ -120,12 +120,12 @@ def test_run_taken_over_by_another_process_is_dropped(folder: RunFolder, store: 
     """The same if it is the run that notices it: its archive stays as it was at that moment."""
 
     def lose() -> None:
-        with archived(folder.path, mine, False) as archive:
+        with open_run_archive(folder.path, accept_owner, False) as archive:
             archive.start()
             until(lambda: "journal" in store.list_files(folder.name))
-            archive.drop()
+            archive.stop()
             folder.note("end", end="moved")
-            stolen()
+            refuse_owner()
 
     folder.note("start", run="an-id")
     with pytest.raises(RunInUseError):
@@ -135,13 +135,13 @@ def test_run_taken_over_by_another_process_is_dropped(folder: RunFolder, store: 
 
 def test_lines_that_only_the_archive_has_stay(folder: RunFolder, store: Store, root: Path) -> None:
     """A process that could not ask the archive does not delete what others have recorded there."""
-    there = RunFolder(root / folder.name)
-    there.path.mkdir()
-    there.note("start", run="an-id", host="first")
+    remote = RunFolder(root / folder.name)
+    remote.path.mkdir()
+    remote.note("start", run="an-id", host="first")
     folder.note("start", run="an-id", host="second")
-    with archived(folder.path, mine, True) as archive:
+    with open_run_archive(folder.path, accept_owner, True) as archive:
         archive.start()
-    assert [each["host"] for each in there.events()] == ["first", "second"]
+    assert [event["host"] for event in remote.events()] == ["first", "second"]
 
 
 def test_log_that_is_in_the_archive_is_not_copied_again(folder: RunFolder, store: Store, root: Path) -> None:
@@ -149,7 +149,7 @@ def test_log_that_is_in_the_archive_is_not_copied_again(folder: RunFolder, store
     add_ended_attempt(folder)
     folder.note("start", run="an-id")
     store.write(f"{folder.name}/attempt-1/node-0/log", b"A LINE\n")  # of the same size
-    with archived(folder.path, mine, True) as archive:
+    with open_run_archive(folder.path, accept_owner, True) as archive:
         archive.start()
     assert store.read(f"{folder.name}/attempt-1/node-0/log") == b"A LINE\n"
     assert "journal" in store.list_files(folder.name)
@@ -158,19 +158,19 @@ def test_log_that_is_in_the_archive_is_not_copied_again(folder: RunFolder, store
 def test_numbers_are_in_the_archived_history(folder: RunFolder, store: Store) -> None:
     """The run's record is one object of its history."""
     (record,) = recorded([1.5])
-    with archived(folder.path, mine, False) as archive:
+    with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
-        archive.keep_record(record)
+        archive.save_record(record)
     (name,) = store.list_files(f"history/{record.key.stem}")
     assert name.endswith(f"-{record.run}.json")
 
 
 def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root: Path) -> None:
     """A process without a folder of its own learns that the run has ended."""
-    there = RunFolder(root / folder.name)
-    there.path.mkdir()
-    there.note("end", end="succeeded", sentence="done")
-    with archived(folder.path, mine, True) as archive:
+    remote = RunFolder(root / folder.name)
+    remote.path.mkdir()
+    remote.note("end", end="succeeded", sentence="done")
+    with open_run_archive(folder.path, accept_owner, True) as archive:
         assert archive.fetch()
     assert folder.last("end")["sentence"] == "done"
 
@@ -178,7 +178,7 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
 def test_archive_that_does_not_answer_is_not_an_empty_one(folder: RunFolder, store: Store, root: Path) -> None:
     """The run learns that the archive has said nothing, after a bounded time."""
     break_archive(root)
-    with archived(folder.path, mine, True) as archive:
+    with open_run_archive(folder.path, accept_owner, True) as archive:
         assert not archive.fetch()
         assert "cannot list" in archive.describe()
 
@@ -186,9 +186,9 @@ def test_archive_that_does_not_answer_is_not_an_empty_one(folder: RunFolder, sto
 def test_wrong_setting_ends_only_a_run_that_has_not_begun(folder: RunFolder) -> None:
     """Before a run it is one clear error; a run that is resumed goes on without its archive, and reports it."""
     os.environ[ARCHIVE_VARIABLE] = "nowhere://x"
-    with pytest.raises(ArchiveError, match="nowhere"), archived(folder.path, mine, False):
+    with pytest.raises(ArchiveError, match="nowhere"), open_run_archive(folder.path, accept_owner, False):
         pass
-    with archived(folder.path, mine, True) as archive:
+    with open_run_archive(folder.path, accept_owner, True) as archive:
         assert not archive.fetch()
         assert "nowhere" in archive.describe()
 
@@ -197,8 +197,8 @@ def test_without_an_archive_nothing_happens(folder: RunFolder) -> None:
     """No thread, no file, no row in the report."""
     os.environ.pop(ARCHIVE_VARIABLE, None)
     (record,) = recorded([1.5])
-    with archived(folder.path, mine, False) as archive:
+    with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
-        archive.keep_record(record)
+        archive.save_record(record)
         assert (archive.fetch(), archive.describe(), archive.settle()) == (True, "", "")
     assert list(folder.path.iterdir()) == []

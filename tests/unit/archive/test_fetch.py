@@ -19,14 +19,14 @@ ENDED = Outcome(status=Status(state="succeeded", reason="done"), exit_codes={})
 @pytest.fixture
 def archived(folder: RunFolder, write: Write, root: Path, store: Store) -> RunFolder:
     """A run that another machine has archived, and no folder of it here: its job has ended, and no log was copied."""
-    there = RunFolder(root / folder.name)
-    there.path.mkdir(parents=True)
-    there.note("start", run="an-id", folder="/pod/runs/" + folder.name)
+    remote = RunFolder(root / folder.name)
+    remote.path.mkdir(parents=True)
+    remote.note("start", run="an-id", folder="/pod/runs/" + folder.name)
     plan = command_plan_of(lone_profile(write), Path("/pod/runs", folder.name))
-    there.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    there.save_outcome(1, ENDED)
+    remote.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    remote.save_outcome(1, ENDED)
     folder.path.rmdir()
-    return there
+    return remote
 
 
 def test_folder_is_as_it_was(archived: RunFolder, folder: RunFolder, store: Store) -> None:

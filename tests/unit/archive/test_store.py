@@ -48,7 +48,7 @@ def test_folders_are_private(store: Store, root: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("url", "said"),
+    ("url", "message"),
     [
         ("s3:/bucket", r"not a URL such as s3://BUCKET/PREFIX"),
         ("s3://", r"not a URL such as s3://BUCKET/PREFIX"),
@@ -56,11 +56,11 @@ def test_folders_are_private(store: Store, root: Path) -> None:
         ("gs://bucket", r"package for gs:// is missing.*pip install 'torchyard\[gcs\]'"),
     ],
 )
-def test_wrong_url_is_one_clear_error(url: str, said: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wrong_url_is_one_clear_error(url: str, message: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The error shows the URL, what is wrong with it, and what to do."""
     monkeypatch.setitem(sys.modules, "gcsfs", None)  # as if it were not installed
     os.environ[ARCHIVE_VARIABLE] = url
-    with pytest.raises(ArchiveError, match=said) as caught:
+    with pytest.raises(ArchiveError, match=message) as caught:
         open_store()
     assert url in str(caught.value)
 
@@ -95,5 +95,7 @@ def test_fsspec_is_imported_only_for_an_archive() -> None:
         "import sys, torchyard.run.runner, torchyard.archive.store as s; s.open_store(); print('fsspec' in sys.modules)"
     )
     env = {name: value for name, value in os.environ.items() if name != ARCHIVE_VARIABLE}
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
+    process = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, env=env, capture_output=True, text=True, check=True
+    )
+    assert process.stdout == "False\n"

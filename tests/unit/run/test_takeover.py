@@ -11,7 +11,7 @@ from tests.fake_api import FakeApi
 from tests.leases import RUN
 from tests.lost_machines import KEY, adopted, put
 from torchyard.archive import copier
-from torchyard.archive.copier import archived
+from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
 from torchyard.common.identity import holder_identity
 from torchyard.loading.profile import load_profile
@@ -52,7 +52,7 @@ def learn(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
     folder.path.mkdir(parents=True)
 
     def learn_it() -> RunFolder:
-        with archived(folder.path, lambda: None, True) as archive:
+        with open_run_archive(folder.path, lambda: None, True) as archive:
             learn_past(folder, profile, RUN_ID, archive)
         return folder
 
