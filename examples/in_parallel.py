@@ -12,15 +12,15 @@ def in_parallel(epochs: int = 10, seeds: tuple[int, ...] = (0, 1, 2)) -> list[Ru
         train_profile.submit("digits-local", {"nodes": 1, "args": [f"--epochs={epochs}", f"--seed={seed}"]})
         for seed in seeds
     ]
-    ended: list[RunResult] = []
-    for each in started:
+    results: list[RunResult] = []
+    for future in started:
         try:
-            ended.append(each.result())
+            results.append(future.result())
         except TrainingError as error:
-            ended.append(error.result)
-    return ended
+            results.append(error.result)
+    return results
 
 
 if __name__ == "__main__":
-    for each in in_parallel():
-        print(each.end, each.metrics.get("accuracy"), each.report)
+    for result in in_parallel():
+        print(result.end, result.metrics.get("accuracy"), result.report)

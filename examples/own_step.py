@@ -1,4 +1,4 @@
-"""A step of one's own between two of ours: each step of a run is a Prefect task that can be used alone."""
+"""Your own step between two of torchyard: each step of a run is a Prefect task that can be used alone."""
 
 from prefect import flow, task
 
@@ -13,7 +13,7 @@ def bring_data(nodes: tuple[str, ...]) -> None:
 
 @flow
 def own_step(epochs: int = 10) -> float:
-    """The accuracy; from preflight to teardown, nothing is left behind, whatever happens."""
+    """Return the accuracy. The teardown runs in every case, so that nothing remains."""
     profile = load_profile("digits-local", {"args": [f"--epochs={epochs}"]})
     job = plan(profile)
     preflight(job)
@@ -21,12 +21,14 @@ def own_step(epochs: int = 10) -> float:
     try:
         ensure_rendezvous(job)
         outcome = wait(submit(job, profile.deadlines))
-        found = collect(job, outcome, profile.metrics)
+        collected = collect(job, outcome, profile.metrics)
     finally:
-        left = teardown(job)
-    if found.failure or left:
-        raise RuntimeError(found.failure.sentence if found.failure else f"left behind: {', '.join(left)}")
-    return float(found.metrics.rows[-1]["accuracy"] or 0)
+        leftovers = teardown(job)
+    if collected.failure:
+        raise RuntimeError(collected.failure.sentence)
+    if leftovers:
+        raise RuntimeError(f"left behind: {', '.join(leftovers)}")
+    return float(collected.metrics.rows[-1]["accuracy"] or 0)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Register the model if it is good enough: the result is a value, not a message to parse."""
+"""Register the model if it is accurate enough: the result is a value, not a message to parse."""
 
 import shutil
 from pathlib import Path
@@ -10,14 +10,14 @@ from torchyard.tasks import RunResult, train_profile
 
 @task
 def register(result: RunResult, models: Path) -> Path:
-    """Stands for your registry: keeps the newest checkpoint under the name of its run."""
+    """A placeholder for your registry: copies the newest checkpoint under the name of its run."""
     models.mkdir(parents=True, exist_ok=True)
     return Path(shutil.copy(result.checkpoints[-1], models / f"{result.run}.pt"))
 
 
 @flow
 def train_and_register(epochs: int = 10, enough: float = 0.9, models: Path = Path("models")) -> Path | None:
-    """The registered model; None if it is not good enough."""
+    """Return the path of the registered model; None if it is not accurate enough."""
     result = train_profile("digits-local", {"args": [f"--epochs={epochs}"]})
     if float(result.metrics["accuracy"] or 0) > enough:
         return register(result, models)
@@ -25,4 +25,4 @@ def train_and_register(epochs: int = 10, enough: float = 0.9, models: Path = Pat
 
 
 if __name__ == "__main__":
-    print(train_and_register() or "not good enough")
+    print(train_and_register() or "not accurate enough")

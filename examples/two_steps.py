@@ -1,4 +1,4 @@
-"""Two of our steps in a flow of one's own: it asks whether a profile can run now, and starts nothing."""
+"""Two steps of torchyard in your own flow: it checks whether a profile can run now, and starts nothing."""
 
 from prefect import flow
 
@@ -7,7 +7,7 @@ from torchyard.tasks import PreflightError, load_profile, plan, preflight
 
 @flow
 def can_it_run(profile: str = "digits-local") -> bool:
-    """Whether no check fails; a failed one says what to do."""
+    """Whether all checks pass; a failed one has a remedy."""
     try:
         checks = preflight(plan(load_profile(profile)))
     except PreflightError as error:

@@ -11,7 +11,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 
 def main() -> None:
-    """Train; rank 0 prints one JSON line per 20 steps, and where it has saved the weights."""
+    """Train; rank 0 prints one JSON line per 20 steps, and the path of the weights."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--lr", type=float, default=0.1)

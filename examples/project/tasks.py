@@ -1,4 +1,4 @@
-"""This project's own steps; torchyard's are torchyard.tasks."""
+"""The steps of this project; those of torchyard are torchyard.tasks."""
 
 import json
 from pathlib import Path
@@ -10,8 +10,8 @@ from torchyard.tasks import RunResult
 
 @task
 def note_best(results: list[RunResult], path: Path) -> RunResult:
-    """Write down which run has the smallest loss."""
-    best = min(results, key=lambda each: float(each.metrics["loss"] or 0))
-    said = {"run": best.run, "loss": best.metrics["loss"], "model": best.checkpoints[0]}
-    path.write_text(json.dumps(said) + "\n", encoding="utf-8")
+    """Write the run with the smallest loss to a file, and return it."""
+    best = min(results, key=lambda result: float(result.metrics["loss"] or 0))
+    summary = {"run": best.run, "loss": best.metrics["loss"], "model": best.checkpoints[0]}
+    path.write_text(json.dumps(summary) + "\n", encoding="utf-8")
     return best
