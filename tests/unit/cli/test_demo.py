@@ -18,14 +18,14 @@ PROFILES = sorted((ROOT / "profiles" / "demo").glob("*.yaml"))
 def started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[Profile]:
     """The profiles that the demo would run; tests/local/test_wheel.py really runs them."""
     monkeypatch.chdir(tmp_path)
-    found: list[Profile] = []
+    profiles: list[Profile] = []
 
     def start(profile: Profile) -> tuple[str, int]:
-        found.append(profile)
+        profiles.append(profile)
         return f"{profile.name}-1", int(profile.name == "fails" and not Path("torchyard-demo/shard-1.bin").exists())
 
     monkeypatch.setattr(demo, "run_new", start)
-    return found
+    return profiles
 
 
 @pytest.mark.parametrize("path", PROFILES, ids=lambda path: path.stem)
@@ -36,20 +36,20 @@ def test_profile_of_the_demo_has_its_program_beside_it(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "name"), [([], "digits"), (["--without-torch"], "pi"), (["--fail"], "fails")], ids=["torch", "pi", "fail"]
+    ("argv", "name"), [([], "digits"), (["--without-torch"], "pi"), (["--fail"], "fails")], ids=["torch", "pi", "fail"]
 )
-def test_demo_ends_as_it_is_meant_to(words: list[str], name: str, started: list[Profile]) -> None:
+def test_demo_ends_as_it_is_meant_to(argv: list[str], name: str, started: list[Profile]) -> None:
     """A training that succeeds, and a failure that was asked for, are both exit code 0."""
-    assert main(["demo", *words]) == 0
-    assert [each.name for each in started] == [name]
+    assert main(["demo", *argv]) == 0
+    assert [profile.name for profile in started] == [name]
 
 
 def test_demo_says_what_comes_next(capsys: pytest.CaptureFixture[str]) -> None:
     """After the run the user reads commands with the run's and the profile's own names."""
     assert main(["demo"]) == 0
-    said = capsys.readouterr().out
-    assert "torchyard logs digits-1 " in said
-    assert "torchyard run torchyard-demo/digits.yaml " in said
+    output = capsys.readouterr().out
+    assert "torchyard logs digits-1 " in output
+    assert "torchyard run torchyard-demo/digits.yaml " in output
 
 
 def test_mended_failure_is_not_called_a_failure(capsys: pytest.CaptureFixture[str]) -> None:
@@ -66,7 +66,7 @@ def test_changed_files_are_kept(started: list[Profile]) -> None:
     path = Path("torchyard-demo/pi.yaml")
     path.write_text(path.read_text().replace("nodes: 2", "nodes: 3"))
     main(["demo", "--without-torch"])
-    assert [each.nodes.max for each in started] == [2, 3]
+    assert [profile.nodes.max for profile in started] == [2, 3]
 
 
 def test_missing_torch_gets_the_line_that_installs_it(
@@ -76,9 +76,9 @@ def test_missing_torch_gets_the_line_that_installs_it(
     find = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else find(name))
     assert main(["demo"]) == 1
-    said = capsys.readouterr().err
-    assert said.startswith("torch is not installed in ")
-    assert all(each in said for each in ("pip install 'torchyard[local]'", "/whl/cpu", "demo --without-torch"))
+    stderr = capsys.readouterr().err
+    assert stderr.startswith("torch is not installed in ")
+    assert all(text in stderr for text in ("pip install 'torchyard[local]'", "/whl/cpu", "demo --without-torch"))
     assert (started, Path("torchyard-demo").exists()) == ([], False)
 
 

@@ -19,11 +19,11 @@ from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
 def run(write: Write, tmp_path: Path) -> RunFolder:
     """A run in the archive that TORCHYARD_ARCHIVE names."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
-    there = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
-    there.note("start", run="an-id", folder=str(tmp_path / "gone" / there.name))
-    plan = command_plan_of(lone_profile(write), tmp_path / "gone" / there.name)
-    there.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    return there
+    archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
+    archived.note("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
+    plan = command_plan_of(lone_profile(write), tmp_path / "gone" / archived.name)
+    archived.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    return archived
 
 
 @pytest.fixture(autouse=True)

@@ -19,8 +19,8 @@ from torchyard.common.project_root import ROOT
 from torchyard.common.secrets import (
     _MASK,
 )
-from torchyard.diagnosis.fabric import judge_fabric
-from torchyard.diagnosis.nccl_log import read_nccl_log
+from torchyard.diagnosis.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.launchers import registry
 from torchyard.loading.profile import list_profiles
 from torchyard.model.hardware import Expect
@@ -50,26 +50,26 @@ def test_set_changes_a_key(capsys: pytest.CaptureFixture[str]) -> None:
     assert (len(plan["processes"]), plan["processes"][2]["submit"]["input"]["env"]["A"]) == (3, "b")
 
 
-@pytest.mark.parametrize(("pair", "said"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
-def test_bad_set_is_told(capsys: pytest.CaptureFixture[str], pair: str, said: str) -> None:
+@pytest.mark.parametrize(("pair", "message"), [("nodes", "is not KEY=VALUE"), ("a=[", "the value is not YAML")])
+def test_bad_set_is_told(capsys: pytest.CaptureFixture[str], pair: str, message: str) -> None:
     """A --set that cannot be read gives one sentence and exit code 1."""
     assert main(["plan", "digits-local", "--set", pair]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err
 
 
 def test_unknown_profile_is_one_sentence(capsys: pytest.CaptureFixture[str]) -> None:
     """A mistyped profile gets the nearest name on stderr, and exit code 1."""
     assert main(["plan", "digits-loca"]) == 1
-    said = capsys.readouterr()
-    assert (said.out, "did you mean digits-local?" in said.err) == ("", True)
+    captured = capsys.readouterr()
+    assert (captured.out, "did you mean digits-local?" in captured.err) == ("", True)
 
 
 def test_check_fails_with_its_remedy(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """A failed check gives exit code 1, and every check is shown."""
     assert main(["check", str(write()), "--set", "program=none.py"]) == 1
-    said = capsys.readouterr().out
-    assert "FAILED  program" in said
-    assert "4 of 5 checks passed" in said
+    output = capsys.readouterr().out
+    assert "FAILED  program" in output
+    assert "4 of 5 checks passed" in output
 
 
 def test_check_passes_without_a_trace(write: Write, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -98,11 +98,15 @@ def test_logs_name_the_network(write: Write, capsys: pytest.CaptureFixture[str])
     folder.path.mkdir(parents=True)
     folder.save_intent(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
     (only,) = short_report().attempts
-    verdict = judge_fabric(read_nccl_log(socket_node("a")), Expect(transport="roce"), 2)
+    verdict = evaluate_fabric(parse_nccl_log(socket_node("a")), Expect(transport="roce"), 2)
     folder.save_ended(only.model_copy(update={"collected": only.collected.model_copy(update={"fabric": verdict})}))
     assert main(["logs", folder.name]) == 0
-    shown = capsys.readouterr()
-    assert (shown.out, shown.err.startswith("fabric: not-rdma: TCP over eth0 on a"), shown.err.count("\n")) == (
+    captured = capsys.readouterr()
+    assert (
+        captured.out,
+        captured.err.startswith("fabric: not-rdma: TCP over eth0 on a"),
+        captured.err.count("\n"),
+    ) == (
         "",
         True,
         1,
@@ -124,9 +128,9 @@ def nothing_known() -> None:
 def test_a_plan_on_the_terminal_has_no_secret(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """A printed plan has no secret, because it may end up in a ticket; a warning names the variable."""
     assert main(["plan", str(write(env={"WANDB_API_KEY": WANDB}))]) == 0
-    shown = capsys.readouterr()
-    assert (WANDB in shown.out, f"WANDB_API_KEY: '{_MASK}'" in shown.out) == (False, True)
-    assert "secret WANDB_API_KEY" in shown.err
+    captured = capsys.readouterr()
+    assert (WANDB in captured.out, f"WANDB_API_KEY: '{_MASK}'" in captured.out) == (False, True)
+    assert "secret WANDB_API_KEY" in captured.err
 
 
 # --- the schema
@@ -160,9 +164,9 @@ def test_schema_takes_shipped_profiles(schema: Any, name: str) -> None:
 )
 def test_schema_refuses_mistakes(schema: Any, keys: dict[str, Any]) -> None:
     """The schema refuses mistakes, so that an editor shows them before anything is run."""
-    good = {"about": "a test", "launcher": "baremetal", "program": "x.py"}
-    assert list(schema.iter_errors(good)) == []
-    assert list(schema.iter_errors({**good, **keys}))
+    fields = {"about": "a test", "launcher": "baremetal", "program": "x.py"}
+    assert list(schema.iter_errors(fields)) == []
+    assert list(schema.iter_errors({**fields, **keys}))
 
 
 def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]) -> None:
@@ -171,9 +175,9 @@ def test_schema_accepts_every_shipped_profile(capsys: pytest.CaptureFixture[str]
     schema = json.loads(capsys.readouterr().out)
     for path in list_profiles().values():
         assert yaml.safe_load(path.read_text()).keys() <= schema["properties"].keys()
-    options = {each["if"]["properties"]["launcher"]["const"]: each["then"]["properties"] for each in schema["allOf"]}
-    for name, each in options.items():
-        assert each["options"]["properties"].keys() == registry.load_launcher(name).Options.model_fields.keys()
+    options = {rule["if"]["properties"]["launcher"]["const"]: rule["then"]["properties"] for rule in schema["allOf"]}
+    for name, properties in options.items():
+        assert properties["options"]["properties"].keys() == registry.load_launcher(name).Options.model_fields.keys()
 
 
 def test_schema_knows_values(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,18 +11,18 @@ from torchyard.trend.records import history_path, keep_record
 
 
 @pytest.fixture
-def kept() -> Path:
+def history() -> Path:
     """A history of twenty nights."""
     path = history_path(runs_folder(), KEY)
-    for each in recorded([*noisy_nights(1, 0.01, 19), 150.0]):
-        keep_record(path, each)
+    for record in recorded([*noisy_nights(1, 0.01, 19), 150.0]):
+        keep_record(path, record)
     return path
 
 
-def test_histories_are_listed(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_histories_are_listed(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Each history has a line with its name, its runs, and what these have in common."""
     assert main(["trend"]) == 0
-    assert capsys.readouterr().out.split("  ") == [kept.stem, "20 runs", "nodes x processes: 2x1\n"]
+    assert capsys.readouterr().out.split("  ") == [history.stem, "20 runs", "nodes x processes: 2x1\n"]
 
 
 def test_history_of_one_run_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -39,28 +39,28 @@ def test_no_history_is_told(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 @pytest.mark.parametrize("name", [KEY.profile, KEY.stem, f"some/{KEY.profile}.yaml"])
-def test_history_is_shown_by_profile_or_name(kept: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
+def test_history_is_shown_by_profile_or_name(history: Path, capsys: pytest.CaptureFixture[str], name: str) -> None:
     """A profile may be a path, as for a run. The table ends with the newest run, and says where the file is."""
     assert main(["trend", name]) == 0
-    *_, last, where = capsys.readouterr().out.splitlines()
-    assert (last.split()[-1], where) == ("worse", str(kept))
+    *_, last, location = capsys.readouterr().out.splitlines()
+    assert (last.split()[-1], location) == ("worse", str(history))
 
 
-def test_another_number_can_be_asked_for(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_another_number_can_be_asked_for(history: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--value shows a number that no run has compared."""
-    assert main(["trend", kept.stem, "--value", "step", "--lower"]) == 0
+    assert main(["trend", history.stem, "--value", "step", "--lower"]) == 0
     assert "step" in capsys.readouterr().out.splitlines()[0]
 
 
-def test_plot_is_written(kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_plot_is_written(history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--plot writes an SVG file; a place that cannot be written is one sentence."""
-    assert main(["trend", kept.stem, "--plot", str(tmp_path / "x.svg")]) == 0
+    assert main(["trend", history.stem, "--plot", str(tmp_path / "x.svg")]) == 0
     assert (tmp_path / "x.svg").read_text().startswith("<?xml")
-    assert main(["trend", kept.stem, "--plot", str(tmp_path / "none" / "x.svg")]) == 1
+    assert main(["trend", history.stem, "--plot", str(tmp_path / "none" / "x.svg")]) == 1
     assert "cannot be written: No such file or directory" in capsys.readouterr().err
 
 
-@pytest.mark.usefixtures("kept")
+@pytest.mark.usefixtures("history")
 def test_unknown_history_is_told_with_those_that_exist(capsys: pytest.CaptureFixture[str]) -> None:
     """A name without a history is an error that lists the histories; so is a profile with two of them."""
     keep_record(history_path(runs_folder(), other := KEY.model_copy(update={"nodes": "4x1"})), recorded([1.0])[0])

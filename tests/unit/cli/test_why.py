@@ -20,7 +20,7 @@ from torchyard.model.hang import Frame, GroupProgress, OnHang, RankRecord
 from torchyard.model.profile import Deadlines
 from torchyard.model.run import Attempt, Collected, Failure, Metrics, Outcome, State, Status
 from torchyard.run.folder import AttemptPlan, RunFolder, runs_folder
-from torchyard.steps.hang_files import write_hang
+from torchyard.steps.hang_files import write_hang_files
 
 IN_TORCH = WAITS[0].model_copy(update={"file": "/usr/lib/python3.12/site-packages/torch/d.py"})
 STAMP = "2026-11-21T08:00:47.123Z node-0 | "
@@ -40,7 +40,7 @@ def report_ranks(run: RunFolder, *records: RankRecord) -> None:
     """Write records into the node's log, between lines of the program."""
     (log,) = run.plans()[-1].nodes.values()
     Path(log).parent.mkdir(parents=True, exist_ok=True)
-    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + line_of(each) for each in records), f"{STAMP}epoch 2"]
+    lines = [f"{STAMP}[default0]:epoch 1", *(STAMP + line_of(record) for record in records), f"{STAMP}epoch 2"]
     Path(log).write_text("\n".join([*lines, ""]))
 
 
@@ -58,7 +58,7 @@ def ask(run: RunFolder, capsys: pytest.CaptureFixture[str], *words: str) -> list
 
 def test_ranks_of_a_living_run_are_shown(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """While no hang is known, a table says what each rank does, by its last record."""
-    healthy = [its.model_copy(update={"kind": "pulse"}) for its in RECORDS.values()]
+    healthy = [record.model_copy(update={"kind": "pulse"}) for record in RECORDS.values()]
     report_ranks(run, record(0, stalled_s=1.0), *healthy)
     head, columns, first, _, third, last = ask(run, capsys)
     assert head == "no rank is known to hang; the last report of each:"
@@ -102,25 +102,25 @@ def test_failed_attempt_of_a_run_that_goes_on_is_told(run: RunFolder, capsys: py
     assert ask(run, capsys)[0] == "failed: rank 2 hangs"
 
 
-@pytest.mark.parametrize(("on_hang", "why"), [("off", "on_hang is off"), ("report", "the program has not started")])
+@pytest.mark.parametrize(("on_hang", "reason"), [("off", "on_hang is off"), ("report", "the program has not started")])
 def test_run_without_records_says_why(
-    run: RunFolder, capsys: pytest.CaptureFixture[str], on_hang: OnHang, why: str
+    run: RunFolder, capsys: pytest.CaptureFixture[str], on_hang: OnHang, reason: str
 ) -> None:
     """No record is no proof that all is well."""
     intent = run.intent(1)
     assert intent
     run.save_intent(1, intent.model_copy(update={"plan": intent.plan.model_copy(update={"on_hang": on_hang})}))
     (line,) = ask(run, capsys)
-    assert line.startswith(f"no rank of this run has reported: {why}")
+    assert line.startswith(f"no rank of this run has reported: {reason}")
 
 
 def test_json_has_every_record(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """A script gets the hang, and what each rank has reported last."""
     report_ranks(run, *RECORDS.values())
     end(run, hang=HANG)
-    found = json.loads("\n".join(ask(run, capsys, "--json")))
-    assert (found["hang"]["kind"], found["world"], found["failure"]) == ("storage", 4, None)
-    assert [each["rank"] for each in found["ranks"]] == [0, 1, 2, 3]
+    document = json.loads("\n".join(ask(run, capsys, "--json")))
+    assert (document["hang"]["kind"], document["world"], document["failure"]) == ("storage", 4, None)
+    assert [record["rank"] for record in document["ranks"]] == [0, 1, 2, 3]
 
 
 def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
@@ -135,7 +135,7 @@ def test_run_of_the_archive_is_explained(run: RunFolder, capsys: pytest.CaptureF
 
 def test_page_of_a_hang_is_shown_without_logs(run: RunFolder, capsys: pytest.CaptureFixture[str]) -> None:
     """An archive has what was written of a hang before it has the logs of a job that still runs."""
-    write_hang(run.attempt(1), HANG, RECORDS)
+    write_hang_files(run.attempt(1), HANG, RECORDS)
     assert ask(run, capsys)[1:3] == ["but a hang was detected:", HANG.sentence]
 
 
@@ -179,12 +179,12 @@ def test_dumps_of_torch_are_explained(tmp_path: Path, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("notes.txt", "no file there ends with a rank"), ("trace_rank_0", "the dump is refused")]
+    ("name", "message"), [("notes.txt", "no file there ends with a rank"), ("trace_rank_0", "the dump is refused")]
 )
 def test_folder_without_dumps_is_refused(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, said: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str, message: str
 ) -> None:
     """What is no dump is one sentence, with the file."""
     (tmp_path / name).write_text("hello")
     assert main(["why", f"{tmp_path}/"]) == 1
-    assert said in capsys.readouterr().err
+    assert message in capsys.readouterr().err

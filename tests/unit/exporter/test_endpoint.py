@@ -26,9 +26,9 @@ def port() -> Iterator[int]:
 
 def scrape(port: int) -> dict[str, float]:
     """The sums of all families."""
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        families = text_string_to_metric_families(answer.read().decode())
-        return {each.name: sum(sample.value for sample in each.samples) for each in families}
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as response:
+        families = text_string_to_metric_families(response.read().decode())
+        return {family.name: sum(sample.value for sample in family.samples) for family in families}
 
 
 def test_each_scrape_reads_the_folders_anew(port: int) -> None:
@@ -38,8 +38,8 @@ def test_each_scrape_reads_the_folders_anew(port: int) -> None:
     folder.path.mkdir(parents=True)
     folder.note("start", entry="fresh", profile="mine", launcher="volcano")
     keep_record(history_path(runs_folder(), KEY), recorded([200.0])[0])
-    found = scrape(port)
-    assert (found["torchyard_runs"], found["torchyard_last_run_succeeded"]) == (1, 1)
+    values = scrape(port)
+    assert (values["torchyard_runs"], values["torchyard_last_run_succeeded"]) == (1, 1)
     assert 'torchyard_runs{launcher="volcano",profile="mine",state="lost"} 1.0' in render_metrics()
 
 

@@ -26,14 +26,14 @@ def wrapped(planned: Planned) -> Planned:
 
 
 def of(plan: ManifestPlan, kind: type[Any]) -> list[Any]:
-    return [each for each in plan.requires if isinstance(each, kind)]
+    return [requirement for requirement in plan.requires if isinstance(requirement, kind)]
 
 
 def inner(plan: ManifestPlan) -> dict[str, Any]:
-    found: Any = plan.main
+    value: Any = plan.main
     for key in appwrapper._find_wrapped_path(plan.main):
-        found = found[key]
-    job: dict[str, Any] = found
+        value = value[key]
+    job: dict[str, Any] = value
     return job
 
 
@@ -48,10 +48,10 @@ def seen(**status: Any) -> Observation:
 @pytest.mark.parametrize("api", [appwrapper._V1BETA2, *MCAD])
 def test_wrapper_holds_the_job_that_pytorchjob_plans(wrapped: Planned, api: str) -> None:
     """Inside is the PyTorchJob's own plan, except for what only the wrapper may do."""
-    plan, plain = wrapped(options={"api": api}), wrapped(launcher="pytorchjob")
-    assert plan.tasks == plain.tasks == {"master": 1, "worker": 1}
-    assert plan.pod["spec"] == plain.pod["spec"]
-    assert inner(plan)["metadata"] == plain.main["metadata"]
+    plan, unwrapped = wrapped(options={"api": api}), wrapped(launcher="pytorchjob")
+    assert plan.tasks == unwrapped.tasks == {"master": 1, "worker": 1}
+    assert plan.pod["spec"] == unwrapped.pod["spec"]
+    assert inner(plan)["metadata"] == unwrapped.main["metadata"]
 
 
 def test_inner_job_does_not_go_by_itself(wrapped: Planned) -> None:
@@ -63,14 +63,14 @@ def test_inner_job_does_not_go_by_itself(wrapped: Planned) -> None:
 
 def test_pods_of_a_failed_job_stay_until_they_are_read(wrapped: Planned) -> None:
     """Without this annotation the controller deletes them, and their logs, at once."""
-    said = wrapped(deadlines={"lease": "1h"}).main["metadata"]["annotations"]
-    assert said[f"{PREFIX}deletionOnFailureGracePeriodDuration"] == "3600s"
+    annotations = wrapped(deadlines={"lease": "1h"}).main["metadata"]["annotations"]
+    assert annotations[f"{PREFIX}deletionOnFailureGracePeriodDuration"] == "3600s"
 
 
 def test_controller_is_more_patient_than_the_run(wrapped: Planned) -> None:
     """The run decides what is late; the controller would throw the attempt away."""
-    said = wrapped(deadlines={"start": "30m"}).main["metadata"]["annotations"]
-    assert {said[f"{PREFIX}{name}GracePeriodDuration"] for name in ("admission", "warmup")} == {"1860s"}
+    annotations = wrapped(deadlines={"start": "30m"}).main["metadata"]["annotations"]
+    assert {annotations[f"{PREFIX}{name}GracePeriodDuration"] for name in ("admission", "warmup")} == {"1860s"}
 
 
 def test_tries_are_the_runs_own(wrapped: Planned) -> None:
@@ -80,16 +80,16 @@ def test_tries_are_the_runs_own(wrapped: Planned) -> None:
 
 def test_durations_have_no_days(wrapped: Planned) -> None:
     """Durations are in hours at most: Go knows no days, and the controller would ignore them."""
-    said = wrapped(options={"failure": "2d", "retry_pause": "90s"}).main["metadata"]["annotations"]
-    assert said[f"{PREFIX}failureGracePeriodDuration"] == "172800s"
-    assert said[f"{PREFIX}retryPausePeriodDuration"] == "90s"
+    annotations = wrapped(options={"failure": "2d", "retry_pause": "90s"}).main["metadata"]["annotations"]
+    assert annotations[f"{PREFIX}failureGracePeriodDuration"] == "172800s"
+    assert annotations[f"{PREFIX}retryPausePeriodDuration"] == "90s"
 
 
 def test_pause_may_be_zero(wrapped: Planned) -> None:
     """What the controller waits between two steps may be nothing, and is then written as such."""
-    said = wrapped(options={"retry_pause": "0s", "deletion_on_failure": 0}).main["metadata"]["annotations"]
-    assert said[f"{PREFIX}retryPausePeriodDuration"] == "0s"
-    assert said[f"{PREFIX}deletionOnFailureGracePeriodDuration"] == "0s"
+    annotations = wrapped(options={"retry_pause": "0s", "deletion_on_failure": 0}).main["metadata"]["annotations"]
+    assert annotations[f"{PREFIX}retryPausePeriodDuration"] == "0s"
+    assert annotations[f"{PREFIX}deletionOnFailureGracePeriodDuration"] == "0s"
 
 
 def test_queue_is_a_label_and_is_asked_for(wrapped: Planned) -> None:
@@ -120,9 +120,9 @@ def test_dispatcher_counts_the_pods(wrapped: Planned, api: str) -> None:
 def test_full_names_tell_the_two_kinds_apart(wrapped: Planned, api: str, group: str) -> None:
     """Both controllers call their kind AppWrapper: requirements name the group."""
     plan = wrapped(options={"api": api})
-    assert f"appwrappers.{group}" in {each.crd for each in of(plan, CrdServed)}
-    assert f"appwrappers.{group}" in {each.resource for each in of(plan, Permission)}
-    labels = {each.label for each in of(plan, Controller)}
+    assert f"appwrappers.{group}" in {requirement.crd for requirement in of(plan, CrdServed)}
+    assert f"appwrappers.{group}" in {requirement.resource for requirement in of(plan, Permission)}
+    labels = {requirement.label for requirement in of(plan, Controller)}
     assert ("app.kubernetes.io/name=appwrapper" in labels) == (group != "mcad.ibm.com")
 
 
@@ -130,10 +130,12 @@ def test_full_names_tell_the_two_kinds_apart(wrapped: Planned, api: str, group: 
 def test_dispatcher_needs_no_right_to_create_what_it_wraps(wrapped: Planned, api: str) -> None:
     """Only the webhook of v1beta2 asks for the right to create a PyTorchJob, and each product has its own remedy."""
     plan = wrapped(options={"api": api})
-    (rights,) = (each.verbs for each in of(plan, Permission) if each.resource == "pytorchjobs.kubeflow.org")
+    (rights,) = (
+        requirement.verbs for requirement in of(plan, Permission) if requirement.resource == "pytorchjobs.kubeflow.org"
+    )
     assert ("create" in rights, {"list", "watch"} <= set(rights)) == (api not in MCAD, True)
-    installs = [each.install for each in of(plan, CrdServed) if "appwrappers" in each.crd]
-    assert ["multi-cluster-app-dispatcher" in each for each in installs] == [api in MCAD]
+    installs = [requirement.install for requirement in of(plan, CrdServed) if "appwrappers" in requirement.crd]
+    assert ["multi-cluster-app-dispatcher" in install for install in installs] == [api in MCAD]
 
 
 # --- its status; recorded ones are in test_registry.py
@@ -147,8 +149,8 @@ def test_wrapper_without_a_job_waits(phase: str) -> None:
 
 def test_why_it_waits_is_told() -> None:
     """The reason quotes Kueue's condition, which says what is missing."""
-    lacks = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
-    status = appwrapper.read_status(seen(phase="Suspended", conditions=[lacks]))
+    missing_quota = {"type": "QuotaReserved", "status": "False", "message": "insufficient quota for nvidia.com/gpu"}
+    status = appwrapper.read_status(seen(phase="Suspended", conditions=[missing_quota]))
     assert status.reason == "the AppWrapper waits for its queue: insufficient quota for nvidia.com/gpu"
 
 
@@ -158,10 +160,10 @@ def test_job_that_was_taken_out_of_it_is_gone() -> None:
     assert appwrapper.read_status(seen(phase="Failed", conditions=[lost])).state == "gone"
 
 
-@pytest.mark.parametrize("word", [{"phase": "Succeeded"}, {"state": "Completed"}])
-def test_success_is_believed_once_the_pods_are_gone(word: dict[str, str]) -> None:
+@pytest.mark.parametrize("state", [{"phase": "Succeeded"}, {"state": "Completed"}])
+def test_success_is_believed_once_the_pods_are_gone(state: dict[str, str]) -> None:
     """Either controller's word for success counts once the pods are gone."""
-    assert appwrapper.read_status(seen(**word)).state == "succeeded"
+    assert appwrapper.read_status(seen(**state)).state == "succeeded"
 
 
 @pytest.mark.parametrize("state", ["Completed", "RunningHoldCompletion"])
@@ -170,10 +172,10 @@ def test_dispatchers_end_with_failed_pods_is_a_failure(state: str) -> None:
     assert appwrapper.read_status(seen(state=state, failed=2)).state == "failed"
 
 
-@pytest.mark.parametrize("word", [{"phase": "Failed"}, {"state": "Failed"}, {"state": "Deleted"}])
-def test_failure_is_the_wrappers_word(word: dict[str, str]) -> None:
+@pytest.mark.parametrize("state", [{"phase": "Failed"}, {"state": "Failed"}, {"state": "Deleted"}])
+def test_failure_is_the_wrappers_word(state: dict[str, str]) -> None:
     """A wrapper that says Failed has failed, whatever is inside."""
-    assert appwrapper.read_status(seen(**word)).state == "failed"
+    assert appwrapper.read_status(seen(**state)).state == "failed"
 
 
 def test_wrapper_that_is_not_there_is_gone() -> None:

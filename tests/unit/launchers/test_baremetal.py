@@ -30,8 +30,8 @@ def test_each_attempt_has_names_of_its_own(write: Write, tmp_path: Path) -> None
     """A second attempt shares no rendezvous id, port or folder with the first."""
     first, second = (command_plan_of(load(write()), tmp_path, attempt) for attempt in (1, 2))
     for pattern in (r"--rdzv_id=\S+", r"endpoint=\S+", r"/attempt-\d/"):
-        found = [re.findall(pattern, str(plan.processes[0].submit)) for plan in (first, second)]
-        assert found[0] != found[1]
+        matches = [re.findall(pattern, str(plan.processes[0].submit)) for plan in (first, second)]
+        assert matches[0] != matches[1]
 
 
 def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
@@ -41,7 +41,7 @@ def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"nodes": {"min": 1, "max": 2}}, "nodes: must be one number, not 1:2"),
         ({"nodes": 3, "options": {"hosts": ["localhost"]}}, "1 hosts for 3 nodes"),
@@ -57,10 +57,10 @@ def test_own_etcd_is_not_started_twice(write: Write, tmp_path: Path) -> None:
     ],
 )
 def test_profile_that_does_not_hold_together_is_refused(
-    write: Write, tmp_path: Path, keys: dict[str, Any], said: str
+    write: Write, tmp_path: Path, keys: dict[str, Any], message: str
 ) -> None:
     """The launcher reports keys of a profile that do not fit together."""
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         plan_of(load(write(**keys)), tmp_path)
 
 
@@ -116,7 +116,7 @@ def store_of(write: Write, tmp_path: Path, hosts: list[Any]) -> dict[str, Any]:
 
 
 def listens(spec: dict[str, Any]) -> list[str]:
-    return [word.partition("=")[2] for word in spec["argv"] if word.startswith("--listen-")]
+    return [arg.partition("=")[2] for arg in spec["argv"] if arg.startswith("--listen-")]
 
 
 @pytest.mark.parametrize("hosts", [["localhost"] * 2, ["gpu1", "gpu1"], [{"host": "localhost", "address": "10.0.0.9"}]])
@@ -139,4 +139,6 @@ def test_torch_is_needed_where_torchrun_starts_the_job(
 ) -> None:
     """A program that starts without an agent is any program: preflight does not ask for torch."""
     plan = plan_of(load(write(**keys)), tmp_path)
-    assert any(isinstance(need, Package) and need.name == "torch" for need in plan.requires) == needed
+    assert (
+        any(isinstance(requirement, Package) and requirement.name == "torch" for requirement in plan.requires) == needed
+    )

@@ -22,14 +22,14 @@ def planned_set(planned: Planned) -> Planned:
 
 
 def job(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.main["spec"]["replicatedJobs"][0]["template"]["spec"]
-    return found
+    spec: dict[str, Any] = plan.main["spec"]["replicatedJobs"][0]["template"]["spec"]
+    return spec
 
 
 def seen(plan: ManifestPlan, *true: str) -> Observation:
-    conditions = [{"type": each, "status": "True", "message": "why"} for each in true]
-    whole = {**plan.main, "status": {"conditions": conditions}}
-    return Observation({f"JobSet/{plan.job}": whole}, frozenset())
+    conditions = [{"type": condition, "status": "True", "message": "why"} for condition in true]
+    job = {**plan.main, "status": {"conditions": conditions}}
+    return Observation({f"JobSet/{plan.job}": job}, frozenset())
 
 
 def test_each_node_is_a_pod_with_an_index(planned_set: Planned) -> None:

@@ -18,8 +18,8 @@ HOST = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host"}
 
 
 def elastic(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.main["spec"]["elasticPolicy"]
-    return found
+    policy: dict[str, Any] = plan.main["spec"]["elasticPolicy"]
+    return policy
 
 
 def test_container_has_the_name_that_the_operator_looks_for(planned: Planned) -> None:
@@ -50,12 +50,12 @@ def test_operator_id_is_new_for_each_attempt(planned: Planned) -> None:
     assert len(set(ids)) == 2
 
 
-@pytest.mark.parametrize(("nodes", "least", "most"), [(4, 4, 4), ({"min": 2, "max": 8}, 2, 8)])
-def test_operator_knows_the_range(planned: Planned, nodes: Any, least: int, most: int) -> None:
+@pytest.mark.parametrize(("nodes", "least", "maximum"), [(4, 4, 4), ({"min": 2, "max": 8}, 2, 8)])
+def test_operator_knows_the_range(planned: Planned, nodes: Any, least: int, maximum: int) -> None:
     """A fixed number is both minimum and maximum; replicas are the maximum, and the gang is the minimum."""
     plan = planned(launcher="pytorchjob", nodes=nodes)
     worker = plan.main["spec"]["pytorchReplicaSpecs"]["Worker"]
-    assert (elastic(plan)["minReplicas"], elastic(plan)["maxReplicas"], worker["replicas"]) == (least, most, most)
+    assert (elastic(plan)["minReplicas"], elastic(plan)["maxReplicas"], worker["replicas"]) == (least, maximum, maximum)
     assert plan.main["spec"]["runPolicy"]["schedulingPolicy"] == {"minAvailable": least}
 
 
@@ -67,8 +67,8 @@ def test_operator_has_no_word_for_static(planned: Planned) -> None:
 def test_setup_sees_the_number_of_pods(planned: Planned) -> None:
     """The operator multiplies WORLD_SIZE by nprocPerNode, so only a job whose program reads it has that key."""
     agent, program = ({"rendezvous": "static"}, {"rendezvous": "env", "agent": "none"})
-    made = [planned(launcher="pytorchjob", processes=4, **keys).main["spec"] for keys in (agent, program)]
-    assert [spec.get("nprocPerNode") for spec in made] == [None, "4"]
+    specs = [planned(launcher="pytorchjob", processes=4, **keys).main["spec"] for keys in (agent, program)]
+    assert [spec.get("nprocPerNode") for spec in specs] == [None, "4"]
 
 
 def test_operator_keeps_failed_pods(planned: Planned) -> None:
@@ -87,7 +87,9 @@ def test_names_are_those_of_the_operator(planned: Planned) -> None:
 def test_gang_needs_a_flag_of_the_operator(planned: Planned) -> None:
     """Gang scheduling needs a flag of the operator, which preflight checks."""
     plan = planned(launcher="pytorchjob", options={"queue": "research"})
-    assert [need.gang for need in plan.requires if isinstance(need, Controller)] == ["--gang-scheduler-name"]
+    assert [requirement.gang for requirement in plan.requires if isinstance(requirement, Controller)] == [
+        "--gang-scheduler-name"
+    ]
     assert plan.main["spec"]["runPolicy"]["schedulingPolicy"]["queue"] == "research"
 
 
@@ -102,8 +104,10 @@ def test_queue_of_a_pytorchjob_is_that_of_its_gang(launched: Launched) -> None:
     """Preflight checks the queue of a PyTorchJob's PodGroup if the manifest names one."""
     policy = {"schedulingPolicy": {"queue": "research"}}
     plans = [launched(changed(PYTORCHJOB, runPolicy=policy)), launched(PYTORCHJOB)]
-    found = [[need.name for need in plan.requires if isinstance(need, OpenQueue)] for plan in plans]
-    assert found == [["research"], []]
+    queues = [
+        [requirement.name for requirement in plan.requires if isinstance(requirement, OpenQueue)] for plan in plans
+    ]
+    assert queues == [["research"], []]
 
 
 # --- its status, as it was recorded
@@ -134,6 +138,6 @@ def test_gang_that_does_not_fit_is_created_and_no_more() -> None:
 
 def test_job_whose_nodes_had_joined_has_started() -> None:
     """A PyTorchJob that recreates a pod is not taken for one that never started."""
-    seen = FILES["pytorchjob-ok"][1].observed.states
-    status = read("pytorchjob-ok", Observation(seen, frozenset({"worker-0", "worker-1"}), EPOCH))
+    states = FILES["pytorchjob-ok"][1].observed.states
+    status = read("pytorchjob-ok", Observation(states, frozenset({"worker-0", "worker-1"}), EPOCH))
     assert status.state == "running"

@@ -56,7 +56,9 @@ def test_plan_is_as_recorded(name: str) -> None:
     now = recorded(plan_of(load_profile(name), Path("/runs/RUN")))
     file = GOLDEN / f"{name}.json"
     if not file.exists():
-        assert not os.environ.get("CI"), f"{file.relative_to(ROOT)} is missing: run this test without CI=, and commit it"
+        assert not os.environ.get("CI"), (
+            f"{file.relative_to(ROOT)} is missing: run this test without CI=, and commit it"
+        )
         file.write_text(now)
     changes = list(difflib.unified_diff(file.read_text().splitlines(), now.splitlines(), lineterm="", n=0))
     assert not changes, "\n".join([*changes, f"to accept it: rm {file.relative_to(ROOT)} and test again"])
@@ -106,8 +108,8 @@ def test_success_is_that_of_every_pod(moment: Recorded) -> None:
 def test_failure_has_evidence(moment: Recorded) -> None:
     """A job that failed has a pod that says so, or a controller that does."""
     if moment.expected == "failed":
-        said = str([thing["status"] for thing in moment.observed.states.values()])
-        assert any(word in said for word in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
+        statuses = str([obj["status"] for obj in moment.observed.states.values()])
+        assert any(needle in statuses for needle in ("Fail", "BackOff", "Terminat", "Abort", "Evict"))
 
 
 # --- where the controllers mislead
@@ -136,8 +138,8 @@ def test_image_that_is_late_is_waited_for(case: str) -> None:
 @pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok"])
 def test_healthy_job_is_warned_of(case: str) -> None:
     """Even a job that succeeds has a warning that its gang cannot be scheduled: a warning alone proves nothing."""
-    said = json.loads((OBSERVED / f"{case}.json").read_text())["events"]
-    assert any("Warning Unschedulable:" in each for each in said)
+    events = json.loads((OBSERVED / f"{case}.json").read_text())["events"]
+    assert any("Warning Unschedulable:" in event for event in events)
 
 
 @pytest.mark.parametrize("case", ["volcano-elastic-one-does-not-fit", "pytorchjob-elastic-one-does-not-fit"])
@@ -211,20 +213,20 @@ PODS = pytest.mark.parametrize("case", ["volcano-ok", "pytorchjob-ok", "appwrapp
 def test_unknown_phase_is_no_success(case: str, junk: Any) -> None:
     """A finished job has not succeeded if the phase of a pod is anything but Succeeded."""
     moment = moments(case, "succeeded")[-1]
-    seen = copy.deepcopy(dict(moment.observed.states))
-    next(thing for name, thing in seen.items() if name.startswith("Pod/"))["status"]["phase"] = junk
-    assert read(case, Observation(seen, frozenset(), moment.observed.observed_at)).state != "succeeded"
+    states = copy.deepcopy(dict(moment.observed.states))
+    next(obj for name, obj in states.items() if name.startswith("Pod/"))["status"]["phase"] = junk
+    assert read(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
 @PODS
-@pytest.mark.parametrize("junk", [each for each in JUNK if each is not None and each != 0], ids=repr)
+@pytest.mark.parametrize("junk", [value for value in JUNK if value is not None and value != 0], ids=repr)
 def test_unknown_exit_code_is_no_success(case: str, junk: Any) -> None:
     """An exit code that is not the number 0 is not a success."""
     moment = moments(case, "succeeded")[-1]
-    seen = copy.deepcopy(dict(moment.observed.states))
-    pod = next(thing for name, thing in seen.items() if name.startswith("Pod/"))
+    states = copy.deepcopy(dict(moment.observed.states))
+    pod = next(obj for name, obj in states.items() if name.startswith("Pod/"))
     pod["status"]["containerStatuses"][0]["state"]["terminated"]["exitCode"] = junk
-    assert read(case, Observation(seen, frozenset(), moment.observed.observed_at)).state != "succeeded"
+    assert read(case, Observation(states, frozenset(), moment.observed.observed_at)).state != "succeeded"
 
 
 @pytest.mark.parametrize("case", SPOKEN)
@@ -236,23 +238,23 @@ def test_word_that_is_none_is_no_success(case: str, junk: Any) -> None:
 
 def inside_kinds() -> set[str]:
     """The types that `damaged` has put in place of objects and their parts."""
-    found: set[str] = set()
+    kinds: set[str] = set()
 
     @settings(max_examples=1000, database=None, derandomize=True)
     @given(damaged())
     def draw(damage: tuple[str, Observation]) -> None:
-        for thing in damage[1].states.values():
-            parts = {"object": thing} | (thing if isinstance(thing, dict) else {})
-            found.update(f"{key}: {type(value).__name__}" for key, value in parts.items())
+        for obj in damage[1].states.values():
+            parts = {"object": obj} | (obj if isinstance(obj, dict) else {})
+            kinds.update(f"{key}: {type(value).__name__}" for key, value in parts.items())
 
     draw()
-    return found
+    return kinds
 
 
 def test_damage_is_of_any_kind() -> None:
     """The damage really covers strings, numbers, lists and null: otherwise the properties above would test nothing."""
-    found = inside_kinds()
-    wanted = {
+    kinds = inside_kinds()
+    expected = {
         f"{key}: {kind}" for key in ("object", "metadata", "status") for kind in ("str", "int", "list", "NoneType")
     }
-    assert wanted <= found
+    assert expected <= kinds

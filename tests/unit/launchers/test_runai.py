@@ -14,22 +14,22 @@ from torchyard.model.profile import Profile
 from torchyard.model.run import Observation
 
 
-def profile(write: Write, through: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
-    asked = {"project": "mlo", "through": through, **(options or {})}
-    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": asked, **keys}))
+def profile(write: Write, generation: str = "cli-v1", options: dict[str, Any] | None = None, **keys: Any) -> Profile:
+    all_options = {"project": "mlo", "through": generation, **(options or {})}
+    return load(write(**{"launcher": "runai", "image": "pi:v1", "nodes": 2, "options": all_options, **keys}))
 
 
 @pytest.mark.parametrize(
-    ("options", "told"),
+    ("options", "message"),
     [
         ({"preemptible": True}, "a training can always be preempted"),
         ({"through": "kubernetes", "backoff_limit": 1}, "cannot be combined with through: kubernetes"),
         ({"through": "cli-v1", "node_pools": ["a", "b"]}, "must have one entry with through: cli-v1"),
     ],
 )
-def test_options_that_do_not_fit_are_refused(write: Write, options: dict[str, Any], told: str) -> None:
+def test_options_that_do_not_fit_are_refused(write: Write, options: dict[str, Any], message: str) -> None:
     """An option that would have no effect is an error."""
-    with pytest.raises(ProfileError, match=told):
+    with pytest.raises(ProfileError, match=message):
         profile(write, options=options)
 
 
@@ -56,13 +56,17 @@ def test_status_through_kubernetes_is_the_operators() -> None:
 def seen(**said: str) -> dict[str, Any]:
     """Two pods with these statuses from the CLI; `job` is the job's own."""
     names = {"job": "", "master": "m", "worker": "w"}
-    told = {"words": {names[name]: word for name, word in said.items()}, "why": "", "gone": "gone" in said.values()}
-    told |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
-    return {"node-0": get_pod_status(told, "m"), "node-1": get_pod_status(told, "w")}
+    response = {
+        "words": {names[name]: state_name for name, state_name in said.items()},
+        "why": "",
+        "gone": "gone" in said.values(),
+    }
+    response |= {"begun": {}, "ended": {"w": 1.0, "m": 2.0}, "since": dict.fromkeys(("m", "w", ""), 100.0)}
+    return {"node-0": get_pod_status(response, "m"), "node-1": get_pod_status(response, "w")}
 
 
 @pytest.mark.parametrize(
-    ("said", "state", "reason"),
+    ("pod_states", "state", "reason"),
     [
         ({"job": "Pending"}, "pending", "0 of 2 pods run; node-0: Pending"),
         ({"job": "Running", "worker": "ContainerCreating"}, "pending", "1 of 2 pods run; node-1: ContainerCreating"),
@@ -77,14 +81,14 @@ def seen(**said: str) -> dict[str, Any]:
         ({"job": "gone"}, "gone", "the job was deleted from Run:ai by somebody else"),
     ],
 )
-def test_state_is_read_from_words(said: dict[str, str], state: str, reason: str) -> None:
+def test_state_is_read_from_words(pod_states: dict[str, str], state: str, reason: str) -> None:
     """Pods count more than the job, failure more than success, and an unknown status is no end."""
-    status = runai.read_status(Observation(seen(**said), frozenset(), 101.0))
+    status = runai.read_status(Observation(seen(**pod_states), frozenset(), 101.0))
     assert (status.state, status.reason) == (state, reason)
 
 
 @pytest.mark.parametrize(
-    ("word", "cause", "retry"),
+    ("state_name", "cause", "retry"),
     [
         ("Preempted", "preempted", True),
         ("TimedOut", "pod-deadline", False),
@@ -94,9 +98,9 @@ def test_state_is_read_from_words(said: dict[str, str], state: str, reason: str)
         ("ErrImagePull", "image", False),
     ],
 )
-def test_word_that_no_log_tells_is_the_cause(word: str, cause: str, retry: bool) -> None:
+def test_word_that_no_log_tells_is_the_cause(state_name: str, cause: str, retry: bool) -> None:
     """A cause that no log shows is read from Run:ai's status; an image error counts only after a while."""
-    failure = runai.read_status(Observation(seen(job=word), frozenset(), 200.0)).failure
+    failure = runai.read_status(Observation(seen(job=state_name), frozenset(), 200.0)).failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, retry)
 

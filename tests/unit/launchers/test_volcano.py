@@ -14,8 +14,8 @@ ELASTIC = {"nodes": {"min": 2, "max": 8}}
 
 
 def volcano(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.main["spec"]
-    return found
+    spec: dict[str, Any] = plan.main["spec"]
+    return spec
 
 
 def test_gang_is_written_down(planned: Planned) -> None:
@@ -27,8 +27,8 @@ def test_gang_is_written_down(planned: Planned) -> None:
 
 def test_pod_that_fails_or_is_deleted_ends_the_job(planned: Planned) -> None:
     """A failed or deleted pod ends the job, so that its peers do not hold their GPUs for ever."""
-    found = {each["event"]: each["action"] for each in volcano(planned(nodes=2))["policies"]}
-    assert found == {"PodFailed": "TerminateJob", "PodEvicted": "TerminateJob"}
+    actions = {policy["event"]: policy["action"] for policy in volcano(planned(nodes=2))["policies"]}
+    assert actions == {"PodFailed": "TerminateJob", "PodEvicted": "TerminateJob"}
 
 
 def test_elastic_job_goes_on_without_a_deleted_pod(planned: Planned) -> None:
@@ -68,7 +68,7 @@ def test_queue_is_used_and_looked_at(planned: Planned) -> None:
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
     """Preflight checks the queue that the job names, or else Volcano's default queue."""
     plans = [launched(JOB), launched(changed(JOB, queue=None))]
-    assert [need.name for plan in plans for need in plan.requires if isinstance(need, OpenQueue)] == [
+    assert [requirement.name for plan in plans for requirement in plan.requires if isinstance(requirement, OpenQueue)] == [
         "research",
         "default",
     ]

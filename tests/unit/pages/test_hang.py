@@ -29,9 +29,9 @@ def ended(**found: Any) -> Report:
 def test_terminal_shows_the_hang() -> None:
     """The sentence, the evidence, and where the ranks are, with the one that hangs marked."""
     lines = render_text(ended(hang=HANG, straggler=STRAGGLER)).splitlines()
-    at = lines.index(f"  hang         {HANG.sentence}")
-    assert lines[at + 1 : at + 7] == [
-        *(f"               {each}" for each in HANG.evidence),
+    index = lines.index(f"  hang         {HANG.sentence}")
+    assert lines[index + 1 : index + 7] == [
+        *(f"               {evidence}" for evidence in HANG.evidence),
         f"  straggler    {LATE}",
         "    ranks      place",
         "    0-1, 3     all_reduce (distributed.py:99)",
@@ -62,8 +62,8 @@ def test_nothing_is_said_of_a_run_that_did_not_hang() -> None:
 def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
     """A thousand places with long names, and names that a terminal or a page would obey, change nothing else."""
     evil = "\x1b[2J<img src=x> | **a**\n# big" * 100
-    places = tuple(RankGroup(ranks=tuple(range(at, 3000, 7)), location=evil) for at in range(1000))
-    hang = HANG.model_copy(update={"sentence": evil, "rank_groups": places, "evidence": (evil,) * 100})
+    rank_groups = tuple(RankGroup(ranks=tuple(range(start, 3000, 7)), location=evil) for start in range(1000))
+    hang = HANG.model_copy(update={"sentence": evil, "rank_groups": rank_groups, "evidence": (evil,) * 100})
     text = form(ended(hang=hang))
     assert len(text.encode()) < _MAX_PAGE_BYTES / 2
     assert not re.search(r"\x1b|\n# big", text)

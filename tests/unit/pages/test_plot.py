@@ -21,8 +21,8 @@ def test_one_row_makes_no_plot() -> None:
 def test_the_page_of_a_long_run_has_its_picture_still() -> None:
     """The plot of 100,000 rows is thinned, not left out."""
     rows: tuple[Row, ...] = tuple(
-        {"step": at, "loss": at * 7919 % 10007, "rate": at * 104729 % 9973, "x": at * 31 % 8191}
-        for at in range(100_000)
+        {"step": step, "loss": step * 7919 % 10007, "rate": step * 104729 % 9973, "x": step * 31 % 8191}
+        for step in range(100_000)
     )
     text = render_markdown(report(rows=(*rows, {"step": 100_000, "loss": 1.0, "rate": 0.2, "x": 1})))
     assert "data:image/svg+xml;base64," in text
@@ -54,9 +54,9 @@ def test_no_value_or_name_of_a_metric_costs_the_page(value: float | str | None) 
 def test_the_picture_is_svg_without_a_script() -> None:
     """A metric's name cannot put a script into the SVG."""
     rows: tuple[Row, ...] = ({"step": 1, "<script>": 1.0}, {"step": 2, "<script>": 2.0})
-    found = re.search(r"base64,([\w+/=]+)", render_markdown(report(rows=rows)))
-    assert found
-    assert b"<script" not in base64.b64decode(found[1])
+    match = re.search(r"base64,([\w+/=]+)", render_markdown(report(rows=rows)))
+    assert match
+    assert b"<script" not in base64.b64decode(match[1])
 
 
 def _draw(rows: tuple[Row, ...]) -> str:
@@ -67,9 +67,9 @@ def _draw(rows: tuple[Row, ...]) -> str:
 def test_each_collective_has_its_line_over_the_sizes() -> None:
     """A benchmark's panels show bandwidths over sizes, which are no panel themselves, and name each collective."""
     rows: tuple[Row, ...] = tuple(
-        {"step": at, "collective": name, "size": 2**at, "busbw": at / 10}
+        {"step": step, "collective": name, "size": 2**step, "busbw": step / 10}
         for name in ("all_reduce", "all_gather")
-        for at in (1, 2, 3)
+        for step in (1, 2, 3)
     )
     drawn = _draw(rows)
     comments = re.findall(r"<!-- (\w+) -->", drawn)

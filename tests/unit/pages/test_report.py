@@ -12,8 +12,8 @@ import pytest
 from tests.markdown import rendered
 from tests.nccl_lines import socket_node, verbs_node
 from tests.reports import attempt, report, report_of, short_report
-from torchyard.diagnosis.fabric import judge_fabric
-from torchyard.diagnosis.nccl_log import read_nccl_log
+from torchyard.diagnosis.fabric import evaluate_fabric
+from torchyard.diagnosis.nccl_log import parse_nccl_log
 from torchyard.model.hardware import Expect
 from torchyard.model.run import ContainerFailure, Failure, LogFile, Report, Row
 from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
@@ -60,22 +60,22 @@ def huge(letter: str, rows: int = 2_000) -> Report:
     """A report with the maximum of everything, written with one letter."""
     long = letter * 5_000
     row: Row = {f"{letter * 40}{key}": long for key in range(30)} | {"loss": 0.1, "accuracy": 0.2, "rate": 0.3}
-    made: tuple[Row, ...] = tuple(
-        {"step": at, "loss": at % 7 / 7, "accuracy": at % 11, "rate": 1 / (at + 1)} for at in range(rows)
+    all_rows: tuple[Row, ...] = tuple(
+        {"step": step, "loss": step % 7 / 7, "accuracy": step % 11, "rate": 1 / (step + 1)} for step in range(rows)
     )
     logs = tuple(
-        LogFile(node=f"node-{at}", path=f"/{letter * 300}/{at}", lines=10**9, lost=long) for at in range(1_000)
+        LogFile(node=f"node-{index}", path=f"/{letter * 300}/{index}", lines=10**9, lost=long) for index in range(1_000)
     )
-    return report(long, ({"step": 0, **row}, *made), attempts=20, logs=logs, tail=(long,) * 50)
+    return report(long, ({"step": 0, **row}, *all_rows), attempts=20, logs=logs, tail=(long,) * 50)
 
 
 @pytest.mark.parametrize("letter", ["|", "\U0001f600", "\n"])
 def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
     """A page stays small even with huge tables, a thousand incomplete logs and twenty attempts."""
-    made = huge(letter)
+    huge_report = huge(letter)
     assert (
-        len(render_markdown(made).encode()) <= _MAX_PAGE_BYTES,
-        len(render_text(made).encode()) <= _MAX_PAGE_BYTES,
+        len(render_markdown(huge_report).encode()) <= _MAX_PAGE_BYTES,
+        len(render_text(huge_report).encode()) <= _MAX_PAGE_BYTES,
     ) == (True, True)
 
 
@@ -83,15 +83,17 @@ def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
 def test_nothing_that_is_quoted_reaches_a_terminal_as_more_than_text(form: Form) -> None:
     """Control codes are removed from sentences, steps, log lines, leftovers, and names and values of metrics."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
-    made = report(EVIL, rows, attempts=2, tail=(EVIL,), logs=(LogFile(node="n", path=EVIL, lines=1, lost=EVIL),))
-    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]|owned", form(made)) == []
+    evil_report = report(EVIL, rows, attempts=2, tail=(EVIL,), logs=(LogFile(node="n", path=EVIL, lines=1, lost=EVIL),))
+    assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]|owned", form(evil_report)) == []
 
 
 def test_nothing_that_is_quoted_becomes_a_mark_of_the_page() -> None:
     """Quoted text adds no tag or link to a page and breaks neither its tables, its picture nor its code block."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
-    made = report(EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),))
-    text = render_markdown(made)
+    evil_report = report(
+        EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),)
+    )
+    text = render_markdown(evil_report)
     html = rendered(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
     assert re.findall(r"<(?:a|b|strong|em|h2|script)\b", html) == []
     assert (html.count("<img"), html.count("<pre>"), html.count("<h1>")) == (1, 1, 1)
@@ -120,54 +122,58 @@ def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("form", [render_text, render_markdown])
 def test_report_lists_the_attempts(form: object) -> None:
     """Each attempt has its cause and the machine it failed on; a single attempt needs no list."""
-    said = form(report_of(attempt(1, "node-lost"), attempt(2, "")))  # type: ignore[operator]
-    assert "node-lost: it broke (on gpu-7)" in said
-    assert "attempt 2" in said
+    text = form(report_of(attempt(1, "node-lost"), attempt(2, "")))  # type: ignore[operator]
+    assert "node-lost: it broke (on gpu-7)" in text
+    assert "attempt 2" in text
     assert "attempt 1" not in form(report_of(attempt(1, "")))  # type: ignore[operator]
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
     """If the job's own controller tried again, the report says how each try failed; else it lists none."""
-    made = attempt(1, "program-error")
+    failed_attempt = attempt(1, "program-error")
     endings = (
         ContainerFailure(node="worker-1", failed_at=1.7e9, exit_code=7),
         ContainerFailure(node="worker-1", failed_at=1.7e9 + 61, exit_code=137),
     )
-    status = made.outcome.status.model_copy(update={"retries": 1})
-    tried = made.outcome.model_copy(update={"status": status, "container_failures": endings})
-    text = form(report_of(made.model_copy(update={"outcome": tried})))
+    status = failed_attempt.outcome.status.model_copy(update={"retries": 1})
+    tried = failed_attempt.outcome.model_copy(update={"status": status, "container_failures": endings})
+    text = form(report_of(failed_attempt.model_copy(update={"outcome": tried})))
     assert re.search(r"try\W+worker.?-1 ended with exit code 7 at 22:13:20 UTC", text)
     assert re.search(r"try\W+worker.?-1 was killed by signal 9 at 22:14:21 UTC", text)
-    once = made.outcome.model_copy(update={"container_failures": endings[:1]})
-    assert "exit code 7" not in form(report_of(made.model_copy(update={"outcome": once})))
+    once = failed_attempt.outcome.model_copy(update={"container_failures": endings[:1]})
+    assert "exit code 7" not in form(report_of(failed_attempt.model_copy(update={"outcome": once})))
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_verdict_on_the_network_is_shown(form: Form) -> None:
     """The report has the verdict, its sentence, and the first line that proves it."""
-    reading = read_nccl_log([*verbs_node("a"), *socket_node("b", 8)])
-    verdict = judge_fabric(reading, Expect(transport="roce"), 2)
-    made = short_report()
-    (only,) = made.attempts
+    reading = parse_nccl_log([*verbs_node("a"), *socket_node("b", 8)])
+    verdict = evaluate_fabric(reading, Expect(transport="roce"), 2)
+    finished = short_report()
+    (only,) = finished.attempts
     collected = only.collected.model_copy(update={"fabric": verdict})
-    text = form(made.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
+    text = form(finished.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
     assert re.search(r"fabric\W+not-rdma: TCP over eth0 on b, not roce", text)
     assert "NET/Socket/0" in text
     assert re.search(
         r"node\W+transport\W+GPUDirect\W+devices\W[\W-]*b\W+NET/Socket\W+no\W+eth0\W+a\W+NET/IB\W+yes", text
     )
-    assert "fabric" not in form(made)
-    assert "GPUDirect" not in form(made)
+    assert "fabric" not in form(finished)
+    assert "GPUDirect" not in form(finished)
 
 
 @pytest.mark.parametrize("form", FORMS)
 def test_cause_and_proof_of_a_failure_are_shown(form: Form) -> None:
     """A failed run shows the slug of its cause, whether another attempt may work, and the line that proves it."""
-    known = {"cause": "oom-gpu", "sentence": "it broke", "line": "[rank0]: OutOfMemoryError: CUDA out of memory"}
+    failure_fields = {
+        "cause": "oom-gpu",
+        "sentence": "it broke",
+        "line": "[rank0]: OutOfMemoryError: CUDA out of memory",
+    }
     failed = short_report("failed")
     (only,) = failed.attempts
-    collected = only.collected.model_copy(update={"failure": Failure.model_validate(known)})
+    collected = only.collected.model_copy(update={"failure": Failure.model_validate(failure_fields)})
     text = form(failed.model_copy(update={"attempts": (only.model_copy(update={"collected": collected}),)}))
     assert re.search(r"cause\W+oom.?-gpu, another attempt would not help", text)
     assert re.search(r"proof\W+rank0\W+OutOfMemoryError", text)
@@ -178,11 +184,11 @@ def test_cause_and_proof_of_a_failure_are_shown(form: Form) -> None:
 def test_two_collectives_make_one_readable_table(form: Form) -> None:
     """Rows of two collectives and the same size are lines of their own with its name; a single one is no column."""
     rows: list[Row] = [
-        {"step": at, "steps": 4, "collective": name, "size": size, "busbw": at / 8, "wrong": 0}
-        for at, (name, size) in enumerate(itertools.product(("all_reduce", "all_gather"), (1024, 2048)), 1)
+        {"step": step, "steps": 4, "collective": name, "size": size, "busbw": step / 8, "wrong": 0}
+        for step, (name, size) in enumerate(itertools.product(("all_reduce", "all_gather"), (1024, 2048)), 1)
     ]
-    told = [_strip_marks(line) for line in form(report(rows=tuple(rows))).splitlines()]
-    assert "3 all_gather 1024 0.375" in told
+    lines = [_strip_marks(line) for line in form(report(rows=tuple(rows))).splitlines()]
+    assert "3 all_gather 1024 0.375" in lines
     single = form(report(rows=tuple(rows[:2])))
     assert "1 1024 0.125" in [_strip_marks(line) for line in single.splitlines()]
 

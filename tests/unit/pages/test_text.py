@@ -5,7 +5,12 @@ from torchyard.pages.text import align_columns, format_duration, select_ends
 
 def test_spans_read_well() -> None:
     """Durations are shown in seconds, minutes or hours."""
-    assert [format_duration(each) for each in (0.25, 38.2, 761, 7500)] == ["0.2 s", "38 s", "12 min 41 s", "2 h 05 min"]
+    assert [format_duration(seconds) for seconds in (0.25, 38.2, 761, 7500)] == [
+        "0.2 s",
+        "38 s",
+        "12 min 41 s",
+        "2 h 05 min",
+    ]
 
 
 def test_columns_are_as_wide_as_their_longest_cell() -> None:

@@ -24,9 +24,9 @@ def read_runs(tmp_path: Path, experiment_name: str = "mine") -> tuple[Any, list[
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    found = client.get_experiment_by_name(experiment_name)
-    assert found
-    return client, list(client.search_runs([found.experiment_id]))
+    experiment_ = client.get_experiment_by_name(experiment_name)
+    assert experiment_
+    return client, list(client.search_runs([experiment_.experiment_id]))
 
 
 def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
@@ -34,14 +34,14 @@ def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
     opened(tmp_path).write(points(1, 2))
     client, (first,) = read_runs(tmp_path)
     assert (first.info.status, first.data.params["args"]) == ("RUNNING", "--epochs 3")
-    again = opened(tmp_path)
-    again.write(points(3))
-    again.close(ending(numbers={"summary.best": 0.3}))
+    reopened = opened(tmp_path)
+    reopened.write(points(3))
+    reopened.close(ending(numbers={"summary.best": 0.3}))
     client, (run,) = read_runs(tmp_path)
     assert run.info.run_id == first.info.run_id
     assert (run.info.run_name, run.info.status, run.info.end_time) == ("mine-a1b2c3d4", "FINISHED", 1_700_000_100_000)
     assert (run.data.tags["torchyard.run_id"], run.data.tags["torchyard.end"]) == (RUN_ID, "succeeded")
-    curve = [(each.step, each.value, each.timestamp) for each in client.get_metric_history(run.info.run_id, "loss")]
+    curve = [(point.step, point.value, point.timestamp) for point in client.get_metric_history(run.info.run_id, "loss")]
     assert curve == [(1, 0.1, 1_700_000_001_000), (2, 0.2, 1_700_000_002_000), (3, 0.3, 1_700_000_003_000)]
     assert run.data.metrics["summary.best"] == 0.3
 

@@ -20,14 +20,14 @@ def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
         run.open(experiment(tmp_path))
         run.write(points(*steps))
     second.close(ending(numbers={"summary.best": 0.3}))
-    seen = EventAccumulator(str(tmp_path / "tensorboard"))
-    seen.Reload()
-    curve = [(each.step, round(each.value, 3), each.wall_time) for each in seen.Scalars("loss")]
+    events = EventAccumulator(str(tmp_path / "tensorboard"))
+    events.Reload()
+    curve = [(point.step, round(point.value, 3), point.wall_time) for point in events.Scalars("loss")]
     assert curve == [(1, 0.1, 1_700_000_001.0), (2, 0.2, 1_700_000_002.0), (3, 0.3, 1_700_000_003.0)]
-    assert [(each.step, round(each.value, 3)) for each in seen.Scalars("summary.best")] == [(3, 0.3)]
-    text = seen.Tensors("profile/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert [(point.step, round(point.value, 3)) for point in events.Scalars("summary.best")] == [(3, 0.3)]
+    text = events.Tensors("profile/text_summary")[0].tensor_proto.string_val[0].decode()
     assert "| args | --epochs 3 |" in text
-    assert "torchyard.end" in seen.Tensors("end/text_summary")[0].tensor_proto.string_val[0].decode()
+    assert "torchyard.end" in events.Tensors("end/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
 def test_folder_of_all_runs_holds_one_of_each(tmp_path: Path) -> None:

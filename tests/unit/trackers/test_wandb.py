@@ -25,14 +25,14 @@ def read_records(path: Path) -> list[Any]:
     from wandb.proto import wandb_internal_pb2
 
     record = getattr(wandb_internal_pb2, "Record")  # noqa: B009 - its types depend on the installed protobuf
-    data, at, found = path.read_bytes()[: 1 << 15], _FILE_HEAD_BYTES, []
-    while at + _RECORD_HEAD.size < len(data):
-        _, length, kind = _RECORD_HEAD.unpack_from(data, at)
-        at += _RECORD_HEAD.size
+    data, offset, records = path.read_bytes()[: 1 << 15], _FILE_HEAD_BYTES, []
+    while offset + _RECORD_HEAD.size < len(data):
+        _, length, kind = _RECORD_HEAD.unpack_from(data, offset)
+        offset += _RECORD_HEAD.size
         if kind == _FULL:
-            found.append(record.FromString(data[at : at + length]))
-        at += length
-    return found
+            records.append(record.FromString(data[offset : offset + length]))
+        offset += length
+    return records
 
 
 def test_offline_run_has_curve_profile_and_end(tmp_path: Path) -> None:
@@ -44,11 +44,15 @@ def test_offline_run_has_curve_profile_and_end(tmp_path: Path) -> None:
     run.close(ending())
     assert "WANDB_SERVICE" not in os.environ
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    until(lambda: [each for each in read_records(file) if each.WhichOneof("record_type") == "exit"])
+    until(lambda: [record for record in read_records(file) if record.WhichOneof("record_type") == "exit"])
     records = read_records(file)
-    (about,) = [each.run for each in records if each.WhichOneof("record_type") == "run"][:1]
-    assert (about.run_id, about.display_name, about.project) == (RUN_ID.replace("-", ""), "mine-a1b2c3d4", "ours")
-    rows = [each.history for each in records if each.WhichOneof("record_type") == "history"]
+    (first_run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"][:1]
+    assert (first_run.run_id, first_run.display_name, first_run.project) == (
+        RUN_ID.replace("-", ""),
+        "mine-a1b2c3d4",
+        "ours",
+    )
+    rows = [record.history for record in records if record.WhichOneof("record_type") == "history"]
     curve = [{item.key or item.nested_key[0]: json.loads(item.value_json) for item in row.item} for row in rows]
     assert [(row["row"], row["loss"]) for row in curve] == [(1, 0.1), (2, 0.2)]
-    assert [each.exit.exit_code for each in records if each.WhichOneof("record_type") == "exit"] == [0]
+    assert [record.exit.exit_code for record in records if record.WhichOneof("record_type") == "exit"] == [0]
