@@ -17,7 +17,7 @@ from torchyard.diagnosis.log_patterns import (
     Cause,
 )
 from torchyard.diagnosis.pod_reasons import REASONS, PodCause
-from torchyard.diagnosis.root_cause import read_failure
+from torchyard.diagnosis.root_cause import diagnose_failure
 
 PAGE = ROOT / "docs" / "causes.md"
 HEAD = """\
@@ -47,7 +47,9 @@ EVENTS = """
 def example(cause: Cause) -> str:
     """A line that shows a cause: posted somewhere, or recorded."""
     posted = (line for slug, line in SPELLINGS if slug == cause.slug and cause.pattern and cause.pattern.search(line))
-    recorded = (found.line for name in NAMES if (found := read_failure(*load(name)[:2])) and found.cause == cause.slug)
+    recorded = (
+        found.line for name in NAMES if (found := diagnose_failure(*load(name)[:2])) and found.cause == cause.slug
+    )
     return next((line for line in (*posted, *recorded) if line), "")
 
 
@@ -64,20 +66,20 @@ def code(text: str, most: int = 140) -> str:
 def render() -> str:
     """The page."""
     rows = [
-        (code(cause.slug), cause.says, code(example(cause)), "yes" if cause.retry else "no")
+        (code(cause.slug), cause.description, code(example(cause)), "yes" if cause.retry else "no")
         for cause in (*CAUSES, PROGRAM_ERROR, PROGRAM_EXIT, RANK_HANGS, STORE_ENDED, UNKNOWN_CAUSE)
     ]
     causes = sorted(REASONS.items(), key=lambda each: each[1].slug)
     pods = [
-        (code(known.slug), known.sentence, ", ".join(code(name) for name, _ in same), describe_retry(known))
+        (code(known.slug), known.description, ", ".join(code(name) for name, _ in same), describe_retry(known))
         for known, same in ((key, list(part)) for key, part in groupby(causes, lambda each: each[1]))
     ]
     events = [
         (
-            code(rule.reason.slug),
-            rule.reason.sentence,
-            code(rule.event) + (f" with {code(rule.says)}" if rule.says else ""),
-            describe_retry(rule.reason),
+            code(rule.cause.slug),
+            rule.cause.description,
+            code(rule.reason_pattern) + (f" with {code(rule.message_pattern)}" if rule.message_pattern else ""),
+            describe_retry(rule.cause),
         )
         for rule in EVENT_RULES
     ]
@@ -93,9 +95,9 @@ def render() -> str:
 def describe_retry(known: PodCause) -> str:
     """Whether another attempt may work, and for how long the cause is waited out."""
     worth = "yes" if known.retry else "no"
-    if known.patience == math.inf:
+    if known.patience_s == math.inf:
         return f"{worth}; ends no job by itself"
-    return f"{worth}; after {known.patience:.0f} s" if known.patience else worth
+    return f"{worth}; after {known.patience_s:.0f} s" if known.patience_s else worth
 
 
 if __name__ == "__main__":

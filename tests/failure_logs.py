@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from torchyard.diagnosis.root_cause import read_failure
+from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import Failure, LogLine
 
 LOGS = Path(__file__).parent / "logs"
@@ -35,7 +35,7 @@ def read(exits: Exits, **said: list[str]) -> Failure:
     for name, rows in said.items():
         node, start = name.replace("_", "-"), int(rows[0]) if rows and rows[0].isdigit() else 0
         logs[node] = [LogLine(float(start + at), node, row) for at, row in enumerate(rows)]
-    found = read_failure(logs, {node.replace("_", "-"): code for node, code in exits.items()})
+    found = diagnose_failure(logs, {node.replace("_", "-"): code for node, code in exits.items()})
     assert found is not None
     return found
 

@@ -47,7 +47,7 @@ def jobs_of(jobs: Jobs, plan: ManifestPlan) -> list[dict[str, Any]]:
 
 def running(jobs: Jobs, plan: ManifestPlan) -> bool:
     pods = jobs.labelled(plan, "v1", "Pod")
-    return len(pods) == 2 and all(pod_facts.read_pod_phase(pod) == "Running" for pod in pods)
+    return len(pods) == 2 and all(pod_facts.get_pod_phase(pod) == "Running" for pod in pods)
 
 
 # --- creating
@@ -144,7 +144,7 @@ def test_store_serves_before_the_job(jobs: Jobs) -> None:
     for _ in range(2):
         objects.create_store(plan)
     (pod,) = jobs.labelled(plan, "v1", "Pod")
-    assert pod_facts.read_pod_phase(pod) == "Running"
+    assert pod_facts.get_pod_phase(pod) == "Running"
 
 
 def test_store_goes_with_the_job(jobs: Jobs) -> None:

@@ -13,7 +13,7 @@ from tests.conftest import Planned, Write
 from tests.kubelet import kubelet
 from tests.plan_parts import container, env
 from torchyard.cli.main import main
-from torchyard.diagnosis.root_cause import read_failure
+from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.metrics.registry import read_json_lines
 from torchyard.model.plan import ManifestPlan
 from torchyard.model.run import LogLine
@@ -83,7 +83,7 @@ def test_slow_fabric_ends_the_attempt_before_the_program(planned: Planned, tmp_p
         f"worker-{at}": [LogLine(float(n), f"worker-{at}", text) for n, text in enumerate(lines)]
         for at, (_, lines) in enumerate(ended)
     }
-    found = read_failure(logs, {name: 1 for name in logs})
+    found = diagnose_failure(logs, {name: 1 for name in logs})
     assert found is not None
     assert (found.cause, found.retry) == ("fabric-slow", False)
     (check,) = (json.loads(line)["check_fabric"] for line in read_rank_zero(ended) if "check_fabric" in line)

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator
 
-from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.model.benchmark import BandwidthPoint, Curve
 from torchyard.model.fabric import FabricReading
 from torchyard.model.profile import MetricsFormat, Profile
@@ -36,7 +36,7 @@ def build_curve(profile: Profile, report: Report) -> Curve:
         machines=tuple(sorted(machines)),
         points=tuple(_parse_points(metrics)),
         floor=expect.min_busbw if expect else None,
-        verdict=verdict or judge_fabric(FabricReading(), expect, nodes),
+        verdict=verdict or evaluate_fabric(FabricReading(), expect, nodes),
         folder=report.folder,
     )
 
@@ -51,7 +51,7 @@ def build_empty_curve(profile: Profile, run: str, sentence: str) -> Curve:
         sentence=sentence,
         ranks=profile.world_size,
         nodes=profile.nodes.max,
-        verdict=judge_fabric(FabricReading(), expect, profile.nodes.max),
+        verdict=evaluate_fabric(FabricReading(), expect, profile.nodes.max),
     )
 
 

@@ -130,11 +130,11 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     if pod is None:
         return False
     known = pod_reasons.find_pod_failure({node: pod}, time.time())
-    if known or pod_facts.read_pod_exit_code(pod) is not None:
+    if known or pod_facts.get_pod_exit_code(pod) is not None:
         said = _read_last_line(watch, node)
-        sentence = known.sentence if known else f"{node} {pod_facts.describe_exit(pod_facts.read_pod_exit_code(pod))}"
+        sentence = known.sentence if known else f"{node} {pod_facts.describe_exit(pod_facts.get_pod_exit_code(pod))}"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
-        killed = known.retry if known else (pod_facts.read_pod_exit_code(pod) or 0) > 128
+        killed = known.retry if known else (pod_facts.get_pod_exit_code(pod) or 0) > 128
         raise RendezvousError(str(plan.probe), f"{sentence}; it said: {said}", remedy, retry=killed)
     conditions = pod.get("status", {}).get("conditions") or ()
     return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)

@@ -118,10 +118,12 @@ class ClusterWatch:
             node = key.partition("/")[2]
             if before and (thing is None or pod_facts.is_being_deleted(thing)):
                 self._note_removal(node, before)
-            failed = pod_facts.read_own_failure(before or {}) if node in self._plan.nodes else None
-            if failed and failed.at < math.inf:
-                self._endings[node, failed.at] = ContainerFailure(node=node, failed_at=failed.at, exit_code=failed.code)
-            if machine := pod_facts.read_node_name(before or {}):
+            failed = pod_facts.find_own_failure(before or {}) if node in self._plan.nodes else None
+            if failed and failed.failed_at < math.inf:
+                self._endings[node, failed.failed_at] = ContainerFailure(
+                    node=node, failed_at=failed.failed_at, exit_code=failed.exit_code
+                )
+            if machine := pod_facts.get_node_name(before or {}):
                 self._machines[node] = machine
             self._logs.update_pod(node, name, thing)
 
@@ -130,7 +132,7 @@ class ClusterWatch:
         removed = self._removed.setdefault(node, set())
         removed.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
         first = self.seen.get(f"Removed/{node}", pod)
-        self.seen[f"Removed/{node}"] = {**first, pod_facts.REMOVALS: len(removed)}
+        self.seen[f"Removed/{node}"] = {**first, pod_facts.REMOVALS_KEY: len(removed)}
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""
@@ -179,11 +181,11 @@ class ClusterWatch:
 
     def _has_end_of(self, node: str, listed_pod: Mapping[str, Any]) -> bool:
         """Whether `seen` has the exit code of a listed pod, if it has one. A pod that is removed is not waited for."""
-        exit_code = pod_facts.read_pod_exit_code(listed_pod)
+        exit_code = pod_facts.get_pod_exit_code(listed_pod)
         pod = self.seen.get(f"Pod/{node}")
         if exit_code is None or (pod is None and f"Removed/{node}" in self.seen):
             return True
-        return pod is not None and pod_facts.read_pod_exit_code(pod) == exit_code
+        return pod is not None and pod_facts.get_pod_exit_code(pod) == exit_code
 
     def record_outcome(self, outcome: Outcome) -> None:
         """Record the outcome before anything is stopped: a process that resumes the run must not start it again."""
@@ -192,15 +194,15 @@ class ClusterWatch:
 
     def exit_codes(self) -> dict[str, int | None]:
         """Exit code by node; negative is a signal."""
-        codes = pod_facts.read_pod_exit_codes(self._pods())
+        codes = pod_facts.get_pod_exit_codes(self._pods())
         return {name: 128 - code if code and code > 128 else code for name, code in codes.items()}
 
     def ended_at(self) -> float | None:
         """When the last container exited, by its node's clock."""
         ends = [
-            pod_facts.read_container_end(pod)
+            pod_facts.get_container_end(pod)
             for pod in self._pods().values()
-            if pod_facts.read_pod_exit_code(pod) is not None
+            if pod_facts.get_pod_exit_code(pod) is not None
         ]
         return max((end for end in ends if end < float("inf")), default=None)
 
@@ -214,7 +216,7 @@ class ClusterWatch:
 
     def started_at(self) -> float:
         """When the last container started, by its node's clock; 0 if none has."""
-        return max((pod_facts.read_container_start(pod) for pod in self._pods().values()), default=0.0)
+        return max((pod_facts.get_container_start(pod) for pod in self._pods().values()), default=0.0)
 
     def last_line(self, node: str) -> str:
         """The last line that a pod logged; empty if there is none so far."""
@@ -255,7 +257,7 @@ class ClusterWatch:
         arrival, said_at = ArrivalTimer(quiet, time.monotonic()), time.monotonic()
         while settling():
             now = time.monotonic()
-            if arrival.is_over(now, self._logs.received, away=self._trouble() is not None):
+            if arrival.is_expired(now, self._logs.received, is_unreachable=self._trouble() is not None):
                 return False
             if now - said_at > _MESSAGE_INTERVAL_S:
                 said_at = now

@@ -95,7 +95,7 @@ def _has_begun(pod: Mapping[str, Any], container: str) -> bool:
 
 def _is_over(pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container will not run again; it may end before the other containers of its pod."""
-    if pod_facts.read_pod_phase(pod) in pod_facts.ENDED_POD_PHASES:
+    if pod_facts.get_pod_phase(pod) in pod_facts.ENDED_POD_PHASES:
         return True
     ended = pod_facts.get_mapping(_container_status(pod, container), "state", "terminated")
     own = next(

@@ -9,79 +9,86 @@ from typing import Literal, NamedTuple
 
 from torchyard.model.profile import Deadlines
 
-_MAX_GAP_S = 10.0  # between two polls; after more, this process was stopped or its machine slept, and saw nothing
+_SUSPENDED_AFTER_S = (
+    10.0  # between two polls; after more, this process was stopped or its machine slept, and saw nothing
+)
 _LOG_GRACE_S = 10.0  # from the moment that all logs are heard again until the lines written before it have arrived
 _MAX_ARRIVAL_S = 7200.0  # that the logs of an ended job may take to arrive
 
 
-class ProgressSample(NamedTuple):
+class JobSnapshot(NamedTuple):
     """What one poll of a job shows.
 
     `known`: every process has reported its state. `heard`: every log is read to its current end. `lines`: how many so
     far.
     """
 
-    at: float
-    known: bool
-    heard: bool
+    time: float
+    states_known: bool
+    logs_current: bool
     started: bool
-    lines: int
+    line_count: int
 
 
-class PassedDeadline(NamedTuple):
+class ExpiredDeadline(NamedTuple):
     """A deadline that has passed."""
 
     cause: Literal["start-deadline", "run-deadline", "silence"]
-    sentence: str
+    message: str
 
 
 class DeadlineMonitor:
     """The deadlines of one job, judged at each poll. Once the job has started, its start deadline no longer applies."""
 
-    def __init__(self, limits: Deadlines, age: float, at: float) -> None:
+    def __init__(self, deadlines: Deadlines, job_age_s: float, now: float) -> None:
         """`age`: the seconds since the submit, at the moment `at`."""
-        self._limits, self._submitted_at, self._looked_at = limits, at - age, at
-        self._silent, self._deaf_at, self._blind_at = 0.0, -math.inf, -math.inf
-        self._started, self._lines = False, 0
+        self._deadlines, self._submitted_at, self._last_poll_at = deadlines, now - job_age_s, now
+        self._silence_s, self._last_log_gap_at, self._last_suspension_at = 0.0, -math.inf, -math.inf
+        self._has_started, self._line_count = False, 0
 
-    def judge(self, look: ProgressSample) -> PassedDeadline | None:
+    def check(self, snapshot: JobSnapshot) -> ExpiredDeadline | None:
         """The deadline that has passed, if one has."""
-        self._note_arrivals(look)
-        limits, took = self._limits, look.at - self._submitted_at
-        is_current = look.known and look.at - self._blind_at >= _LOG_GRACE_S
-        is_clear = look.at - max(self._deaf_at, self._blind_at) >= _LOG_GRACE_S
-        if is_current and is_clear and not self._started and took > limits.start:
-            return PassedDeadline("start-deadline", f"not started within {limits.start:g} s (deadlines.start)")
-        if is_current and took > limits.run:
-            return PassedDeadline("run-deadline", f"not ended within {limits.run:g} s (deadlines.run)")
-        if is_clear and self._started and self._silent > limits.silence:
-            said = f"no line in any log for {limits.silence:g} s (deadlines.silence): the job hangs"
-            return PassedDeadline("silence", said)
+        self._update(snapshot)
+        limits, job_age_s = self._deadlines, snapshot.time - self._submitted_at
+        states_current = snapshot.states_known and snapshot.time - self._last_suspension_at >= _LOG_GRACE_S
+        logs_current = snapshot.time - max(self._last_log_gap_at, self._last_suspension_at) >= _LOG_GRACE_S
+        if states_current and logs_current and not self._has_started and job_age_s > limits.start:
+            return ExpiredDeadline("start-deadline", f"not started within {limits.start:g} s (deadlines.start)")
+        if states_current and job_age_s > limits.run:
+            return ExpiredDeadline("run-deadline", f"not ended within {limits.run:g} s (deadlines.run)")
+        if logs_current and self._has_started and self._silence_s > limits.silence:
+            message = f"no line in any log for {limits.silence:g} s (deadlines.silence): the job hangs"
+            return ExpiredDeadline("silence", message)
         return None
 
-    def _note_arrivals(self, look: ProgressSample) -> None:
+    def _update(self, snapshot: JobSnapshot) -> None:
         """Count the silence: the time since the last line arrived, as far as every log was heard."""
-        since = look.at - self._looked_at
-        if since > _MAX_GAP_S:
-            self._blind_at = look.at
-        elif not look.heard:
-            self._deaf_at = look.at
-        elif self._started:
-            self._silent += since
-        if look.lines != self._lines:
-            self._silent = 0.0
-        self._looked_at, self._lines = look.at, look.lines
-        self._started = self._started or look.started
+        elapsed_s = snapshot.time - self._last_poll_at
+        if elapsed_s > _SUSPENDED_AFTER_S:
+            self._last_suspension_at = snapshot.time
+        elif not snapshot.logs_current:
+            self._last_log_gap_at = snapshot.time
+        elif self._has_started:
+            self._silence_s += elapsed_s
+        if snapshot.line_count != self._line_count:
+            self._silence_s = 0.0
+        self._last_poll_at, self._line_count = snapshot.time, snapshot.line_count
+        self._has_started = self._has_started or snapshot.started
 
 
 class ArrivalTimer:
     """How long to wait for data on its way: while some of it arrives, and `quiet` seconds after the last of it."""
 
-    def __init__(self, quiet: float, at: float) -> None:
-        self._quiet, self._until, self._moved_at, self._size = quiet, at + _MAX_ARRIVAL_S, at, -1
+    def __init__(self, idle_timeout_s: float, now: float) -> None:
+        self._idle_timeout_s, self._deadline, self._last_growth_at, self._size = (
+            idle_timeout_s,
+            now + _MAX_ARRIVAL_S,
+            now,
+            -1,
+        )
 
-    def is_over(self, at: float, size: int, away: bool = False) -> bool:
+    def is_expired(self, now: float, size: int, is_unreachable: bool = False) -> bool:
         """Whether to give up. `size`: what has arrived so far; `away`: its sender does not answer."""
-        if size != self._size or away:
-            self._size, self._moved_at = size, at
-        return at - self._moved_at > self._quiet or at > self._until
+        if size != self._size or is_unreachable:
+            self._size, self._last_growth_at = size, now
+        return now - self._last_growth_at > self._idle_timeout_s or now > self._deadline

@@ -8,15 +8,15 @@ from typing import Any, NamedTuple
 from torchyard.diagnosis.pod_facts import get_mapping, parse_timestamp, to_text
 from torchyard.diagnosis.pod_reasons import MAX_MESSAGE_CHARS, PodCause
 
-_GO_MESSAGE_PATTERN = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
+_GO_MESSAGE = re.compile(r'Message:"((?:[^"\\]|\\.)*)"')
 
 
 class EventRule(NamedTuple):
     """What an event means. If it persists beyond the reason's patience, it ends a job that has not started."""
 
-    event: str
-    says: str
-    reason: PodCause
+    reason_pattern: str
+    message_pattern: str
+    cause: PodCause
 
 
 _VOLUME_EVENTS = "FailedMount|FailedAttachVolume|FailedMapVolume"
@@ -25,13 +25,13 @@ EVENT_RULES = (
     EventRule(
         _VOLUME_EVENTS,
         r'(?:secret|configmap|persistentvolumeclaim) "?[^ ]* ?not found|non-existent',
-        PodCause("volume-mount", "one of its volumes names an object that does not exist", patience=90),
+        PodCause("volume-mount", "one of its volumes names an object that does not exist", patience_s=90),
     ),
     EventRule(_VOLUME_EVENTS, "", PodCause("volume-mount", "one of its volumes cannot be mounted", True, math.inf)),
     EventRule(
         "FailedCreatePodSandBox",
         "(?i)network-?attachment.{0,200}(?:not found|cannot find|does not exist)|cannot find a network-attachment",
-        PodCause("pod-network", "a network that it names does not exist", patience=90),
+        PodCause("pod-network", "a network that it names does not exist", patience_s=90),
     ),
     EventRule(
         "FailedCreatePodSandBox|NetworkNotReady",
@@ -41,49 +41,53 @@ EVENT_RULES = (
     EventRule(
         r"FailedCreate\w*",
         r"exceeded quota.*used: (?:[^ =,]+=0,)*[^ =,]+=0, ",
-        PodCause("quota", "its pods may not be created, each asks for more than the namespace's quota", patience=60),
+        PodCause("quota", "its pods may not be created, each asks for more than the namespace's quota", patience_s=60),
     ),
     EventRule(
         r"FailedCreate\w*",
         "exceeded quota",
-        PodCause("quota", "its pods may not be created, the namespace's quota is used up", patience=math.inf),
+        PodCause("quota", "its pods may not be created, the namespace's quota is used up", patience_s=math.inf),
     ),
     EventRule(
         r"FailedCreate\w*",
         "admission webhook|ValidatingAdmissionPolicy|violates PodSecurity",
-        PodCause("pod-refused", "the cluster's admission rules refuse its pods", patience=60),
+        PodCause("pod-refused", "the cluster's admission rules refuse its pods", patience_s=60),
     ),
-    EventRule(r"FailedCreate\w*", "", PodCause("pod-refused", "its pods cannot be created", patience=60)),
+    EventRule(r"FailedCreate\w*", "", PodCause("pod-refused", "its pods cannot be created", patience_s=60)),
 )
 
 
 @functools.lru_cache(maxsize=256)
 def find_event_rules(reason: str) -> tuple[EventRule, ...]:
     """The rules that an event with this reason may match; most warnings match none."""
-    return tuple(sign for sign in EVENT_RULES if re.fullmatch(sign.event, reason))
+    return tuple(rule for rule in EVENT_RULES if re.fullmatch(rule.reason_pattern, reason))
 
 
-def is_rule_match(event: Any, sign: EventRule) -> bool:
-    return sign in find_event_rules(to_text(event.get("reason"))) and bool(
-        re.search(sign.says, to_text(event.get("message")))
+def is_rule_match(event: Any, rule: EventRule) -> bool:
+    return rule in find_event_rules(to_text(event.get("reason"))) and bool(
+        re.search(rule.message_pattern, to_text(event.get("message")))
     )
 
 
 def shorten_message(message: Any) -> str:
     """A controller's message in one line; of an error that Go printed with all its fields, only the message."""
-    inner = _GO_MESSAGE_PATTERN.search(to_text(message))
-    said = inner[1].replace('\\"', '"') if inner else to_text(message)
-    return re.sub(r"\s+", " ", said)[:MAX_MESSAGE_CHARS]
+    go_message = _GO_MESSAGE.search(to_text(message))
+    text = go_message[1].replace('\\"', '"') if go_message else to_text(message)
+    return re.sub(r"\s+", " ", text)[:MAX_MESSAGE_CHARS]
 
 
-def read_first_seen(event: Any) -> float:
-    made = get_mapping(event, "metadata").get("creationTimestamp")
+def get_first_seen(event: Any) -> float:
+    created_at = get_mapping(event, "metadata").get("creationTimestamp")
     return next(
-        (at for each in (event.get("firstTimestamp"), event.get("eventTime"), made) if (at := parse_timestamp(each))),
+        (
+            timestamp
+            for text in (event.get("firstTimestamp"), event.get("eventTime"), created_at)
+            if (timestamp := parse_timestamp(text))
+        ),
         0.0,
     )
 
 
-def read_last_seen(event: Any) -> float:
-    series = get_mapping(event, "series").get("lastObservedTime")
-    return max(read_first_seen(event), parse_timestamp(event.get("lastTimestamp")), parse_timestamp(series))
+def get_last_seen(event: Any) -> float:
+    last_observed = get_mapping(event, "series").get("lastObservedTime")
+    return max(get_first_seen(event), parse_timestamp(event.get("lastTimestamp")), parse_timestamp(last_observed))

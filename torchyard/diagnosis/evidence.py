@@ -2,15 +2,15 @@
 
 import re
 
-_PROOF_CHARS = 160
-_LEAD_CHARS = 40  # before the match
+_MAX_QUOTE_CHARS = 160
+_CHARS_BEFORE_MATCH = 40  # before the match
 _SIZE = r"(\d[\d.]{0,12} [KMGT]iB)"
 _HCA_NAME = "(?:mlx|bnxt_re|irdma|hfi|ionic|erdma|efa|rdmap|qedr|cxi)"
-_EVENT_OF_HCA = r"NET/IB ?: ([\w.+-]{1,40}:\d{1,3}) (?:async|[Gg]ot )"
+_HCA_EVENT = r"NET/IB ?: ([\w.+-]{1,40}:\d{1,3}) (?:async|[Gg]ot )"
 # Facts, as NCCL, UCX and torch spell them; each is shown once.
 _DETAILS = (
     ("peer", re.compile(r"(?:from peer|remote peer|connect to) ([\w.:\[\]%-]{2,80}?(?:<\d{1,6}>)?)(?=[\s,;]|$)")),
-    ("HCA", re.compile(rf"\b(?:hca|on dev|on) ({_HCA_NAME}\w{{0,40}}(?::\d{{1,3}})?)|{_EVENT_OF_HCA}")),
+    ("HCA", re.compile(rf"\b(?:hca|on dev|on) ({_HCA_NAME}\w{{0,40}}(?::\d{{1,3}})?)|{_HCA_EVENT}")),
     ("GID index", re.compile(r"GID index[ :=]{1,3}(\d{1,3})")),
     ("local GID", re.compile(r"local ?G[Ii][Dd]s?(?: ?[=:] |[ =])?([\da-fA-F:.]{4,64})")),
     ("remote GID", re.compile(r"remote ?G[Ii][Dd]s?(?: ?[=:] |[ =])?([\da-fA-F:.]{4,64})")),
@@ -20,18 +20,18 @@ _DETAILS = (
 )
 
 
-def quote_around(text: str, span: tuple[int, int]) -> str:
+def quote_match(text: str, span: tuple[int, int]) -> str:
     """At most 160 characters of a line, with those from `span[0]` on among them; what is cut is shown as `...`."""
-    text, shift = text.strip(), len(text) - len(text.lstrip())
-    if len(text) <= _PROOF_CHARS:
+    text, indent = text.strip(), len(text) - len(text.lstrip())
+    if len(text) <= _MAX_QUOTE_CHARS:
         return text
-    start = max(min(span[0] - shift - _LEAD_CHARS, len(text) - _PROOF_CHARS), 0)
+    start = max(min(span[0] - indent - _CHARS_BEFORE_MATCH, len(text) - _MAX_QUOTE_CHARS), 0)
     start = text.rfind(" ", max(start - 20, 0), start) + 1 if start else 0
-    part = text[start : start + _PROOF_CHARS]
-    return f"{'... ' if start else ''}{part}{'...' if start + len(part) < len(text) else ''}"
+    quote = text[start : start + _MAX_QUOTE_CHARS]
+    return f"{'... ' if start else ''}{quote}{'...' if start + len(quote) < len(text) else ''}"
 
 
-def read_details(text: str) -> str:
+def extract_details(text: str) -> str:
     """`peer 10.0.0.5<44>, HCA mlx5_0, GID index 3`: which of these facts the line has."""
-    found = ((name, match) for name, pattern in _DETAILS if (match := pattern.search(text)))
-    return ", ".join(f"{name} {next(filter(None, match.groups()))}" for name, match in found)
+    matches = ((name, match) for name, pattern in _DETAILS if (match := pattern.search(text)))
+    return ", ".join(f"{name} {next(filter(None, match.groups()))}" for name, match in matches)

@@ -6,11 +6,11 @@ from typing import NamedTuple
 
 from torchyard.model.run import LogLine
 
-_LINE_END_CHARS = 1000
+_MAX_END_CHARS = 1000
 _MAX_LINE_PARTS = 20  # kept of a line with carriage returns: a progress bar may write thousands
 # A colour code may lack its first character.
-_COLOUR_TEXT = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
-_ESCAPE = re.compile(_COLOUR_TEXT + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
+_COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
+_ESCAPE = re.compile(_COLOUR_CODE + r"|\x1b\][^\x07]{0,200}\x07|[\x00-\x08\x0b-\x1f\x7f]")
 # Prefixes of a process's lines: kubectl, srun -l, mpirun, Ray, torch's hook, torchrun's tee.
 _LINE_PREFIX = re.compile(
     r"\d{4}-\d\d-\d\dT[\d:.]{8,20}(?:Z|[+-]\d\d:?\d\d):? ?|\[pod/\S{1,200}\] ?| {0,4}(?P<task>\d{1,5}): (?=\S)"
@@ -26,15 +26,15 @@ _INFORMATION = re.compile(
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: "
 )
-_REAL_WARNING = re.compile("death signal|worker (?:process has )?died")  # what torchrun and Ray only warn about
-LOST_WORKER_MARK = "failed (exitcode: "
+_SERIOUS_WARNING = re.compile("death signal|worker (?:process has )?died")  # what torchrun and Ray only warn about
+LOST_WORKER_MARKER = "failed (exitcode: "
 _LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
-_TRACEBACK_HEAD = "Traceback (most recent call last)"
-_INDENTED_HEAD = re.compile(r"([\s|+-]{0,100})" + re.escape(_TRACEBACK_HEAD))
+_TRACEBACK_HEADER = "Traceback (most recent call last)"
+_INDENTED_HEADER = re.compile(r"([\s|+-]{0,100})" + re.escape(_TRACEBACK_HEADER))
 _FRAME = re.compile(r'[\s|]{1,200}File "')
 _CHAIN_SENTENCES = ("The above exception was the direct cause", "During handling of the above exception")
 _EXCEPTION_NAME = r"(?!(?:DEBUG|INFO|WARNING|ERROR|CRITICAL)\b)[A-Za-z_][\w.]{0,200}"
-_RAISED = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
+_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:\(\w{1,80}\))?(?::(?!\d)|\s*$)")
 _BARE_EXCEPTION = re.compile(_EXCEPTION_NAME + r"(?:Error|Exception|Interrupt)(?:\(\w{1,80}\))?(?::|\s*$)")
 _WRAPPER_EXCEPTION = re.compile(
     r"\S{0,200}(?:ChildFailedError|ProcessRaisedException|ProcessExitedException|SystemExit)\b"
@@ -44,10 +44,10 @@ _WRAPPER_EXCEPTION = re.compile(
 class LogLinePart(NamedTuple):
     """A line without escapes; `text` is also without the prefixes."""
 
-    at: float
+    timestamp: float
     text: str
     line: str
-    local: int | None = None
+    local_rank: int | None = None
     rank: int | None = None
 
 
@@ -57,58 +57,58 @@ def parse_line(line: LogLine) -> Iterator[LogLinePart]:
     rank: str | None = None
     parts = [part for part in re.split(r"[\r\n]+", line.text) if part] or [""]
     for part in [*parts[:1], *parts[1:][-_MAX_LINE_PARTS:]]:
-        short = part if len(part) <= 2 * _LINE_END_CHARS else f"{part[:_LINE_END_CHARS]} ... {part[-_LINE_END_CHARS:]}"
-        text = whole = _ESCAPE.sub("", short)
-        while mark := _LINE_PREFIX.match(text):
-            text = text[mark.end() :]
-            local = mark["local"] or mark["bare"] or local
-            rank = mark["rank"] or mark["mpi"] or mark["task"] or rank
-        yield LogLinePart(line.timestamp, text, whole, int(local) if local else None, int(rank) if rank else None)
+        excerpt = part if len(part) <= 2 * _MAX_END_CHARS else f"{part[:_MAX_END_CHARS]} ... {part[-_MAX_END_CHARS:]}"
+        text = clean_line = _ESCAPE.sub("", excerpt)
+        while prefix := _LINE_PREFIX.match(text):
+            text = text[prefix.end() :]
+            local = prefix["local"] or prefix["bare"] or local
+            rank = prefix["rank"] or prefix["mpi"] or prefix["task"] or rank
+        yield LogLinePart(line.timestamp, text, clean_line, int(local) if local else None, int(rank) if rank else None)
 
 
 def drop_noise(lines: Iterable[LogLinePart]) -> Iterator[LogLinePart]:
     """The lines without traceback frames, whose source may contain any words, and without warnings and information."""
     frame_depth: int | None = None
-    for seen in lines:
-        depth = len(seen.text) - len(seen.text.lstrip(" \t|"))
-        if _FRAME.match(seen.text):
+    for line in lines:
+        depth = len(line.text) - len(line.text.lstrip(" \t|"))
+        if _FRAME.match(line.text):
             frame_depth = depth
         elif frame_depth is not None and depth < frame_depth:
             frame_depth = None
-        if frame_depth is None and not (_INFORMATION.search(seen.text) and not _REAL_WARNING.search(seen.text)):
-            yield seen
+        if frame_depth is None and not (_INFORMATION.search(line.text) and not _SERIOUS_WARNING.search(line.text)):
+            yield line
 
 
 def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
     """The exceptions that were raised, each with those that caused it; without a traceback, what looks like one."""
     chains: list[list[LogLinePart]] = []
-    bare, chain = list[list[LogLinePart]](), list[LogLinePart]()
-    inside = linked = ignored = False
+    bare_exceptions, chain = list[list[LogLinePart]](), list[LogLinePart]()
+    in_traceback = is_chained = is_ignored = False
     indent = ""
-    for seen in lines:
-        text = seen.text.removeprefix(indent)
-        if _TRACEBACK_HEAD in seen.text or _FRAME.match(seen.text):
-            if head := _INDENTED_HEAD.match(seen.text):
-                indent = head[1]
-            if not inside and not linked:
+    for line in lines:
+        text = line.text.removeprefix(indent)
+        if _TRACEBACK_HEADER in line.text or _FRAME.match(line.text):
+            if header := _INDENTED_HEADER.match(line.text):
+                indent = header[1]
+            if not in_traceback and not is_chained:
                 chain = []
-                chains += [] if ignored else [chain]
-            inside, linked, ignored = True, False, False
-        elif inside and _RAISED.match(text):
-            chain.append(seen._replace(text=text))
-            inside = False
-        elif not inside and _BARE_EXCEPTION.match(seen.text):
-            bare.append([seen])
-        linked = linked or text.startswith(_CHAIN_SENTENCES)
-        ignored = ignored or seen.text.startswith("Exception ignored")
+                chains += [] if is_ignored else [chain]
+            in_traceback, is_chained, is_ignored = True, False, False
+        elif in_traceback and _EXCEPTION.match(text):
+            chain.append(line._replace(text=text))
+            in_traceback = False
+        elif not in_traceback and _BARE_EXCEPTION.match(line.text):
+            bare_exceptions.append([line])
+        is_chained = is_chained or text.startswith(_CHAIN_SENTENCES)
+        is_ignored = is_ignored or line.text.startswith("Exception ignored")
     chains = [
-        [seen for seen in chain if not _WRAPPER_EXCEPTION.match(seen.text)]
-        for chain in (chains if any(chains) else bare)
+        [line for line in chain if not _WRAPPER_EXCEPTION.match(line.text)]
+        for chain in (chains if any(chains) else bare_exceptions)
     ]
     return [chain for chain in chains if chain]
 
 
-def read_lost_worker(text: str) -> tuple[int, int] | None:
+def parse_lost_worker(text: str) -> tuple[int, int] | None:
     """Local rank and exit code of a worker, as torchrun logs them the moment it has lost it."""
-    found = _LOST_WORKER.search(text)
-    return (int(found[2]), int(found[1])) if found else None
+    match = _LOST_WORKER.search(text)
+    return (int(match[2]), int(match[1])) if match else None

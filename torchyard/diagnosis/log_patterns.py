@@ -9,7 +9,7 @@ import re
 from typing import NamedTuple
 
 # How far a symptom usually is from the origin of the trouble: a nearer symptom explains a farther one.
-ECHO_OWN, _ECHO_FABRIC, ECHO_PEER, _ECHO_WAIT, _ECHO_STOPPED, _ECHO_NOTHING = range(6)
+DISTANCE_OWN, _DISTANCE_FABRIC, DISTANCE_PEER, _DISTANCE_WAIT, _DISTANCE_STOPPED, _DISTANCE_UNKNOWN = range(6)
 COLLECTIVE_TIMEOUT = "nccl-timeout"  # the slug of the cause that collective_timeout.py explains
 CLOCK_SKEW_S = 5.0  # seconds: clocks differ between nodes, and torchrun's tee is late
 
@@ -18,17 +18,17 @@ class Cause(NamedTuple):
     """One cause. `says` continues after `Rank 3 on node-1`: `{said}` is the proof, other names are groups in it."""
 
     slug: str
-    says: str
+    description: str
     pattern: re.Pattern[str] | None = None
     retry: bool = False
-    echo: int = ECHO_OWN
-    kills: bool = False  # may be the reason why a process ended by a signal
-    worker: tuple[int, ...] = ()  # exit codes of a worker that mean this
-    agent: tuple[int, ...] = ()  # exit codes of torchrun, or of what should have started it
+    distance: int = DISTANCE_OWN
+    explains_kill: bool = False  # may be the reason why a process ended by a signal
+    worker_codes: tuple[int, ...] = ()  # exit codes of a worker that mean this
+    agent_codes: tuple[int, ...] = ()  # exit codes of torchrun, or of what should have started it
 
 
-def _any_of(*parts: str) -> re.Pattern[str]:
-    return re.compile("|".join(parts))
+def _any_of(*patterns: str) -> re.Pattern[str]:
+    return re.compile("|".join(patterns))
 
 
 # NCCL 2.30: status=IBV_WC_RETRY_EXC_ERR(12); older: status=12; oldest: with error 12
@@ -51,22 +51,22 @@ CAUSES: tuple[Cause, ...] = (
     Cause("rdma-retry-exceeded",
           "got no answer over RDMA (retry exceeded): look at the link, the GID index, the HCAs and PFC",
           _any_of(_COMPLETION + r"12\b", "(?<!RNR_)RETRY_EXC_ERR", "[Tt]ransport retry count(?:er)? exceeded"),
-          retry=True, echo=_ECHO_FABRIC, kills=True),
+          retry=True, distance=_DISTANCE_FABRIC, explains_kill=True),
     Cause("rdma-not-ready", "found its RDMA peer not ready (RNR): look for a process that hangs or died there",
-          _any_of(_COMPLETION + r"13\b", "RNR_RETRY_EXC_ERR", "RNR retry count"), retry=True, echo=_ECHO_FABRIC,
-          kills=True),
+          _any_of(_COMPLETION + r"13\b", "RNR_RETRY_EXC_ERR", "RNR retry count"), retry=True, distance=_DISTANCE_FABRIC,
+          explains_kill=True),
     Cause("rdma-access", "was refused memory by its RDMA peer: look for a process that died there, then at GPUDirect",
-          _any_of(_COMPLETION + r"10\b", "REM_ACCESS_ERR"), retry=True, echo=_ECHO_FABRIC, kills=True),
+          _any_of(_COMPLETION + r"10\b", "REM_ACCESS_ERR"), retry=True, distance=_DISTANCE_FABRIC, explains_kill=True),
     Cause("rdma-flushed", "had its RDMA requests flushed after an error elsewhere: look for the first error",
-          _any_of(_COMPLETION + r"5\b", "WR_FLUSH_ERR"), retry=True, echo=ECHO_PEER),
+          _any_of(_COMPLETION + r"5\b", "WR_FLUSH_ERR"), retry=True, distance=DISTANCE_PEER),
     Cause("rdma-async-event",
           "had its RDMA adapter report an error: look at the link, the cable and the adapter of this node",
           _any_of("async fatal event",
             "async (?:error )?event ?:.{0,40}(?:port error|catastrophic|fatal|violation|queue error)"), retry=True,
-          echo=_ECHO_FABRIC, kills=True),
+          distance=_DISTANCE_FABRIC, explains_kill=True),
     Cause("rdma-connect",
           "could not open an RDMA connection in time: look at the GID index and the routes between the HCAs",
-          _any_of(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))"), retry=True, echo=_ECHO_FABRIC),
+          _any_of(_MODIFY_QP + r"(?=.{0,120}(?:timed out|unreachable))"), retry=True, distance=_DISTANCE_FABRIC),
     Cause("rdma-connect",
           "could not open an RDMA connection: set the right GID index and the HCAs that reach each other",
           _any_of(_MODIFY_QP, r"Call to ibv_query_gid\w{0,10} failed")),
@@ -84,7 +84,7 @@ CAUSES: tuple[Cause, ...] = (
     Cause("rdma-error", "had an RDMA request fail ({said}): look at the fabric and for the first error of its peer",
           _any_of(_COMPLETION + r"(?!(?:5|10|12|13)\b)\d", r"Call to ibv_(?!modify_qp|reg_)\w{1,40} failed",
             r"NET/OFI.{0,200}completed with error", r"NET/OFI Couldn't \w{1,20} .{0,60}RC: -?\d",
-            "NET/OFI Creating new endpoint .{0,60}failed", r"UCX +ERROR"), retry=True, echo=_ECHO_FABRIC, kills=True),
+            "NET/OFI Creating new endpoint .{0,60}failed", r"UCX +ERROR"), retry=True, distance=_DISTANCE_FABRIC, explains_kill=True),
     Cause("nccl-no-interface",
           "found no network interface for its collectives: correct NCCL_SOCKET_IFNAME or GLOO_SOCKET_IFNAME",
           _any_of("[Nn]o (?:usable )?(?:socket )?interface found", "Unable to find (?:address for|interface)",
@@ -106,7 +106,7 @@ CAUSES: tuple[Cause, ...] = (
             _SHM + ".{0,200}No space left", "return code = -7", "No space left.{0,100}/dev/shm",
             "while creating shared memory segment", "posix_fallocate failed", "failed to extend /dev/shm",
             'EmptyDir volume "?[^ ]{0,20}shm', "unable to (?:write to|mmap|resize|allocate shared).{0,100}" + _SHM),
-          worker=(-7,), agent=(-7,)),
+          worker_codes=(-7,), agent_codes=(-7,)),
     Cause("too-many-files", "opened too many files: raise the limit (ulimit -n), or lower num_workers",
           _any_of("Too many open files", "received 0 items of ancdata")),
     Cause("disk-full", "found no space left on a disk: free some, or write checkpoints and caches elsewhere",
@@ -147,7 +147,7 @@ CAUSES: tuple[Cause, ...] = (
             "(?:CUBLAS|CUDNN|CUSPARSE|CUSOLVER)_STATUS_(?!SUCCESS)", "device-side assert", "illegal memory access",
             "Memory access fault by GPU", "HSA_STATUS_ERROR", "unspecified launch failure")),
     Cause("nccl-cuda-error", "had NCCL fail in CUDA ({said}): look at this GPU and at its driver",
-          _any_of("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"), echo=_ECHO_FABRIC),
+          _any_of("unhandled cuda error", "ncclUnhandledCudaError", "NCCL WARN.{0,20}Cuda failure"), distance=_DISTANCE_FABRIC),
     # What was started, and how
     Cause("shell-syntax",
           "was started by a shell that does not know the script's syntax: start it with bash, or write POSIX sh",
@@ -156,9 +156,9 @@ CAUSES: tuple[Cause, ...] = (
     Cause("program-missing", "did not find the program ({said}): correct its path, or copy it into the image",
           _any_of("can't open file '")),
     Cause("not-executable", "may not execute its program: set its x bit, and build the image for this CPU",
-          _any_of("cannot execute", "[Ee]xec format error"), worker=(126,), agent=(126,)),
+          _any_of("cannot execute", "[Ee]xec format error"), worker_codes=(126,), agent_codes=(126,)),
     Cause("command-not-found", "did not find its command: install it in the image, or give its whole path",
-          _any_of("executable file not found in", r"exec: .{1,200}: not found$"), worker=(127,), agent=(127,)),
+          _any_of("executable file not found in", r"exec: .{1,200}: not found$"), worker_codes=(127,), agent_codes=(127,)),
     Cause("etcd-module-missing",
           "lacks the package that etcd rendezvous needs: install python-etcd in the job's interpreter",
           _any_of("EtcdStubError", "No module named '?etcd\\b")),
@@ -180,7 +180,7 @@ CAUSES: tuple[Cause, ...] = (
             "RepositoryNotFoundError", r"^urllib\.error\.", r"^requests\.exceptions\.", "couldn't connect to 'https")),
     Cause("usage", "does not know its arguments ({said}): correct the command",
           _any_of("error: (?:unrecognized|the following|argument|ambiguous|invalid)", "nproc_per_node value",
-            "No such option", "invalid choice", "flag provided but not defined"), worker=(2,), agent=(2,)),
+            "No such option", "invalid choice", "flag provided but not defined"), worker_codes=(2,), agent_codes=(2,)),
     # What the platform did
     Cause("volume-access-denied", "may not mount its volume: let the server export it to this node",
           _any_of(r"mount[.:\w]{0,12} ?access denied", "access denied by server",
@@ -195,106 +195,108 @@ CAUSES: tuple[Cause, ...] = (
           _any_of("FailedScheduling", r"\d nodes are available", "Insufficient nvidia")),
     Cause("evicted", "was evicted from its node ({said}): ask for what it uses", _any_of(r"[Rr]eason\W{1,4}Evicted",
             r"\d/\d +Evicted", "node was low on resource", "storage usage exceeds", "Usage of EmptyDir volume"),
-          retry=True, kills=True),
+          retry=True, explains_kill=True),
     Cause("preempted", "lost its place to a job of higher priority", _any_of("DUE TO PREEMPTION",
             "PreemptionByScheduler", r"(?:[Jj]ob|[Pp]od|[Nn]ode|[Ii]nstance)\b.{0,60}\b[Pp]reempted",
-            "Preempted by (?:a )?pod"), retry=True, kills=True),
+            "Preempted by (?:a )?pod"), retry=True, explains_kill=True),
     Cause("node-lost", "was on a node that failed", _any_of("DUE TO NODE FAILURE", "NODE_FAIL", "NodeLost",
-            "DeletionByTaintManager", r"[Nn]ode .{0,100}(?:marked dead|not responding)"), retry=True, kills=True),
+            "DeletionByTaintManager", r"[Nn]ode .{0,100}(?:marked dead|not responding)"), retry=True, explains_kill=True),
     Cause("worker-lost", "lost a Ray worker: look at that worker's own log, and for the OOM killer",
           _any_of("ActorUnavailableError", "ActorDiedError", "RayActorError", "WorkerCrashedError",
             "worker died or was killed", "worker process has died", "NodeDiedError"), retry=True),
     # Signals. Nobody signs a SIGKILL, and a guess in a text ("killed by the OOM killer", as Ray writes) is not a proof.
     Cause("oom-host", "was killed by the OOM killer: ask for more memory, or load less data at once",
           _any_of("oom[-_ ]kill", "OOM ?Killed", "OOM-killed", "Memory cgroup out of memory", "Out of memory: Kill",
-            r"task \d+: Out Of Memory"), kills=True),
+            r"task \d+: Out Of Memory"), explains_kill=True),
     Cause("oom-host", "could not allocate host memory ({said}): ask for more memory, or load less data at once",
           _any_of("DefaultCPUAllocator", "Cannot allocate memory", r"\b_?(?:Array)?MemoryError", "bad_alloc")),
     Cause("killed", "was killed by SIGKILL: look into its host's kernel log for the OOM killer, else for who sent it",
           _any_of(r"task \d+: Killed", "by signal: Killed", "signal SIGKILL", r"\(SIGKILL\)", r"Signals\.SIGKILL",
             r"[Ss]ignal 9\b", "return code = -9", "^Killed$", r"\d Killed\b",
-            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b"), kills=True, worker=(-9,)),
+            r"exit(?:ed with)? (?:exit )?(?:code|status)[: =]{1,2}(?:-9|137)\b"), explains_kill=True, worker_codes=(-9,)),
     Cause("too-many-processes", "could not start a process or thread ({said}): raise its limit of pids, or start fewer",
           _any_of("can't start new thread", "[Tt]hread creation failed", "pthread_create failed",
             "fork: (?!retry).{0,20}Resource temporarily")),
     Cause("agent-killed", "lost its agent to {signal}: the OOM killer, a node that went away, or a user's kill -9",
-          retry=True, agent=(-9, -11, -6, -4, -8)),
+          retry=True, agent_codes=(-9, -11, -6, -4, -8)),
     Cause("segfault", "crashed in native code (SIGSEGV): check the extensions, and whether torch and CUDA match",
-          _any_of("[Ss]egmentation fault", "SIGSEGV", "return code = -11"), worker=(-11,)),
+          _any_of("[Ss]egmentation fault", "SIGSEGV", "return code = -11"), worker_codes=(-11,)),
     Cause("illegal-instruction", "met an instruction that this CPU does not know: take an image built for it",
-          _any_of("Illegal instruction", "SIGILL"), worker=(-4,)),
+          _any_of("Illegal instruction", "SIGILL"), worker_codes=(-4,)),
     Cause("data-worker-lost", "lost a DataLoader worker: its own error stands above, or num_workers is too high",
           _any_of("DataLoader worker.{0,60}(?:exited unexpectedly|killed by signal)")),
     # What a rank or an agent says about others
     Cause("nccl-connect",
           "could not connect to a peer ({said}): look at NCCL_SOCKET_IFNAME, the firewall and that peer",
           _any_of(r"[Cc]onnect to [^ ]{1,120} (?:failed|returned)(?!.{0,200}retrying)", "exceeded error retry count",
-            "No route to host"), retry=True, echo=ECHO_PEER),
+            "No route to host"), retry=True, distance=DISTANCE_PEER),
     Cause("nccl-remote-error", "lost a peer in the middle of a collective: look for the first error of the others",
-          _any_of("ncclRemoteError", "remote process exited"), retry=True, echo=ECHO_PEER),
+          _any_of("ncclRemoteError", "remote process exited"), retry=True, distance=DISTANCE_PEER),
     Cause("peer-lost", "lost the connection to a peer: look for the first error of the others",
           _any_of("[Cc]onnection (?:was )?(?:closed|reset) by (?:remote )?peer", "[Bb]roken [Pp]ipe",
             "Connection was likely closed", r"communicator was aborted(?!.{0,200}timeout)", "ConnectionResetError",
-            r"got error: Connection"), retry=True, echo=ECHO_PEER),
+            r"got error: Connection"), retry=True, distance=DISTANCE_PEER),
     Cause("nccl-system-error",
           "had NCCL fail in a system call ({said}): run it with NCCL_DEBUG=INFO and look at the warnings",
-          _any_of("ncclSystemError", "unhandled system error"), echo=ECHO_PEER),
+          _any_of("ncclSystemError", "unhandled system error"), distance=DISTANCE_PEER),
     Cause("nccl-error", "had NCCL fail ({said}): run it with NCCL_DEBUG=INFO and look at the warnings",
           _any_of("NCCL [Ee]rror", "ncclInvalidUsage", "ncclInternalError", "ncclInvalidArgument",
             r"(?<!an instance of 'c10::)DistBackendError(?!.{0,400}(?:store->|collective operation timeout))"),
-          echo=ECHO_PEER),
+          distance=DISTANCE_PEER),
     Cause(COLLECTIVE_TIMEOUT, "waited for a collective until it timed out: look for the rank that is missing or slow",
           _any_of("caught collective operation timeout", "timed out in blocking wait",
             "NCCL operations have failed or timed out", "watchdog got stuck",
             "[Ww]atchdog thread (?:got stuck|terminated)", "(?:call into|failed to pass) monitoredBarrier",
-            "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, echo=_ECHO_WAIT),
+            "[Hh]eartbeat monitor timed out", "due to collective timeout"), retry=True, distance=_DISTANCE_WAIT),
     Cause("rendezvous-timeout",
           "waited for the other nodes, but only {joined} of {total} came in time: check why the others did not start",
           _any_of(r"waiting for (?:clients|workers)\. (?P<joined>\d{1,6})/(?P<total>\d{1,6})"), retry=True,
-          echo=_ECHO_WAIT),
+          distance=_DISTANCE_WAIT),
     Cause("rendezvous-timeout",
           "waited for the other nodes, but too few came in time: check why the others did not start",
-          _any_of("RendezvousTimeoutError"), retry=True, echo=_ECHO_WAIT),
+          _any_of("RendezvousTimeoutError"), retry=True, distance=_DISTANCE_WAIT),
     Cause("rendezvous-closed", "met a closed rendezvous: its id was used before, or the others had already ended",
-          _any_of("RendezvousClosedError", "RendezvousGracefulExitError"), retry=True, echo=_ECHO_WAIT),
+          _any_of("RendezvousClosedError", "RendezvousGracefulExitError"), retry=True, distance=_DISTANCE_WAIT),
     Cause("port-taken", "found its port taken: end what listens there, or choose another port", _any_of("EADDRINUSE",
             "[Aa]ddress already in use", "failed to listen on any local"), retry=True),
     Cause("etcd-gone", "got no answer from etcd: check whether it runs, and whether this node reaches it",
           _any_of("connection to etcd has failed", "EtcdConnectionFailed", "EtcdException", "url: /v2/"), retry=True,
-          echo=_ECHO_WAIT),
+          distance=_DISTANCE_WAIT),
     Cause("endpoint-name", "could not resolve the rendezvous endpoint's name: look at the name, its Service and DNS",
           _any_of("addresses of .{1,200} cannot be retrieved", "[Nn]ame or service not known",
-            "failure in name resolution"), retry=True, echo=_ECHO_WAIT),
+            "failure in name resolution"), retry=True, distance=_DISTANCE_WAIT),
     Cause("rendezvous-connection",
           "could not reach the rendezvous endpoint: check whether its host runs, and the firewall",
           _any_of(r"Rendezvous(?:Connection|State)?Error", "client socket has timed out", "DistNetworkError",
-            "failed to connect to any network address"), retry=True, echo=_ECHO_WAIT),
+            "failed to connect to any network address"), retry=True, distance=_DISTANCE_WAIT),
     Cause("peer-timeout", "waited for a peer until it timed out: look for the rank that is missing or slow",
           _any_of("Socket Timeout", r"wait timeout after \d", "Timeout waiting for key",
             r"[Tt]imed out waiting \d{1,9} ?ms", "timeout caused pair closure", "DistStoreError"), retry=True,
-          echo=_ECHO_WAIT),
+          distance=_DISTANCE_WAIT),
     # What is logged last, whatever went before
     Cause("time-limit", "was ended by its scheduler's time limit: ask for more time, or go on from the last checkpoint",
           _any_of("DUE TO (?:JOB )?TIME ?LIMIT", "TERM_RUNLIMIT", r"[Rr]eason\W{1,4}DeadlineExceeded",
             "longer than (?:the )?specified deadline", "(?:walltime|time limit).{0,40}exceeded",
-            "exceeded.{0,20}(?:wall ?time|time limit)"), echo=_ECHO_STOPPED, kills=True),
+            "exceeded.{0,20}(?:wall ?time|time limit)"), distance=_DISTANCE_STOPPED, explains_kill=True),
     Cause("cancelled", "was cancelled through its scheduler", _any_of(r"\*\*\* (?:JOB|STEP) .{0,200}CANCELLED",
-            "TERM_OWNER"), echo=_ECHO_STOPPED, kills=True),
+            "TERM_OWNER"), distance=_DISTANCE_STOPPED, explains_kill=True),
     Cause("terminated", "was told to stop from outside: a drain, a preemption, or a user's kill",
           _any_of("Received [A-Z0-9]{1,8} death signal", r"got signal: \d", "received SIGTERM", "SIGTERM received",
-            "KeyboardInterrupt"), retry=True, echo=_ECHO_STOPPED, kills=True, worker=_STOP_CODES, agent=_STOP_CODES),
+            "KeyboardInterrupt"), retry=True, distance=_DISTANCE_STOPPED, explains_kill=True, worker_codes=_STOP_CODES, agent_codes=_STOP_CODES),
     Cause("abort", "aborted in native code (SIGABRT): look at the lines before", _any_of("terminate called",
             r"^(?:free|malloc|realloc|munmap_chunk)\(\): ", "double free or corruption", "error: Aborted", "SIGABRT",
-            "Signal 6", "return code = -6", r"\(core dumped\)"), echo=_ECHO_STOPPED, worker=(-6,)),
+            "Signal 6", "return code = -6", r"\(core dumped\)"), distance=_DISTANCE_STOPPED, worker_codes=(-6,)),
 )
 # fmt: on
 
 PROGRAM_ERROR = Cause("program-error", "raised {said}; read the traceback in its log, and correct the program")
 PROGRAM_EXIT = Cause(
-    "program-error", "left with exit code {code} and no traceback: read its last lines", echo=_ECHO_STOPPED
+    "program-error", "left with exit code {code} and no traceback: read its last lines", distance=_DISTANCE_STOPPED
 )
 STORE_ENDED = Cause("etcd-gone", "ended before the job did: look at its log and at its memory", retry=True)
 RANK_HANGS = Cause("rank-hangs", "hangs: the sentence says where, why, and which ranks wait for it", retry=True)
-UNKNOWN_CAUSE = Cause("unknown", "failed, and its log does not say why: read its last lines", echo=_ECHO_NOTHING)
+UNKNOWN_CAUSE = Cause(
+    "unknown", "failed, and its log does not say why: read its last lines", distance=_DISTANCE_UNKNOWN
+)
 # Decided by the exit code alone: a process that was killed has no last words.
 DECISIVE_EXIT_CODES = frozenset({-9, -11, -7, -4, -8, 126, 127})

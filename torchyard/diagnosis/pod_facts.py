@@ -8,10 +8,10 @@ from typing import Any, NamedTuple, TypeGuard
 
 Pods = Mapping[str, Mapping[str, Any]]
 ROLE_LABEL = "torchyard/role"
-REMOVALS = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node have gone
+REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node have gone
 ENDED_POD_PHASES = ("Succeeded", "Failed")
-_KILLED_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
-_PLAIN_TYPES = (type(None), str, list, int, bool, float)
+_KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
+_NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)
 
 
 class PodReason(NamedTuple):
@@ -19,73 +19,73 @@ class PodReason(NamedTuple):
 
     reason: str
     message: str
-    since: float
+    started_at: float
 
 
 # --- any object
 
 
-def get_mapping(thing: Any, *keys: str) -> Mapping[str, Any]:
+def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
     """A mapping inside an object; empty if there is none."""
     for key in keys:
-        if type(thing) is not dict and not _is_mapping(thing):  # a call for each of a thousand pods' keys is what costs
+        if type(value) is not dict and not _is_mapping(value):  # a call for each of a thousand pods' keys is what costs
             return {}
-        thing = thing.get(key)
-    return thing if type(thing) is dict or _is_mapping(thing) else {}
+        value = value.get(key)
+    return value if type(value) is dict or _is_mapping(value) else {}
 
 
-def _is_mapping(thing: Any) -> TypeGuard[Mapping[str, Any]]:
+def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
     """Whether it has keys. JSON's own types are checked first: testing against an abstract one is ten times slower."""
-    kind = type(thing)
-    return kind is dict or (kind not in _PLAIN_TYPES and isinstance(thing, Mapping))
+    value_type = type(value)
+    return value_type is dict or (value_type not in _NON_MAPPING_TYPES and isinstance(value, Mapping))
 
 
-def get_mappings(thing: Any, *keys: str) -> list[Mapping[str, Any]]:
+def get_mappings(value: Any, *keys: str) -> list[Mapping[str, Any]]:
     """A list of mappings inside an object; empty if there is none."""
-    found = get_mapping(thing, *keys[:-1]).get(keys[-1])
-    return [each for each in found if type(each) is dict or _is_mapping(each)] if isinstance(found, list) else []
+    items = get_mapping(value, *keys[:-1]).get(keys[-1])
+    return [item for item in items if type(item) is dict or _is_mapping(item)] if isinstance(items, list) else []
 
 
-def to_number(thing: Any, otherwise: int = 0) -> int:
+def to_number(value: Any, default: int = 0) -> int:
     """An integer; `otherwise` for anything else."""
-    return thing if isinstance(thing, int) and not isinstance(thing, bool) else otherwise
+    return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
-def to_text(thing: Any) -> str:
+def to_text(value: Any) -> str:
     """A text; empty for anything else."""
-    return thing if isinstance(thing, str) else ""
+    return value if isinstance(value, str) else ""
 
 
-def parse_timestamp(stamp: Any) -> float:
+def parse_timestamp(timestamp: Any) -> float:
     """A time of the API server, in seconds since the epoch; 0 if there is none."""
-    return _parse_stamp(stamp) if isinstance(stamp, str) else 0.0
+    return _parse_text_timestamp(timestamp) if isinstance(timestamp, str) else 0.0
 
 
 @functools.lru_cache(maxsize=4096)
-def _parse_stamp(stamp: str) -> float:
+def _parse_text_timestamp(timestamp: str) -> float:
     """Cached: stamps are in whole seconds, so even a thousand pods have few different ones."""
     try:
-        return datetime.fromisoformat(stamp).timestamp()
+        return datetime.fromisoformat(timestamp).timestamp()
     except (ValueError, OverflowError):
         return 0.0
 
 
-def find_condition(thing: Any, kind: str, status: str = "True") -> Mapping[str, Any] | None:
+def find_condition(obj: Any, condition_type: str, status: str = "True") -> Mapping[str, Any] | None:
     """The condition of this type, if it has this status."""
-    for each in get_mappings(thing, "status", "conditions"):
-        if each.get("type") == kind and each.get("status") == status:
-            return each
+    for condition in get_mappings(obj, "status", "conditions"):
+        if condition.get("type") == condition_type and condition.get("status") == status:
+            return condition
     return None
 
 
 # --- a pod
 
 
-def read_pod_phase(pod: Mapping[str, Any]) -> str:
+def get_pod_phase(pod: Mapping[str, Any]) -> str:
     return to_text(get_mapping(pod, "status").get("phase")) or "Pending"
 
 
-def read_node_name(pod: Mapping[str, Any]) -> str:
+def get_node_name(pod: Mapping[str, Any]) -> str:
     """The Kubernetes node that it is on; empty if it has none yet."""
     return to_text(get_mapping(pod, "spec").get("nodeName"))
 
@@ -95,93 +95,103 @@ def is_being_deleted(pod: Mapping[str, Any]) -> bool:
     return bool(get_mapping(pod, "metadata").get("deletionTimestamp"))
 
 
-def read_deletion_time(pod: Mapping[str, Any]) -> float:
+def get_deletion_time(pod: Mapping[str, Any]) -> float:
     """When its deletion was requested: the stamp marks the end of its grace period. 0 if there is none."""
     grace = to_number(get_mapping(pod, "metadata").get("deletionGracePeriodSeconds"))
     return max(parse_timestamp(get_mapping(pod, "metadata").get("deletionTimestamp")) - grace, 0.0)
 
 
-def _read_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The state of the first container: waiting, running or terminated; empty if there is none yet.
 
     A kubelet sorts the statuses by name, so the first of them may be a sidecar's.
     """
-    return get_mapping(_read_container_status(pod), "state")
+    return get_mapping(_get_container_status(pod), "state")
 
 
-def _read_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
+def _get_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
     """The status of the first container; empty if there is none yet."""
     statuses = get_mappings(pod, "status", "containerStatuses")
-    name = next((each.get("name") for each in get_mappings(pod, "spec", "containers")), None)
-    return next((each for each in statuses if each.get("name") == name), statuses[0] if statuses else {})
+    name = next((container.get("name") for container in get_mappings(pod, "spec", "containers")), None)
+    return next(
+        (container_status for container_status in statuses if container_status.get("name") == name),
+        statuses[0] if statuses else {},
+    )
 
 
-def read_pod_exit_codes(pods: Pods) -> dict[str, int | None]:
+def get_pod_exit_codes(pods: Pods) -> dict[str, int | None]:
     """Exit code by node; None while it runs."""
-    return {name: read_pod_exit_code(pod) for name, pod in pods.items()}
+    return {name: get_pod_exit_code(pod) for name, pod in pods.items()}
 
 
-def read_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
+def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
     """The exit code of the first container; a pod that failed without one (evicted), or despite a 0, counts as 1."""
-    over = _read_container_state(pod).get("terminated")
-    bad = 1 if read_pod_phase(pod) == "Failed" else None
-    if not over:
-        return bad
-    return to_number(get_mapping(over).get("exitCode"), 1) or bad or 0
+    terminated = _get_container_state(pod).get("terminated")
+    failed_code = 1 if get_pod_phase(pod) == "Failed" else None
+    if not terminated:
+        return failed_code
+    return to_number(get_mapping(terminated).get("exitCode"), 1) or failed_code or 0
 
 
 class PodFailure(NamedTuple):
     """A failure of a pod's first container: when it ended, and its exit code."""
 
-    at: float
-    code: int
+    failed_at: float
+    exit_code: int
 
 
-def read_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
+def find_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
     """The first known failure of a pod that is not its deletion; a restarted container's last one counts too.
 
     A pod that is being deleted is killed, so neither a signal nor what ends after the request proves anything.
     """
-    deleted = read_deletion_time(pod) if is_being_deleted(pod) else math.inf
-    ends = (get_mapping(_read_container_status(pod), which, "terminated") for which in ("lastState", "state"))
-    for over in ends:
-        code, at = to_number(over.get("exitCode")), parse_timestamp(over.get("finishedAt")) or math.inf
-        if code and (deleted == math.inf or (at <= deleted and code not in _KILLED_CODES)):
-            return PodFailure(at, code)
-    if read_pod_phase(pod) == "Failed" and deleted == math.inf:
-        return PodFailure(read_container_end(pod), read_pod_exit_code(pod) or 1)
+    deletion_time = get_deletion_time(pod) if is_being_deleted(pod) else math.inf
+    terminations = (
+        get_mapping(_get_container_status(pod), state_name, "terminated") for state_name in ("lastState", "state")
+    )
+    for terminated in terminations:
+        exit_code, finished_at = (
+            to_number(terminated.get("exitCode")),
+            parse_timestamp(terminated.get("finishedAt")) or math.inf,
+        )
+        if exit_code and (
+            deletion_time == math.inf or (finished_at <= deletion_time and exit_code not in _KILL_EXIT_CODES)
+        ):
+            return PodFailure(finished_at, exit_code)
+    if get_pod_phase(pod) == "Failed" and deletion_time == math.inf:
+        return PodFailure(get_container_end(pod), get_pod_exit_code(pod) or 1)
     return None
 
 
 def count_restarts(pod: Mapping[str, Any]) -> int:
     """How often the kubelet has restarted a pod's first container."""
-    return to_number(_read_container_status(pod).get("restartCount"))
+    return to_number(_get_container_status(pod).get("restartCount"))
 
 
 def is_container_down(pod: Mapping[str, Any]) -> bool:
     """Whether a pod counts as running although its first container does not: it has ended, or waits for a restart."""
-    state = _read_container_state(pod)
-    return read_pod_phase(pod) == "Running" and bool(state) and "running" not in state
+    state = _get_container_state(pod)
+    return get_pod_phase(pod) == "Running" and bool(state) and "running" not in state
 
 
-def read_container_end(pod: Mapping[str, Any]) -> float:
+def get_container_end(pod: Mapping[str, Any]) -> float:
     """When the first container ended; infinity if it has not."""
-    return parse_timestamp(get_mapping(_read_container_state(pod), "terminated").get("finishedAt")) or math.inf
+    return parse_timestamp(get_mapping(_get_container_state(pod), "terminated").get("finishedAt")) or math.inf
 
 
-def read_container_start(pod: Mapping[str, Any]) -> float:
+def get_container_start(pod: Mapping[str, Any]) -> float:
     """When the first container started; 0 if it has not."""
-    state = _read_container_state(pod)
+    state = _get_container_state(pod)
     return max(
-        (parse_timestamp(get_mapping(state, which).get("startedAt")) for which in ("running", "terminated")),
+        (parse_timestamp(get_mapping(state, state_name).get("startedAt")) for state_name in ("running", "terminated")),
         default=0.0,
     )
 
 
 def find_unscheduled_reason(pod: Mapping[str, Any]) -> PodReason | None:
     """The scheduler's reason for not placing a pod; one that is `Schedulable` only waits for its gang."""
-    found = find_condition(pod, "PodScheduled", "False")
-    return read_reason(found, parse_timestamp(found.get("lastTransitionTime"))) if found else None
+    condition = find_condition(pod, "PodScheduled", "False")
+    return build_reason(condition, parse_timestamp(condition.get("lastTransitionTime"))) if condition else None
 
 
 def find_silence_start(pod: Mapping[str, Any]) -> float:
@@ -189,15 +199,19 @@ def find_silence_start(pod: Mapping[str, Any]) -> float:
 
     The node controller sets a running pod to not ready without a reason, while every kubelet gives one.
     """
-    if read_pod_phase(pod) != "Running":
+    if get_pod_phase(pod) != "Running":
         return 0.0
-    found = find_condition(pod, "Ready", "False") or find_condition(pod, "Ready", "Unknown")
-    return parse_timestamp(found.get("lastTransitionTime")) if found and not found.get("reason") else 0.0
+    condition = find_condition(pod, "Ready", "False") or find_condition(pod, "Ready", "Unknown")
+    return parse_timestamp(condition.get("lastTransitionTime")) if condition and not condition.get("reason") else 0.0
 
 
-def read_reason(thing: Mapping[str, Any], since: float) -> PodReason:
-    return PodReason(to_text(thing.get("reason")), to_text(thing.get("message")), since)
+def build_reason(source: Mapping[str, Any], started_at: float) -> PodReason:
+    return PodReason(to_text(source.get("reason")), to_text(source.get("message")), started_at)
 
 
-def describe_exit(code: int | None) -> str:
-    return f"was killed by signal {code - 128}" if code and code > 128 else f"ended with exit code {code}"
+def describe_exit(exit_code: int | None) -> str:
+    return (
+        f"was killed by signal {exit_code - 128}"
+        if exit_code and exit_code > 128
+        else f"ended with exit code {exit_code}"
+    )

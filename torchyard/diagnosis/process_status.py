@@ -8,49 +8,53 @@ from torchyard.model.run import Failure, Observation, Status
 
 def read_status(observed: Observation) -> Status:
     """The job's status: the first agent that fails ends the job; it is done when every agent has ended with 0."""
-    blocks = {name: get_mapping(seen) for name, seen in observed.states.items()}
-    agents = {name: seen for name, seen in blocks.items() if name != "etcd"}
-    for name, seen in blocks.items():
-        if isinstance(seen.get("abandoned"), float | int) and seen["abandoned"]:
-            return _read_abandoned_status(name, seen)
-    for name, seen in blocks.items():
-        if trouble := _read_process_end(name, seen):
-            return trouble
-    ended = [name for name, seen in agents.items() if seen.get("phase") == "exited"]
-    if agents and len(ended) == len(agents):
+    states = {name: get_mapping(state) for name, state in observed.states.items()}
+    agents = {name: state for name, state in states.items() if name != "etcd"}
+    for name, state in states.items():
+        if isinstance(state.get("abandoned"), float | int) and state["abandoned"]:
+            return _build_expired_lease_status(name, state)
+    for name, state in states.items():
+        if status := _find_final_status(name, state):
+            return status
+    exited = [name for name, state in agents.items() if state.get("phase") == "exited"]
+    if agents and len(exited) == len(agents):
         return Status(state="succeeded", reason=f"{len(agents)} of {len(agents)} agents ended with 0")
     if agents and observed.joined >= agents.keys():
         return Status(state="running", reason=f"{len(agents)} of {len(agents)} nodes joined")
-    waits = ", ".join(sorted(agents.keys() - observed.joined)) or "every node"
-    return Status(state="pending", reason=f"waits for {waits} to join the rendezvous")
+    missing = ", ".join(sorted(agents.keys() - observed.joined)) or "every node"
+    return Status(state="pending", reason=f"waits for {missing} to join the rendezvous")
 
 
-def _read_abandoned_status(name: str, seen: Any) -> Status:
+def _build_expired_lease_status(name: str, state: Any) -> Status:
     """The status of a job whose lease expired: what its other agents report is only an echo of that."""
-    why = f"its lease was not renewed for {seen['abandoned']:g} s (deadlines.lease)"
-    sentence = f"{name} was ended by its supervisor: {why}"
-    return Status(state="failed", reason=sentence, failure=Failure(cause="lease-ended", sentence=sentence, node=name))
+    reason = f"its lease was not renewed for {state['abandoned']:g} s (deadlines.lease)"
+    message = f"{name} was ended by its supervisor: {reason}"
+    return Status(state="failed", reason=message, failure=Failure(cause="lease-ended", sentence=message, node=name))
 
 
-def _read_lost_supervisor(name: str, seen: Any) -> Status:
+def _build_lost_supervisor_status(name: str, state: Any) -> Status:
     """The status of a job whose host lost a supervisor, with or without its process: no fault of the program."""
-    cause, sentence = "keeper-killed", f"the supervisor of {name} was killed"
-    if seen.get("rebooted"):
-        cause, sentence = "host-rebooted", f"the host of {name} was restarted, and no process of the job is left there"
-    failure = Failure(cause=cause, sentence=sentence, node=name, retry=True)
-    return Status(state="failed", reason=sentence, failure=failure)
+    cause, message = "keeper-killed", f"the supervisor of {name} was killed"
+    if state.get("rebooted"):
+        cause, message = "host-rebooted", f"the host of {name} was restarted, and no process of the job is left there"
+    failure = Failure(cause=cause, sentence=message, node=name, retry=True)
+    return Status(state="failed", reason=message, failure=failure)
 
 
-def _read_process_end(name: str, seen: Any) -> Status | None:
+def _find_final_status(name: str, state: Any) -> Status | None:
     """The status of a job that one process's state ends; None if it does not."""
-    phase, code = seen.get("phase"), seen.get("exit")
+    phase, exit_code = state.get("phase"), state.get("exit")
     if phase == "absent":
         return Status(state="gone", reason=f"the folder of {name} was removed by somebody else")
     if phase == "unkept":
-        return _read_lost_supervisor(name, seen)
-    if phase == "exited" and code != 0:
-        how = f"was killed by signal {-code}" if isinstance(code, int) and code < 0 else f"ended with exit code {code}"
-        return Status(state="failed", reason=f"{name} {how}")
+        return _build_lost_supervisor_status(name, state)
+    if phase == "exited" and exit_code != 0:
+        description = (
+            f"was killed by signal {-exit_code}"
+            if isinstance(exit_code, int) and exit_code < 0
+            else f"ended with exit code {exit_code}"
+        )
+        return Status(state="failed", reason=f"{name} {description}")
     if phase == "exited" and name == "etcd":
         return Status(state="failed", reason="the rendezvous store ended before the job")
     return None

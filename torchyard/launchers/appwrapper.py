@@ -214,7 +214,7 @@ def read_status(observed: Observation) -> Status:
     """The job's status: the wrapper's own if it waits or has given up, else that of the PyTorchJob in it."""
     wrapper = job_status.find_job_object(observed, _KIND)
     if wrapper is None or pod_facts.is_being_deleted(wrapper):
-        return job_status.deleted_status(_KIND)
+        return job_status.build_deleted_status(_KIND)
     phase = _read_wrapper_phase(wrapper)
     if description := _PENDING_PHASES.get(phase):
         return Status(state="pending", reason=f"the AppWrapper {description}{_quote_conditions(wrapper)}")
@@ -231,8 +231,8 @@ def read_status(observed: Observation) -> Status:
 def _read_failed_status(observed: Observation, wrapper: Mapping[str, Any]) -> Status:
     """The status of an AppWrapper that has given up. A missing component was deleted by another user."""
     if _find_unhealthy_condition(wrapper).get("reason") == "MissingComponent":
-        return job_status.deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
-    return job_status.failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
+        return job_status.build_deleted_status(f"{pytorchjob.KIND} in the AppWrapper")
+    return job_status.build_failed_status(observed, f"the AppWrapper failed{_quote_conditions(wrapper)}")
 
 
 def _read_wrapper_phase(wrapper: Mapping[str, Any]) -> str:
@@ -246,9 +246,9 @@ def _read_wrapper_status(observed: Observation, wrapper: Mapping[str, Any]) -> S
     phase = _read_wrapper_phase(wrapper)
     failed_pods = pod_facts.get_mapping(wrapper, "status").get("failed")
     if phase in _ENDED_PHASES and failed_pods:  # the dispatcher reports a failed job as Completed too
-        return job_status.failed_status(observed, f"the AppWrapper is {phase} with {failed_pods} failed pods")
+        return job_status.build_failed_status(observed, f"the AppWrapper is {phase} with {failed_pods} failed pods")
     if phase in ("Succeeded", "Completed"):
-        return job_status.succeeded_status(observed, wrapper, 0)
+        return job_status.build_succeeded_status(observed, wrapper, 0)
     has_started = any(name.startswith(("Pod/", "Removed/")) for name in observed.states)
     return Status(
         state="running" if has_started else "pending", reason=f"the AppWrapper is {phase}, without a PyTorchJob"

@@ -174,9 +174,11 @@ _TERMS = job_status.JobKindTerms(_KIND, "Completed", "spec.suspend")
 def read_status(observed: Observation) -> Status:
     """The JobSet's status: its end from its conditions, the rest from its pods."""
     gang = _read_gang(observed)
-    status = job_status.read_job_conditions(observed, _TERMS, gang)
+    status = job_status.find_condition_status(observed, _TERMS, gang)
     has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
-    return status or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang, has_started)
+    return status or job_status.build_unfinished_status(
+        observed, job_status.select_job_pods(observed), gang, has_started
+    )
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

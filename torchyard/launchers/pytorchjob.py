@@ -205,8 +205,8 @@ def read_status(observed: Observation) -> Status:
     The operator reports an elastic job as Succeeded as soon as one worker is, and as Running while one has no node.
     """
     gang = _read_gang(observed)
-    status = job_status.read_job_conditions(observed, _TERMS, gang)
-    return status or job_status.unfinished_status(observed, job_status.select_job_pods(observed), gang)
+    status = job_status.find_condition_status(observed, _TERMS, gang)
+    return status or job_status.build_unfinished_status(observed, job_status.select_job_pods(observed), gang)
 
 
 def _read_gang(observed: Observation) -> job_status.Gang:

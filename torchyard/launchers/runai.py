@@ -200,7 +200,7 @@ def _find_job_endings(pods: Mapping[str, Mapping[str, Any]], now: float) -> Iter
     for name in (*sorted(failed, key=lambda name: _read_time(pods[name], "ended")), *stuck):
         state_name = str(pods[name].get("word"))
         if reason := _RUNAI_REASONS.get(state_name.lower()):
-            sentence = f"{name}: {reason.sentence} ({state_name})"
+            sentence = f"{name}: {reason.description} ({state_name})"
             failure = Failure(cause=reason.slug, sentence=sentence, node=name, retry=reason.retry)
             yield Status(state="failed", reason=sentence, failure=failure)
         yield Status(state="failed", reason=f"{name} ended as {state_name}")
@@ -214,7 +214,7 @@ def _is_hopeless(state: Mapping[str, Any], now: float) -> bool:
     if reason is None:
         return False
     started_at = _read_time(state, "since") or now
-    return now - started_at >= reason.patience
+    return now - started_at >= reason.patience_s
 
 
 def _read_time(state: Mapping[str, Any], key: str) -> float:

@@ -165,21 +165,21 @@ def read_status(observed: Observation) -> Status:
     """
     job = job_status.find_job_object(observed, _KIND)
     if job is None:
-        return job_status.deleted_status(_KIND)
+        return job_status.build_deleted_status(_KIND)
     phase = pod_facts.to_text(pod_facts.get_mapping(job, "status", "state").get("phase"))
     pods = job_status.select_job_pods(observed)
     gang = _read_gang(job)
     if phase == "Completed":  # also while it is being deleted, as it is after its TTL
-        return job_status.succeeded_status(observed, job, gang.pods)
+        return job_status.build_succeeded_status(observed, job, gang.pod_count)
     if pod_facts.is_being_deleted(job) and phase != "Failed":
-        return job_status.deleted_status(_KIND)
+        return job_status.build_deleted_status(_KIND)
     if phase in _FINAL_PHASES:
-        return job_status.failed_status(observed, f"the Job {_FINAL_PHASES[phase]} by Volcano")
+        return job_status.build_failed_status(observed, f"the Job {_FINAL_PHASES[phase]} by Volcano")
     if phase in ("", "Pending", "Running") and _is_doomed(job, pods, gang):
-        return job_status.failed_status(observed, "the Job cannot succeed any more")
+        return job_status.build_failed_status(observed, "the Job cannot succeed any more")
     conditions = pod_facts.get_mappings(job, "status", "conditions")
     past_phases = {pod_facts.to_text(condition.get("status")) for condition in conditions}
-    return job_status.unfinished_status(observed, pods, gang, "Running" in past_phases)
+    return job_status.build_unfinished_status(observed, pods, gang, "Running" in past_phases)
 
 
 def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
@@ -198,6 +198,6 @@ def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Ga
     failed = [
         pod
         for pod in pods.values()
-        if pod_facts.read_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
+        if pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
     ]
-    return bool(failed) and gang.pods - len(failed) < gang.least
+    return bool(failed) and gang.pod_count - len(failed) < gang.min_pods

@@ -18,7 +18,7 @@ from torchyard.common.escaping import (
     shorten_text,
     single_line,
 )
-from torchyard.diagnosis.fabric import tabulate_nodes
+from torchyard.diagnosis.fabric import list_node_rows
 from torchyard.diagnosis.pod_facts import describe_exit
 from torchyard.metrics.registry import ROW_KEYS, describe_row, format_number
 from torchyard.model.plan import CommandPlan
@@ -200,7 +200,7 @@ def _format_fabric(report: Report) -> list[_Entry]:
 def _format_nodes(report: Report) -> list[list[str]]:
     """The network of each node as a table with its header; empty if it is as promised."""
     fabric = report.collected.fabric if report.collected else None
-    rows = tabulate_nodes(fabric) if fabric else []
+    rows = list_node_rows(fabric) if fabric else []
     return [[single_line(cell, 4 * _MAX_CELL_CHARS) for cell in row] for row in rows]
 
 

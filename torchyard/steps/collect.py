@@ -5,13 +5,13 @@ from contextlib import suppress
 
 from torchyard.common.local_errors import COLLECT_TIMEOUT_S, retry_step
 from torchyard.common.log import get_log
-from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
-from torchyard.diagnosis.log_patterns import CAUSES, ECHO_OWN, UNKNOWN_CAUSE
-from torchyard.diagnosis.nccl_log import NcclLog
-from torchyard.diagnosis.root_cause import TAIL_LINES, read_failure
+from torchyard.diagnosis.log_patterns import CAUSES, DISTANCE_OWN, UNKNOWN_CAUSE
+from torchyard.diagnosis.nccl_log import NcclLogReader
+from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
 from torchyard.metrics.registry import MARKS, READERS
 from torchyard.model.fabric import FabricVerdict
@@ -69,15 +69,15 @@ def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
 
     Agents that are known to share one machine are one node.
     """
-    log = NcclLog()
+    log = NcclLogReader()
     for node, path in plan.nodes.items():
         with suppress(FileNotFoundError):
             for block in read_blocks(path):
-                log.feed_block(node, block)
-    reading = log.reading()
+                log.process_block(node, block)
+    reading = log.build_reading()
     known = [outcome.machines.get(node) for node in plan.nodes]
     count = len(set(known)) if all(known) else len(known)
-    return judge_fabric(reading, plan.expect, count) if plan.expect or reading.nodes else None
+    return evaluate_fabric(reading, plan.expect, count) if plan.expect or reading.nodes else None
 
 
 def _describe_log(node: str, path: str, lost: str) -> LogFile:
@@ -96,7 +96,7 @@ def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
     is_tried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
     if outcome.cause and not is_tried:
         return _blame_deadline(logs, outcome)
-    found = read_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
+    found = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
     if found and found.cause != UNKNOWN_CAUSE.slug:
         return (
             found.model_copy(update={"sentence": f"{outcome.status.reason}: {found.sentence}"}) if is_tried else found
@@ -138,7 +138,7 @@ def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str
     cut = next(
         (each for each in logs if each.lost and not each.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
     )
-    if cut is None or any(cause.slug == failure.cause and cause.echo == ECHO_OWN for cause in CAUSES):
+    if cut is None or any(cause.slug == failure.cause and cause.distance == DISTANCE_OWN for cause in CAUSES):
         return failure
     folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"
     sentence = f"{cut.node} could not write its output ({cut.lost}): free some space, or move {folder}"

@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torchyard.agents import torchrun
 from torchyard.common.log_lines import BLOCK_BYTES, cut_record, read_line, read_line_text, read_new_lines
 from torchyard.diagnosis.hang.records import BlackBox
-from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARK, read_lost_worker
-from torchyard.diagnosis.nccl_log import NcclLog
+from torchyard.diagnosis.log_line_parts import LOST_WORKER_MARKER, parse_lost_worker
+from torchyard.diagnosis.nccl_log import NcclLogReader
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.model.plan import Plan, Ranks
 from torchyard.model.run import LogLine
@@ -107,7 +107,7 @@ class JobLogReader:
 
     def __init__(self, plan: Plan) -> None:
         self.lines, self.behind = 0, True
-        self.nccl, self.has_nccl_news = NcclLog(), False
+        self.nccl, self.has_nccl_news = NcclLogReader(), False
         self.black_box = BlackBox()
         self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
         self._paths = plan.nodes
@@ -167,9 +167,9 @@ class JobLogReader:
                 self.black_box.feed(name, f"{line.text}\n")
             else:
                 self.lines += 1
-                if LOST_WORKER_MARK in text and (lost := read_lost_worker(line.text)):
+                if LOST_WORKER_MARKER in text and (lost := parse_lost_worker(line.text)):
                     self.lost_workers.setdefault((name, lost[0]), lost[1])
-                self.has_nccl_news |= self.nccl.feed_text(name, line.text)
+                self.has_nccl_news |= self.nccl.process_node_line(name, line.text)
                 yield line
             if offset - begin >= most:
                 return

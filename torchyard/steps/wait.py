@@ -8,8 +8,8 @@ from contextlib import ExitStack
 from torchyard.backend import JobWatch, backend_of
 from torchyard.common.local_errors import LocalErrorGuard, is_local_error
 from torchyard.common.log import get_log
-from torchyard.diagnosis.deadlines import DeadlineMonitor, PassedDeadline, ProgressSample
-from torchyard.diagnosis.fabric import judge_fabric
+from torchyard.diagnosis.deadlines import DeadlineMonitor, ExpiredDeadline, JobSnapshot
+from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.job_status import count_retries
 from torchyard.diagnosis.no_progress import Diagnosis
 from torchyard.launchers import registry
@@ -91,7 +91,7 @@ class _JobPoller:
                 self.outcome = Outcome(status=status, exit_codes=self._watch.exit_codes())
             elif broken := self._fabric.judge(self._logs) or self._judge_hang():
                 self.outcome = Outcome(status=broken, exit_codes=self._watch.exit_codes())
-            elif late := self._deadline.judge(self._facts(status, heard)):
+            elif late := self._deadline.check(self._facts(status, heard)):
                 self.outcome = _deadline_outcome(late, status, self._watch)
             else:
                 self._report(status, why)
@@ -123,14 +123,14 @@ class _JobPoller:
         status = self._launcher.read_status(observed)
         status = status.model_copy(update={"retries": max(status.retries, count_retries(observed))})
         why = None if status.state in ENDED_STATES else self._watch.diagnose()
-        if why and why.ends and heard and status.state == "pending" and not self._begun:
+        if why and why.is_final and heard and status.state == "pending" and not self._begun:
             status = Status(state="failed", reason=why.failure.sentence, failure=why.failure)
         return status, why
 
-    def _facts(self, status: Status, heard: bool) -> ProgressSample:
+    def _facts(self, status: Status, heard: bool) -> JobSnapshot:
         """What the deadlines are judged by. A log that lacks lines may lack those that say that the job has started."""
         started = status.state == "running" or bool(self._begun) or bool(self._watch.losing_logs())
-        return ProgressSample(time.monotonic(), self._watch.is_fully_seen(), heard, started, self._logs.lines)
+        return JobSnapshot(time.monotonic(), self._watch.is_fully_seen(), heard, started, self._logs.lines)
 
     def _judge_hang(self) -> Status | None:
         """The failed status if a rank hangs and the profile wants that. Trouble with the verdict is not the job's."""
@@ -169,7 +169,7 @@ class _FabricMonitor:
         if not logs.has_nccl_news or not self._plan.expect:
             return None
         logs.has_nccl_news = False
-        found = judge_fabric(logs.nccl.reading(), self._plan.expect, len(self._plan.nodes))
+        found = evaluate_fabric(logs.nccl.build_reading(), self._plan.expect, len(self._plan.nodes))
         if found.verdict in ("not-rdma", "degraded") and found.verdict != self._said:
             self._said = found.verdict
             get_log().warning("the network is %s: %s", found.verdict, found.sentence)
@@ -230,17 +230,17 @@ def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
     return logs.joined_at or watch.started_at()
 
 
-def _deadline_outcome(late: PassedDeadline, status: Status, watch: JobWatch) -> Outcome:
+def _deadline_outcome(late: ExpiredDeadline, status: Status, watch: JobWatch) -> Outcome:
     """The outcome of a deadline that has passed. If the cluster knows why it passed, that is the cause."""
     failure = None if late.cause == "run-deadline" else _select_failure(late, watch.diagnose(last=True))
     why = failure.sentence if failure else status.reason if late.cause == "start-deadline" else ""
-    reason = f"{late.sentence}: {why}" if why else late.sentence
+    reason = f"{late.message}: {why}" if why else late.message
     known = failure.model_copy(update={"sentence": reason}) if failure else None
     found = Status(state="failed", reason=reason, failure=known, retries=status.retries)
     return Outcome(status=found, cause=late.cause, exit_codes=watch.exit_codes())
 
 
-def _select_failure(late: PassedDeadline, why: Diagnosis | None) -> Failure | None:
+def _select_failure(late: ExpiredDeadline, why: Diagnosis | None) -> Failure | None:
     """The failure that explains a deadline. Silence is explained only by a lost node: elastic jobs may await pods."""
     hangs = late.cause == "silence" and why and why.failure.cause not in ("node-lost", "host-silent")
     return None if hangs or not why else why.failure

@@ -45,14 +45,14 @@ _DUMP = (
 )
 
 
-def told(rank: int, begun: int, seq: int = 9, version: str = "2.6") -> list[str]:
+def told(rank: int, last_enqueued: int, seq: int = 9, version: str = "2.6") -> list[str]:
     """What a rank logs when a collective of its default group times out, with the last one that it has begun."""
-    return [*watchdog(rank, seq), PROGRESS[version].format(rank=rank, seq=seq, begun=begun)]
+    return [*watchdog(rank, seq), PROGRESS[version].format(rank=rank, seq=seq, begun=last_enqueued)]
 
 
-def dumped(rank: int, begun: int) -> list[str]:
+def dumped(rank: int, last_enqueued: int) -> list[str]:
     """What a rank logs when another one has timed out."""
-    return [_DUMP.format(rank=rank, begun=begun)]
+    return [_DUMP.format(rank=rank, begun=last_enqueued)]
 
 
 def watchdog(rank: int, seq: int = 9, op: str = "ALLREDUCE", version: str = "2.6") -> list[str]:
@@ -60,25 +60,25 @@ def watchdog(rank: int, seq: int = 9, op: str = "ALLREDUCE", version: str = "2.6
     return [line.format(rank=rank, seq=seq, op=op) for line in (WORDS[version], *AFTER)]
 
 
-def explain(*said: tuple[int | None, list[str]]) -> tuple[str, bool]:
+def explain(*summary: tuple[int | None, list[str]]) -> tuple[str, bool]:
     """The explanation for the first of these ranks; each node has two of them."""
-    lines = [RankLine(f"node-{(rank or 0) // 2}", rank, text) for rank, texts in said for text in texts]
-    found = explain_timeout(lines[0], lines)
-    assert found
-    return found
+    lines = [RankLine(f"node-{(rank or 0) // 2}", rank, text) for rank, texts in summary for text in texts]
+    explanation = explain_timeout(lines[0], lines)
+    assert explanation
+    return explanation
 
 
 @pytest.mark.parametrize("version", WORDS)
 def test_timeout_is_no_error_of_nccl(version: str) -> None:
     """The exception with which the watchdog ends its process is not the cause: the timeout before it is."""
-    said = [f"[default0]:{line}" for line in watchdog(0, version=version)]
-    found = read({"node_0": 1}, node_0=[*said, *block(0, 0, -6, 10)])
-    assert (found.cause, found.rank, found.retry) == ("nccl-timeout", 0, True)
-    assert found.sentence.startswith("Rank 0 on node-0 waited 1,803 s for ALLREDUCE")
+    summary = [f"[default0]:{line}" for line in watchdog(0, version=version)]
+    explanation = read({"node_0": 1}, node_0=[*summary, *block(0, 0, -6, 10)])
+    assert (explanation.cause, explanation.rank, explanation.retry) == ("nccl-timeout", 0, True)
+    assert explanation.sentence.startswith("Rank 0 on node-0 waited 1,803 s for ALLREDUCE")
 
 
 @pytest.mark.parametrize(
-    ("version", "what"),
+    ("version", "description"),
     [
         ("1.9", "waited 1,803 s for BROADCAST until"),
         ("1.13", "waited 1,803 s for BROADCAST number 1,024 until"),
@@ -86,33 +86,33 @@ def test_timeout_is_no_error_of_nccl(version: str) -> None:
         ("2.6", "waited 1,803 s for BROADCAST number 1,024 of 4,096 elements until"),
     ],
 )
-def test_collective_is_named_as_far_as_it_is_known(version: str, what: str) -> None:
+def test_collective_is_named_as_far_as_it_is_known(version: str, description: str) -> None:
     """Operation, sequence number and size are in the sentence if the version of torch prints them."""
-    assert explain((0, watchdog(0, 1024, "BROADCAST", version)))[0].startswith(what)
+    assert explain((0, watchdog(0, 1024, "BROADCAST", version)))[0].startswith(description)
 
 
 def test_rank_that_does_not_wait_is_named() -> None:
     """Where most ranks wait and one does not, that one did not come."""
-    said, retry = explain((0, watchdog(0)), (1, watchdog(1)), (2, watchdog(2)), (3, ["loading batch 17"]))
-    assert (said.endswith(": rank 3 on node-1 did not wait for it, so look there"), retry) == (True, True)
+    summary, retry = explain((0, watchdog(0)), (1, watchdog(1)), (2, watchdog(2)), (3, ["loading batch 17"]))
+    assert (summary.endswith(": rank 3 on node-1 did not wait for it, so look there"), retry) == (True, True)
 
 
 def test_rank_in_an_earlier_collective_is_named() -> None:
     """A rank that waits in an earlier collective of the same group holds up the others."""
-    said, _ = explain((0, watchdog(0, 12)), (1, watchdog(1, 12)), (2, watchdog(2, 11)))
-    assert said.endswith(": rank 2 on node-1 still waits in an earlier collective, so look there")
+    summary, _ = explain((0, watchdog(0, 12)), (1, watchdog(1, 12)), (2, watchdog(2, 11)))
+    assert summary.endswith(": rank 2 on node-1 still waits in an earlier collective, so look there")
 
 
 def test_first_collective_that_no_rank_ends_is_the_set_up() -> None:
     """If every rank waits in the first collective, none has ever worked: another attempt would do the same."""
-    said, retry = explain((0, watchdog(0, 1)), (1, watchdog(1, 1)), (2, watchdog(2, 1)))
-    assert ("not even the first collective works" in said, retry) == (True, False)
+    summary, retry = explain((0, watchdog(0, 1)), (1, watchdog(1, 1)), (2, watchdog(2, 1)))
+    assert ("not even the first collective works" in summary, retry) == (True, False)
 
 
 def test_lone_report_blames_nobody() -> None:
     """One rank's report alone, or that of a few among many silent ranks, does not say who is missing."""
-    for said in ([(0, watchdog(0, 1))], [(0, watchdog(0)), *((rank, ["hello"]) for rank in range(1, 4))]):
-        assert explain(*said)[0].endswith(": look for the rank that is missing or slow")
+    for summary in ([(0, watchdog(0, 1))], [(0, watchdog(0)), *((rank, ["hello"]) for rank in range(1, 4))]):
+        assert explain(*summary)[0].endswith(": look for the rank that is missing or slow")
 
 
 @pytest.mark.parametrize(
@@ -125,15 +125,15 @@ def test_lone_report_blames_nobody() -> None:
 )
 def test_ranks_that_torch_names_are_believed(line: str) -> None:
     """torch's own desync report, and that of the monitored barrier, name the absent ranks."""
-    said, _ = explain((0, [*watchdog(0), line]), (3, ["hello"]))
-    assert said.endswith(": rank 1, rank 3 on node-1 did not join it, so look there")
+    summary, _ = explain((0, [*watchdog(0), line]), (3, ["hello"]))
+    assert summary.endswith(": rank 1, rank 3 on node-1 did not join it, so look there")
 
 
 def test_rank_of_another_group_is_not_global() -> None:
     """The rank in a sub-group's message is its place in that group, so it is not taken for a global rank."""
     text = WORDS["2.1"].format(rank=1, seq=1, op="ALLREDUCE").replace("[Rank", "[PG ID 3 PG GUID 7 Rank")
-    said, retry = explain((None, [text]), (0, ["hello"]), (1, ["hello"]), (2, ["hello"]))
-    assert (said.endswith(": look for the rank that is missing or slow"), retry) == (True, True)
+    summary, retry = explain((None, [text]), (0, ["hello"]), (1, ["hello"]), (2, ["hello"]))
+    assert (summary.endswith(": look for the rank that is missing or slow"), retry) == (True, True)
 
 
 def test_other_words_about_a_timeout_say_no_more() -> None:
@@ -145,53 +145,60 @@ def test_other_words_about_a_timeout_say_no_more() -> None:
 @pytest.mark.parametrize("version", PROGRESS)
 def test_rank_that_has_begun_less_is_named(version: str) -> None:
     """Of ranks that report how far they have come, those that have not begun the collective did not come."""
-    said, retry = explain((0, told(0, 9, version=version)), (1, told(1, 12)), (2, dumped(2, 8)), (3, dumped(3, 9)))
-    assert (said.endswith(": rank 2 on node-1 had begun none after number 8, so look there"), retry) == (True, True)
+    summary, retry = explain((0, told(0, 9, version=version)), (1, told(1, 12)), (2, dumped(2, 8)), (3, dumped(3, 9)))
+    assert (summary.endswith(": rank 2 on node-1 had begun none after number 8, so look there"), retry) == (True, True)
 
 
 def test_rank_that_has_begun_least_comes_before_one_that_waits() -> None:
     """A rank that waits in an earlier collective is not named if another one has not even begun that."""
-    said, _ = explain((0, told(0, 12, 12)), (1, told(1, 11, 11)), (2, dumped(2, 10)), (3, dumped(3, -1)))
-    assert said.endswith(": rank 3 on node-1 had begun none of that group at all, so look there")
+    summary, _ = explain((0, told(0, 12, 12)), (1, told(1, 11, 11)), (2, dumped(2, 10)), (3, dumped(3, -1)))
+    assert summary.endswith(": rank 3 on node-1 had begun none of that group at all, so look there")
 
 
 def test_ranks_that_have_all_begun_it_blame_nobody() -> None:
     """If all ranks have begun the collective, a rank without a timeout of its own is not missing."""
-    said, _ = explain((0, told(0, 9)), (1, told(1, 9)), (2, told(2, 9)), (3, dumped(3, 9)))
-    assert said.endswith(": look for the rank that is missing or slow")
+    summary, _ = explain((0, told(0, 9)), (1, told(1, 9)), (2, told(2, 9)), (3, dumped(3, 9)))
+    assert summary.endswith(": look for the rank that is missing or slow")
 
 
 def test_rank_that_is_alone_in_a_collective_is_told_so() -> None:
     """If no other rank has begun the collective, it is the one that waits that does something else."""
-    said, _ = explain((0, told(0, 11, 11)), (1, dumped(1, 10)), (2, dumped(2, 10)))
-    assert said.endswith(": no other rank had begun it, so look at why this one did")
+    summary, _ = explain((0, told(0, 11, 11)), (1, dumped(1, 10)), (2, dumped(2, 10)))
+    assert summary.endswith(": no other rank had begun it, so look at why this one did")
 
 
 def test_restart_by_torchrun_counts_for_itself() -> None:
     """The numbers begin again where torchrun starts the processes again: each rank's first timeout counts."""
-    twice = [(rank, [*told(rank, 900, 900), *told(rank, 12, 12)]) for rank in range(3)]
-    assert explain(*twice)[0].endswith(": look for the rank that is missing or slow")
+    reports = [(rank, [*told(rank, 900, 900), *told(rank, 12, 12)]) for rank in range(3)]
+    assert explain(*reports)[0].endswith(": look for the rank that is missing or slow")
 
 
 def grouped(rank: int, member: int, group: str, seq: int) -> list[str]:
     """What a rank of a smaller group logs; the line of the watchdog has only its place in the group."""
-    own = watchdog(rank, seq)[0].replace(f"[Rank {rank}]", f"[Rank {member}]")
-    where = PROGRESS["2.6"].format(rank=rank, seq=seq, begun=seq)
-    return [own, where.replace(f"ID 0 PG GUID 0(default_pg) Rank {rank}", f"ID 5 PG GUID {group} Rank {member}")]
+    timeout_line = watchdog(rank, seq)[0].replace(f"[Rank {rank}]", f"[Rank {member}]")
+    progress_line = PROGRESS["2.6"].format(rank=rank, seq=seq, begun=seq)
+    return [
+        timeout_line,
+        progress_line.replace(f"ID 0 PG GUID 0(default_pg) Rank {rank}", f"ID 5 PG GUID {group} Rank {member}"),
+    ]
 
 
 def test_other_groups_count_for_themselves() -> None:
     """Numbers of two process groups are not compared with each other, nor with those of the default group."""
     tensor, data = "37(TENSOR_MODEL_PARALLEL_GROUP)", "41(DATA_PARALLEL_GROUP)"
-    said, _ = explain((8, grouped(8, 0, tensor, 900)), (9, grouped(9, 1, data, 12)), (0, dumped(0, 51)), (1, ["hello"]))
-    assert said.startswith("waited 1,803 s for ALLREDUCE number 900 of 4,096 elements in the group TENSOR_MODEL_PARALL")
-    assert said.endswith(": look for the rank that is missing or slow")
+    summary, _ = explain(
+        (8, grouped(8, 0, tensor, 900)), (9, grouped(9, 1, data, 12)), (0, dumped(0, 51)), (1, ["hello"])
+    )
+    assert summary.startswith(
+        "waited 1,803 s for ALLREDUCE number 900 of 4,096 elements in the group TENSOR_MODEL_PARALL"
+    )
+    assert summary.endswith(": look for the rank that is missing or slow")
 
 
 def test_rank_that_is_behind_in_a_smaller_group_is_named() -> None:
     """A smaller group is known by its name, which all its ranks share."""
-    said, _ = explain((8, grouped(8, 0, "37(TP)", 900)), (9, grouped(9, 1, "37(TP)", 899)), (0, dumped(0, 51)))
-    assert said.endswith(": rank 9 on node-4 still waits in an earlier collective, so look there")
+    summary, _ = explain((8, grouped(8, 0, "37(TP)", 900)), (9, grouped(9, 1, "37(TP)", 899)), (0, dumped(0, 51)))
+    assert summary.endswith(": rank 9 on node-4 still waits in an earlier collective, so look there")
 
 
 def test_numbered_groups_may_differ() -> None:
@@ -199,10 +206,12 @@ def test_numbered_groups_may_differ() -> None:
     numbered = PROGRESS["2.3"].replace("[PG 0", "[PG 1")
 
     def said(member: int) -> str:
-        own = [watchdog(rank, seq)[0].replace("[Rank 2]", f"[Rank {member}]") for rank, seq in ((0, 20), (2, 9))]
-        ends = [numbered.format(rank=rank, seq=seq, begun=seq) for rank, seq in ((0, 20), (2, 9))]
-        ends[1] = ends[1].replace("Rank 2]", f"Rank {member}]")
-        return explain((0, [own[0], ends[0]]), (2, [own[1], ends[1]]))[0]
+        timeout_line = [
+            watchdog(rank, seq)[0].replace("[Rank 2]", f"[Rank {member}]") for rank, seq in ((0, 20), (2, 9))
+        ]
+        progress_lines = [numbered.format(rank=rank, seq=seq, begun=seq) for rank, seq in ((0, 20), (2, 9))]
+        progress_lines[1] = progress_lines[1].replace("Rank 2]", f"Rank {member}]")
+        return explain((0, [timeout_line[0], progress_lines[0]]), (2, [timeout_line[1], progress_lines[1]]))[0]
 
     assert said(member=2).endswith(": rank 2 on node-1 still waits in an earlier collective, so look there")
     assert said(member=0).endswith(": look for the rank that is missing or slow")
@@ -212,10 +221,10 @@ def test_numbered_groups_may_differ() -> None:
 def test_messages_between_two_ranks_have_numbers_of_their_own(op: str) -> None:
     """Each rank counts its messages for itself: a lower number is no earlier collective."""
     line = PROGRESS["2.6"].format(rank=0, seq=40, begun=40)
-    said, _ = explain(
+    summary, _ = explain(
         (0, [*watchdog(0, 40, op), line]), (1, watchdog(1, 12, op)), (2, dumped(2, 3)), (3, dumped(3, 40))
     )
-    assert said.endswith(": look for the rank that is missing or slow")
+    assert summary.endswith(": look for the rank that is missing or slow")
 
 
 def test_line_that_called_it_is_named() -> None:
@@ -227,7 +236,7 @@ def test_line_that_called_it_is_named() -> None:
         "#2 step from /workspace/job/train.py:210",
         "#3 <module> from <frozen runpy>:88",
     ]
-    said, _ = explain((0, [watchdog(0)[0], *stack]))
-    assert said.startswith("waited 1,803 s for ALLREDUCE number 9 of 4,096 elements (train.py:210 in step) until")
+    summary, _ = explain((0, [watchdog(0)[0], *stack]))
+    assert summary.startswith("waited 1,803 s for ALLREDUCE number 9 of 4,096 elements (train.py:210 in step) until")
     library, _ = explain((0, [watchdog(0)[0], *stack[:3], "other", stack[3]]))
     assert "(operations.py:711 in reduce)" in library

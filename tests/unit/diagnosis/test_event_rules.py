@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.stuck_pods import NOT_FOUND, NOW, event, of_job, pod, stamp, told, why
-from torchyard.diagnosis.event_rules import find_event_rules, read_first_seen, read_last_seen
+from torchyard.diagnosis.event_rules import find_event_rules, get_first_seen, get_last_seen
 from torchyard.diagnosis.no_progress import ClusterContext
 from torchyard.model.plan import ManifestPlan
 
@@ -26,31 +26,31 @@ EVENTS = {
 def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
     """An event gives a cause with the pod's name, and whether another attempt may succeed."""
     reason, message, cause, retry = EVENTS[case]
-    found = told(why(plan, ClusterContext([event(plan, reason, message)]), worker_0=pod()))
-    assert (found[0], found[2]) == (cause, retry)
-    assert found[1].startswith("worker-0: ")
-    assert found[1].endswith(f"({reason}: {message})")
+    diagnosis = told(why(plan, ClusterContext([event(plan, reason, message)]), worker_0=pod()))
+    assert (diagnosis[0], diagnosis[2]) == (cause, retry)
+    assert diagnosis[1].startswith("worker-0: ")
+    assert diagnosis[1].endswith(f"({reason}: {message})")
 
 
 def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
     """A missing Secret may still be created; after a while it fails the job, whatever its deadlines."""
-    ends = [
+    diagnoses = [
         why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)
     ]
-    assert [each.ends for each in ends if each] == [False, True]
+    assert [diagnosis.is_final for diagnosis in diagnoses if diagnosis] == [False, True]
 
 
-@pytest.mark.parametrize(("end", "ends"), [(USED, False), (WHOLE, True)])
-def test_quota_of_others_is_waited_for(plan: ManifestPlan, end: str, ends: bool) -> None:
+@pytest.mark.parametrize(("error_tail", "is_final"), [(USED, False), (WHOLE, True)])
+def test_quota_of_others_is_waited_for(plan: ManifestPlan, error_tail: str, is_final: bool) -> None:
     """A quota that others use up may become free; a request above the whole quota never succeeds."""
-    found = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + end)]))
-    assert told(found)[0] == "quota"
-    assert found
-    assert found.ends is ends
+    diagnosis = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + error_tail)]))
+    assert told(diagnosis)[0] == "quota"
+    assert diagnosis
+    assert diagnosis.is_final is is_final
 
 
 @pytest.mark.parametrize(
-    ("message", "part"),
+    ("message", "clause"),
     [
         (
             'admission webhook "policy" denied the request: no latest tag',
@@ -60,17 +60,17 @@ def test_quota_of_others_is_waited_for(plan: ManifestPlan, end: str, ends: bool)
         ('pods "a" is forbidden: error looking up service account', "its pods cannot be created"),
     ],
 )
-def test_refused_pods_say_who_refuses_them(plan: ManifestPlan, message: str, part: str) -> None:
+def test_refused_pods_say_who_refuses_them(plan: ManifestPlan, message: str, clause: str) -> None:
     """A webhook, a policy and Pod Security are told apart from an object that the pods need and that is missing."""
-    found = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", message)])))
-    assert (found[0], part in found[1], message in found[1]) == ("pod-refused", True, True)
+    diagnosis = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", message)])))
+    assert (diagnosis[0], clause in diagnosis[1], message in diagnosis[1]) == ("pod-refused", True, True)
 
 
 def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) -> None:
     """Only the API server's message is quoted from an error that Volcano prints as a Go struct."""
     sentence = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + USED)])))[1]
-    said = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
-    assert sentence.endswith(f"(FailedCreate: {said})")
+    quote = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
+    assert sentence.endswith(f"(FailedCreate: {quote})")
 
 
 @pytest.mark.parametrize(
@@ -88,8 +88,8 @@ def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) ->
 )
 def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
     """Only events that no healthy job has are a cause; a pod's sandbox is no object that cannot be created."""
-    found = find_event_rules(reason)
-    assert (found[0].reason.slug if found else "") == slug
+    rules = find_event_rules(reason)
+    assert (rules[0].cause.slug if rules else "") == slug
 
 
 @pytest.mark.parametrize(
@@ -103,4 +103,4 @@ def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
 )
 def test_times_of_an_event_are_read_in_either_form(times: dict[str, Any], first: float, last: float) -> None:
     """Events of both APIs say when they were first and last seen; one that does not is infinitely old."""
-    assert (read_first_seen(times), read_last_seen(times)) == (first, last)
+    assert (get_first_seen(times), get_last_seen(times)) == (first, last)

@@ -3,23 +3,23 @@
 import pytest
 
 from tests.failure_logs import read
-from torchyard.diagnosis.evidence import quote_around, read_details
+from torchyard.diagnosis.evidence import extract_details, quote_match
 
 
 def test_short_line_is_quoted_whole() -> None:
     """A line of up to 160 characters is quoted as it is, without the spaces around it."""
-    assert quote_around("  RuntimeError: boom  ", (2, 5)) == "RuntimeError: boom"
+    assert quote_match("  RuntimeError: boom  ", (2, 5)) == "RuntimeError: boom"
 
 
-@pytest.mark.parametrize("at", [0, 20, 300, 600, 1150])
-def test_quote_holds_the_match(at: int) -> None:
+@pytest.mark.parametrize("offset", [0, 20, 300, 600, 1150])
+def test_quote_holds_the_match(offset: int) -> None:
     """Of a long line, the words around the match are quoted, wherever it is."""
-    words = "lorem ipsum " * 100
-    text = words[:at] + "HERE" + words[at:]
-    quoted = quote_around(text, (at, at + 4))
-    assert "HERE" in quoted
-    assert len(quoted) <= 160 + len("... ...")
-    assert quoted.startswith("...") == (at > 60)
+    filler = "lorem ipsum " * 100
+    text = filler[:offset] + "HERE" + filler[offset:]
+    quote = quote_match(text, (offset, offset + 4))
+    assert "HERE" in quote
+    assert len(quote) <= 160 + len("... ...")
+    assert quote.startswith("...") == (offset > 60)
 
 
 def test_proof_in_the_middle_of_a_line_is_shown() -> None:
@@ -57,4 +57,4 @@ OLD_OOM = (
 )
 def test_facts_of_the_line_are_named(line: str, details: str) -> None:
     """The peer, the adapter, the GIDs and the sizes are named as far as the line has them."""
-    assert read_details(line) == details
+    assert extract_details(line) == details

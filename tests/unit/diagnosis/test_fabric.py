@@ -5,8 +5,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nccl_lines import say, socket_node, verbs_node
-from torchyard.diagnosis.fabric import judge_fabric, tabulate_nodes
-from torchyard.diagnosis.nccl_log import NcclLog, read_nccl_log
+from torchyard.diagnosis.fabric import evaluate_fabric, list_node_rows
+from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricVerdict
 from torchyard.model.hardware import Expect
 
@@ -14,14 +14,14 @@ ROCE = Expect(transport="roce", hcas=2, gdr=True)
 TCP = Expect(transport="socket")
 
 
-def judge(lines: list[str], promise: Expect | None = ROCE, count: int = 2) -> FabricVerdict:
-    return judge_fabric(read_nccl_log(lines), promise, count)
+def judge(lines: list[str], expected: Expect | None = ROCE, node_count: int = 2) -> FabricVerdict:
+    return evaluate_fabric(parse_nccl_log(lines), expected, node_count)
 
 
 def test_promise_is_kept() -> None:
     """Channels of both nodes over all promised devices, with GPUDirect."""
-    found = judge([*verbs_node("a"), *verbs_node("b", 8)])
-    assert (found.verdict, found.sentence) == (
+    verdict = judge([*verbs_node("a"), *verbs_node("b", 8)])
+    assert (verdict.verdict, verdict.sentence) == (
         "as-promised",
         "NET/IB over mlx5_0, mlx5_1, with GPUDirect on 2 nodes",
     )
@@ -29,9 +29,9 @@ def test_promise_is_kept() -> None:
 
 def test_tcp_is_not_rdma() -> None:
     """A fall-back to TCP names its interface, its node and the likely reason."""
-    found = judge([*socket_node("a"), *socket_node("b", 8)])
-    assert found.verdict == "not-rdma"
-    assert found.sentence.startswith("TCP over eth0 on a, b, not roce: NET/IB found no device: see /dev/infiniband")
+    verdict = judge([*socket_node("a"), *socket_node("b", 8)])
+    assert verdict.verdict == "not-rdma"
+    assert verdict.sentence.startswith("TCP over eth0 on a, b, not roce: NET/IB found no device: see /dev/infiniband")
 
 
 REASONS = {
@@ -45,47 +45,49 @@ REASONS = {
 }
 
 
-@pytest.mark.parametrize("says", REASONS)
-def test_reason_for_tcp_is_told(says: str) -> None:
+@pytest.mark.parametrize("phrase", REASONS)
+def test_reason_for_tcp_is_told(phrase: str) -> None:
     """What NCCL said of its own choice is the reason, with what to do."""
-    found = judge([*REASONS[says], say("a", 0, "Channel 00/0 : 8[0] -> 0[0] [send] via NET/Socket/0")])
-    assert (found.verdict, says in found.sentence) == ("not-rdma", True), found.sentence
+    verdict = judge([*REASONS[phrase], say("a", 0, "Channel 00/0 : 8[0] -> 0[0] [send] via NET/Socket/0")])
+    assert (verdict.verdict, phrase in verdict.sentence) == ("not-rdma", True), verdict.sentence
 
 
 @pytest.mark.parametrize(
-    ("chosen", "says"),
+    ("setting", "phrase"),
     [
         ("", "not roce: no port is ACTIVE: mlx5_0/1 is 1: DOWN"),
         ("NCCL_IB_DISABLE set by environment to 1.", "remove it"),
     ],
 )
-def test_what_the_pod_lacks_is_the_reason(chosen: str, says: str) -> None:
+def test_what_the_pod_lacks_is_the_reason(setting: str, phrase: str) -> None:
     """What the pod itself has found before its program started is the reason, unless a person chose TCP."""
-    log = NcclLog()
-    for name, first in (("a", 0), ("b", 8)):
-        facts = '{"torchyard_rdma": {"lacks": ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"], "ports": []}}'
-        lines = [facts, *socket_node(name, first), *([say(name, first, chosen)] if chosen else [])]
-        log.feed_block(name, "".join(f"{line}\n" for line in lines).encode())
-    found = judge_fabric(log.reading(), ROCE, 2)
-    assert (found.verdict, found.sentence.endswith(says)) == ("not-rdma", True), found.sentence
+    log = NcclLogReader()
+    for name, first_rank in (("a", 0), ("b", 8)):
+        probe = '{"torchyard_rdma": {"lacks": ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"], "ports": []}}'
+        lines = [probe, *socket_node(name, first_rank), *([say(name, first_rank, setting)] if setting else [])]
+        log.process_block(name, "".join(f"{line}\n" for line in lines).encode())
+    verdict = evaluate_fabric(log.build_reading(), ROCE, 2)
+    assert (verdict.verdict, verdict.sentence.endswith(phrase)) == ("not-rdma", True), verdict.sentence
 
 
 def test_nodes_with_different_networks_are_named() -> None:
     """Nodes that use TCP in different ways are told apart, and the rest is counted."""
-    found = judge([*socket_node("a"), *socket_node("b", 8, nics=("ens3",)), *verbs_node("c", 16)], count=3)
-    assert "TCP over eth0 on a, not roce: " in found.sentence
-    assert "; TCP over ens3 on b, not roce: " in found.sentence
-    assert found.sentence.endswith("; 1 node uses NET/IB")
+    verdict = judge([*socket_node("a"), *socket_node("b", 8, nics=("ens3",)), *verbs_node("c", 16)], node_count=3)
+    assert "TCP over eth0 on a, not roce: " in verdict.sentence
+    assert "; TCP over ens3 on b, not roce: " in verdict.sentence
+    assert verdict.sentence.endswith("; 1 node uses NET/IB")
 
 
-@pytest.mark.parametrize("at", range(16))
-def test_one_line_over_tcp_is_found(at: int) -> None:
+@pytest.mark.parametrize("index", range(16))
+def test_one_line_over_tcp_is_found(index: int) -> None:
     """A single channel over TCP, on a node that uses RDMA besides, breaks the promise."""
-    lines = [line for each in range(16) for line in verbs_node(f"n-{each:02d}", each)]
-    found = judge([*lines, say(f"n-{at:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")], count=16)
-    assert (found.verdict, found.sentence.partition(",")[0]) == ("not-rdma", f"TCP on n-{at:02d}")
-    assert "via NET/Socket/0" in found.proof
-    assert judge(lines, count=16).verdict == "as-promised"
+    lines = [line for node_index in range(16) for line in verbs_node(f"n-{node_index:02d}", node_index)]
+    verdict = judge(
+        [*lines, say(f"n-{index:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")], node_count=16
+    )
+    assert (verdict.verdict, verdict.sentence.partition(",")[0]) == ("not-rdma", f"TCP on n-{index:02d}")
+    assert "via NET/Socket/0" in verdict.proof
+    assert judge(lines, node_count=16).verdict == "as-promised"
 
 
 @pytest.mark.parametrize("plugin", ["AWS Libfabric", "Libfabric", "OFI"])
@@ -95,18 +97,18 @@ def test_libfabric_over_tcp_is_tcp(plugin: str) -> None:
         say("a", 0, "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/8 (found 1 nics)"),
         say("a", 0, f"Channel 00/0 : 8[0] -> 0[0] [send] via NET/{plugin}/0"),
     ]
-    found = judge(lines)
-    assert (found.verdict, found.sentence.partition(" on a")[0]) == ("not-rdma", "TCP by libfabric's provider tcp")
-    assert plugin in found.proof
+    verdict = judge(lines)
+    assert (verdict.verdict, verdict.sentence.partition(" on a")[0]) == ("not-rdma", "TCP by libfabric's provider tcp")
+    assert plugin in verdict.proof
     assert judge([line.replace("is tcp", "is efa") for line in lines]).verdict != "not-rdma"
 
 
-@pytest.mark.parametrize("liar", range(16))
-def test_one_node_of_many_on_tcp_is_found(liar: int) -> None:
+@pytest.mark.parametrize("tcp_index", range(16))
+def test_one_node_of_many_on_tcp_is_found(tcp_index: int) -> None:
     """One node of sixteen that uses TCP breaks the promise, whichever it is."""
-    nodes = [socket_node if at == liar else verbs_node for at in range(16)]
-    found = judge([line for at, node in enumerate(nodes) for line in node(f"n-{at:02d}", at)], count=16)
-    assert (found.verdict, f"TCP over eth0 on n-{liar:02d}," in found.sentence) == ("not-rdma", True)
+    nodes = [socket_node if index == tcp_index else verbs_node for index in range(16)]
+    verdict = judge([line for index, node in enumerate(nodes) for line in node(f"n-{index:02d}", index)], node_count=16)
+    assert (verdict.verdict, f"TCP over eth0 on n-{tcp_index:02d}," in verdict.sentence) == ("not-rdma", True)
 
 
 UNDIRECTED = [line.replace("/GDRDMA", "") for line in verbs_node("b", 8)]
@@ -120,24 +122,30 @@ DEGRADED = {
 }
 
 
-@pytest.mark.parametrize("says", DEGRADED)
-def test_less_than_promised_is_degraded(says: str) -> None:
+@pytest.mark.parametrize("phrase", DEGRADED)
+def test_less_than_promised_is_degraded(phrase: str) -> None:
     """RDMA with fewer devices, without GPUDirect or over another link layer is less than the promise."""
-    found = judge(DEGRADED[says])
-    assert (found.verdict, says in found.sentence) == ("degraded", True), found.sentence
+    verdict = judge(DEGRADED[phrase])
+    assert (verdict.verdict, phrase in verdict.sentence) == ("degraded", True), verdict.sentence
 
 
 def test_sockets_may_be_the_promise() -> None:
     """TCP over several interfaces is right where the hardware file promises sockets, and RDMA is not."""
     nics = ("net1-0", "net1-1")
-    found = judge([*socket_node("a", nics=nics), *socket_node("b", 8, nics=nics)], TCP)
-    assert (found.verdict, found.sentence) == ("as-promised", "NET/Socket over net1-0, net1-1 on 2 nodes")
+    verdict = judge([*socket_node("a", nics=nics), *socket_node("b", 8, nics=nics)], TCP)
+    assert (verdict.verdict, verdict.sentence) == ("as-promised", "NET/Socket over net1-0, net1-1 on 2 nodes")
     assert judge([*verbs_node("a"), *verbs_node("b", 8)], TCP).verdict == "degraded"
 
 
-def plugin_node(host: str, net: str, first: int = 0, how: str = "") -> list[str]:
+def plugin_node(host: str, transport: str, first_rank: int = 0, flags: str = "") -> list[str]:
     """What one rank of a node logs whose channels go through a plugin, which lists no devices."""
-    return [say(host, first, f"Channel 00/0 : {first}[0] -> {first + 8}[0] [send] via NET/{net}/0{how}")]
+    return [
+        say(
+            host,
+            first_rank,
+            f"Channel 00/0 : {first_rank}[0] -> {first_rank + 8}[0] [send] via NET/{transport}/0{flags}",
+        )
+    ]
 
 
 EFA = Expect(transport="plugin", plugins=("Libfabric", "AWS Libfabric"), gdr=True)
@@ -147,7 +155,7 @@ VERBS = Expect(transport="rdma")
 
 
 @pytest.mark.parametrize(
-    ("promise", "net", "how", "verdict"),
+    ("expected", "transport", "flags", "verdict"),
     [
         (EFA, "Libfabric", "/GDRDMA", "as-promised"),
         (EFA, "AWS Libfabric", "/GDRDMA/Shared", "as-promised"),
@@ -169,10 +177,10 @@ VERBS = Expect(transport="rdma")
         (TCP, "GPUDirectTCPX", "", "degraded"),
     ],
 )
-def test_plugin_is_the_promised_one(promise: Expect, net: str, how: str, verdict: str) -> None:
+def test_plugin_is_the_promised_one(expected: Expect, transport: str, flags: str, verdict: str) -> None:
     """A promised plugin has one of its names, with any version; NVIDIA's plugin for the same devices keeps RDMA's."""
-    found = judge([*plugin_node("a", net, how=how), *plugin_node("b", net, 8, how)], promise)
-    assert found.verdict == verdict, found.sentence
+    actual = judge([*plugin_node("a", transport, flags=flags), *plugin_node("b", transport, 8, flags)], expected)
+    assert actual.verdict == verdict, actual.sentence
 
 
 def test_either_link_layer_is_rdma() -> None:
@@ -183,9 +191,9 @@ def test_either_link_layer_is_rdma() -> None:
 
 def test_missing_plugin_is_told() -> None:
     """TCP in place of a plugin names the plugin, and where NCCL looks for it."""
-    found = judge([*socket_node("a"), *socket_node("b", 8)], EFA)
+    verdict = judge([*socket_node("a"), *socket_node("b", 8)], EFA)
     assert (
-        "on a, b, not Libfabric or AWS Libfabric: NCCL does not use the plugin: see LD_LIBRARY_PATH" in found.sentence
+        "on a, b, not Libfabric or AWS Libfabric: NCCL does not use the plugin: see LD_LIBRARY_PATH" in verdict.sentence
     )
     assert (
         "NET/Libfabric is not roce" in judge([*plugin_node("a", "Libfabric"), *plugin_node("b", "Libfabric")]).sentence
@@ -202,16 +210,16 @@ UNKNOWN = {
 }
 
 
-@pytest.mark.parametrize("says", UNKNOWN)
-def test_what_was_not_logged_is_unknown(says: str) -> None:
+@pytest.mark.parametrize("phrase", UNKNOWN)
+def test_what_was_not_logged_is_unknown(phrase: str) -> None:
     """Logs that prove nothing give no verdict, never a no."""
-    found = judge(UNKNOWN[says])
-    assert (found.verdict, says in found.sentence) == ("unknown", True), found.sentence
+    verdict = judge(UNKNOWN[phrase])
+    assert (verdict.verdict, phrase in verdict.sentence) == ("unknown", True), verdict.sentence
 
 
 def test_one_node_needs_no_network() -> None:
     """A job of one node is no case for a verdict."""
-    assert judge(verbs_node("a"), count=1).verdict == "not-applicable"
+    assert judge(verbs_node("a"), node_count=1).verdict == "not-applicable"
 
 
 WARNINGS = (
@@ -247,7 +255,7 @@ def test_table_has_the_worst_nodes_first() -> None:
         say("mute", 24, "Using network IB"),
         *socket_node("tcp", 32),
     ]
-    rows = tabulate_nodes(judge(lines, count=5))
+    rows = list_node_rows(judge(lines, node_count=5))
     assert rows == [
         ("node", "transport", "GPUDirect", "devices"),
         ("tcp", "NET/Socket", "no", "eth0"),
@@ -260,17 +268,19 @@ def test_table_has_the_worst_nodes_first() -> None:
 
 def test_table_is_bounded() -> None:
     """Of many nodes the table has twenty; of a promise that was kept it has none."""
-    lines = [line for at in range(50) for line in socket_node(f"n-{at}", at)]
-    rows = tabulate_nodes(judge(lines, count=50))
+    lines = [line for index in range(50) for line in socket_node(f"n-{index}", index)]
+    rows = list_node_rows(judge(lines, node_count=50))
     assert (len(rows), rows[-1][0]) == (22, "30 more")
-    assert tabulate_nodes(judge([*verbs_node("a"), *verbs_node("b", 8)])) == []
-    assert tabulate_nodes(judge([])) == []
+    assert list_node_rows(judge([*verbs_node("a"), *verbs_node("b", 8)])) == []
+    assert list_node_rows(judge([])) == []
 
 
 @given(st.data())
 def test_nothing_is_as_promised_without_a_channel(data: st.DataObject) -> None:
     """Whichever lines are missing, the promise is kept only if each node has a line about a channel to another one."""
     lines = [*verbs_node("a"), *verbs_node("b", 8)]
-    kept = data.draw(st.lists(st.sampled_from(lines), unique=True))
-    proven = all(any(line.startswith(f"{host}:") and "via NET/IB" in line for line in kept) for host in "ab")
-    assert (judge(kept).verdict == "as-promised") <= proven
+    kept_lines = data.draw(st.lists(st.sampled_from(lines), unique=True))
+    has_channels = all(
+        any(line.startswith(f"{host}:") and "via NET/IB" in line for line in kept_lines) for host in "ab"
+    )
+    assert (judge(kept_lines).verdict == "as-promised") <= has_channels

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from torchyard.diagnosis.host_facts import check_fact
+from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.machines.checks import check_hosts
 from torchyard.model.requirements import (
     Check,
@@ -27,28 +27,28 @@ TORCH = Package(
 )
 
 
-def only(need: HostRequirement) -> Check:
-    (found,) = check_hosts([need])
-    return found
+def only(requirement: HostRequirement) -> Check:
+    (check,) = check_hosts([requirement])
+    return check
 
 
 def test_missing_program_is_told(tmp_path: Path) -> None:
     """A missing program is named with its path."""
-    found = only(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
-    assert (found.verdict, found.name) == ("failed", f"program {tmp_path}/none.py")
+    check = only(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
+    assert (check.verdict, check.name) == ("failed", f"program {tmp_path}/none.py")
 
 
 def test_missing_package_is_told_with_its_install_line() -> None:
     """A missing package is reported with what it is for and how to install it."""
-    found = only(TORCH.model_copy(update={"name": "no-such-thing"}))
-    assert "is not installed (torchrun starts the job)" in found.detail
-    assert "-m pip install 'no-such-thing>=2.0'" in found.remedy
+    check = only(TORCH.model_copy(update={"name": "no-such-thing"}))
+    assert "is not installed (torchrun starts the job)" in check.detail
+    assert "-m pip install 'no-such-thing>=2.0'" in check.remedy
 
 
 def test_old_package_is_told_with_both_versions() -> None:
     """A package that is too old is reported with its version and the one that is needed."""
-    found = only(TORCH.model_copy(update={"minimum_version": "99.0"}))
-    assert (found.verdict, "99.0 is needed" in found.detail) == ("failed", True)
+    check = only(TORCH.model_copy(update={"minimum_version": "99.0"}))
+    assert (check.verdict, "99.0 is needed" in check.detail) == ("failed", True)
 
 
 def test_too_many_processes_are_a_warning() -> None:
@@ -72,12 +72,12 @@ def test_too_many_processes_are_a_warning() -> None:
 )
 def test_versions_are_compared_by_their_numbers(installed: str, needed: str, verdict: str) -> None:
     """2.10 is newer than 2.9, and what follows a plus, as the CUDA version does, is no part of a release."""
-    found = check_fact(TORCH.model_copy(update={"minimum_version": needed}), {"version": installed})
-    assert found.verdict == verdict
+    check = check_requirement(TORCH.model_copy(update={"minimum_version": needed}), {"version": installed})
+    assert check.verdict == verdict
 
 
 @pytest.mark.parametrize(
-    ("fact", "verdict", "detail"),
+    ("probe", "verdict", "detail"),
     [
         ({"free": True}, "ok", "is free"),
         ({"free": False, "holder": "pid 7 (etcd)"}, "failed", "is held by pid 7 (etcd)"),
@@ -85,49 +85,53 @@ def test_versions_are_compared_by_their_numbers(installed: str, needed: str, ver
         ({"free": False, "ours": True, "holder": "pid 7 (etcd)"}, "ok", "is held by this run"),
     ],
 )
-def test_port_may_be_held_by_the_run_itself(fact: dict[str, Any], verdict: str, detail: str) -> None:
+def test_port_may_be_held_by_the_run_itself(probe: dict[str, Any], verdict: str, detail: str) -> None:
     """A resumed run finds its own store on its port; anything else there is a failure, named as far as it is known."""
-    found = check_fact(FreePort(host="gpu1", port=23456, option="options.port"), fact)
-    assert (found.name, found.verdict, found.detail) == ("port 23456 on gpu1", verdict, detail)
-    assert ("options.port" in found.remedy) is (verdict == "failed")
+    check = check_requirement(FreePort(host="gpu1", port=23456, option="options.port"), probe)
+    assert (check.name, check.verdict, check.detail) == ("port 23456 on gpu1", verdict, detail)
+    assert ("options.port" in check.remedy) is (verdict == "failed")
 
 
-@pytest.mark.parametrize(("host", "way"), [("localhost", "TORCHYARD_RUNS"), ("gpu1", "options.folder")])
-def test_folder_without_room_is_a_warning(host: str, way: str) -> None:
+@pytest.mark.parametrize(("host", "setting"), [("localhost", "TORCHYARD_RUNS"), ("gpu1", "options.folder")])
+def test_folder_without_room_is_a_warning(host: str, setting: str) -> None:
     """A full disk costs log lines and no run; the remedy is the setting of that host."""
-    need = WritableFolder(host=host, path="/runs/a")
-    facts: list[dict[str, Any]] = [{"free": 2**20}, {"free": 2**30}, {"error": "Read-only"}]
-    little, enough, none = (check_fact(need, fact) for fact in facts)
-    assert [each.verdict for each in (little, enough, none)] == ["warning", "ok", "failed"]
-    assert (little.detail, enough.detail) == ("only 0.0 GiB free: a full disk costs log lines", "1.0 GiB free")
-    assert (way in little.remedy, way in none.remedy, enough.remedy) == (True, True, "")
+    requirement = WritableFolder(host=host, path="/runs/a")
+    probes: list[dict[str, Any]] = [{"free": 2**20}, {"free": 2**30}, {"error": "Read-only"}]
+    almost_full, roomy, unwritable = (check_requirement(requirement, probe) for probe in probes)
+    assert [check.verdict for check in (almost_full, roomy, unwritable)] == ["warning", "ok", "failed"]
+    assert (almost_full.detail, roomy.detail) == ("only 0.0 GiB free: a full disk costs log lines", "1.0 GiB free")
+    assert (setting in almost_full.remedy, setting in unwritable.remedy, roomy.remedy) == (True, True, "")
 
 
 @pytest.mark.parametrize(
-    ("late", "verdict", "detail"),
+    ("skew_s", "verdict", "detail"),
     [
         (0.5, "ok", "is right to a few seconds"),
         (61.0, "warning", " s behind: times and deadlines will be wrong"),
         (-61.0, "warning", " s ahead: times and deadlines will be wrong"),
     ],
 )
-def test_clock_that_is_wrong_is_a_warning(late: float, verdict: str, detail: str) -> None:
+def test_clock_that_is_wrong_is_a_warning(skew_s: float, verdict: str, detail: str) -> None:
     """A host whose clock is a minute off can train, but its times mislead."""
-    found = check_fact(Clock(host="gpu1"), {"now": time.time() - late})
-    assert (found.verdict, found.detail.endswith(detail)) == (verdict, True)
+    check = check_requirement(Clock(host="gpu1"), {"now": time.time() - skew_s})
+    assert (check.verdict, check.detail.endswith(detail)) == (verdict, True)
 
 
 def test_route_names_both_addresses() -> None:
     """A name that resolves is shown with the address that it has there; one that does not is a failure."""
-    need = Reachable(host="gpu2", address="gpu1")
-    found = check_fact(need, {"to": "10.0.0.1", "through": "10.0.0.2"})
-    assert (found.verdict, found.detail) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
-    lost = check_fact(need, {"error": "Name or service not known"})
-    assert (lost.verdict, lost.detail, "options.hosts" in lost.remedy) == ("failed", "Name or service not known", True)
+    requirement = Reachable(host="gpu2", address="gpu1")
+    check = check_requirement(requirement, {"to": "10.0.0.1", "through": "10.0.0.2"})
+    assert (check.verdict, check.detail) == ("ok", "gpu1 is 10.0.0.1, from 10.0.0.2")
+    unresolved = check_requirement(requirement, {"error": "Name or service not known"})
+    assert (unresolved.verdict, unresolved.detail, "options.hosts" in unresolved.remedy) == (
+        "failed",
+        "Name or service not known",
+        True,
+    )
 
 
 @pytest.mark.parametrize(
-    ("change", "verdict", "part"),
+    ("override", "verdict", "part"),
     [
         ({}, "ok", "cli-v2, logged in, project vision"),
         ({"runs": False, "why": "No such file"}, "failed", "No such file"),
@@ -138,9 +142,9 @@ def test_route_names_both_addresses() -> None:
         ({"project": None}, "ok", "project vision"),
     ],
 )
-def test_runai_needs_its_generation_a_user_and_a_project(change: dict[str, Any], verdict: str, part: str) -> None:
+def test_runai_needs_its_generation_a_user_and_a_project(override: dict[str, Any], verdict: str, part: str) -> None:
     """The nearest reason is reported; a project that could not be asked for is no failure."""
-    need = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
-    fact = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
-    found = check_fact(need, {**fact, **change})
-    assert (found.verdict, part in found.detail) == (verdict, True), found.detail
+    requirement = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
+    probe = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
+    check = check_requirement(requirement, {**probe, **override})
+    assert (check.verdict, part in check.detail) == (verdict, True), check.detail

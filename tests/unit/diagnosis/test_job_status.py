@@ -16,50 +16,54 @@ from torchyard.model.run import Observation
 def test_pod_that_was_killed_with_the_job_is_not_its_cause() -> None:
     """If two pods ended in the same second, the one that was not deleted is the cause."""
     killed = ended_pod("Failed", 137, 20, deletionTimestamp="2023-11-14T22:13:35Z")
-    seen = {"Pod/worker-0": killed, "Pod/worker-1": ended_pod("Failed", 7, 20)}
-    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    states = {"Pod/worker-0": killed, "Pod/worker-1": ended_pod("Failed", 7, 20)}
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert status.reason == "worker-1 ended with exit code 7"
 
 
 def test_pod_that_was_deleted_before_the_others_failed_is_the_cause() -> None:
     """If a pod is deleted and its peers then fail, the deletion is the cause, and a retry is worthwhile."""
-    gone = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
-    seen = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": gone}
-    failure = job_status.failed_status(Observation(seen, frozenset()), "").failure
+    removed = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:35Z", deletionGracePeriodSeconds=15)
+    states = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
+    failure = job_status.build_failed_status(Observation(states, frozenset()), "").failure
     assert failure
     assert (failure.cause, failure.node, failure.retry) == ("pod-deleted", "worker-0", True)
 
 
 def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
     """A pod that was deleted after the failure is not its cause."""
-    gone = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
-    seen = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": gone}
-    assert job_status.failed_status(Observation(seen, frozenset()), "").reason == "worker-1 ended with exit code 1"
+    removed = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:38Z", deletionGracePeriodSeconds=15)
+    states = {"Pod/worker-1": ended_pod("Failed", 1, 21), "Removed/worker-0": removed}
+    assert (
+        job_status.build_failed_status(Observation(states, frozenset()), "").reason == "worker-1 ended with exit code 1"
+    )
 
 
-@pytest.mark.parametrize(("least", "failed"), [(1, False), (2, True)])
-def test_elastic_job_does_without_a_node_that_has_no_image(least: int, failed: bool) -> None:
+@pytest.mark.parametrize(("min_pods", "is_failed"), [(1, False), (2, True)])
+def test_elastic_job_does_without_a_node_that_has_no_image(min_pods: int, is_failed: bool) -> None:
     """A pod that cannot start ends only a job that needs it."""
     waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
     pods: dict[str, dict[str, Any]]
     pods = {"worker-0": {"status": {"phase": "Running"}}, "worker-1": {"status": {"containerStatuses": [waiting]}}}
-    status = job_status.unfinished_status(Observation({}, frozenset(), EPOCH), pods, job_status.Gang(2, least))
-    assert (status.state == "failed") is failed
+    status = job_status.build_unfinished_status(Observation({}, frozenset(), EPOCH), pods, job_status.Gang(2, min_pods))
+    assert (status.state == "failed") is is_failed
 
 
-@pytest.mark.parametrize(("deleted", "says"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")])
-def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted: str, says: str) -> None:
+@pytest.mark.parametrize(
+    ("deleted_at", "reason"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")]
+)
+def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted_at: str, reason: str) -> None:
     """The order of events within one second is unknown, so then the program's own exit code is reported."""
     day, grace = "2026-11-22T", 0
-    ended = {"terminated": {"exitCode": 7, "finishedAt": f"{day}10:00:00Z", "reason": "Error"}}
+    container_state = {"terminated": {"exitCode": 7, "finishedAt": f"{day}10:00:00Z", "reason": "Error"}}
     failed = {
         "metadata": {"name": "a"},
-        "status": {"phase": "Failed", "containerStatuses": [{"name": "w", "state": ended}]},
+        "status": {"phase": "Failed", "containerStatuses": [{"name": "w", "state": container_state}]},
     }
-    going = {"name": "b", "deletionTimestamp": f"{day}{deleted}Z", "deletionGracePeriodSeconds": grace}
-    removed = {"metadata": going, "status": {"phase": "Running"}}
-    seen = {"Pod/worker-0": failed, "Removed/worker-1": removed}
-    assert says in job_status.failed_status(Observation(seen, frozenset(), 0.0), "it failed").reason
+    metadata = {"name": "b", "deletionTimestamp": f"{day}{deleted_at}Z", "deletionGracePeriodSeconds": grace}
+    removed = {"metadata": metadata, "status": {"phase": "Running"}}
+    states = {"Pod/worker-0": failed, "Removed/worker-1": removed}
+    assert reason in job_status.build_failed_status(Observation(states, frozenset(), 0.0), "it failed").reason
 
 
 @pytest.mark.parametrize(
@@ -72,9 +76,9 @@ def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted: str,
 )
 def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> None:
     """The last conditions of a removed pod show what removed it."""
-    gone = pod("Running", **condition)
-    gone["metadata"]["deletionTimestamp"] = stamp(20)
-    failure = job_status.failed_status(Observation({"Removed/worker-0": gone}, frozenset(), NOW), "").failure
+    removed = pod("Running", **condition)
+    removed["metadata"]["deletionTimestamp"] = stamp(20)
+    failure = job_status.build_failed_status(Observation({"Removed/worker-0": removed}, frozenset(), NOW), "").failure
     assert failure
     assert (failure.cause, failure.retry) == (cause, True)
 
@@ -92,10 +96,10 @@ def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) ->
 # --- pods that a controller has removed
 
 
-def restarted(code: int, second: int) -> dict[str, Any]:
+def restarted(exit_code: int, second: int) -> dict[str, Any]:
     """A pod that runs, after its container ended with a code and the kubelet restarted it twice."""
-    over = {"terminated": {"exitCode": code, "finishedAt": f"2023-11-14T22:13:{second}Z"}}
-    status = {"name": "worker", "restartCount": 2, "lastState": over, "state": {"running": {}}}
+    last_state = {"terminated": {"exitCode": exit_code, "finishedAt": f"2023-11-14T22:13:{second}Z"}}
+    status = {"name": "worker", "restartCount": 2, "lastState": last_state, "state": {"running": {}}}
     return {"metadata": {}, "status": {"phase": "Running", "containerStatuses": [status]}}
 
 
@@ -103,39 +107,39 @@ def test_pod_that_failed_before_its_removal_was_not_deleted_by_somebody_else() -
     """A controller that restarts a job removes the pod that failed: its exit code is the cause."""
     removed = ended_pod("Failed", 7, 20, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
     peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
-    seen = {
+    states = {
         "Job/x": {"status": {"retryCount": 1}},
         "Removed/worker-1": peer,
         "Removed/worker-0": removed,
         "Pod/worker-0": ended_pod("Failed", 7, 40),
     }
-    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert (status.reason, status.failure) == ("worker-0 ended with exit code 7, after 1 retry", None)
 
 
 def test_container_that_was_restarted_has_failed_before_its_pod_was_removed() -> None:
     """A job whose backoff limit is reached loses its pods: the last end of the restarted container is the cause."""
     peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:28Z", deletionGracePeriodSeconds=0)
-    seen = {"Removed/worker-0": peer, "Pod/worker-1": restarted(7, 27)}
-    status = job_status.failed_status(Observation(seen, frozenset()), "")
+    states = {"Removed/worker-0": peer, "Pod/worker-1": restarted(7, 27)}
+    status = job_status.build_failed_status(Observation(states, frozenset()), "")
     assert (status.reason, status.failure) == ("worker-1 ended with exit code 7, after 2 retries", None)
 
 
 # --- what is counted
 
 
-def counted(job: dict[str, Any], *pods: dict[str, Any], planned: int = 8, removed: int = 0) -> str:
+def counted(job: dict[str, Any], *pods: dict[str, Any], planned_pods: int = 8, removed: int = 0) -> str:
     """The reason of a success with these pods, of which the first are gone by now."""
-    names = [f"{'Removed' if at < removed else 'Pod'}/worker-{at}" for at in range(len(pods))]
+    names = [f"{'Removed' if index < removed else 'Pod'}/worker-{index}" for index in range(len(pods))]
     observed = Observation(dict(zip(names, pods, strict=True)), frozenset())
-    return job_status.succeeded_status(observed, {"status": job}, planned).reason
+    return job_status.build_succeeded_status(observed, {"status": job}, planned_pods).reason
 
 
 DONE = ended_pod("Succeeded", 0, 20)
 
 
 @pytest.mark.parametrize(
-    ("job", "count", "removed", "says"),
+    ("job", "count", "removed", "reason"),
     [
         ({}, 8, 0, "8 of 8 pods succeeded"),
         ({}, 8, 7, "8 of 8 pods succeeded"),
@@ -145,9 +149,9 @@ DONE = ended_pod("Succeeded", 0, 20)
         ({}, 0, 0, "its controller reports success; 0 of 8 pods were seen to succeed, the others are gone"),
     ],
 )
-def test_success_counts_the_planned_pods(job: dict[str, Any], count: int, removed: int, says: str) -> None:
+def test_success_counts_the_planned_pods(job: dict[str, Any], count: int, removed: int, reason: str) -> None:
     """A success says how many of the planned pods succeeded: seen, gone since, or counted by the controller."""
-    assert counted(job, *[DONE] * count, removed=removed) == says
+    assert counted(job, *[DONE] * count, removed=removed) == reason
 
 
 def test_pod_that_has_failed_does_not_run() -> None:
@@ -155,21 +159,21 @@ def test_pod_that_has_failed_does_not_run() -> None:
     down = restarted(1, 20)
     down["status"]["containerStatuses"][0]["state"] = {"waiting": {"reason": "CrashLoopBackOff"}}
     pods = {"a": ended_pod("Failed", 1, 20), "b": DONE, "c": down, "d": restarted(1, 20)}
-    status = job_status.unfinished_status(Observation({}, frozenset()), pods, job_status.Gang(4, 1))
+    status = job_status.build_unfinished_status(Observation({}, frozenset()), pods, job_status.Gang(4, 1))
     assert (status.state, status.reason) == ("running", "1 of 4 pods run, 1 has succeeded, 1 has failed, 1 is down")
 
 
 @pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
 def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
     """A finished job that is being deleted, as it is after its TTL, has ended as its conditions say."""
-    words = job_status.JobKindTerms(kind, "Done", "")
-    about = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
-    done = {"metadata": about, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
-    seen = {f"{kind}/x": done, "Pod/worker-0": DONE}
-    found = job_status.read_job_conditions(Observation(seen, frozenset()), words, job_status.Gang(1, 1))
-    assert found
-    assert found.state == "succeeded"
-    seen = {f"{kind}/x": {"metadata": about, "status": {}}, "Pod/worker-0": DONE}
-    found = job_status.read_job_conditions(Observation(seen, frozenset()), words, job_status.Gang(1, 1))
-    assert found
-    assert found.state == "gone"
+    terms = job_status.JobKindTerms(kind, "Done", "")
+    metadata = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
+    finished_job = {"metadata": metadata, "status": {"conditions": [{"type": "Done", "status": "True"}]}}
+    states = {f"{kind}/x": finished_job, "Pod/worker-0": DONE}
+    status = job_status.find_condition_status(Observation(states, frozenset()), terms, job_status.Gang(1, 1))
+    assert status
+    assert status.state == "succeeded"
+    states = {f"{kind}/x": {"metadata": metadata, "status": {}}, "Pod/worker-0": DONE}
+    status = job_status.find_condition_status(Observation(states, frozenset()), terms, job_status.Gang(1, 1))
+    assert status
+    assert status.state == "gone"

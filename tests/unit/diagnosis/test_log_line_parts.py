@@ -11,9 +11,9 @@ from torchyard.model.run import LogLine
 
 def test_last_exception_counts() -> None:
     """An exception that the program caught and logged is not why it failed."""
-    caught = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    found = read({"node_0": 1}, node_0=[*caught, *raised(0, "KeyError: 'label'"), *block(0, 0, 1, 10)])
-    assert (found.cause, found.line) == ("program-error", "[default0]:KeyError: 'label'")
+    caught_error = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    failure = read({"node_0": 1}, node_0=[*caught_error, *raised(0, "KeyError: 'label'"), *block(0, 0, 1, 10)])
+    assert (failure.cause, failure.line) == ("program-error", "[default0]:KeyError: 'label'")
 
 
 def test_chain_of_exceptions_is_one() -> None:
@@ -27,16 +27,21 @@ def test_source_and_ignored_exceptions_prove_nothing() -> None:
     """Words in a traceback's source lines, and exceptions that Python ignored, are not the program's failure."""
     source = ['  File "/srv/app/train.py", line 3, in <module>', '    raise Full("CUDA out of memory")', "    ^^^^^"]
     rows = [f"[default0]:{row}" for row in [*source, "RuntimeError: Connection closed by peer"]]
-    ignored = ["[default0]:Exception ignored in: <function f>", *raised(0, "OSError: [Errno 28] No space left")]
-    assert read({"node_0": 1}, node_0=[*rows, *ignored, *block(0, 0, 1, 10)]).cause == "peer-lost"
+    ignored_exception = [
+        "[default0]:Exception ignored in: <function f>",
+        *raised(0, "OSError: [Errno 28] No space left"),
+    ]
+    assert read({"node_0": 1}, node_0=[*rows, *ignored_exception, *block(0, 0, 1, 10)]).cause == "peer-lost"
 
 
 def test_marks_escapes_and_returns_are_stripped() -> None:
     """Colours, carriage returns, and the marks of kubectl, tee and torch do not hide the line or its rank."""
-    bar = "2026-11-21T08:22:10.123456Z [default1]:\x1b[32m 50%|##\r 60%|###\r[rank5]: \x1b[31mKeyError: 'x'\x1b[0m"
-    found = read({"node_0": 1, "node_1": None}, node_0=[bar])
-    assert found.rank == 5
-    assert found.sentence.startswith("Rank 5 on node-0 raised KeyError: 'x'; ")
+    progress_bar = (
+        "2026-11-21T08:22:10.123456Z [default1]:\x1b[32m 50%|##\r 60%|###\r[rank5]: \x1b[31mKeyError: 'x'\x1b[0m"
+    )
+    failure = read({"node_0": 1, "node_1": None}, node_0=[progress_bar])
+    assert failure.rank == 5
+    assert failure.sentence.startswith("Rank 5 on node-0 raised KeyError: 'x'; ")
 
 
 @pytest.mark.parametrize(
@@ -45,9 +50,9 @@ def test_marks_escapes_and_returns_are_stripped() -> None:
 def test_long_line_takes_no_time(text: str) -> None:
     """A line of a megabyte is read quickly, whatever it repeats, and does not fill the report."""
     started = time.perf_counter()
-    found = read({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
+    failure = read({"node_0": 1}, node_0=[text * (1_000_000 // len(text))])
     assert time.perf_counter() - started < 5.0
-    assert len("".join(found.tail)) < 3000
+    assert len("".join(failure.tail)) < 3000
 
 
 # --- line by line
@@ -58,7 +63,7 @@ def spoken(*texts: str) -> list[LogLinePart]:
 
 
 @pytest.mark.parametrize(
-    ("text", "local", "rank"),
+    ("text", "local_rank", "rank"),
     [
         ("[default3]:hello", 3, None),
         ("[rank12]: hello", None, 12),
@@ -70,22 +75,22 @@ def spoken(*texts: str) -> list[LogLinePart]:
         ("2026-11-21T08:22:10.123456Z hello", None, None),
     ],
 )
-def test_prefix_says_who_has_printed_a_line(text: str, local: int | None, rank: int | None) -> None:
+def test_prefix_says_who_has_printed_a_line(text: str, local_rank: int | None, rank: int | None) -> None:
     """The prefixes of torchrun, torch, mpirun, srun, Ray and kubectl are removed, and the rank in them is read."""
     (line,) = spoken(text)
-    assert (line.text, line.local, line.rank) == ("hello", local, rank)
+    assert (line.text, line.local_rank, line.rank) == ("hello", local_rank, rank)
 
 
 @pytest.mark.parametrize("text", ["[socket.cpp:461] The client socket has failed", "[api.py:553]: [Rank 0] is late"])
 def test_source_file_of_a_message_is_no_prefix(text: str) -> None:
     """torch puts the source file of a message into brackets, whose line number is no rank."""
     (line,) = spoken(text)
-    assert (line.text, line.local, line.rank) == (text, None, None)
+    assert (line.text, line.local_rank, line.rank) == (text, None, None)
 
 
 def test_progress_bar_keeps_its_last_states() -> None:
     """Of a line that was redrawn thousands of times, the first and the last twenty states are read."""
-    parts = spoken("\r".join(f"step {at}" for at in range(5000)))
+    parts = spoken("\r".join(f"step {step}" for step in range(5000)))
     assert (len(parts), parts[0].text, parts[1].text, parts[-1].text) == (21, "step 0", "step 4980", "step 4999")
 
 
@@ -101,16 +106,16 @@ def test_exceptions_are_found_with_what_caused_them() -> None:
     link = "The above exception was the direct cause of the following exception:"
     chain = [*raised(0, "OSError: full"), f"[default0]:{link}", *raised(0, "RuntimeError: not saved")]
     rows = [*raised(0, "KeyError: 'x'"), *chain, *raised(0, "torch.distributed.ChildFailedError: train.py")]
-    found = [[line.text for line in each] for each in find_exceptions(spoken(*rows))]
-    assert found == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
+    exceptions = [[line.text for line in exception] for exception in find_exceptions(spoken(*rows))]
+    assert exceptions == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
 
 
 def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> None:
     """A line that looks like an exception is one only where no traceback was printed."""
     bare = "ValueError: bad batch"
-    assert [[line.text for line in each] for each in find_exceptions(spoken(bare, "done"))] == [[bare]]
-    found = find_exceptions(spoken(bare, *raised(0, "KeyError: 'x'")))
-    assert [[line.text for line in each] for each in found] == [["KeyError: 'x'"]]
+    assert [[line.text for line in exception] for exception in find_exceptions(spoken(bare, "done"))] == [[bare]]
+    exceptions = find_exceptions(spoken(bare, *raised(0, "KeyError: 'x'")))
+    assert [[line.text for line in exception] for exception in exceptions] == [["KeyError: 'x'"]]
 
 
 @pytest.mark.parametrize("indent", ["    ", "  | ", "\t"])
@@ -118,7 +123,7 @@ def test_indented_traceback_is_one(indent: str) -> None:
     """A traceback that a logger or an exception group indents is read like any other."""
     rows = [f"{indent}{line.partition(':')[2]}" for line in raised(0, "torch.OutOfMemoryError: CUDA out of memory.")]
     assert read({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
-    assert [[line.text for line in each] for each in find_exceptions(spoken(*rows))] == [
+    assert [[line.text for line in exception] for exception in find_exceptions(spoken(*rows))] == [
         ["torch.OutOfMemoryError: CUDA out of memory."]
     ]
 
@@ -127,5 +132,5 @@ def test_returns_at_line_ends_hide_nothing() -> None:
     """A log with CR LF line ends gives torchrun's report: each line has one part."""
     rows = [f"{row}\r" for row in block(3, 1, -9, 10)]
     assert [line.text for line in spoken("a\r", "", "\r")] == ["a", "", ""]
-    found = read({"node_0": 1}, node_0=rows)
-    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)
+    failure = read({"node_0": 1}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)

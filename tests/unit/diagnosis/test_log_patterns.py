@@ -8,7 +8,7 @@ import pytest
 from tests import causes_page
 from tests.failure_logs import HARMLESS, NAMES, SPELLINGS, load, read
 from torchyard.diagnosis.log_patterns import CAUSES
-from torchyard.diagnosis.root_cause import read_failure
+from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
 
 RETRIED = {
@@ -31,19 +31,19 @@ RETRIED = {
 @pytest.mark.parametrize("name", NAMES)
 def test_log_is_read(name: str) -> None:
     """Recorded and posted logs give the cause, where it began, the worker's own exit code and whether to retry."""
-    logs, exits, expected = load(name)
-    found = read_failure(logs, exits)
-    assert found is not None
-    assert {key: str(getattr(found, key)) for key in expected} == expected
+    logs, exit_codes, expected = load(name)
+    failure = diagnose_failure(logs, exit_codes)
+    assert failure is not None
+    assert {key: str(getattr(failure, key)) for key in expected} == expected
 
 
 @pytest.mark.parametrize(("cause", "line"), SPELLINGS)
 def test_line_is_understood(cause: str, line: str) -> None:
     """One clear line is enough, in the wording of many versions; what only sounds like trouble stays unknown."""
-    found = read({"node_0": 1}, node_0=[line])
-    assert found.cause == cause
-    assert found.line == (None if cause == "unknown" else line)
-    assert found.retry == (cause in RETRIED) or cause == "rdma-connect"
+    failure = read({"node_0": 1}, node_0=[line])
+    assert failure.cause == cause
+    assert failure.line == (None if cause == "unknown" else line)
+    assert failure.retry == (cause in RETRIED) or cause == "rdma-connect"
 
 
 @pytest.mark.parametrize("line", HARMLESS)
@@ -56,39 +56,47 @@ def test_harmless_line_is_no_cause(line: str) -> None:
 def test_harmless_lines_change_no_cause(name: str) -> None:
     """Harmless lines anywhere in a failing log, from any of its processes, leave cause, node and rank as they were."""
     if name in NAMES:
-        logs, exits, _ = load(name)
+        logs, exit_codes, _ = load(name)
     else:
         logs = {"node-0": [LogLine(0.0, "node-0", line) for cause, line in SPELLINGS if cause == name][:1]}
-        exits = {"node-0": 1}
-    alone = read_failure(logs, exits)
-    assert alone
-    draw = random.Random(name)
+        exit_codes = {"node-0": 1}
+    unmixed = diagnose_failure(logs, exit_codes)
+    assert unmixed
+    rng = random.Random(name)
     for _ in range(10):
-        mixed = read_failure({node: mix(draw, lines) for node, lines in logs.items()}, exits)
-        assert mixed
-        assert (mixed.cause, mixed.node, mixed.rank) == (alone.cause, alone.node, alone.rank)
+        failure = diagnose_failure({node: mix(rng, lines) for node, lines in logs.items()}, exit_codes)
+        assert failure
+        assert (failure.cause, failure.node, failure.rank) == (unmixed.cause, unmixed.node, unmixed.rank)
 
 
-def mix(draw: random.Random, lines: list[LogLine]) -> list[LogLine]:
+def mix(rng: random.Random, lines: list[LogLine]) -> list[LogLine]:
     """A node's lines with ten harmless ones between them, each printed by the process whose line comes after it.
 
     Inside a traceback or a report of torchrun there are none: a process prints these in one piece.
     """
-    marks = [re.match(r"(?:\[[a-z]+\d\]:)?(?:\[rank\d\]:)?", line.text) for line in lines]
-    inner = [line.text[mark.end() : mark.end() + 1].isspace() for line, mark in zip(lines, marks, strict=True) if mark]
-    places = [at for at in range(1, len(lines)) if not (inner[at] or inner[at - 1] or "Traceb" in lines[at - 1].text)]
-    found = list(lines)
-    for at in sorted(draw.choices(places or [0], k=10 if lines else 0), reverse=True):
-        mark = marks[at]
-        assert mark
-        found.insert(at, lines[at]._replace(text=mark[0] + draw.choice(HARMLESS)))
-    return found
+    prefixes = [re.match(r"(?:\[[a-z]+\d\]:)?(?:\[rank\d\]:)?", line.text) for line in lines]
+    is_indented = [
+        line.text[prefix.end() : prefix.end() + 1].isspace()
+        for line, prefix in zip(lines, prefixes, strict=True)
+        if prefix
+    ]
+    indices = [
+        index
+        for index in range(1, len(lines))
+        if not (is_indented[index] or is_indented[index - 1] or "Traceb" in lines[index - 1].text)
+    ]
+    mixed_lines = list(lines)
+    for index in sorted(rng.choices(indices or [0], k=10 if lines else 0), reverse=True):
+        prefix = prefixes[index]
+        assert prefix
+        mixed_lines.insert(index, lines[index]._replace(text=prefix[0] + rng.choice(HARMLESS)))
+    return mixed_lines
 
 
 def test_every_cause_is_tested() -> None:
     """Each entry of the table has a log or a line that shows it."""
-    seen = {cause for cause, _ in SPELLINGS} | {load(name)[2]["cause"] for name in NAMES}
-    assert {cause.slug for cause in CAUSES} <= seen
+    shown_causes = {cause for cause, _ in SPELLINGS} | {load(name)[2]["cause"] for name in NAMES}
+    assert {cause.slug for cause in CAUSES} <= shown_causes
 
 
 def test_page_of_causes_is_current() -> None:
@@ -99,6 +107,6 @@ def test_page_of_causes_is_current() -> None:
 def test_sentence_is_one_sentence() -> None:
     """The sentence for the user has its placeholders filled in, and is a single sentence."""
     line = "DistStoreError: Timed out after 9 seconds waiting for clients. 1/2 clients joined."
-    found = read({"node_0": 1}, node_0=[line])
-    assert found.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 came in time: check")
-    assert not [cause.says for cause in CAUSES if ". " in cause.says or cause.says.endswith(".")]
+    failure = read({"node_0": 1}, node_0=[line])
+    assert failure.sentence.startswith("node-0 waited for the other nodes, but only 1 of 2 came in time: check")
+    assert not [cause.description for cause in CAUSES if ". " in cause.description or cause.description.endswith(".")]

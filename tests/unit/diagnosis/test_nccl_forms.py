@@ -30,17 +30,17 @@ NEAR = (
 @pytest.mark.parametrize("line", CHANNELS)
 def test_channel_to_another_node_is_read(line: str) -> None:
     """Transport, device and what follows it, and whether the end of the line is another's."""
-    found = forms.CHANNEL.search(line)
-    assert found
-    assert (found["net"], found["device"], found["how"], bool(found["torn"])) == CHANNELS[line]
+    match = forms.CHANNEL.search(line)
+    assert match
+    assert (match["net"], match["device"], match["how"], bool(match["torn"])) == CHANNELS[line]
 
 
 @pytest.mark.parametrize("line", NEAR)
 def test_channel_within_a_node_is_read(line: str) -> None:
     """Peer access and shared memory stay within a node."""
-    found = forms.CHANNEL.search(line)
-    assert found
-    assert (found["net"], bool(found["near"])) == (None, True)
+    match = forms.CHANNEL.search(line)
+    assert match
+    assert (match["net"], bool(match["near"])) == (None, True)
 
 
 @pytest.mark.parametrize("end", range(len("Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/")))
@@ -66,9 +66,9 @@ SPEAKERS = {
 @pytest.mark.parametrize("line", SPEAKERS)
 def test_speaker_is_named(line: str) -> None:
     """A line names its host in the ways of many versions; a time of day is no host."""
-    found = forms.SPEAKER.search(line)
-    assert found
-    assert found["host"] == SPEAKERS[line]
+    match = forms.LINE_PREFIX.search(line)
+    assert match
+    assert match["host"] == SPEAKERS[line]
 
 
 VERSIONS = {
@@ -89,19 +89,21 @@ def test_merged_devices_are_listed() -> None:
     """NCCL 2.22 and 2.23 list merged devices as groups."""
     line = "NET/IB : Using [0]={[0] mlx5_0:1/RoCE, [1] mlx5_1:1/RoCE} [RO]; OOB eth0:10.0.0.1<0>"
     assert forms.HCA.findall(line) == [("0", "mlx5_0", "RoCE"), ("1", "mlx5_1", "RoCE")]
-    assert [number for number, _ in forms.MERGED.findall(line)] == ["0"]
+    assert [number for number, _ in forms.MERGED_DEVICE.findall(line)] == ["0"]
 
 
 @pytest.mark.parametrize("name", forms.HINTS)
 def test_hint_is_a_telling_line(name: str) -> None:
     """What says why TCP is used is found in a block, too."""
-    said = {
+    line = {
         "libibverbs": "Failed to open libibverbs.so[.1]",
         "IB_DISABLE": "NCCL_IB_DISABLE set by environment to 1.",
         "NCCL_NET": "NCCL_NET set by environment to Socket",
         "no device": "NET/IB : No device found.",
         "no provider": "NET/OFI No eligible providers were found",
     }[name]
-    assert forms.HINTS[name].search(said)
-    assert any(word in said.encode() and telling.search(said.encode()) for word, telling in forms.TELLING_FIRST.items())
+    assert forms.HINTS[name].search(line)
+    assert any(
+        needle in line.encode() and pattern.search(line.encode()) for needle, pattern in forms.STARTUP_PHRASES.items()
+    )
     assert not forms.HINTS["IB_DISABLE"].search("NCCL_IB_DISABLE set by environment to 0.")

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.nccl_lines import say, socket_node, verbs_node
-from torchyard.diagnosis.nccl_log import NcclLog, read_nccl_log
+from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricReading
 
 FACTS = '{"torchyard_rdma": {"lacks": ["the pod has no /dev/infiniband/uverbs*: mount it", "no port"], "ports": []}}'
@@ -13,30 +13,30 @@ FACTS = '{"torchyard_rdma": {"lacks": ["the pod has no /dev/infiniband/uverbs*: 
 
 def test_facts_of_a_pod_are_its_nodes() -> None:
     """What a pod lacks stands with its node, whether its log is read by lines or by blocks."""
-    by_line, by_block = NcclLog(), NcclLog()
-    assert by_line.feed_text("worker-1", FACTS)
-    assert by_block.feed_block("worker-1", f"noise\n{FACTS}\nnoise\n".encode())
-    (node,) = by_line.reading().nodes
+    by_line, by_block = NcclLogReader(), NcclLogReader()
+    assert by_line.process_node_line("worker-1", FACTS)
+    assert by_block.process_block("worker-1", f"noise\n{FACTS}\nnoise\n".encode())
+    (node,) = by_line.build_reading().nodes
     assert node.missing == ("the pod has no /dev/infiniband/uverbs*: mount it", "no port")
-    assert by_block.reading() == by_line.reading()
+    assert by_block.build_reading() == by_line.build_reading()
 
 
 def test_channels_name_the_devices() -> None:
     """The devices that carry channels come from the list, by their numbers; so do link layer and version."""
-    found = read_nccl_log([*verbs_node("a"), *verbs_node("b", 8)])
-    assert (found.transport, found.gdr, found.nccl, found.ranks) == ("roce", "yes", "2.27.3+cuda12.9", 16)
-    assert [(node.node, node.used, node.links) for node in found.nodes] == [
+    reading = parse_nccl_log([*verbs_node("a"), *verbs_node("b", 8)])
+    assert (reading.transport, reading.gdr, reading.nccl, reading.ranks) == ("roce", "yes", "2.27.3+cuda12.9", 16)
+    assert [(node.node, node.used, node.links) for node in reading.nodes] == [
         ("a", ("mlx5_0", "mlx5_1"), ("RoCE",)),
         ("b", ("mlx5_0", "mlx5_1"), ("RoCE",)),
     ]
-    assert found.out_of_band == ("eth0",)
-    assert found.nodes[0].evidence[0].endswith("via NET/IB/0/GDRDMA")
+    assert reading.out_of_band == ("eth0",)
+    assert reading.nodes[0].evidence[0].endswith("via NET/IB/0/GDRDMA")
 
 
 def test_network_that_was_only_loaded_carries_nothing() -> None:
     """Within one node NCCL lists its devices and chooses a network, and uses neither."""
     lines = [line for line in verbs_node("a") if "via NET" not in line and "nNodes" not in line]
-    assert read_nccl_log(lines).transport == "intra-node-only"
+    assert parse_nccl_log(lines).transport == "intra-node-only"
 
 
 CHANNELS = {
@@ -57,51 +57,55 @@ PREFIXES = ("", "[1,0]<stdout>:", "[default0]:", " 3: ", "\x1b[36m(Worker pid=3)
 def test_channel_is_read(channel: str, prefix: str) -> None:
     """The forms of many versions and plugins are read behind the prefixes of many launchers, with CRs at line ends."""
     line = say("a", 0, channel)
-    found = read_nccl_log([f"{prefix}{line}\r"])
-    assert all(node.evidence in ((), (line,)) for node in found.nodes)
-    assert (found.transport, found.gdr) == CHANNELS[channel]
+    reading = parse_nccl_log([f"{prefix}{line}\r"])
+    assert all(node.evidence in ((), (line,)) for node in reading.nodes)
+    assert (reading.transport, reading.gdr) == CHANNELS[channel]
 
 
 def test_sockets_over_infiniband_are_sockets() -> None:
     """An interface named like an InfiniBand device carries TCP."""
-    found = read_nccl_log([*socket_node("a", nics=("ib1", "ib4")), *socket_node("b", 8, nics=("ib1", "ib4"))])
-    assert (found.transport, found.nodes[0].used, found.nodes[0].hcas) == ("socket", ("ib1", "ib4"), ())
+    reading = parse_nccl_log([*socket_node("a", nics=("ib1", "ib4")), *socket_node("b", 8, nics=("ib1", "ib4"))])
+    assert (reading.transport, reading.nodes[0].used, reading.nodes[0].hcas) == ("socket", ("ib1", "ib4"), ())
 
 
 def test_spliced_lines_make_up_no_host() -> None:
     """Two lines that were written over each other are read as far as they are whole, and add no host."""
-    whole = verbs_node("gpu-1")
-    spliced = say("gpu-1", 0, "comm 0x1 rank 0 nra") + say(
+    complete_lines = verbs_node("gpu-1")
+    spliced_line = say("gpu-1", 0, "comm 0x1 rank 0 nra") + say(
         "gpu-1", 1, "Channel 00/0 : 1[1] -> 9[1] [send] via NET/IB/0"
     )
-    assert {node.node for node in read_nccl_log([*whole, spliced, f"12{whole[3]}"]).nodes} == {"gpu-1"}
+    assert {node.node for node in parse_nccl_log([*complete_lines, spliced_line, f"12{complete_lines[3]}"]).nodes} == {
+        "gpu-1"
+    }
 
 
 def test_blocks_say_what_lines_say() -> None:
     """A node's log read in blocks gives what its lines give, however often they repeat."""
     lines = verbs_node("worker-0")
-    log = NcclLog()
+    reader = NcclLogReader()
     for _ in range(3):
-        log.feed_block("worker-0", "\n".join([*lines * 5, ""]).encode())
-    assert log.reading() == read_nccl_log(lines)
+        reader.process_block("worker-0", "\n".join([*lines * 5, ""]).encode())
+    assert reader.build_reading() == parse_nccl_log(lines)
 
 
 def test_proof_is_a_line_of_the_log() -> None:
     """The words of one line may be the beginning of another: the proof is the line that ends with them."""
-    first, second = (say("a", 0, f"Channel 0{at} : 0[0] -> 8[0] [send] via NET/IB/{at}") for at in (12, 1))
-    log = NcclLog()
-    log.feed_block("a", f"{first}\n{second}\n".encode())
-    assert log.reading().nodes[0].evidence[0] in (first, second)
-    log = NcclLog()
-    log.feed_block("a", f"{first}5\n{first}\n".encode())
-    assert set(log.reading().nodes[0].evidence) <= {f"{first}5", first}
+    first, second = (
+        say("a", 0, f"Channel 0{channel} : 0[0] -> 8[0] [send] via NET/IB/{channel}") for channel in (12, 1)
+    )
+    reader = NcclLogReader()
+    reader.process_block("a", f"{first}\n{second}\n".encode())
+    assert reader.build_reading().nodes[0].evidence[0] in (first, second)
+    reader = NcclLogReader()
+    reader.process_block("a", f"{first}5\n{first}\n".encode())
+    assert set(reader.build_reading().nodes[0].evidence) <= {f"{first}5", first}
 
 
 def test_log_without_nccl_says_nothing() -> None:
     """A program that does not use NCCL leaves everything unknown."""
-    log = NcclLog()
-    log.feed_block("worker-0", b"Using network drive\nepoch 1 of 3\n")
-    assert log.reading() == FabricReading()
+    reader = NcclLogReader()
+    reader.process_block("worker-0", b"Using network drive\nepoch 1 of 3\n")
+    assert reader.build_reading() == FabricReading()
 
 
 def test_processes_may_list_different_devices() -> None:
@@ -114,20 +118,20 @@ def test_processes_may_list_different_devices() -> None:
             say("a", rank, f"Channel 00/0 : {rank}[{rank}] -> 8[0] [send] via NET/IB/0"),
         )
     ]
-    (node,) = read_nccl_log(lines).nodes
+    (node,) = parse_nccl_log(lines).nodes
     assert (node.used, node.hcas, node.is_hca_list_complete) == (("mlx5_0", "mlx5_1"), ("mlx5_0", "mlx5_1"), True)
 
 
 def test_link_layer_is_that_of_the_devices_in_use() -> None:
     """A RoCE port beside InfiniBand that carries nothing does not name the network."""
-    listed = say("a", 0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_9:1/RoCE ; OOB ib0:10.0.0.1<0>")
-    found = read_nccl_log([listed, say("a", 0, "Channel 00 : 1[0] -> 0[0] [receive] via NET/IB/0")])
-    assert (found.transport, found.nodes[0].links) == ("ib", ("IB",))
+    device_list = say("a", 0, "NET/IB : Using [0]mlx5_0:1/IB [1]mlx5_9:1/RoCE ; OOB ib0:10.0.0.1<0>")
+    reading = parse_nccl_log([device_list, say("a", 0, "Channel 00 : 1[0] -> 0[0] [receive] via NET/IB/0")])
+    assert (reading.transport, reading.nodes[0].links) == ("ib", ("IB",))
 
 
 def test_devices_of_sockets_are_no_hcas() -> None:
     """NCCL speaks of HCAs for interfaces too."""
-    (node,) = read_nccl_log([say("a", 0, "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'")]).nodes
+    (node,) = parse_nccl_log([say("a", 0, "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'")]).nodes
     assert (node.hcas, node.nics) == ((), ("eth0",))
 
 
@@ -137,7 +141,7 @@ def test_merged_devices_are_named_one_by_one() -> None:
         say("a", 0, "NET/IB : Made virtual device [2] name=mlx5_0+mlx5_1 speed=400000 ndevs=2"),
         say("a", 0, "Channel 00/0 : 1[0] -> 0[0] [receive] via NET/IB/2/GDRDMA"),
     ]
-    assert read_nccl_log(lines).nodes[0].used == ("mlx5_0", "mlx5_1")
+    assert parse_nccl_log(lines).nodes[0].used == ("mlx5_0", "mlx5_1")
 
 
 NETWORKS = {
@@ -155,70 +159,82 @@ NETWORKS = {
 @pytest.mark.parametrize("network", NETWORKS)
 def test_network_is_named(network: str) -> None:
     """Channels name the network; NVLink between nodes is none that RDMA or TCP would carry."""
-    assert read_nccl_log([say("a", 0, text) for text in NETWORKS[network]]).transport == network
+    assert parse_nccl_log([say("a", 0, text) for text in NETWORKS[network]]).transport == network
 
 
 def test_provider_of_libfabric_is_told() -> None:
     """The plugin's name is the same whatever libfabric uses below it."""
-    lines = [say("a", 0, f"NET/OFI Selected {word}rovider is tcp, fabric is 10.0.0.0/8") for word in ("P", "p")]
-    assert [read_nccl_log([line]).nodes[0].provider for line in lines] == ["tcp", "tcp"]
+    lines = [say("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")]
+    assert [parse_nccl_log([line]).nodes[0].provider for line in lines] == ["tcp", "tcp"]
 
 
 def test_rank_count_of_rccl_is_read() -> None:
     """RCCL adds the communicator to each channel line."""
     line = say("a", 0, "Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0/GDRDMA comm 0x95cdeb0 nRanks 08")
-    log = NcclLog()
-    assert [log.feed_text("a", line), log.feed_text("a", line.replace("0x95", "0x96"))] == [True, False]
-    assert (log.reading().ranks, log.reading().gdr) == (8, "yes")
+    reader = NcclLogReader()
+    assert [reader.process_node_line("a", line), reader.process_node_line("a", line.replace("0x95", "0x96"))] == [
+        True,
+        False,
+    ]
+    assert (reader.build_reading().ranks, reader.build_reading().gdr) == (8, "yes")
 
 
 def test_end_of_a_killed_process_is_no_lack() -> None:
     """A log that ends within a line says neither that GPUDirect was off nor which HCAs were missing."""
     lines = ("Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0", "NET/IB : Using [0]mlx5_0:1/RoCE [1]ml")
-    logs = [NcclLog(), NcclLog()]
-    for log, text in zip(logs, lines, strict=True):
-        log.feed_block("a", say("a", 0, text).encode())
-    assert (logs[0].reading().gdr, logs[1].reading().nodes[0].is_hca_list_complete) == ("unknown", False)
+    readers = [NcclLogReader(), NcclLogReader()]
+    for reader, text in zip(readers, lines, strict=True):
+        reader.process_block("a", say("a", 0, text).encode())
+    assert (readers[0].build_reading().gdr, readers[1].build_reading().nodes[0].is_hca_list_complete) == (
+        "unknown",
+        False,
+    )
 
 
 def test_words_in_a_long_line_are_found() -> None:
     """A progress bar may have written a megabyte before NCCL's words, without a line end."""
-    log = NcclLog()
-    log.feed_block("a", b"\r 50%|####" * 100_000 + say("a", 0, "Ring 00 : 8 -> 0 [send] via NET/Socket/0").encode())
-    assert log.reading().transport == "socket"
+    reader = NcclLogReader()
+    reader.process_block(
+        "a", b"\r 50%|####" * 100_000 + say("a", 0, "Ring 00 : 8 -> 0 [send] via NET/Socket/0").encode()
+    )
+    assert reader.build_reading().transport == "socket"
 
 
 @given(st.data())
 def test_any_cut_is_read(data: st.DataObject) -> None:
     """A log that is cut at any byte is read, and proves no channel that is not in it."""
     text = "\n".join([*verbs_node("a"), *socket_node("b", 8)]).encode()
-    begin = data.draw(st.integers(0, len(text)))
-    cut = text[begin : data.draw(st.integers(begin, len(text)))]
-    found = read_nccl_log(cut.decode().split("\n"))
-    assert any(node.transports for node in found.nodes) <= (b"via NET/" in cut)
-    log = NcclLog()
-    log.feed_block("a", cut)
-    assert (log.reading().gdr == "no") <= (b"via NET/Socket/" in cut)
+    start = data.draw(st.integers(0, len(text)))
+    text_cut = text[start : data.draw(st.integers(start, len(text)))]
+    reading = parse_nccl_log(text_cut.decode().split("\n"))
+    assert any(node.transports for node in reading.nodes) <= (b"via NET/" in text_cut)
+    reader = NcclLogReader()
+    reader.process_block("a", text_cut)
+    assert (reader.build_reading().gdr == "no") <= (b"via NET/Socket/" in text_cut)
 
 
 @given(st.data())
 def test_line_within_a_line_changes_nothing(data: st.DataObject) -> None:
     """Where another process writes into the middle of a line, neither a host nor a lack of GPUDirect is made up."""
     lines = [*verbs_node("gpu-a") * 2, *verbs_node("gpu-b", 8) * 2]
-    at = data.draw(st.integers(0, len(lines) - 1))
-    cut = data.draw(st.integers(0, len(lines[at])))
-    torn = [lines[at][:cut] + data.draw(st.sampled_from(lines)), lines[at][cut:]]
-    found = read_nccl_log([*lines[:at], *torn, *lines[at + 1 :]])
-    assert (found.transport, found.gdr, {node.node for node in found.nodes}) == ("roce", "yes", {"gpu-a", "gpu-b"})
+    index = data.draw(st.integers(0, len(lines) - 1))
+    offset = data.draw(st.integers(0, len(lines[index])))
+    spliced_lines = [lines[index][:offset] + data.draw(st.sampled_from(lines)), lines[index][offset:]]
+    reading = parse_nccl_log([*lines[:index], *spliced_lines, *lines[index + 1 :]])
+    assert (reading.transport, reading.gdr, {node.node for node in reading.nodes}) == (
+        "roce",
+        "yes",
+        {"gpu-a", "gpu-b"},
+    )
 
 
 @given(st.permutations(range(4)), st.sampled_from(PREFIXES), st.booleans())
 def test_order_and_prefix_change_nothing(order: list[int], prefix: str, colour: bool) -> None:
     """Neither the order of the nodes nor prefixes, colours and CRs change what is read."""
-    logs = [verbs_node(f"n-{at}", 8 * at) for at in range(4)]
-    lines = [f"{prefix}{line}\r" for at in order for line in logs[at]]
+    lines_by_node = [verbs_node(f"n-{index}", 8 * index) for index in range(4)]
+    lines = [f"{prefix}{line}\r" for index in order for line in lines_by_node[index]]
     if colour:
         lines = [line.replace("NCCL INFO", "\x1b[01;31m\x1b[KNCCL\x1b[m INFO") for line in lines]
-    found, plain = read_nccl_log(lines), read_nccl_log([line for log in logs for line in log])
-    assert sorted(found.nodes, key=lambda node: node.node) == list(plain.nodes)
-    assert found.model_copy(update={"nodes": ()}) == plain.model_copy(update={"nodes": ()})
+    reading, unprefixed = parse_nccl_log(lines), parse_nccl_log([line for log in lines_by_node for line in log])
+    assert sorted(reading.nodes, key=lambda node: node.node) == list(unprefixed.nodes)
+    assert reading.model_copy(update={"nodes": ()}) == unprefixed.model_copy(update={"nodes": ()})

@@ -38,13 +38,13 @@ CLOSED = failed_check("queue default", "is Closed; open queues: none", "")
 # --- events
 
 
-@pytest.mark.parametrize("least", [1, 2])
-def test_elastic_job_does_without_one_pod(planned: Planned, least: int) -> None:
+@pytest.mark.parametrize("min_pods", [1, 2])
+def test_elastic_job_does_without_one_pod(planned: Planned, min_pods: int) -> None:
     """A pod that will never start ends only a job that needs it."""
-    plan = planned(nodes={"min": least, "max": 2})
-    found = why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
-    assert found
-    assert found.ends == (least == 2)
+    plan = planned(nodes={"min": min_pods, "max": 2})
+    diagnosis = why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
+    assert diagnosis
+    assert diagnosis.is_final == (min_pods == 2)
 
 
 OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
@@ -58,14 +58,14 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 @pytest.mark.parametrize("case", OTHERS)
 def test_event_of_something_else_explains_nothing(plan: ManifestPlan, case: str) -> None:
     """An event counts only if it is recent and about this pod, and the pod has not started."""
-    other, seen = OTHERS[case]
-    assert why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND) | other]), worker_0=seen) is None
+    override, seen_pod = OTHERS[case]
+    assert why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod) is None
 
 
 def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
     """An event of attempt 10 does not count for attempt 1, although its name begins with that of attempt 1."""
-    other = {"involvedObject": {"kind": "Job", "name": f"{plan.job}0"}}
-    assert why(plan, ClusterContext([of_job(plan, "FailedCreate", "no") | other])) is None
+    override = {"involvedObject": {"kind": "Job", "name": f"{plan.job}0"}}
+    assert why(plan, ClusterContext([of_job(plan, "FailedCreate", "no") | override])) is None
 
 
 # --- nodes, queues, schedulers
@@ -74,8 +74,8 @@ def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
 def test_node_that_does_not_answer_is_told(plan: ManifestPlan) -> None:
     """A running pod that loses its readiness without a reason is on a node that does not answer."""
     silent = pod("Running", type="Ready", status="False")
-    found = told(why(plan, worker_0=pod("Running"), worker_1=silent))
-    assert found == ("node-lost", "worker-1: its node n-1 has not answered since 22:12:50 UTC", True)
+    explanation = told(why(plan, worker_0=pod("Running"), worker_1=silent))
+    assert explanation == ("node-lost", "worker-1: its node n-1 has not answered since 22:12:50 UTC", True)
 
 
 def test_container_that_is_not_ready_is_no_lost_node(plan: ManifestPlan) -> None:
@@ -95,10 +95,10 @@ ROOMS: dict[str, tuple[Check | None, str, str]] = {
 @pytest.mark.parametrize("case", ROOMS)
 def test_gang_without_room_is_explained(plan: ManifestPlan, case: str) -> None:
     """The explanation says what the gang needs, and whether its nodes are too small, tainted, or only busy."""
-    room, cause, part = ROOMS[case]
-    found = told(why(plan, ClusterContext(room=room), worker_0=unplaced(), worker_1=unplaced()))
-    assert found[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
-    assert (found[0], part in found[1], found[2]) == (cause, True, False)
+    capacity, cause, part = ROOMS[case]
+    explanation = told(why(plan, ClusterContext(capacity=capacity), worker_0=unplaced(), worker_1=unplaced()))
+    assert explanation[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
+    assert (explanation[0], part in explanation[1], explanation[2]) == (cause, True, False)
 
 
 def test_pod_that_only_waits_for_its_gang_is_not_to_blame(plan: ManifestPlan) -> None:
@@ -110,52 +110,54 @@ def test_pod_that_only_waits_for_its_gang_is_not_to_blame(plan: ManifestPlan) ->
 def test_port_of_another_run_is_told(plan: ManifestPlan) -> None:
     """The run that holds the port is named if this user may see its pod."""
     spec = {"containers": [{"ports": [{"hostPort": 23456}]}], "nodeName": "n-1"}
-    mine = unplaced("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
+    own_pod = unplaced("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
     holder = {"metadata": {"labels": {"torchyard/run": "other"}}, "spec": spec}
-    found = told(why(plan, ClusterContext(room=OPEN, pods=[holder]), worker_0=mine))
-    assert (found[0], found[2]) == ("host-port", True)
-    assert found[1].endswith("no node has port 23456 free (run other has it)")
+    explanation = told(why(plan, ClusterContext(capacity=OPEN, other_pods=[holder]), worker_0=own_pod))
+    assert (explanation[0], explanation[2]) == ("host-port", True)
+    assert explanation[1].endswith("no node has port 23456 free (run other has it)")
 
 
 @pytest.mark.parametrize(
-    ("around", "cause", "part"),
+    ("context", "cause", "part"),
     [
         ({"queue": CLOSED}, "queue-closed", "waits for queue default, which is Closed"),
         ({"message": "queue resource quota insufficient: insufficient cpu"}, "queue-full", "insufficient cpu"),
         ({"message": "resource in cluster is overused"}, "unschedulable", "is overused"),
-        ({"room": ROOM}, "unschedulable", "even empty nodes would not do"),
+        ({"capacity": ROOM}, "unschedulable", "even empty nodes would not do"),
     ],
 )
-def test_job_without_pods_is_explained(plan: ManifestPlan, around: dict[str, Any], cause: str, part: str) -> None:
+def test_job_without_pods_is_explained(plan: ManifestPlan, context: dict[str, Any], cause: str, part: str) -> None:
     """Before there are pods, the queue, an event about the PodGroup, or the nodes explain the wait."""
-    said = around.pop("message", None)
-    found = told(why(plan, ClusterContext([of_job(plan, "Unschedulable", said)] if said else [], **around)))
-    assert (found[0], part in found[1]) == (cause, True)
+    message = context.pop("message", None)
+    explanation = told(
+        why(plan, ClusterContext([of_job(plan, "Unschedulable", message)] if message else [], **context))
+    )
+    assert (explanation[0], part in explanation[1]) == (cause, True)
 
 
 def test_job_that_no_controller_has_seen_is_told(plan: ManifestPlan) -> None:
     """A job without any status has a controller that does not run, or is far behind."""
-    found = explain_no_progress(
+    diagnosis = explain_no_progress(
         plan, Observation({f"Job/{plan.job}": {"status": {}}}, frozenset(), NOW), ClusterContext()
     )
-    assert told(found)[0] == "controller-silent"
+    assert told(diagnosis)[0] == "controller-silent"
 
 
 @pytest.mark.parametrize(
-    ("phase", "ago", "missed"), [("Inqueue", 40, True), ("Inqueue", 5, False), ("Pending", 40, False)]
+    ("phase", "ago", "is_missed"), [("Inqueue", 40, True), ("Inqueue", 5, False), ("Pending", 40, False)]
 )
-def test_admitted_gang_without_pods_was_missed(plan: ManifestPlan, phase: str, ago: float, missed: bool) -> None:
+def test_admitted_gang_without_pods_was_missed(plan: ManifestPlan, phase: str, ago: float, is_missed: bool) -> None:
     """A gang that is out of its queue and gets no pods waits for its controller; another attempt may be noticed."""
-    seen: dict[str, Any] = {
+    states: dict[str, Any] = {
         f"Job/{plan.job}": {"status": {"state": {"phase": "Pending"}}},
         "PodGroup/x": {"status": {"phase": phase}},
     }
-    seen[f"Job/{plan.job}"]["metadata"] = {"creationTimestamp": stamp(ago)}
-    found = explain_no_progress(plan, Observation(seen, frozenset(), NOW), ClusterContext())
-    assert bool(found) == missed
-    if found:
-        assert (found.failure.cause, found.failure.retry) == ("controller-silent", True)
-        assert "its controller has created no pods so far" in found.failure.sentence
+    states[f"Job/{plan.job}"]["metadata"] = {"creationTimestamp": stamp(ago)}
+    diagnosis = explain_no_progress(plan, Observation(states, frozenset(), NOW), ClusterContext())
+    assert bool(diagnosis) == is_missed
+    if diagnosis:
+        assert (diagnosis.failure.cause, diagnosis.failure.retry) == ("controller-silent", True)
+        assert "its controller has created no pods so far" in diagnosis.failure.sentence
 
 
 def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
@@ -173,25 +175,29 @@ def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
 @st.composite
 def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
     """A damaged observation, with damaged events and pods around it."""
-    told: dict[str, Any] = {"involvedObject": {"kind": "Pod", "name": "job-worker-0"}, "reason": "FailedMount"}
-    told |= {"message": "not found", "firstTimestamp": stamp(9), "series": {"lastObservedTime": stamp(1)}}
-    other = {"metadata": {"labels": {"torchyard/run": "a"}}, "spec": {"containers": [{"ports": [{"hostPort": 1}]}]}}
-    around = [copy.deepcopy(told), {**told, "reason": draw(st.sampled_from(["FailedCreate", "Unschedulable"]))}, other]
+    event_body: dict[str, Any] = {"involvedObject": {"kind": "Pod", "name": "job-worker-0"}, "reason": "FailedMount"}
+    event_body |= {"message": "not found", "firstTimestamp": stamp(9), "series": {"lastObservedTime": stamp(1)}}
+    other_pod = {"metadata": {"labels": {"torchyard/run": "a"}}, "spec": {"containers": [{"ports": [{"hostPort": 1}]}]}}
+    objects = [
+        copy.deepcopy(event_body),
+        {**event_body, "reason": draw(st.sampled_from(["FailedCreate", "Unschedulable"]))},
+        other_pod,
+    ]
     for _ in range(draw(st.integers(0, 4))):
-        thing, key = draw(places(around))
-        thing[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
-        around = [each if each else {"x": 1} for each in around]
+        container, key = draw(places(objects))
+        container[key] = copy.deepcopy(draw(st.sampled_from(JUNK)))
+        objects = [obj if obj else {"x": 1} for obj in objects]
     checks = st.sampled_from([None, OPEN, ROOM, CLOSED])
     observed = draw(damaged(spoken=False))[1]
-    return observed, ClusterContext(around[:2], draw(checks), draw(checks), around[2:])
+    return observed, ClusterContext(objects[:2], draw(checks), draw(checks), objects[2:])
 
 
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(broken())
-def test_anything_is_explained_or_not(plan: ManifestPlan, seen: tuple[Observation, ClusterContext]) -> None:
+def test_anything_is_explained_or_not(plan: ManifestPlan, damage: tuple[Observation, ClusterContext]) -> None:
     """Whatever a cluster says, explaining it does not fail, and an explanation has a cause and a sentence."""
-    found = explain_no_progress(plan.model_copy(update={"job": "job"}), *seen)
-    assert found is None or (found.failure.cause and found.failure.sentence)
+    diagnosis = explain_no_progress(plan.model_copy(update={"job": "job"}), *damage)
+    assert diagnosis is None or (diagnosis.failure.cause and diagnosis.failure.sentence)
 
 
 @pytest.mark.parametrize("launcher", KINDS)
@@ -199,10 +205,10 @@ def test_a_warning_costs_one_look_at_its_pod(planned: Planned, launcher: str) ->
     """More warnings add only a few reads of the pod that each one is about."""
     plan = planned(nodes=PODS, launcher=launcher)
     few, many = standing(plan, 1), standing(plan, 3)
-    for observed, around, _ in (few, many):
-        found = explain_no_progress(plan, observed, around)
-        assert found
-        assert found.failure.cause == "volume-mount"
+    for observed, context, _ in (few, many):
+        diagnosis = explain_no_progress(plan, observed, context)
+        assert diagnosis
+        assert diagnosis.failure.cause == "volume-mount"
     reads = [max(pod.reads for pod in pods) for _, _, pods in (few, many)]
     assert reads[0] <= READS
     assert reads[1] - reads[0] <= 2 * 2 * 2  # two more warnings, each in two places

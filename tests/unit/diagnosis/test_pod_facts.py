@@ -10,18 +10,18 @@ from torchyard.diagnosis import pod_facts
 
 def test_sidecar_is_not_taken_for_the_worker() -> None:
     """The worker's container status is found by its name, because a kubelet sorts them by name."""
-    both = ended_pod("Running", 7, 20)
-    both["status"]["containerStatuses"].insert(0, {"name": "agent", "state": {"running": {}}})
-    assert pod_facts.read_pod_exit_code(both) == 7
+    pod_with_sidecar = ended_pod("Running", 7, 20)
+    pod_with_sidecar["status"]["containerStatuses"].insert(0, {"name": "agent", "state": {"running": {}}})
+    assert pod_facts.get_pod_exit_code(pod_with_sidecar) == 7
 
 
 def test_pod_that_failed_in_spite_of_zero_failed() -> None:
     """A Failed pod whose container exited with 0, as at its deadline, counts as exit code 1."""
-    assert pod_facts.read_pod_exit_code(ended_pod("Failed", 0, 20)) == 1
+    assert pod_facts.get_pod_exit_code(ended_pod("Failed", 0, 20)) == 1
 
 
 @pytest.mark.parametrize(
-    ("stamp", "seconds"),
+    ("timestamp", "seconds"),
     [
         ("2023-11-14T22:13:20Z", 1_700_000_000.0),
         ("2023-11-14T22:13:20.500000Z", 1_700_000_000.5),
@@ -33,30 +33,30 @@ def test_pod_that_failed_in_spite_of_zero_failed() -> None:
         (1_700_000_000, 0.0),
     ],
 )
-def test_time_that_is_none_is_zero(stamp: Any, seconds: float) -> None:
+def test_time_that_is_none_is_zero(timestamp: Any, seconds: float) -> None:
     """The API server writes UTC with or without fractions; anything else is no time, and no error."""
-    assert pod_facts.parse_timestamp(stamp) == seconds
+    assert pod_facts.parse_timestamp(timestamp) == seconds
 
 
 def test_deletion_was_requested_before_its_grace() -> None:
     """The stamp of a deletion marks the end of the grace period, so the request came that much earlier."""
-    going = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30)
-    assert pod_facts.read_deletion_time(going) == 1_700_000_000.0
-    assert pod_facts.read_deletion_time(ended_pod("Running", 0, 0)) == 0.0
+    deleted_pod = ended_pod("Running", 0, 0, deletionTimestamp="2023-11-14T22:13:50Z", deletionGracePeriodSeconds=30)
+    assert pod_facts.get_deletion_time(deleted_pod) == 1_700_000_000.0
+    assert pod_facts.get_deletion_time(ended_pod("Running", 0, 0)) == 0.0
 
 
 def test_container_that_was_not_seen_to_start_has_no_times() -> None:
     """A container has a start once it runs and an end once it has ended; before that, 0 and infinity."""
     running = {"status": {"containerStatuses": [{"state": {"running": {"startedAt": "2023-11-14T22:13:20Z"}}}]}}
-    assert [pod_facts.read_container_start(each) for each in (running, {})] == [1_700_000_000.0, 0.0]
-    assert [pod_facts.read_container_end(each) for each in (ended_pod("Failed", 1, 20), running)] == [
+    assert [pod_facts.get_container_start(pod) for pod in (running, {})] == [1_700_000_000.0, 0.0]
+    assert [pod_facts.get_container_end(pod) for pod in (ended_pod("Failed", 1, 20), running)] == [
         1_700_000_000.0,
         float("inf"),
     ]
 
 
 @pytest.mark.parametrize(
-    ("phase", "condition", "since"),
+    ("phase", "condition", "silent_since"),
     [
         ("Running", {"status": "False"}, 1_700_000_000.0),
         ("Running", {"status": "Unknown"}, 1_700_000_000.0),
@@ -65,18 +65,18 @@ def test_container_that_was_not_seen_to_start_has_no_times() -> None:
         ("Pending", {"status": "False"}, 0.0),
     ],
 )
-def test_node_that_is_silent_gives_no_reason(phase: str, condition: dict[str, str], since: float) -> None:
+def test_node_that_is_silent_gives_no_reason(phase: str, condition: dict[str, str], silent_since: float) -> None:
     """Only the node controller takes a running pod's readiness away without a reason."""
     ready = {"type": "Ready", "lastTransitionTime": "2023-11-14T22:13:20Z", **condition}
-    assert pod_facts.find_silence_start({"status": {"phase": phase, "conditions": [ready]}}) == since
+    assert pod_facts.find_silence_start({"status": {"phase": phase, "conditions": [ready]}}) == silent_since
 
 
-@pytest.mark.parametrize("thing", [None, 7, "x", [], {"status": None}, {"status": "x"}, {"status": {"conditions": 7}}])
-def test_what_is_missing_is_empty(thing: Any) -> None:
+@pytest.mark.parametrize("value", [None, 7, "x", [], {"status": None}, {"status": "x"}, {"status": {"conditions": 7}}])
+def test_what_is_missing_is_empty(value: Any) -> None:
     """A value of the wrong type anywhere on the way counts as missing."""
     assert (
-        dict(pod_facts.get_mapping(thing, "status", "x")),
-        pod_facts.get_mappings(thing, "status", "conditions"),
+        dict(pod_facts.get_mapping(value, "status", "x")),
+        pod_facts.get_mappings(value, "status", "conditions"),
     ) == (
         {},
         [],
@@ -84,9 +84,9 @@ def test_what_is_missing_is_empty(thing: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("code", "said"),
+    ("exit_code", "description"),
     [(7, "ended with exit code 7"), (137, "was killed by signal 9"), (None, "ended with exit code None")],
 )
-def test_exit_code_above_128_is_a_signal(code: int | None, said: str) -> None:
+def test_exit_code_above_128_is_a_signal(exit_code: int | None, description: str) -> None:
     """A container reports 128 + n for signal n."""
-    assert pod_facts.describe_exit(code) == said
+    assert pod_facts.describe_exit(exit_code) == description

@@ -11,11 +11,11 @@ from torchyard.diagnosis import pod_reasons
 @pytest.mark.parametrize(("policy", "causes"), [("OnFailure", []), ("Never", ["oom-pod"])])
 def test_container_that_is_restarted_has_not_ended(policy: str, causes: list[str]) -> None:
     """An OOMKilled container that its kubelet restarts does not end the job."""
-    killed = ended_pod("Running", 137, 20)
-    killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
-    killed["spec"]["restartPolicy"] = policy
-    found = pod_reasons.find_pod_failure({"worker-0": killed}, EPOCH)
-    assert [each.cause for each in (found,) if each] == causes
+    oom_killed = ended_pod("Running", 137, 20)
+    oom_killed["status"]["containerStatuses"][0]["state"]["terminated"]["reason"] = "OOMKilled"
+    oom_killed["spec"]["restartPolicy"] = policy
+    failure = pod_reasons.find_pod_failure({"worker-0": oom_killed}, EPOCH)
+    assert [failure_cause.cause for failure_cause in (failure,) if failure_cause] == causes
 
 
 PULLS = {
@@ -31,10 +31,10 @@ PULLS = {
 def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
     """A registry that does not answer is worth another attempt; a name that it does not know is not."""
     state = {"waiting": {"reason": "ErrImagePull", "message": message}}
-    seen = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
-    found = pod_reasons.find_pod_failure({"worker-0": seen}, NOW)
-    assert found
-    assert (found.cause, found.retry) == PULLS[message]
+    pod = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
+    failure = pod_reasons.find_pod_failure({"worker-0": pod}, NOW)
+    assert failure
+    assert (failure.cause, failure.retry) == PULLS[message]
 
 
 @pytest.mark.parametrize(
@@ -51,7 +51,7 @@ def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
 def test_pod_that_its_node_refuses_is_explained(reason: str, cause: str) -> None:
     """A kubelet that refuses a pod says why in its status; another node may take it."""
     status = {"phase": "Failed", "reason": reason, "message": "Pod was rejected"}
-    found = pod_reasons.find_pod_failure({"worker-0": {"status": status}}, NOW)
-    assert found
-    assert (found.cause, found.retry) == (cause, True)
-    assert f"({reason}: Pod was rejected)" in found.sentence
+    failure = pod_reasons.find_pod_failure({"worker-0": {"status": status}}, NOW)
+    assert failure
+    assert (failure.cause, failure.retry) == (cause, True)
+    assert f"({reason}: Pod was rejected)" in failure.sentence

@@ -17,11 +17,11 @@ from torchyard.model.run import Observation
 )
 def test_lost_keeper_is_worth_an_attempt(rebooted: bool, cause: str, sentence: str) -> None:
     """Neither a restart nor a killed supervisor is the program's fault, so another attempt is worthwhile."""
-    seen: dict[str, dict[str, Any]] = {
+    states: dict[str, dict[str, Any]] = {
         "node-0": {"phase": "running"},
         "node-1": {"phase": "unkept", "exit": None, "rebooted": rebooted},
     }
-    failure = read_status(Observation(seen, frozenset(seen))).failure
+    failure = read_status(Observation(states, frozenset(states))).failure
     assert failure
     assert (failure.cause, failure.sentence, failure.node, failure.retry) == (cause, sentence, "node-1", True)
 
@@ -32,7 +32,7 @@ BOTH = frozenset({"node-0", "node-1"})
 
 
 @pytest.mark.parametrize(
-    ("seen", "joined", "state", "reason"),
+    ("states", "joined", "state", "reason"),
     [
         ({}, BOTH, "pending", "every node"),
         ({"node-0": DONE, "node-1": {}}, BOTH, "running", "2 of 2"),
@@ -54,23 +54,23 @@ BOTH = frozenset({"node-0", "node-1"})
         ({"node-0": {"phase": "no such phase"}}, frozenset(), "pending", "waits for node-0"),
     ],
 )
-def test_status_follows_from_what_was_seen(seen: Any, joined: frozenset[str], state: str, reason: str) -> None:
+def test_status_follows_from_what_was_seen(states: Any, joined: frozenset[str], state: str, reason: str) -> None:
     """One failed agent fails the job, success needs every agent, and an unknown state is no success."""
-    status = read_status(Observation(seen, joined))
+    status = read_status(Observation(states, joined))
     assert (status.state, reason in status.reason) == (state, True), status
 
 
-@pytest.mark.parametrize("other", [
+@pytest.mark.parametrize("other_state", [
     {"phase": "running"},
     {"phase": "exited", "exit": 1},
     {"phase": "exited", "exit": 0},
     {},
 ])  # fmt: skip
-def test_end_of_a_lease_is_the_cause(other: dict[str, Any]) -> None:
+def test_end_of_a_lease_is_the_cause(other_state: dict[str, Any]) -> None:
     """If a supervisor has ended its process with the lease, that is the cause, and the job is not retried."""
-    seen = {"node-0": other, "node-1": {"phase": "exited", "exit": 0, "abandoned": 1800.0}}
-    status = read_status(Observation(seen, frozenset(seen)))
-    why = "node-1 was ended by its supervisor: its lease was not renewed for 1800 s (deadlines.lease)"
-    assert (status.state, status.reason) == ("failed", why)
+    states = {"node-0": other_state, "node-1": {"phase": "exited", "exit": 0, "abandoned": 1800.0}}
+    status = read_status(Observation(states, frozenset(states)))
+    reason = "node-1 was ended by its supervisor: its lease was not renewed for 1800 s (deadlines.lease)"
+    assert (status.state, status.reason) == ("failed", reason)
     assert status.failure
     assert (status.failure.cause, status.failure.retry) == ("lease-ended", False)

@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.failure_logs import SPELLINGS, WATCHDOG, block, raised, read
-from torchyard.diagnosis.root_cause import read_failure
+from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
 
 RETRY_EXCEEDED = "n1:42:43 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0"
@@ -14,102 +14,107 @@ RETRY_EXCEEDED = "n1:42:43 [1] NCCL WARN NET/IB : Got completion from peer 10.0.
 def test_all_well() -> None:
     """Agents that exited with 0 did not fail, whatever their logs say and however the store was stopped."""
     logs = {"node-0": [LogLine(0.0, "node-0", "RuntimeError: tried again, and it worked")]}
-    assert read_failure(logs, {"node-0": 0, "node-1": 0, "etcd": -9}) is None
-    assert read_failure({}, {}) is None
+    assert diagnose_failure(logs, {"node-0": 0, "node-1": 0, "etcd": -9}) is None
+    assert diagnose_failure({}, {}) is None
 
 
 def test_first_failure_wins_over_those_told_to_stop() -> None:
     """On two nodes, the earliest entry that is not a SIGTERM is the first failure."""
     node_0, node_1 = [*block(0, 0, -15, 10), *block(1, 1, -6, 14)], [*block(2, 0, -15, 9), *block(3, 1, 7, 12)]
-    found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=["5", *node_1])
-    assert (found.node, found.rank, found.exit_code) == ("node-1", 3, 7)
+    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=["5", *node_1])
+    assert (failure.node, failure.rank, failure.exit_code) == ("node-1", 3, 7)
 
 
 def test_root_cause_wins_within_a_second() -> None:
     """If ranks fail in the same second and no line is marked, torchrun's root cause, its last entry, comes first."""
     rows = ["Failures:", *block(0, 0, 1, 10), "Root Cause (first observed failure):", *block(1, 1, 3, 10)]
-    found = read({"node_0": 1}, node_0=rows)
-    assert (found.rank, found.exit_code) == (1, 3)
+    failure = read({"node_0": 1}, node_0=rows)
+    assert (failure.rank, failure.exit_code) == (1, 3)
 
 
 def test_earlier_lines_are_read_if_the_last_say_too_little() -> None:
     """Where the last lines show only an echo, the cause is looked for in earlier ones; else these stay unread."""
-    last = [LogLine(9.0, "node-0", "[default1]:waiting")]
-    longer = {"node-0": [LogLine(1.0, "node-0", "[default0]:torch.OutOfMemoryError: CUDA out of memory."), *last]}
-    found = read_failure({"node-0": last}, {"node-0": 1}, longer)
-    assert found
-    assert (found.cause, found.line) == ("oom-gpu", "[default0]:torch.OutOfMemoryError: CUDA out of memory.")
-    own = {"node-0": [LogLine(9.0, "node-0", "[default1]:KeyError: 'x'")]}
-    found = read_failure(own, {"node-0": 1}, longer)
-    assert found
-    assert found.cause == "program-error"
+    last_lines = [LogLine(9.0, "node-0", "[default1]:waiting")]
+    longer_logs = {
+        "node-0": [LogLine(1.0, "node-0", "[default0]:torch.OutOfMemoryError: CUDA out of memory."), *last_lines]
+    }
+    failure = diagnose_failure({"node-0": last_lines}, {"node-0": 1}, longer_logs)
+    assert failure
+    assert (failure.cause, failure.line) == ("oom-gpu", "[default0]:torch.OutOfMemoryError: CUDA out of memory.")
+    own_error = {"node-0": [LogLine(9.0, "node-0", "[default1]:KeyError: 'x'")]}
+    failure = diagnose_failure(own_error, {"node-0": 1}, longer_logs)
+    assert failure
+    assert failure.cause == "program-error"
 
 
 def test_only_told_to_stop() -> None:
     """If there is nothing but a SIGTERM, the SIGTERM is the cause."""
-    found = read({"node_0": 1, "node_1": None}, node_0=block(1, 1, -15, 10), node_1=["hello"])
-    assert (found.cause, found.rank, found.exit_code, found.retry) == ("terminated", 1, -15, True)
+    failure = read({"node_0": 1, "node_1": None}, node_0=block(1, 1, -15, 10), node_1=["hello"])
+    assert (failure.cause, failure.rank, failure.exit_code, failure.retry) == ("terminated", 1, -15, True)
 
 
 def test_fabric_error_explains_timeouts_elsewhere() -> None:
     """A rank that got no answer over RDMA is the cause, not the ranks that waited for it and failed first."""
     node_0 = [f"[default0]:{WATCHDOG}", *block(0, 0, -6, 10)]
     node_1 = [f"[default1]:{RETRY_EXCEEDED}", *block(3, 1, -6, 12)]
-    found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
-    assert (found.cause, found.node, found.rank) == ("rdma-retry-exceeded", "node-1", 3)
+    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.node, failure.rank) == ("rdma-retry-exceeded", "node-1", 3)
 
 
 def test_lost_process_explains_fabric_error() -> None:
     """RDMA requests to a killed process fail too, so the kill is the cause."""
     node_1 = [f"[default1]:{RETRY_EXCEEDED}", *raised(1, "RuntimeError: NCCL communicator was aborted")]
-    found = read({"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *block(3, 1, 1, 12)])
-    assert (found.cause, found.node, found.exit_code) == ("agent-killed", "node-0", -9)
+    failure = read({"node_0": -9, "node_1": 1}, node_0=["hello"], node_1=[*node_1, *block(3, 1, 1, 12)])
+    assert (failure.cause, failure.node, failure.exit_code) == ("agent-killed", "node-0", -9)
 
 
 def test_killed_rank_is_told_of_late() -> None:
     """torchrun reports a killed worker only after it has stopped the others; it still failed first."""
     node_0 = [*raised(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *block(0, 0, 1, 10)]
     node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *block(3, 1, -9, 41)]
-    found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
-    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)
+    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
 
 
 def test_later_trouble_explains_nothing() -> None:
     """An error long after a timeout did not cause it."""
     node_0 = [f"[default0]:{WATCHDOG}", *block(0, 0, -6, 10)]
     node_1 = ["100", *raised(1, "KeyError: 'step'"), *block(3, 1, 1, 50)]
-    found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
-    assert (found.cause, found.node, found.rank) == ("nccl-timeout", "node-0", 0)
+    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.node, failure.rank) == ("nccl-timeout", "node-0", 0)
 
 
 def test_own_error_is_not_blamed_on_others() -> None:
     """An exception of the first rank is the cause, even if another node ran out of memory in the same second."""
     node_1 = ["[default0]:torch.OutOfMemoryError: CUDA out of memory.", *block(2, 0, 1, 10)]
     node_0 = [*raised(0, "ValueError: bad batch"), *block(0, 0, 1, 9)]
-    found = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
-    assert (found.cause, found.rank) == ("program-error", 0)
+    failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=node_1)
+    assert (failure.cause, failure.rank) == ("program-error", 0)
 
 
 def test_killed_rank_has_no_last_words() -> None:
     """An error that a rank survived before it was killed is not why it ended."""
-    caught = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
-    assert read({"node_0": 1}, node_0=[*caught, *block(0, 0, -9, 10)]).cause == "killed"
+    caught_error = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
+    assert read({"node_0": 1}, node_0=[*caught_error, *block(0, 0, -9, 10)]).cause == "killed"
 
 
 def test_only_memory_that_ran_out_is_called_so() -> None:
     """SIGKILL alone names no sender; a line of the OOM killer does, and MemoryError is no signal."""
     oom = "Memory cgroup out of memory: Killed process 4242 (python)"
     assert read({"node_0": 1}, node_0=[oom, *block(0, 0, -9, 10)]).cause == "oom-host"
-    raised_it = read({"node_0": 1}, node_0=[*raised(0, "MemoryError"), *block(0, 0, 1, 10)])
-    assert (raised_it.cause, "SIGKILL" in raised_it.sentence) == ("oom-host", False)
+    failure = read({"node_0": 1}, node_0=[*raised(0, "MemoryError"), *block(0, 0, 1, 10)])
+    assert (failure.cause, "SIGKILL" in failure.sentence) == ("oom-host", False)
 
 
 def test_recorded_traceback_is_read() -> None:
     """If the workers' lines are missing, the traceback that @record put into torchrun's summary is read."""
-    trace = ["  traceback : Traceback (most recent call last):", '    File "/srv/app/train.py", line 3, in <module>']
-    rows = [*block(1, 1, 1, 10)[:-1], *trace, "      step()", "  ValueError: bad batch", "=" * 60]
-    found = read({"node_0": 1, "node_1": None}, node_0=rows)
-    assert (found.cause, found.rank, found.line) == ("program-error", 1, "  ValueError: bad batch")
+    traceback = [
+        "  traceback : Traceback (most recent call last):",
+        '    File "/srv/app/train.py", line 3, in <module>',
+    ]
+    rows = [*block(1, 1, 1, 10)[:-1], *traceback, "      step()", "  ValueError: bad batch", "=" * 60]
+    failure = read({"node_0": 1, "node_1": None}, node_0=rows)
+    assert (failure.cause, failure.rank, failure.line) == ("program-error", 1, "  ValueError: bad batch")
 
 
 def test_rank_is_in_the_line() -> None:
@@ -119,14 +124,14 @@ def test_rank_is_in_the_line() -> None:
 
 def test_silent_node_does_not_hide_the_cause() -> None:
     """A node without a log may have failed first, but the error that another node reports is the better answer."""
-    found = read({"node_0": 1, "node_1": 1}, node_1=["100", "torch.OutOfMemoryError: CUDA out of memory."])
-    assert (found.cause, found.node) == ("oom-gpu", "node-1")
+    failure = read({"node_0": 1, "node_1": 1}, node_1=["100", "torch.OutOfMemoryError: CUDA out of memory."])
+    assert (failure.cause, failure.node) == ("oom-gpu", "node-1")
 
 
 def test_node_told_to_stop_is_not_the_first() -> None:
     """An agent that was ended by SIGTERM wrote its last line first, but the other one is the one that failed."""
-    found = read({"node_0": 143, "node_1": 1}, node_0=["hello"], node_1=["9", "ValueError: bad batch"])
-    assert (found.cause, found.node) == ("program-error", "node-1")
+    failure = read({"node_0": 143, "node_1": 1}, node_0=["hello"], node_1=["9", "ValueError: bad batch"])
+    assert (failure.cause, failure.node) == ("program-error", "node-1")
 
 
 def test_local_rank_becomes_global() -> None:
@@ -138,73 +143,82 @@ def test_local_rank_becomes_global() -> None:
 def test_words_of_torchrun_of_1_9() -> None:
     """The older form of torchrun's failure summary is read as well."""
     fields = ["time: 2021-07-13_13:18:54", "rank: 3 (local_rank: 1)", "exitcode: -9 (pid: 4404)", "error_file: <N/A>"]
-    old = ["[0]:", *(f"  {field}" for field in fields), '  msg: "Signal 9 (SIGKILL) received by PID 4404"']
-    found = read({"node_0": 1}, node_0=old)
-    assert (found.cause, found.rank, found.exit_code) == ("killed", 3, -9)
+    report = ["[0]:", *(f"  {field}" for field in fields), '  msg: "Signal 9 (SIGKILL) received by PID 4404"']
+    failure = read({"node_0": 1}, node_0=report)
+    assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
 
 
 @pytest.mark.parametrize(("code", "cause"), [(137, "agent-killed"), (143, "terminated"), (1, "unknown")])
 def test_exit_code_of_a_silent_agent(code: int, cause: str) -> None:
     """A shell's 128 + n is signal n; an unknown cause is never worth a new attempt."""
-    found = read({"node_0": code, "node_1": None}, node_0=["hello"])
-    assert (found.cause, found.exit_code, found.retry) == (cause, code, cause != "unknown")
+    failure = read({"node_0": code, "node_1": None}, node_0=["hello"])
+    assert (failure.cause, failure.exit_code, failure.retry) == (cause, code, cause != "unknown")
 
 
 def test_killed_after_being_told_to_stop() -> None:
     """An agent that got SIGTERM and did not end in time was stopped, not lost."""
-    said = "W1121 08:22:10.123456 42 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
-    assert read({"node_0": -9}, node_0=["hello", said]).cause == "terminated"
+    signal_line = "W1121 08:22:10.123456 42 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
+    assert read({"node_0": -9}, node_0=["hello", signal_line]).cause == "terminated"
 
 
 def test_store_says_why_it_ended() -> None:
     """The store's own reason counts more than what the agents say about it."""
-    agent = ["10", "RendezvousConnectionError: The connection to etcd has failed. See inner exception for details."]
-    found = read({"node_0": 1, "etcd": 1}, node_0=agent, etcd=["panic: write: no space: No space left on device"])
-    assert (found.cause, found.node) == ("disk-full", "etcd")
+    agent_lines = [
+        "10",
+        "RendezvousConnectionError: The connection to etcd has failed. See inner exception for details.",
+    ]
+    failure = read(
+        {"node_0": 1, "etcd": 1}, node_0=agent_lines, etcd=["panic: write: no space: No space left on device"]
+    )
+    assert (failure.cause, failure.node) == ("disk-full", "etcd")
 
 
 def test_tail_is_of_the_failing_rank() -> None:
     """The tail has the last 50 lines of the rank that failed, without those of other ranks."""
-    lines = [f"[default{at % 2}]:step {at // 2}" for at in range(200)]
-    found = read({"node_0": 1}, node_0=[*lines, *block(1, 1, 7, 10)])
-    assert (len(found.tail), found.tail[-1]) == (50, "[default1]:step 99")
+    lines = [f"[default{index % 2}]:step {index // 2}" for index in range(200)]
+    failure = read({"node_0": 1}, node_0=[*lines, *block(1, 1, 7, 10)])
+    assert (len(failure.tail), failure.tail[-1]) == (50, "[default1]:step 99")
 
 
 @settings(deadline=None)
 @given(st.data())
 def test_any_text_can_be_read(data: st.DataObject) -> None:
     """No line and no exit code makes the reader fail; a failure always names a node of the job."""
-    known = [line for _, line in SPELLINGS] + block(1, 1, 1, 1) + raised(0, "KeyError")
-    text = st.lists(st.one_of(st.text(max_size=30), st.sampled_from(known)), max_size=3).map("".join)
+    known_lines = [line for _, line in SPELLINGS] + block(1, 1, 1, 1) + raised(0, "KeyError")
+    text = st.lists(st.one_of(st.text(max_size=30), st.sampled_from(known_lines)), max_size=3).map("".join)
     lines = st.lists(st.builds(LogLine, st.floats(0, 2e9), st.just("node"), text), max_size=12)
     nodes = st.sampled_from(["node-0", "node-1", "etcd"])
-    exits = data.draw(st.dictionaries(nodes, st.one_of(st.none(), st.integers(-70, 300))))
+    exit_codes = data.draw(st.dictionaries(nodes, st.one_of(st.none(), st.integers(-70, 300))))
     logs = data.draw(st.dictionaries(nodes, lines))
-    found = read_failure(logs, exits)
-    assert found is None or found.node in {*exits, *logs}
+    failure = diagnose_failure(logs, exit_codes)
+    assert failure is None or failure.node in {*exit_codes, *logs}
 
 
 @pytest.mark.parametrize("code", [0, 1, -9, -15])
 def test_store_that_ended_first_is_the_cause(code: int) -> None:
     """If the rendezvous store ends while agents still run, it is the cause, and another attempt is worthwhile."""
-    found = read_failure({}, {"node-0": None, "etcd": code})
-    assert found
-    assert (found.cause, found.node, found.retry) == ("etcd-gone", "etcd", True)
+    failure = diagnose_failure({}, {"node-0": None, "etcd": code})
+    assert failure
+    assert (failure.cause, failure.node, failure.retry) == ("etcd-gone", "etcd", True)
 
 
 def test_peer_that_was_lost_by_an_exit_is_not_its_cause() -> None:
     """If a rank on the rendezvous host exits with 7, the connection that another node then loses is not the cause."""
-    block = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-21_10:37:42", "  host      : h"]
-    block += ["  rank      : 1 (local_rank: 0)", "  exitcode  : 7 (pid: 22)", "  error_file: <N/A>"]
-    dead = ["[default0]:out of ideas", "failed (exitcode: 7) local_rank: 0 (pid: 22) of binary: python", *block]
-    lost = [
+    entry = ["Root Cause (first observed failure):", "[0]:", "  time      : 2026-11-21_10:37:42", "  host      : h"]
+    entry += ["  rank      : 1 (local_rank: 0)", "  exitcode  : 7 (pid: 22)", "  error_file: <N/A>"]
+    exited_node_lines = [
+        "[default0]:out of ideas",
+        "failed (exitcode: 7) local_rank: 0 (pid: 22) of binary: python",
+        *entry,
+    ]
+    peer_lines = [
         "[W1 socket.cpp:461] waitForInput: poll for socket returned POLLHUP",
         "c10d.DistNetworkError: Connection reset",
     ]
     lines = {
-        "node-0": [LogLine(2.5, "node-0", text) for text in dead],
-        "node-1": [LogLine(4.1, "node-1", t) for t in lost],
+        "node-0": [LogLine(2.5, "node-0", text) for text in exited_node_lines],
+        "node-1": [LogLine(4.1, "node-1", text) for text in peer_lines],
     }
-    found = read_failure(lines, {"node-0": 1, "node-1": None})
-    assert found
-    assert (found.node, found.rank, found.exit_code, found.retry) == ("node-0", 1, 7, False)
+    failure = diagnose_failure(lines, {"node-0": 1, "node-1": None})
+    assert failure
+    assert (failure.node, failure.rank, failure.exit_code, failure.retry) == ("node-0", 1, 7, False)
