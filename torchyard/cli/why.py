@@ -25,7 +25,7 @@ from torchyard.model.run import LogLine, Outcome
 from torchyard.pages.hang import tabulate_locations
 from torchyard.pages.text import align_columns, format_duration, select_ends
 from torchyard.run.folder import RunFolder
-from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, spell_time
+from torchyard.steps.hang_files import HANG_FOLDER, HANG_PAGE, format_time
 from torchyard.steps.log_reader import read_records
 from torchyard.steps.log_tail import LogTails
 
@@ -203,7 +203,7 @@ def _describe_rank(record: RankRecord) -> list[str]:
         f"{pending.operation} {pending.sequence} of group {pending.group}" if pending else "",
         describe_place(record),
         format_duration(record.stalled_s) if math.isfinite(record.stalled_s) else "",
-        spell_time(record.at, "%H:%M:%S"),
+        format_time(record.at, "%H:%M:%S"),
     ]
     return [single_line(cell, _MAX_CELL_CHARS) for cell in cells]
 

@@ -28,7 +28,7 @@ def collect(plan: Plan, outcome: Outcome, metrics: MetricsFormat) -> Collected:
     logs = tuple(_describe_log(name, path, outcome.lost.get(name, "")) for name, path in plan.logs.items())
     failure = None if outcome.status.state == "succeeded" else _find_failure(plan, outcome)
     if failure and isinstance(plan, CommandPlan):  # a pod's program has a disk of its own
-        failure = _blame_disk(failure, logs, {block.name for block in plan.processes if block.site})
+        failure = _blame_disk(failure, logs, {process.name for process in plan.processes if process.site})
     failure = _add_last_wait(plan, failure) if failure and not outcome.hang else failure
     retries = outcome.status.retries
     if failure and retries and describe_retries(retries) not in failure.sentence:
@@ -75,9 +75,9 @@ def _read_fabric(plan: Plan, outcome: Outcome) -> FabricVerdict | None:
             for block in read_blocks(path):
                 log.process_block(node, block)
     reading = log.build_reading()
-    known = [outcome.machines.get(node) for node in plan.nodes]
-    count = len(set(known)) if all(known) else len(known)
-    return evaluate_fabric(reading, plan.expect, count) if plan.expect or reading.nodes else None
+    machines = [outcome.machines.get(node) for node in plan.nodes]
+    node_count = len(set(machines)) if all(machines) else len(machines)
+    return evaluate_fabric(reading, plan.expect, node_count) if plan.expect or reading.nodes else None
 
 
 def _describe_log(node: str, path: str, lost: str) -> LogFile:
@@ -88,31 +88,33 @@ def _describe_log(node: str, path: str, lost: str) -> LogFile:
 def _find_failure(plan: Plan, outcome: Outcome) -> Failure:
     """The root cause; if the launcher itself ended the job, what the cluster reports, or else the deadline."""
     logs = LogTails(plan.logs)
-    known = outcome.status.failure
-    if known:
-        return known.model_copy(update={"tail": _read_last_words(logs, known.node or "")})
+    failure = outcome.status.failure
+    if failure:
+        return failure.model_copy(update={"tail": _read_tail(logs, failure.node or "")})
     if outcome.status.state == "gone":
         return Failure(cause="gone", sentence=outcome.status.reason)
     is_tried = outcome.cause in ("run-deadline", "silence") and outcome.status.retries > 0
     if outcome.cause and not is_tried:
-        return _blame_deadline(logs, outcome)
-    found = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
-    if found and found.cause != UNKNOWN_CAUSE.slug:
+        return _build_deadline_failure(logs, outcome)
+    diagnosed = diagnose_failure(logs, outcome.exit_codes, LogTails(plan.logs, early=True))
+    if diagnosed and diagnosed.cause != UNKNOWN_CAUSE.slug:
         return (
-            found.model_copy(update={"sentence": f"{outcome.status.reason}: {found.sentence}"}) if is_tried else found
+            diagnosed.model_copy(update={"sentence": f"{outcome.status.reason}: {diagnosed.sentence}"})
+            if is_tried
+            else diagnosed
         )
     if is_tried:
-        return _blame_deadline(logs, outcome)
-    unknown = found or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
+        return _build_deadline_failure(logs, outcome)
+    unknown = diagnosed or Failure(cause=UNKNOWN_CAUSE.slug, sentence="")
     return unknown.model_copy(update={"sentence": f"{outcome.status.reason}, and no log says why"})
 
 
-def _blame_deadline(logs: LogTails, outcome: Outcome) -> Failure:
+def _build_deadline_failure(logs: LogTails, outcome: Outcome) -> Failure:
     """The deadline itself, at the node that spoke last."""
     assert outcome.cause
     sentence = f"{outcome.status.reason}: {outcome.hang.sentence}" if outcome.hang else outcome.status.reason
     node = max(logs, key=lambda name: max((line.timestamp for line in logs.last(name, 1)), default=0.0))
-    return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_last_words(logs, node))
+    return Failure(cause=outcome.cause, sentence=sentence, node=node, tail=_read_tail(logs, node))
 
 
 def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
@@ -122,11 +124,11 @@ def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
     box = BlackBox()
     for line in read_records(plan):
         box.feed(line.node, f"{line.text}\n")
-    said = describe_last_wait(failure.rank, box.latest)
-    return failure.model_copy(update={"sentence": f"{failure.sentence}; {said}"}) if said else failure
+    last_wait = describe_last_wait(failure.rank, box.latest)
+    return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"}) if last_wait else failure
 
 
-def _read_last_words(logs: LogTails, node: str) -> tuple[str, ...]:
+def _read_tail(logs: LogTails, node: str) -> tuple[str, ...]:
     return tuple(line.text for line in logs.last(node, TAIL_LINES)) if node in logs else ()
 
 
@@ -135,11 +137,15 @@ def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str
 
     What a process clearly says about its own failure still counts.
     """
-    cut = next(
-        (each for each in logs if each.lost and not each.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
+    incomplete_log = next(
+        (log for log in logs if log.lost and not log.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
     )
-    if cut is None or any(cause.slug == failure.cause and cause.distance == DISTANCE_OWN for cause in CAUSES):
+    if incomplete_log is None or any(
+        cause.slug == failure.cause and cause.distance == DISTANCE_OWN for cause in CAUSES
+    ):
         return failure
-    folder = "options.folder" if cut.node in behind_ssh else "TORCHYARD_RUNS"
-    sentence = f"{cut.node} could not write its output ({cut.lost}): free some space, or move {folder}"
+    folder = "options.folder" if incomplete_log.node in behind_ssh else "TORCHYARD_RUNS"
+    sentence = (
+        f"{incomplete_log.node} could not write its output ({incomplete_log.lost}): free some space, or move {folder}"
+    )
     return failure.model_copy(update={"cause": "disk-full", "sentence": sentence, "retry": False})

@@ -30,7 +30,7 @@ def _count_needed_files(plan: Plan) -> int:
     """About how many descriptors a plan needs at its busiest: everything followed, and stopped at once."""
     match plan:
         case CommandPlan():
-            streams = sum(1 + bool(block.follow) for block in plan.all_processes)
+            streams = sum(1 + bool(process.follow) for process in plan.all_processes)
             return _SPARE_FILES + _FILES_PER_STREAM * streams + _FILES_PER_COMMAND * len(plan.all_processes)
         case ManifestPlan():
             return _SPARE_FILES + len(plan.watch) + len(plan.logs)

@@ -12,7 +12,7 @@ from torchyard.diagnosis.log_patterns import RANK_HANGS
 from torchyard.model.hang import Hang, HangClass, HangUpdate, Straggler
 from torchyard.model.plan import Plan
 from torchyard.model.run import Failure, Status
-from torchyard.steps.hang_files import write_hang
+from torchyard.steps.hang_files import write_hang_files
 
 # A hang is told at once, and acted on later: what ends a job must be beyond doubt.
 _ACT_AFTER_S, _ACT_FACTOR = 30.0, 10.0  # seconds; times the longest pause so far
@@ -23,7 +23,7 @@ _PROGRAM_KINDS: frozenset[HangClass] = frozenset(
 _STRAGGLER_INTERVAL_S = 300.0  # between two warnings of the same rank
 
 
-NewsCallback = Callable[[HangUpdate], None]
+HangCallback = Callable[[HangUpdate], None]
 
 
 class HangMonitor:
@@ -32,61 +32,65 @@ class HangMonitor:
     `on_news` is called whenever one of them changes, and once when a hang is beyond doubt.
     """
 
-    def __init__(self, plan: Plan, on_news: NewsCallback = lambda _: None) -> None:
+    def __init__(self, plan: Plan, on_update: HangCallback = lambda _: None) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
-        self._plan, self._on_news, self._told = plan, on_news, HangUpdate()
+        self._plan, self._on_update, self._published = plan, on_update, HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
-        self._straggler_said: tuple[int, float] = (-1, 0.0)
+        self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
 
-    def judge(self, box: BlackBox) -> Status | None:
+    def check(self, box: BlackBox) -> Status | None:
         """Report a hang, or its end, once; the failed status if it is to end the attempt."""
         if self._plan.on_hang == "off" or not box.latest:
             return None
         self._report_straggler(box)
-        before, self.hang = self.hang, judge_hang(box.latest, box.world, box.ages())
-        usual = max(record.usual_s for record in box.latest.values())
-        is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * usual)
+        previous, self.hang = self.hang, judge_hang(box.latest, box.world, box.ages())
+        typical_pause_s = max(record.usual_s for record in box.latest.values())
+        is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * typical_pause_s)
         if self.hang is None:
-            if before:
-                get_log().info("the ranks go on: %s", before.sentence)
-        elif before is None or not _is_same(before, self.hang):
+            if previous:
+                get_log().info("the ranks go on: %s", previous.sentence)
+        elif previous is None or not _is_same(previous, self.hang):
             get_log().warning("%s", self.hang.sentence)
-            write_hang(self._folder, self.hang, box.latest)
-        self._pass_on(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
-        return self._fail(self.hang) if self.hang and is_certain and self._plan.on_hang != "report" else None
+            write_hang_files(self._folder, self.hang, box.latest)
+        self._publish(HangUpdate(hang=self.hang, straggler=self.straggler, is_certain=is_certain))
+        return (
+            self._build_failed_status(self.hang)
+            if self.hang and is_certain and self._plan.on_hang != "report"
+            else None
+        )
 
-    def _pass_on(self, news: HangUpdate) -> None:
+    def _publish(self, update: HangUpdate) -> None:
         """Pass on what is new; how long a hang has lasted changes with every record."""
-        told, self._told = self._told, news
-        is_old = _is_same(told.hang, news.hang) and _is_same(told.straggler, news.straggler)
-        if not is_old or news.is_certain > told.is_certain:
-            self._on_news(news)
+        published, self._published = self._published, update
+        is_old = _is_same(published.hang, update.hang) and _is_same(published.straggler, update.straggler)
+        if not is_old or update.is_certain > published.is_certain:
+            self._on_update(update)
 
     def findings(self, status: Status) -> dict[str, Hang | Straggler | None]:
         """What of an outcome is known here: a hang only if the job did not go on after it."""
         return {"hang": None if status.state == "succeeded" else self.hang, "straggler": self.straggler}
 
-    def _fail(self, hang: Hang) -> Status:
-        repeat = self._plan.on_hang == "restart"
+    def _build_failed_status(self, hang: Hang) -> Status:
+        is_retryable = self._plan.on_hang == "restart"
         failure = Failure(
             cause=RANK_HANGS.slug,
             sentence=hang.sentence,
             node=hang.nodes[0] if hang.nodes and hang.kind not in _PROGRAM_KINDS else None,
             rank=hang.ranks[0] if hang.ranks else None,
-            retry=repeat,
+            retry=is_retryable,
             line=hang.evidence[0] if hang.evidence else None,
         )
         return Status(state="failed", reason=f"{hang.sentence} (on_hang: {self._plan.on_hang})", failure=failure)
 
     def _report_straggler(self, box: BlackBox) -> None:
-        found = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
-        self.straggler = found or self.straggler
-        rank, said_at = self._straggler_said
+        straggler = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
+        self.straggler = straggler or self.straggler
+        rank, warned_at = self._last_straggler_warning
         now = time.monotonic()
-        if found and (found.rank != rank or now - said_at > _STRAGGLER_INTERVAL_S):
-            self._straggler_said = (found.rank, now)
-            get_log().warning("%s", describe_straggler(found))
+        if straggler and (straggler.rank != rank or now - warned_at > _STRAGGLER_INTERVAL_S):
+            self._last_straggler_warning = (straggler.rank, now)
+            get_log().warning("%s", describe_straggler(straggler))
 
 
 def _is_same(one: Hang | Straggler | None, other: Hang | Straggler | None) -> bool:

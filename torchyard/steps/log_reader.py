@@ -27,7 +27,7 @@ class _RankZeroFilter:
     def __init__(self, ranks: Ranks, first: bool) -> None:
         self.joined_at = 0.0
         self._rank = (0 if first else 1) if ranks == "placed" else None
-        self._teed = ranks == "teed"
+        self._is_teed = ranks == "teed"
 
     def select(self, line: LogLine) -> Iterator[str]:
         """The texts in a line that rank 0 printed: torchrun may join several lines of its ranks in one."""
@@ -39,8 +39,8 @@ class _RankZeroFilter:
     def _select_one(self, line: LogLine) -> str | None:
         """The text of a line of one rank if rank 0 printed it; None if another rank or the agent did."""
         if RECORD_PREFIX in line.text:
-            said = cut_record(line.text)
-            return self._select_one(line._replace(text=said)) if said else None
+            text = cut_record(line.text)
+            return self._select_one(line._replace(text=text)) if text else None
         if line.text.startswith(torchrun.LOCAL_RANK_0_PREFIX):
             return line.text[len(torchrun.LOCAL_RANK_0_PREFIX) :] if self._rank == 0 else None
         worker = torchrun.read_worker_line(line.text)
@@ -51,26 +51,26 @@ class _RankZeroFilter:
             self._rank = rank
         if torchrun.has_joined(line.text) and not self.joined_at:
             self.joined_at = line.timestamp
-        return line.text if self._rank == 0 and not self._teed else None
+        return line.text if self._rank == 0 and not self._is_teed else None
 
-    def passes(self, raw: bytes) -> bool:
+    def can_skip(self, raw: bytes) -> bool:
         """Whether a raw line can be skipped without decoding it: most lines are from other ranks."""
-        mine = self._rank == 0 and (not self._teed or torchrun.LOCAL_RANK_0_MARK in raw)
-        return not mine and torchrun.GROUP_RANK_MARK not in raw
+        is_rank_zero = self._rank == 0 and (not self._is_teed or torchrun.LOCAL_RANK_0_MARK in raw)
+        return not is_rank_zero and torchrun.GROUP_RANK_MARK not in raw
 
 
 def read_blocks(path: str) -> Iterator[bytes]:
     """A log in blocks of whole lines; what follows the last line end is a block too."""
-    rest = b""
+    partial_line = b""
     with open(path, "rb", buffering=0) as file:
         while block := file.read(_MAX_READ_BYTES):
             end = block.rfind(b"\n") + 1
             if end:
-                yield rest + block[:end]
-                rest = b""
-            rest += block[end:]
-    if rest:
-        yield rest
+                yield partial_line + block[:end]
+                partial_line = b""
+            partial_line += block[end:]
+    if partial_line:
+        yield partial_line
 
 
 def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
@@ -78,44 +78,44 @@ def _create_filters(plan: Plan) -> dict[str, _RankZeroFilter]:
     return {name: _RankZeroFilter(plan.ranks, index == 0) for index, name in enumerate(plan.nodes)}
 
 
-def read_rank_zero(plan: Plan, mark: bytes = b"") -> Iterator[str]:
+def read_rank_zero(plan: Plan, marker: bytes = b"") -> Iterator[str]:
     """What global rank 0 printed: only lines that contain the mark, so that few lines of a long log are decoded."""
-    for name, node in _create_filters(plan).items():
+    for name, rank_filter in _create_filters(plan).items():
         with suppress(FileNotFoundError), open(plan.nodes[name], "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
-                if mark not in raw and torchrun.GROUP_RANK_MARK not in raw:
+                if marker not in raw and torchrun.GROUP_RANK_MARK not in raw:
                     continue
-                if not node.passes(raw) and raw.endswith(b"\n"):
-                    yield from node.select(LogLine(0.0, name, read_line_text(raw[:-1], name)))
+                if not rank_filter.can_skip(raw) and raw.endswith(b"\n"):
+                    yield from rank_filter.select(LogLine(0.0, name, read_line_text(raw[:-1], name)))
 
 
 def read_records(plan: Plan) -> Iterator[LogLine]:
     """Every line that holds a record of a rank, one node after the other."""
-    mark = RECORD_PREFIX.encode()
+    marker = RECORD_PREFIX.encode()
     for name, path in plan.nodes.items():
         with suppress(FileNotFoundError), open(path, "rb", buffering=BLOCK_BYTES) as file:
             for raw in file:
-                if mark in raw and raw.endswith(b"\n"):
+                if marker in raw and raw.endswith(b"\n"):
                     yield read_line(raw[:-1].decode(errors="replace"), name)
 
 
 class JobLogReader:
     """Reads the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
-    It reads a bounded piece at a time, and is `behind` until it has reached the end of every log.
+    It reads a bounded piece at a time, and is `is_behind` until it has reached the end of every log.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.lines, self.behind = 0, True
-        self.nccl, self.has_nccl_news = NcclLogReader(), False
+        self.line_count, self.is_behind = 0, True
+        self.nccl, self.has_nccl_update = NcclLogReader(), False
         self.black_box = BlackBox()
         self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
         self._paths = plan.nodes
-        self._placed = plan.ranks == "placed"
-        self._nodes = _create_filters(plan)
-        self._reached = {name: _LogPosition(0, 0) for name in self._paths}
-        self._turn = deque(self._paths)
-        self._begun: set[str] = set()
+        self._is_placed = plan.ranks == "placed"
+        self._filters = _create_filters(plan)
+        self._positions = {name: _LogPosition(0, 0) for name in self._paths}
+        self._node_queue = deque(self._paths)
+        self._joined_nodes: set[str] = set()
 
     @property
     def joined(self) -> set[str]:
@@ -123,60 +123,60 @@ class JobLogReader:
 
         A node stays joined if its log is removed or starts again.
         """
-        found = {name for name, node in self._nodes.items() if node.joined_at}
-        if self._placed:
-            found = {name for name, path in self._paths.items() if name in self._begun or Path(path).exists()}
-        self._begun |= found
-        return set(self._begun)
+        joined = {name for name, rank_filter in self._filters.items() if rank_filter.joined_at}
+        if self._is_placed:
+            joined = {name for name, path in self._paths.items() if name in self._joined_nodes or Path(path).exists()}
+        self._joined_nodes |= joined
+        return set(self._joined_nodes)
 
     @property
     def joined_at(self) -> float:
         """When the last node joined; 0 if none has."""
-        return max((node.joined_at for node in self._nodes.values()), default=0.0)
+        return max((rank_filter.joined_at for rank_filter in self._filters.values()), default=0.0)
 
     def read(self) -> list[str]:
         """Read on in every log, _MAX_READ_BYTES in all; returns rank 0's new lines."""
-        found, left = list[str](), _MAX_READ_BYTES
-        for name in tuple(self._turn):
-            self._turn.rotate(-1)
-            before = self._reached[name].offset
-            for line in self._new(name, left):
-                found += self._nodes[name].select(line)
-            left -= max(self._reached[name].offset - before, 0)
-            if left <= 0:
+        lines, remaining_bytes = list[str](), _MAX_READ_BYTES
+        for name in tuple(self._node_queue):
+            self._node_queue.rotate(-1)
+            previous_offset = self._positions[name].offset
+            for line in self._read_new_lines(name, remaining_bytes):
+                lines += self._filters[name].select(line)
+            remaining_bytes -= max(self._positions[name].offset - previous_offset, 0)
+            if remaining_bytes <= 0:
                 break
-        self.behind = left <= 0
-        return found
+        self.is_behind = remaining_bytes <= 0
+        return lines
 
-    def _new(self, name: str, most: int) -> Iterator[LogLine]:
+    def _read_new_lines(self, name: str, max_bytes: int) -> Iterator[LogLine]:
         """The next lines of a log, from its beginning if the file was replaced."""
-        path, place = Path(self._paths[name]), self._reached[name]
+        path, position = Path(self._paths[name]), self._positions[name]
         try:
-            about = path.stat()
+            stat = path.stat()
         except FileNotFoundError:
-            self._reached[name] = _LogPosition(0, 0)
+            self._positions[name] = _LogPosition(0, 0)
             return
-        begin = place.offset if (about.st_ino, True) == (place.file, about.st_size >= place.offset) else 0
-        self._reached[name] = _LogPosition(about.st_ino, begin)
-        if about.st_size <= begin:
+        start = position.offset if (stat.st_ino, True) == (position.inode, stat.st_size >= position.offset) else 0
+        self._positions[name] = _LogPosition(stat.st_ino, start)
+        if stat.st_size <= start:
             return
-        for text, offset in read_new_lines(path, begin):
-            self._reached[name] = _LogPosition(about.st_ino, offset)
+        for text, offset in read_new_lines(path, start):
+            self._positions[name] = _LogPosition(stat.st_ino, offset)
             line = read_line(text, name)
             if RECORD_PREFIX in text:
                 self.black_box.feed(name, f"{line.text}\n")
             else:
-                self.lines += 1
-                if LOST_WORKER_MARKER in text and (lost := parse_lost_worker(line.text)):
-                    self.lost_workers.setdefault((name, lost[0]), lost[1])
-                self.has_nccl_news |= self.nccl.process_node_line(name, line.text)
+                self.line_count += 1
+                if LOST_WORKER_MARKER in text and (lost_worker := parse_lost_worker(line.text)):
+                    self.lost_workers.setdefault((name, lost_worker[0]), lost_worker[1])
+                self.has_nccl_update |= self.nccl.process_node_line(name, line.text)
                 yield line
-            if offset - begin >= most:
+            if offset - start >= max_bytes:
                 return
 
 
 class _LogPosition(NamedTuple):
     """How far a log has been read: the inode of its file, and the offset after the last whole line."""
 
-    file: int
+    inode: int
     offset: int

@@ -16,16 +16,16 @@ def preflight(plan: Plan) -> tuple[Check, ...]:
     backend_of(plan).reach()
     checks = run_checks(plan)
     report_warnings(checks)
-    if any(found.verdict == "failed" for found in checks):
+    if any(check.verdict == "failed" for check in checks):
         raise PreflightError(checks)
     return checks
 
 
 def report_warnings(checks: Iterable[Check]) -> None:
     """Log each warning."""
-    for found in checks:
-        if found.verdict == "warning":
-            get_log().warning("%s", "; ".join(filter(None, (f"{found.name}: {found.detail}", found.remedy))))
+    for check in checks:
+        if check.verdict == "warning":
+            get_log().warning("%s", "; ".join(filter(None, (f"{check.name}: {check.detail}", check.remedy))))
 
 
 def run_checks(plan: Plan) -> tuple[Check, ...]:

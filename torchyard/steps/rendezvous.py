@@ -16,13 +16,13 @@ def ensure_rendezvous(plan: Plan) -> str | None:
     """
     if plan.probe is None:
         return None
-    started = time.monotonic()
+    started_at = time.monotonic()
     backend_of(plan).start_store()
-    get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started)
+    get_log().info("rendezvous store: %s answers after %.1f s", plan.probe, time.monotonic() - started_at)
     return plan.probe
 
 
 def describe_dead_store(error: RendezvousError) -> Outcome:
     """The end of an attempt whose store does not serve."""
-    known = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
-    return Outcome(status=Status(state="failed", reason=str(error), failure=known), exit_codes={})
+    failure = Failure(cause="rendezvous-store", sentence=str(error), retry=error.retry)
+    return Outcome(status=Status(state="failed", reason=str(error), failure=failure), exit_codes={})

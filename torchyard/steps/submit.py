@@ -6,10 +6,10 @@ from torchyard.model.profile import Deadlines
 from torchyard.model.run import Handle
 
 
-def submit(plan: Plan, deadlines: Deadlines, since: float | None = None) -> Handle:
+def submit(plan: Plan, deadlines: Deadlines, submitted_at: float | None = None) -> Handle:
     """Start or adopt the job. HostError if a host refused, ClusterError if the API server did.
 
     `since`: when an earlier process completed the submit. The job is only attached to then, however long hosts or the
     API server are unreachable.
     """
-    return backend_of(plan).submit(deadlines, since)
+    return backend_of(plan).submit(deadlines, submitted_at)

@@ -11,9 +11,9 @@ def teardown(plan: Plan, end_run: bool = True) -> tuple[str, ...]:
     With `end_run` the run itself is over: its Lease is deleted as well.
     """
     backend = backend_of(plan)
-    left = backend.remove()
-    if end_run and not left:
+    leftovers = backend.remove()
+    if end_run and not leftovers:
         backend.release()
-    for thing in left:
-        get_log().error("left behind: %s", thing)
-    return tuple(left)
+    for leftover in leftovers:
+        get_log().error("left behind: %s", leftover)
+    return tuple(leftovers)

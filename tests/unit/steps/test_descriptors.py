@@ -14,7 +14,7 @@ from torchyard.model.plan import Plan
 from torchyard.steps.descriptors import _FORMER_LIMIT_VARIABLE, _count_needed_files, check_file_limit
 
 Job = Callable[[str, int], Plan]
-RAISE = """
+RAISE_LIMIT_SCRIPT = """
 import os, resource, select, subprocess
 resource.setrlimit(resource.RLIMIT_NOFILE, (256, 512))
 from torchyard.steps.descriptors import raise_file_limit
@@ -25,8 +25,8 @@ print(*resource.getrlimit(resource.RLIMIT_NOFILE), os.environ["TORCHYARD_NOFILE"
 
 def test_limit_is_raised_to_what_is_allowed() -> None:
     """The limit of open files is raised to the user's hard limit, and the former limit is kept, even if repeated."""
-    done = subprocess.run([sys.executable, "-c", RAISE], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["512", "512", "256"]
+    process = subprocess.run([sys.executable, "-c", RAISE_LIMIT_SCRIPT], capture_output=True, text=True, check=True)
+    assert process.stdout.split() == ["512", "512", "256"]
 
 
 def test_job_gets_the_limit_of_before(tmp_path: Path) -> None:
@@ -62,11 +62,11 @@ def job(write: Write, tmp_path: Path) -> Job:
 def test_limit_that_is_too_low_is_told_before_the_start(job: Job, kind: str, enough: int, too_many: int) -> None:
     """A job that needs more open files than the limit is refused with the number that it needs."""
     assert check_file_limit(job(kind, enough), 1024) == ()
-    (found,) = check_file_limit(job(kind, too_many), 1024)
+    (check,) = check_file_limit(job(kind, too_many), 1024)
     count = _count_needed_files(job(kind, too_many))
-    said = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
-    assert (found.verdict, found.detail) == ("failed", said)
-    assert "ulimit -n" in found.remedy
+    detail = f"a job of {too_many} nodes needs about {count} descriptors, and the limit is 1024"
+    assert (check.verdict, check.detail) == ("failed", detail)
+    assert "ulimit -n" in check.remedy
 
 
 def test_three_hundred_hosts_fit_into_4096(job: Job) -> None:

@@ -23,34 +23,36 @@ def called() -> list[str]:
     return []
 
 
-def noted(called: list[str]) -> StepFunctions:
+def record_calls(called: list[str]) -> StepFunctions:
     """The real steps, which note that they were called."""
 
-    def note(name: str, work: Callable[..., Any]) -> Callable[..., Any]:
-        def step(*given: Any, **more: Any) -> Any:
+    def wrap(name: str, step_function: Callable[..., Any]) -> Callable[..., Any]:
+        def step(*args: Any, **kwargs: Any) -> Any:
             called.append(name)
-            return work(*given, **more)
+            return step_function(*args, **kwargs)
 
         return step
 
-    return StepFunctions(**{name: note(name, work) for name, work in StepFunctions()._asdict().items()})
+    return StepFunctions(
+        **{name: wrap(name, step_function) for name, step_function in StepFunctions()._asdict().items()}
+    )
 
 
 def test_attempt_takes_the_steps_in_their_order(write: Write, called: list[str]) -> None:
     """A job without a rendezvous store goes through every other step once, in the order of the fields."""
     profile = lone_profile(write, "print('hello')")
-    end, _ = Runner(profile, RUN_ID, LocalReporter(), noted(called)).run()
+    end, _ = Runner(profile, RUN_ID, LocalReporter(), record_calls(called)).run()
     assert (end, called) == ("succeeded", [name for name in StepFunctions._fields if name != "rendezvous"])
 
 
 def test_hang_is_a_page_while_the_job_runs(write: Write) -> None:
     """What the ranks' records say in the job's log is shown by the orchestrator, and is told again in the outcome."""
-    lines = [f"{RECORD_PREFIX}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
+    lines = [f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in plant_absent().values()]
     code = f"import time; print({chr(10).join(lines)!r}, flush=True); time.sleep(3); raise SystemExit(1)"
-    shown = Pages()
-    Runner(lone_profile(write, code), RUN_ID, shown).run()
-    assert "hangs in load (train.py:88)" in shown.pages["hang"]
-    assert "| ranks |" in shown.pages["hang"]
+    pages = Pages()
+    Runner(lone_profile(write, code), RUN_ID, pages).run()
+    assert "hangs in load (train.py:88)" in pages.pages["hang"]
+    assert "| ranks |" in pages.pages["hang"]
 
 
 def test_step_of_another_orchestrator_is_called_in_its_place(write: Write, called: list[str]) -> None:
@@ -59,7 +61,7 @@ def test_step_of_another_orchestrator_is_called_in_its_place(write: Write, calle
     def refuse(plan: object) -> tuple[Check, ...]:
         raise PreflightError((Check(name="a licence", verdict="failed", detail="has expired", remedy="renew it"),))
 
-    steps = noted(called)._replace(preflight=refuse)
+    steps = record_calls(called)._replace(preflight=refuse)
     end, sentence = Runner(lone_profile(write), RUN_ID, LocalReporter(), steps).run()
     assert (end, called) == ("failed", [])
     assert "a licence: has expired; renew it" in sentence

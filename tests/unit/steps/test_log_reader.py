@@ -12,34 +12,34 @@ from torchyard.model.plan import CommandPlan, ManifestPlan
 from torchyard.model.run import LogLine
 from torchyard.steps.log_reader import _MAX_READ_BYTES, JobLogReader, _RankZeroFilter, read_rank_zero
 
-STAMP = "2026-11-21T08:00:47.123Z node-0 | "
+PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
 
 
-def agent(rank: int, *said: str) -> list[LogLine]:
+def agent_log(rank: int, *texts: str) -> list[LogLine]:
     """The log of a node that got a group rank."""
     lines = [
         "I1 api.py:5] [default] Rendezvous complete for workers. Result:",
         f"I1 api.py:5]   group_rank={rank}",
-        *said,
+        *texts,
     ]
     return [LogLine(1.0, "node", text) for text in lines]
 
 
 def test_rank_zero_is_where_the_rendezvous_put_it() -> None:
     """Local rank 0 of the node with group rank 0 is global rank 0; others are not."""
-    zero, one = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
-    texts = [list(zero.select(line)) for line in agent(0, "[default0]:mine", "[default1]:other", "agent")]
+    first_placed, second_placed = _RankZeroFilter("teed", first=False), _RankZeroFilter("teed", first=True)
+    texts = [list(first_placed.select(line)) for line in agent_log(0, "[default0]:mine", "[default1]:other", "agent")]
     assert texts == [[], [], ["mine"], [], []]
-    assert [list(one.select(line)) for line in agent(1, "[default0]:not mine")] == [[], [], []]
+    assert [list(second_placed.select(line)) for line in agent_log(1, "[default0]:not mine")] == [[], [], []]
 
 
 def test_lines_that_torchrun_joined_are_separate() -> None:
     """torchrun writes the next prefix behind a line that a rank has not ended: each of them is a line of its rank."""
-    node = _RankZeroFilter("teed", first=True)
-    joined = agent(
+    rank_filter = _RankZeroFilter("teed", first=True)
+    joined = agent_log(
         0, '[default0]: 50%|##  [default0]:{"loss": 1}', "File x[default1]:other[default0]:mine", "a [default0]"
     )
-    texts = [list(node.select(line)) for line in joined]
+    texts = [list(rank_filter.select(line)) for line in joined]
     assert texts == [[], [], [" 50%|##  ", '{"loss": 1}'], ["mine"], []]
 
 
@@ -49,67 +49,69 @@ def test_first_node_has_rank_zero_without_an_agent() -> None:
     assert [list(_RankZeroFilter("placed", first).select(line)) for first in (True, False)] == [["mine"], []]
 
 
-def write(plan: ManifestPlan, node: str, *said: str) -> None:
+def write_log(plan: ManifestPlan, node: str, *lines: str) -> None:
     path = Path(plan.nodes[node])
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(f"{each}\n".encode(errors="surrogateescape") for each in said))
+    path.write_bytes(b"".join(f"{line}\n".encode(errors="surrogateescape") for line in lines))
 
 
 def test_rank_zero_is_read_among_garbage(plan: ManifestPlan) -> None:
     """Other ranks, the agent, torn lines and invalid bytes neither hide rank 0's output nor add to it."""
-    first = f"{STAMP}I1 api.py:5]   group_rank=1"
-    write(plan, "worker-0", first, f"{STAMP}[default0]:not mine", "[default0]:nor this")
-    said = [f"{STAMP}[default0]:one", f"{STAMP}[default1]:no", "[default0]:torn", "\udcff\udcfe", f"{STAMP}agent"]
-    write(plan, "worker-1", f"{STAMP}[default0]:early", f"{STAMP}   group_rank=0", *said, f"{STAMP}[default00]:two")
+    first = f"{PREFIX}I1 api.py:5]   group_rank=1"
+    write_log(plan, "worker-0", first, f"{PREFIX}[default0]:not mine", "[default0]:nor this")
+    lines = [f"{PREFIX}[default0]:one", f"{PREFIX}[default1]:no", "[default0]:torn", "\udcff\udcfe", f"{PREFIX}agent"]
+    write_log(
+        plan, "worker-1", f"{PREFIX}[default0]:early", f"{PREFIX}   group_rank=0", *lines, f"{PREFIX}[default00]:two"
+    )
     assert list(read_rank_zero(plan)) == ["one", "torn", "two"]
 
 
-@pytest.mark.parametrize("line", [f"{STAMP}a | b", "torn", "2026-11-21T08:00:47+00:00 n | a", f"{STAMP}", ""])
+@pytest.mark.parametrize("line", [f"{PREFIX}a | b", "torn", "2026-11-21T08:00:47+00:00 n | a", f"{PREFIX}", ""])
 def test_text_of_a_line_needs_no_time(plan: ManifestPlan, line: str) -> None:
     """The text of a line is the same whether its time is parsed or not."""
-    plain = plan.model_copy(update={"ranks": "placed"})
-    write(plan, "worker-0", line)
-    assert list(read_rank_zero(plain)) == [read_line(line, "worker-0").text]
+    placed = plan.model_copy(update={"ranks": "placed"})
+    write_log(plan, "worker-0", line)
+    assert list(read_rank_zero(placed)) == [read_line(line, "worker-0").text]
 
 
-def follower(plan: CommandPlan) -> tuple[JobLogReader, Path]:
+def create_reader(plan: CommandPlan) -> tuple[JobLogReader, Path]:
     return JobLogReader(plan), Path(plan.processes[0].log)
 
 
 def test_long_log_is_read_in_pieces(job: Make) -> None:
     """Each read takes at most a bounded piece of a log, and each line is passed on once."""
-    found, path = follower(job(log=f"{JOINED} group_rank=0"))
+    reader, path = create_reader(job(log=f"{JOINED} group_rank=0"))
     with path.open("a") as file:
         file.writelines(OLD % f"[default0]:{number} {'x' * 1000}" for number in range(3000))
     sizes = []
-    while found.behind:
-        sizes.append(len(found.read()))
-    assert (sum(sizes), found.lines) == (3000, 3001)
+    while reader.is_behind:
+        sizes.append(len(reader.read()))
+    assert (sum(sizes), reader.line_count) == (3000, 3001)
     assert max(sizes) * 1000 <= _MAX_READ_BYTES
 
 
 def test_log_that_begins_anew_is_read_from_there(job: Make) -> None:
     """If a folder is removed and its log written again, the new log is read, and joined nodes stay joined."""
-    found, path = follower(job())
-    found.read()
+    reader, path = create_reader(job())
+    reader.read()
     shutil.rmtree(path.parent)
-    found.read()
+    reader.read()
     path.parent.mkdir()
     path.write_text(OLD % "new")
-    found.read()
-    assert (found.lines, found.joined) == (2, {"node-0"})
+    reader.read()
+    assert (reader.line_count, reader.joined) == (2, {"node-0"})
 
 
 def test_records_are_not_rank_zeros(plan: ManifestPlan) -> None:
     """A record of the recorder is none of rank 0's lines; a line that it has interrupted is."""
-    plain = plan.model_copy(update={"ranks": "placed"})
-    write(plain, "worker-0", f"{STAMP}one", f"{STAMP}{RECORD_PREFIX}{{}}", f"{STAMP}50 %{RECORD_PREFIX}{{}}")
-    assert list(read_rank_zero(plain)) == ["one", "50 %"]
+    placed = plan.model_copy(update={"ranks": "placed"})
+    write_log(placed, "worker-0", f"{PREFIX}one", f"{PREFIX}{RECORD_PREFIX}{{}}", f"{PREFIX}50 %{RECORD_PREFIX}{{}}")
+    assert list(read_rank_zero(placed)) == ["one", "50 %"]
 
 
 def test_records_are_no_sign_of_life(plan: ManifestPlan) -> None:
     """A job from which nothing but records comes is silent."""
-    plain = plan.model_copy(update={"ranks": "placed"})
-    write(plain, "worker-0", f"{STAMP}one", *[f"{STAMP}{RECORD_PREFIX}{{}}"] * 3)
-    logs = JobLogReader(plain)
-    assert (logs.read(), logs.lines, logs.behind) == (["one"], 1, False)
+    placed = plan.model_copy(update={"ranks": "placed"})
+    write_log(placed, "worker-0", f"{PREFIX}one", *[f"{PREFIX}{RECORD_PREFIX}{{}}"] * 3)
+    logs = JobLogReader(placed)
+    assert (logs.read(), logs.line_count, logs.is_behind) == (["one"], 1, False)

@@ -13,13 +13,13 @@ from torchyard.model.hang import RECORD_PREFIX
 from torchyard.steps import log_tail
 from torchyard.steps.log_tail import LogTails, count_lines
 
-STAMP = "2026-11-21T08:00:47.123Z node-0 | "
-PIECES = st.sampled_from([STAMP.encode() + b"[default0]:x", b"\n", b"\r"])
+PREFIX = "2026-11-21T08:00:47.123Z node-0 | "
+PIECES = st.sampled_from([PREFIX.encode() + b"[default0]:x", b"\n", b"\r"])
 BYTES = st.lists(st.binary(max_size=40) | PIECES, max_size=30)
 
 
 @pytest.fixture
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
+def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     """Blocks of a few bytes, so that every line is cut somewhere."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", 7)
 
@@ -29,11 +29,11 @@ def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: l
     """Reading a file's end backwards gives the same lines as reading it forwards; a torn last line is left out."""
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(b"\n".join(pieces))
-    whole = [read_line(text, "a") for text, _ in read_new_lines(path, 0)]
+    complete_lines = [read_line(text, "a") for text, _ in read_new_lines(path, 0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_tail, "BLOCK_BYTES", 7)
-        assert LogTails({"a": str(path)}).last("a", count) == whole[-count:]
-        assert count_lines(str(path)) == len(whole)
+        assert LogTails({"a": str(path)}).last("a", count) == complete_lines[-count:]
+        assert count_lines(str(path)) == len(complete_lines)
 
 
 def test_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
@@ -41,12 +41,12 @@ def test_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
     assert (count_lines(str(tmp_path / "a")), LogTails({"a": str(tmp_path / "a")})["a"]) == (0, [])
 
 
-def test_long_end_is_bounded(tmp_path: Path, small: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_long_end_is_bounded(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """However long the lines are, no more bytes are read than a node may have."""
     monkeypatch.setattr(log_tail, "_MAX_TOTAL_BYTES", 100)
     monkeypatch.setattr(log_tail, "_MIN_NODE_BYTES", 100)
     path = tmp_path / "log"
-    path.write_bytes(b"".join(b"%060d\n" % each for each in range(50)))
+    path.write_bytes(b"".join(b"%060d\n" % number for number in range(50)))
     assert [int(line.text) for line in LogTails({"a": str(path)})["a"]] == [49]
 
 
@@ -54,8 +54,8 @@ def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
     """With a thousand nodes, fewer lines are read per node than with two."""
     path = tmp_path / "log"
     path.write_bytes(b"x\n" * 6000)
-    few, many = ({str(node): str(path) for node in range(count)} for count in (2, 1000))
-    assert (len(LogTails(few)["1"]), len(LogTails(many)["1"])) == (
+    few_paths, many_paths = ({str(node): str(path) for node in range(count)} for count in (2, 1000))
+    assert (len(LogTails(few_paths)["1"]), len(LogTails(many_paths)["1"])) == (
         log_tail._MAX_NODE_LINES,
         log_tail._MAX_TOTAL_LINES // 1000,
     )
@@ -64,7 +64,7 @@ def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
 # --- a failure long before the end
 
 
-def early(path: Path) -> list[str]:
+def read_with_failures(path: Path) -> list[str]:
     """What is read of a log, with the lines before its last ones that sound like a failure."""
     return [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
 
@@ -75,28 +75,28 @@ def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", block)
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()", "KeyError: 'x'"]
-    steps = [f"step {at}" for at in range(300)]
+    steps = [f"step {number}" for number in range(300)]
     path = tmp_path / "log"
     path.write_text("\n".join([*steps[:100], *traceback, *steps[100:]]) + "\n")
-    assert early(path) == [*traceback, *steps[100:139], *steps[-5:]]
+    assert read_with_failures(path) == [*traceback, *steps[100:139], *steps[-5:]]
 
 
 def test_early_lines_are_the_last_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a log full of errors, those nearest to its end are read, each once, and no more than the limit."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", 256)
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
-    monkeypatch.setattr(log_tail, "_MAX_TELLING_LINES", 50)
+    monkeypatch.setattr(log_tail, "_MAX_FAILURE_LINES", 50)
     path = tmp_path / "log"
-    path.write_text("".join(f"Error {at}\n" for at in range(1000)))
-    assert early(path) == [f"Error {at}" for at in range(945, 1000)]
+    path.write_text("".join(f"Error {number}\n" for number in range(1000)))
+    assert read_with_failures(path) == [f"Error {at}" for at in range(945, 1000)]
 
 
 def test_log_without_a_failure_has_its_last_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lines that do not sound like a failure stay unread before the last ones."""
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
-    path.write_text("".join(f"step {at}\n" for at in range(100)))
-    assert early(path) == [f"step {at}" for at in range(95, 100)]
+    path.write_text("".join(f"step {number}\n" for number in range(100)))
+    assert read_with_failures(path) == [f"step {at}" for at in range(95, 100)]
 
 
 @pytest.mark.parametrize("line", [line for cause, line in SPELLINGS if cause != "unknown"])
@@ -104,39 +104,41 @@ def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.M
     """Whatever line shows a cause, it is read also long before a log's end."""
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
-    path.write_text("".join(f"{STAMP}{text}\n" for text in [line, *(f"step {at}" for at in range(100))]))
-    assert early(path)[0] == line
+    path.write_text("".join(f"{PREFIX}{text}\n" for text in [line, *(f"step {number}" for number in range(100))]))
+    assert read_with_failures(path)[0] == line
 
 
-RECORD = f"{STAMP}{RECORD_PREFIX}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
+RECORD = f"{PREFIX}{RECORD_PREFIX}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
 
 
 def test_records_are_no_lines_of_a_person(tmp_path: Path) -> None:
     """However many records follow the last words of a program, these are its last lines."""
-    said = [f"{STAMP}[default0]:line {at}" for at in range(5)]
-    (tmp_path / "log").write_text("\n".join([*said[:4], RECORD, said[4], *[RECORD] * 9_000, ""]))
-    found = LogTails({"a": str(tmp_path / "log")}).last("a", 3)
-    assert [line.text for line in found] == ["[default0]:line 2", "[default0]:line 3", "[default0]:line 4"]
+    lines = [f"{PREFIX}[default0]:line {number}" for number in range(5)]
+    (tmp_path / "log").write_text("\n".join([*lines[:4], RECORD, lines[4], *[RECORD] * 9_000, ""]))
+    tail = LogTails({"a": str(tmp_path / "log")}).last("a", 3)
+    assert [line.text for line in tail] == ["[default0]:line 2", "[default0]:line 3", "[default0]:line 4"]
 
 
 def test_record_hides_no_words_before_it(tmp_path: Path) -> None:
     """What a program has printed without ending the line is kept; the record after it is not."""
-    (tmp_path / "log").write_text(f"{STAMP}out of memory{RECORD_PREFIX}{{}}\n{STAMP}[default0]:{RECORD_PREFIX}{{}}\n")
+    (tmp_path / "log").write_text(f"{PREFIX}out of memory{RECORD_PREFIX}{{}}\n{PREFIX}[default0]:{RECORD_PREFIX}{{}}\n")
     assert [line.text for line in LogTails({"a": str(tmp_path / "log")})["a"]] == ["out of memory"]
 
 
 def test_record_does_not_sound_like_a_failure(tmp_path: Path) -> None:
     """A stack in a record with the word error in it is not what failed, far before the end of the log."""
     path = tmp_path / "log"
-    path.write_text("\n".join([RECORD, f"{STAMP}Boom: an error", *[f"{STAMP}{at}" for at in range(6_000)], ""]))
-    found = LogTails({"a": str(path)}, early=True)["a"]
-    assert [line.text for line in found if line.text.startswith(("Boom", RECORD_PREFIX))] == ["Boom: an error"]
+    path.write_text(
+        "\n".join([RECORD, f"{PREFIX}Boom: an error", *[f"{PREFIX}{number}" for number in range(6_000)], ""])
+    )
+    lines = LogTails({"a": str(path)}, early=True)["a"]
+    assert [line.text for line in lines if line.text.startswith(("Boom", RECORD_PREFIX))] == ["Boom: an error"]
 
 
 def test_no_line_is_read_twice(tmp_path: Path) -> None:
     """The last lines and the telling ones before them do not overlap where records lie between them."""
     path = tmp_path / "log"
-    lines = [each for at in range(6_000) for each in (f"{STAMP}error {at}", RECORD)]
+    lines = [output for number in range(6_000) for output in (f"{PREFIX}error {number}", RECORD)]
     path.write_text("\n".join([*lines, ""]))
-    found = [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
-    assert len(found) == len(set(found)) == 6_000
+    texts = [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
+    assert len(texts) == len(set(texts)) == 6_000

@@ -16,9 +16,9 @@ from torchyard.steps.teardown import teardown
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
     """A plan with an etcd of its own, gone after the test."""
-    made = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
-    yield made
-    teardown(made)
+    plan = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
+    yield plan
+    teardown(plan)
 
 
 def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
@@ -32,9 +32,9 @@ def test_store_serves_and_is_gone_after_teardown(plan: CommandPlan) -> None:
 def test_store_is_adopted_the_second_time(plan: CommandPlan) -> None:
     """Asking again starts no second etcd."""
     ensure_rendezvous(plan)
-    before = find_labelled(f"{plan.label}etcd")
+    processes = find_labelled(f"{plan.label}etcd")
     ensure_rendezvous(plan)
-    assert find_labelled(f"{plan.label}etcd") == before
+    assert find_labelled(f"{plan.label}etcd") == processes
 
 
 def test_other_backends_need_no_store(write: Write, tmp_path: Path) -> None:

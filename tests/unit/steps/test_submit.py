@@ -13,14 +13,14 @@ def test_attaching_asks_no_host_to_start_anything(write: Write, tmp_path: Path) 
     """A host that is away when a run resumes does not fail it, and a wiped host gets no second job."""
     options = {"hosts": ["nowhere.invalid"], "python": "python3"}
     plan = command_plan_of(load(write(agent="none", rendezvous="env", options=options)), tmp_path)
-    handle = submit(plan, load(write()).deadlines, since=1.0)
+    handle = submit(plan, load(write()).deadlines, submitted_at=1.0)
     assert (handle.created, handle.submitted_at, handle.age_s > 1e6) == (False, 1.0, True)
 
 
 def test_job_is_submitted_once(process: CommandPlan) -> None:
     """A second submit, as after a crash between submit and journal, adopts the job: no process is started twice."""
     first = submit(process, Deadlines())
-    before = find_labelled(process.label)
+    processes = find_labelled(process.label)
     second = submit(process, Deadlines())
     assert (first.created, second.created, second.submitted_at) == (True, False, first.submitted_at)
-    assert (find_labelled(process.label), len(before) > 0) == (before, True)
+    assert (find_labelled(process.label), len(processes) > 0) == (processes, True)

@@ -52,8 +52,8 @@ def test_what_may_be_left_is_reported_and_keeps_its_lease(
 ) -> None:
     """Pods that may not be listed are returned and logged as left over, and the Lease stays for a sweep to find."""
     fake_api.fail("GET", r"/pods\?", 403)
-    (left,) = teardown(pods)
-    assert left.startswith("Pod in default: cannot be seen, so may be left")
-    assert f"left behind: {left}" in caplog.text
+    (leftover,) = teardown(pods)
+    assert leftover.startswith("Pod in default: cannot be seen, so may be left")
+    assert f"left behind: {leftover}" in caplog.text
     fake_api.heal()
     assert has_lease(fake_api, pods)

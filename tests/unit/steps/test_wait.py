@@ -20,12 +20,12 @@ from torchyard.steps.log_reader import JobLogReader
 from torchyard.steps.wait import _FabricMonitor, wait
 
 
-def speak(path: Path, stamp: str, times: int) -> None:
+def append_lines(path: Path, timestamp: str, line_count: int) -> None:
     """Add a line with this stamp five times per second."""
-    for _ in range(times):
+    for _ in range(line_count):
         time.sleep(0.2)
         with path.open("a") as file:
-            file.write(f"{stamp} node-0 | text\n")
+            file.write(f"{timestamp} node-0 | text\n")
 
 
 def test_old_run_is_attached_to_and_lives(job: Make) -> None:
@@ -36,7 +36,7 @@ def test_old_run_is_attached_to_and_lives(job: Make) -> None:
 def test_clock_of_a_node_that_is_behind_is_not_silence(job: Make) -> None:
     """Lines that arrive end the silence, even if their stamps are old."""
     plan = job(tenths=22)
-    thread = threading.Thread(target=speak, args=(Path(plan.processes[0].log), "2026-01-01T00:00:00Z", 11))
+    thread = threading.Thread(target=append_lines, args=(Path(plan.processes[0].log), "2026-01-01T00:00:00Z", 11))
     thread.start()
     assert waited(plan).status.state == "succeeded"
     thread.join()
@@ -56,17 +56,17 @@ def test_job_that_never_starts_is_late(job: Make) -> None:
 
 def test_each_status_is_passed_on_with_the_time_since_the_submit(job: Make) -> None:
     """A job of 100 s before this process has waited so long; a callback that fails ends nothing."""
-    seen: list[tuple[str, float]] = []
+    statuses: list[tuple[str, float]] = []
 
-    def keep(status: Status, waited_s: float) -> None:
-        seen.append((status.state, waited_s))
+    def record_status(status: Status, waited_s: float) -> None:
+        statuses.append((status.state, waited_s))
         raise ValueError("a fault of whoever is told")
 
-    limits = Deadlines(start=1000.0, silence=5.0)
-    handle = Handle(plan=job(tenths=7), deadlines=limits, created=False, submitted_at=1.0, age_s=100.0)
-    assert wait(handle, on_status=keep).status.state == "succeeded"
-    assert {state for state, _ in seen} >= {"running"}
-    assert min(waited_s for _, waited_s in seen) >= 100
+    deadlines = Deadlines(start=1000.0, silence=5.0)
+    handle = Handle(plan=job(tenths=7), deadlines=deadlines, created=False, submitted_at=1.0, age_s=100.0)
+    assert wait(handle, on_status=record_status).status.state == "succeeded"
+    assert {state for state, _ in statuses} >= {"running"}
+    assert min(waited_s for _, waited_s in statuses) >= 100
 
 
 # --- the network
@@ -77,10 +77,10 @@ def test_broken_promise_of_the_network_is_told_at_once(
     fake_api: FakeApi, planned: Planned, caplog: pytest.LogCaptureFixture, on_fabric: str
 ) -> None:
     """The first line that proves TCP in place of RDMA is reported while the job runs, and ends it if that is asked."""
-    promise = {"expect": Expect(transport="roce"), "on_fabric": on_fabric}
-    pods = Job(fake_api, planned(nodes=2).model_copy(update=promise))
-    said = [b"2026-01-01T00:00:00Z " + line.encode() + b"\n" for line in socket_node("gpu-1")]
-    fake_api.logs[pods.name("worker-0")] = b"".join(said)
+    settings = {"expect": Expect(transport="roce"), "on_fabric": on_fabric}
+    pods = Job(fake_api, planned(nodes=2).model_copy(update=settings))
+    log_lines = [b"2026-01-01T00:00:00Z " + line.encode() + b"\n" for line in socket_node("gpu-1")]
+    fake_api.logs[pods.name("worker-0")] = b"".join(log_lines)
     if on_fabric == "report":
         after(1.0, pods.end)
     outcome = pods.wait()
@@ -101,13 +101,13 @@ def test_network_is_judged_by_the_turn_that_reads_the_line(plan: ManifestPlan) -
     path.write_text("".join(f"{line}\n" for line in socket_node("gpu-1")[:-1]))
     logs, monitor = JobLogReader(plan), _FabricMonitor(plan.model_copy(update={"on_fabric": "fail"}))
     logs.read()
-    assert monitor.judge(logs) is None
+    assert monitor.check(logs) is None
     with path.open("a") as file:
         file.write(f"{socket_node('gpu-1')[-1]}\n")
     logs.read()
-    broken = monitor.judge(logs)
-    assert broken
-    assert broken.state == "failed"
+    failed_status = monitor.check(logs)
+    assert failed_status
+    assert failed_status.state == "failed"
 
 
 # --- the launcher's own trouble
@@ -115,19 +115,21 @@ def test_network_is_judged_by_the_turn_that_reads_the_line(plan: ManifestPlan) -
 
 def test_descriptors_that_are_used_up_are_waited_for(job: Make, caplog: pytest.LogCaptureFixture) -> None:
     """Without free descriptors the wait starts once there are some, and says so once."""
-    plan, before = job(tenths=3), resource.getrlimit(resource.RLIMIT_NOFILE)
-    threading.Timer(1.5, resource.setrlimit, (resource.RLIMIT_NOFILE, before)).start()
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    plan, limits = job(tenths=3), resource.getrlimit(resource.RLIMIT_NOFILE)
+    threading.Timer(1.5, resource.setrlimit, (resource.RLIMIT_NOFILE, limits)).start()
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         assert waited(plan).status.state == "succeeded"
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
     assert caplog.text.count("Too many open files; the job goes on, and it is tried again") == 1
 
 
 def test_lost_worker_is_told_before_its_agent_ends(job: Make, caplog: pytest.LogCaptureFixture) -> None:
     """torchrun logs a killed worker at once, and ends some seconds later: the warning does not wait for that."""
-    lost = "E1123 10:00:00.123000 17 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16890) of binary: python"
-    waited(job(tenths=7, log=f"{JOINED}\n2026-01-01T00:00:00Z node-0 | {lost}"))
-    told = [record.getMessage() for record in caplog.records if "says torchrun" in record.getMessage()]
-    assert told == ["node-0: local rank 1 was ended by SIGKILL, says torchrun"]
+    log_line = (
+        "E1123 10:00:00.123000 17 api.py:1002] failed (exitcode: -9) local_rank: 1 (pid: 16890) of binary: python"
+    )
+    waited(job(tenths=7, log=f"{JOINED}\n2026-01-01T00:00:00Z node-0 | {log_line}"))
+    messages = [record.getMessage() for record in caplog.records if "says torchrun" in record.getMessage()]
+    assert messages == ["node-0: local rank 1 was ended by SIGKILL, says torchrun"]
