@@ -79,7 +79,7 @@ def contexts(api: Client) -> Thing:
     token = api.request(
         "POST", path, body={"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
     )
-    known, _ = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
+    known, _ = kube_config.list_kube_config_contexts(kubeconfig.get_kubeconfig_paths())
     here = next(each["context"] for each in known if each["name"] == api.context)
     users = {"nobody": {"token": token["status"]["token"]}, "stranger": {"token": "no-such-token"}, "anyone": {}}
     return {

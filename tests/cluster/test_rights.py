@@ -97,7 +97,7 @@ class Account:
         asked = {"apiVersion": "authentication.k8s.io/v1", "kind": "TokenRequest", "spec": {}}
         path = self.admin.path("v1", "ServiceAccount", NAME)
         token = self.admin.request("POST", f"{path}/token", body=asked)["status"]["token"]
-        known, active = kube_config.list_kube_config_contexts(kubeconfig.kubeconfig_files())
+        known, active = kube_config.list_kube_config_contexts(kubeconfig.get_kubeconfig_paths())
         here = next(each for each in known if each["name"] == (kubeconfig.read_current_context() or active["name"]))
         context = {"cluster": here["context"]["cluster"], "user": NAME}
         return {"users": [{"name": NAME, "user": {"token": token}}], "contexts": [{"name": NAME, "context": context}]}

@@ -79,7 +79,7 @@ def _adopt_or_create(
     about = thing["metadata"]
     for last in (False, True):
         try:
-            return server.create(thing, dry_run), True
+            return server.create(thing, dry_run=dry_run), True
         except ClusterError as error:
             if error.status != 409:
                 raise

@@ -164,7 +164,7 @@ def list_labelled_objects(
 
     def ask(kind: GroupVersionKind) -> tuple[GroupVersionKind, list[KubeObject], str]:
         try:
-            return kind, server.list(*kind, {"labelSelector": selector}, everywhere), ""
+            return kind, server.list(*kind, {"labelSelector": selector}, everywhere=everywhere), ""
         except ClusterError as error:
             if error.status in (403, 405):
                 return kind, [], error.message

@@ -72,7 +72,7 @@ class Reflector(threading.Thread):
         if error.status:
             self._version = ""
         self.trouble = error
-        return self._pauses.next(_MAX_RETRY_DELAY_S, error.after)
+        return self._pauses.next(_MAX_RETRY_DELAY_S, error.retry_after_s)
 
     def _note_refusal(self, error: ClusterError) -> float:
         """401 and 403 may pass: a person can fix them. A 404 is believed if the server no longer knows the kind."""

@@ -1,4 +1,4 @@
-"""The only door to Kubernetes: the verbs of its API, plain dicts in and out, over the kubeconfig's own connection.
+"""The only access to Kubernetes: the verbs of its API, with plain dicts, over the connection of a kubeconfig.
 
 A verb builds a Request; `request` sends it and repeats it by the retry policy of kube/retry.py. `get_once` and the
 streams do not repeat anything: their callers resume by themselves.
@@ -9,6 +9,7 @@ import functools
 import re
 from collections.abc import Iterator, Mapping
 from decimal import Decimal
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import urlencode
 
@@ -18,8 +19,9 @@ from torchyard.kube.credentials import Credentials
 from torchyard.kube.http import (
     Connection,
     Request,
+    Response,
     ServerClock,
-    read_answer,
+    read_json,
     split_chunks,
     split_lines,
 )
@@ -38,99 +40,116 @@ KubeObjects = list[KubeObject]
 
 
 class Client:
-    """One API server and one namespace, as a context of the kubeconfig (or a pod's own account) gives them.
+    """One API server and one namespace, as a context of the kubeconfig or a pod's service account gives them.
 
-    Every method raises ClusterError where the server refuses, in the server's own words.
+        client = get_cluster_client(Cluster(context="lab", namespace="team-a"))
+        pod = client.get("v1", "Pod", "train-worker-0")
+        pods = client.list("v1", "Pod", {"labelSelector": "torchyard/run=ab12"})
 
-        api = get_cluster_client(Cluster(context="lab", namespace="team-a"))
-        pod = api.get("v1", "Pod", "train-worker-0")
-        pods = api.list("v1", "Pod", {"labelSelector": "torchyard/run=ab12"})
+    Threads share one client: its connection pool, its credentials and its clock may be used at the same time.
+
+    Retries. Verbs and `request` repeat a request while the server is away or busy (see kube/retry.py), `get_quick` for
+    a few seconds only. `get_once`, `watch` and the streams send it once. Refused credentials are reloaded, once for all
+    threads, and a 403 is checked again, because a server that has just started refuses everything.
+
+    Errors. ClusterError with the server's own message if it refuses a request, or is still away after the retries.
+    Requests that are sent once raise TransientError while the server is away or busy.
     """
 
     def __init__(self, cluster: Cluster) -> None:
-        """ClusterError if the context does not exist, or there is no kubeconfig at all."""
-        loaded, found = load_settings(cluster.context)
-        self.context = cluster.context or found.get("name")
-        self.namespace = cluster.namespace or found.get("context", {}).get("namespace") or "default"
-        first = open_connection(loaded, self.context)
-        self._credentials = Credentials(first, lambda: renew_connection(first, self.context))
+        """Raises ClusterError if the context does not exist or there is no kubeconfig at all."""
+        settings, context = load_settings(cluster.context)
+        self.context = cluster.context or context.get("name")
+        self.namespace = cluster.namespace or context.get("context", {}).get("namespace") or "default"
+        connection = open_connection(settings, self.context)
+        self._credentials = Credentials(connection, lambda: renew_connection(connection, self.context))
         self._clock = ServerClock()
 
     @property
     def host(self) -> str:
-        return str(self._credentials.now.settings.host)
+        """The server's URL."""
+        return str(self._credentials.current.settings.host)
 
     @property
     def cluster(self) -> Cluster:
-        """The context and namespace in full: what a plan keeps."""
+        """The context and namespace, with their defaults filled in: what a plan keeps."""
         return Cluster(context=self.context, namespace=self.namespace)
 
-    def path(self, api: str, kind: str, name: str = "", namespace: str | None = "") -> str:
-        """The path of an object, or of all objects of a kind.
+    def path(self, api_version: str, kind: str, name: str = "", namespace: str | None = "") -> str:
+        """The path of an object, or of all objects of a kind if `name` is empty.
 
-        `namespace=None` for kinds that have no namespace, or for all namespaces.
+        `namespace=None` for kinds that have no namespace, or for all namespaces; "" is the client's own.
         """
-        root = f"/apis/{api}" if "/" in api else f"/api/{api}"
-        place = f"/namespaces/{namespace or self.namespace}" if namespace is not None else ""
-        return f"{root}{place}/{plural_kind(kind)}{f'/{name}' if name else ''}"
+        path = f"/apis/{api_version}" if "/" in api_version else f"/api/{api_version}"
+        if namespace is not None:
+            path += f"/namespaces/{namespace or self.namespace}"
+        path += f"/{plural_kind(kind)}"
+        if name:
+            path += f"/{name}"
+        return path
 
     # --- verbs
 
-    def get(self, api: str, kind: str, name: str, namespace: str | None = "") -> KubeObject | None:
+    def get(self, api_version: str, kind: str, name: str, namespace: str | None = "") -> KubeObject | None:
         """An object; None if there is none of this name."""
         try:
-            return self.request("GET", self.path(api, kind, name, namespace))
+            return self.request("GET", self.path(api_version, kind, name, namespace))
         except ClusterError as error:
-            if error.status == 404:
+            if error.status == HTTPStatus.NOT_FOUND:
                 return None
             raise
 
     def list(
-        self, api: str, kind: str, query: Mapping[str, str] | None = None, everywhere: bool = False
+        self, api_version: str, kind: str, query: Mapping[str, str] | None = None, *, everywhere: bool = False
     ) -> KubeObjects:
-        """All objects of a kind in the namespace, or everywhere; empty if the server does not know the kind.
+        """All objects of a kind in the namespace, or everywhere; empty if the server does not serve the kind.
 
-        ClusterError if the list is refused or incomplete.
+        Raises ClusterError if the list is refused or incomplete.
         """
-        path, asked = self.path(api, kind, namespace=None if everywhere else ""), dict(query or {})
+        path = self.path(api_version, kind, namespace=None if everywhere else "")
+        params = dict(query or {})
         items: KubeObjects = []
         while True:
             try:
-                found = self.request("GET", path, asked)
+                page = self.request("GET", path, params)
             except ClusterError as error:
-                if error.status == 404 and "continue" not in asked:
+                if error.status == HTTPStatus.NOT_FOUND and "continue" not in params:
                     return []
                 raise
-            if "items" not in found:
-                raise ClusterError(self.host, f"GET {path}", "the answer is no list", 0)
-            items += found["items"] or []
-            if not (rest := (found.get("metadata") or {}).get("continue")):
-                return [{"apiVersion": api, "kind": kind, **item} for item in items]
-            asked["continue"] = rest
+            if "items" not in page:
+                raise ClusterError(self.host, f"GET {path}", "the response is not a list", 0)
+            items += page["items"] or []
+            next_page = (page.get("metadata") or {}).get("continue")
+            if not next_page:
+                return [{"apiVersion": api_version, "kind": kind, **item} for item in items]
+            params["continue"] = next_page
 
-    def create(self, thing: KubeObject, dry_run: bool = False) -> KubeObject:
+    def create(self, obj: KubeObject, *, dry_run: bool = False) -> KubeObject:
         """Create an object; unknown fields are refused. ClusterError 409 if the name is taken."""
-        query = {"fieldValidation": "Strict", **({"dryRun": "All"} if dry_run else {})}
-        path = self.path(thing["apiVersion"], thing["kind"], namespace=thing["metadata"].get("namespace", ""))
-        return self.request("POST", path, query, thing)
+        query = {"fieldValidation": "Strict"}
+        if dry_run:
+            query["dryRun"] = "All"
+        path = self.path(obj["apiVersion"], obj["kind"], namespace=obj["metadata"].get("namespace", ""))
+        return self.request("POST", path, query, obj)
 
-    def patch(self, thing: KubeObject, change: KubeObject | KubeObjects) -> KubeObject:
+    def patch(self, obj: KubeObject, change: KubeObject | KubeObjects) -> KubeObject:
         """Merge a dict into an object, or apply a list as a JSON patch: all of it or nothing."""
-        return self.request("PATCH", self._object_path(thing), body=change)
+        return self.request("PATCH", self._object_path(obj), body=change)
 
-    def delete(self, api: str, kind: str, name: str, force: bool = False) -> bool:
-        """Delete an object after everything that it owns; False if there was none.
+    def delete(self, api_version: str, kind: str, name: str, *, force: bool = False) -> bool:
+        """Delete an object after everything that it owns; return False if there was none.
 
         `force` deletes it at once, without waiting for its dependents or its node.
         """
-        return self._delete(self.path(api, kind, name), _deletion_options(force), absent=(404,))
+        return self._delete(self.path(api_version, kind, name), _deletion_options(force), absent=(404,))
 
-    def delete_exact(self, thing: KubeObject, force: bool = False) -> bool:
-        """Delete this very object, by its uid; False if it is gone, or its name belongs to another object by now."""
-        options = {**_deletion_options(force), "preconditions": {"uid": thing["metadata"]["uid"]}}
-        return self._delete(self._object_path(thing), options, absent=(404, 409))
+    def delete_exact(self, obj: KubeObject, *, force: bool = False) -> bool:
+        """Delete this very object, by its uid; return False if it is gone or its name belongs to another object."""
+        options = {**_deletion_options(force), "preconditions": {"uid": obj["metadata"]["uid"]}}
+        return self._delete(self._object_path(obj), options, absent=(404, 409))
 
     def _delete(self, path: str, options: KubeObject, absent: tuple[int, ...]) -> bool:
+        """Send a deletion; return False if its status is one of `absent`."""
         try:
             self.request("DELETE", path, body=options)
         except ClusterError as error:
@@ -139,30 +158,34 @@ class Client:
             raise
         return True
 
-    def _object_path(self, thing: KubeObject) -> str:
-        return self.path(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
+    def _object_path(self, obj: KubeObject) -> str:
+        return self.path(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
 
     @contextlib.contextmanager
-    def watch(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[Iterator[bytes]]:
-        """The lines of a watch, from the moment that the server has begun to answer. Not repeated: see stream_lines.
+    def watch(self, path: str, query: Mapping[str, Any], idle_timeout_s: float) -> Iterator[Iterator[bytes]]:
+        """The lines of a watch, once the server has started to respond. Not repeated; errors as in `stream_lines`.
 
-        The server has no more time to begin than for any other answer; after that, `silence` seconds between lines.
+        The start of the response has the timeout of any request; after it, `idle_timeout_s` may pass between lines.
         """
         with self._open(Request("GET", _request_path(path, query))) as response:
-            if sock := getattr(response.connection, "sock", None):
-                sock.settimeout(silence)
+            sock = getattr(response.connection, "sock", None)
+            if sock:
+                sock.settimeout(idle_timeout_s)
             yield split_lines(response)
 
     # --- requests
 
     def now(self) -> float:
-        """The API server's time. Leases are written and judged by this clock, whatever the clocks of machines say."""
+        """The API server's time in seconds since the epoch.
+
+        Leases are written and judged by this clock: the clocks of two machines may differ by more than a lease.
+        """
         if not self._clock.is_set:
             self.ping()
         return self._clock.now()
 
     def ping(self) -> None:
-        """ClusterError if the server does not answer within seconds, or does not know the user."""
+        """Raise ClusterError if the server does not respond within seconds, or does not accept the credentials."""
         self.get_quick("/api")
 
     def get_quick(self, path: str) -> KubeObject:
@@ -174,100 +197,105 @@ class Client:
         return self._exchange(Request("GET", _request_path(path, query)))
 
     def request(self, method: str, path: str, query: Mapping[str, Any] | None = None, body: Any = None) -> KubeObject:
-        """One request, repeated while the server is away or busy. ClusterError with the server's own words."""
+        """One request, repeated while the server is away or busy. ClusterError with the server's own message."""
         return self._send(Request(method, _request_path(path, query), body))
 
-    def _send(self, asked: Request, timeout_s: float | None = None) -> KubeObject:
+    def _send(self, request: Request, timeout_s: float | None = None) -> KubeObject:
         try:
-            return retry_request(lambda: self._exchange(asked, repeatable=True), timeout_s)
+            return retry_request(lambda: self._exchange(request, retry_unauthorized=True), timeout_s)
         except TransientError as error:
-            raise ClusterError(self.host, asked.without_query(), error.said, error.status) from error
+            raise ClusterError(self.host, request.without_query(), error.message, error.status) from error
 
-    def stream_lines(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
-        """The lines of an answer as they come, each with its line end; the last one may lack it.
+    def stream_lines(self, path: str, query: Mapping[str, Any], idle_timeout_s: float) -> Iterator[bytes]:
+        """The lines of a response as they arrive, each with its newline, which the last one may lack.
 
-        TransientError if the connection breaks or nothing comes for `silence` seconds, ClusterError if it is refused.
+        TransientError if the connection breaks or nothing arrives for `idle_timeout_s`, ClusterError if it is refused.
         """
-        with self._open(Request("GET", _request_path(path, query), None, silence)) as response:
+        with self._open(Request("GET", _request_path(path, query), None, idle_timeout_s)) as response:
             yield from split_lines(response)
 
-    def stream_chunks(self, path: str, query: Mapping[str, Any], silence: float) -> Iterator[bytes]:
-        """The same answer in the chunks in which it comes: one chunk of a log may hold many lines."""
-        with self._open(Request("GET", _request_path(path, query), None, silence)) as response:
+    def stream_chunks(self, path: str, query: Mapping[str, Any], idle_timeout_s: float) -> Iterator[bytes]:
+        """The same response in chunks as they arrive: one chunk of a log may contain many lines."""
+        with self._open(Request("GET", _request_path(path, query), None, idle_timeout_s)) as response:
             yield from split_chunks(response)
 
     # --- one exchange
 
-    def _exchange(self, asked: Request, repeatable: bool = False) -> KubeObject:
-        """Send a request once and read its answer."""
+    def _exchange(self, request: Request, *, retry_unauthorized: bool = False) -> KubeObject:
+        """Send a request once and read its response. `retry_unauthorized`: a 401 is a TransientError."""
         try:
-            with self._open(asked) as response:
-                self._clock.learn(response.headers.get("Date"))
-                answer: KubeObject = read_answer(response)
-                return answer
+            with self._open(request) as response:
+                self._clock.update(response.headers.get("Date"))
+                data: KubeObject = read_json(response)
+                return data
         except ClusterError as error:
-            if error.status != 401 or not repeatable:
-                raise
-            raise TransientError(
-                error.message, 401
-            ) from error  # a server that forgot its users may know them again soon
+            if error.status == HTTPStatus.UNAUTHORIZED and retry_unauthorized:
+                # A server that restarts refuses its users for a moment.
+                raise TransientError(error.message, HTTPStatus.UNAUTHORIZED) from error
+            raise
 
-    def _open(self, asked: Request) -> Any:
-        """The answer, unread. Refused credentials are loaded again, once each time that they expire."""
-        link = self._credentials.now
+    def _open(self, request: Request) -> Response:
+        """The response, unread. Refused credentials are reloaded, once each time that they expire."""
+        connection = self._credentials.current
         try:
-            return link.send(asked)
+            return connection.send(request)
         except ClusterError as error:
-            if error.status == 403 and (start := _find_start(link, error.message)):
-                raise start from error
-            # What is ready now may not have been ready a moment ago: only the second refusal counts.
-            if error.status != 403 and (error.status != 401 or not self._credentials.renew(link)):
+            if error.status == HTTPStatus.FORBIDDEN:
+                startup_error = _find_startup_error(connection, error.message)
+                if startup_error:
+                    raise startup_error from error
+                # Send it again: the server may have become ready since the refusal, so only a second one counts.
+            elif error.status != HTTPStatus.UNAUTHORIZED or not self._credentials.renew(connection):
                 raise
-        return self._credentials.now.send(asked)
+        return self._credentials.current.send(request)
 
 
 def _request_path(path: str, query: Mapping[str, Any] | None) -> str:
-    return path + (f"?{urlencode(query)}" if query else "")
+    return f"{path}?{urlencode(query)}" if query else path
 
 
 def _deletion_options(force: bool) -> KubeObject:
     return _FORCED_DELETION if force else _FOREGROUND_DELETION
 
 
-def _find_start(link: Connection, said: str) -> TransientError | None:
-    """The reason to ask again later if the server has only just started: it refuses all until it knows its users.
+def _find_startup_error(connection: Connection, message: str) -> TransientError | None:
+    """The error for a 403 with `message` from a server that has just started; None if the refusal counts.
 
-    Until then it refuses /readyz as well, and discovery, which is for everybody. Some servers always refuse /readyz.
+    Until a server has read its access rules it refuses /readyz as well, and discovery, which every user may read. Some
+    servers always refuse /readyz.
     """
-    unready = f"the server is not ready: {said}"
+    unready = f"the server is not ready: {message}"
     try:
-        _probe(link, "/readyz")
+        _probe(connection, "/readyz")
     except TransientError:
-        return TransientError(unready, 403)
+        return TransientError(unready, HTTPStatus.FORBIDDEN)
     except ClusterError as error:
-        if error.status == 403 and (_UNREAD_ROLE_PATTERN.search(error.message) or not _may_discover(link)):
-            return TransientError(unready, 403, timeout_s=_ACCESS_RULES_TIMEOUT_S)
+        if error.status == HTTPStatus.FORBIDDEN and (
+            _UNREAD_ROLE_PATTERN.search(error.message) or not _is_discovery_allowed(connection)
+        ):
+            return TransientError(unready, HTTPStatus.FORBIDDEN, timeout_s=_ACCESS_RULES_TIMEOUT_S)
     return None
 
 
-def _may_discover(link: Connection) -> bool:
+def _is_discovery_allowed(connection: Connection) -> bool:
     try:
-        _probe(link, "/apis")
+        _probe(connection, "/apis")
     except (TransientError, ClusterError):
         return False
     return True
 
 
-def _probe(link: Connection, path: str) -> None:
-    link.send(Request("GET", path)).drain_conn()  # an unread body would precede the next answer
+def _probe(connection: Connection, path: str) -> None:
+    """Send a GET and drop its response."""
+    connection.send(Request("GET", path)).drain_conn()  # an unread body would precede the next response
 
 
-def decimal_quantity(text: str) -> Decimal:
-    """`500m`, `64` or `512Gi` as a number: how nodes and pods give cpu, memory and devices."""
+def parse_decimal_quantity(text: str) -> Decimal:
+    """`500m`, `64` or `512Gi` as a number: the form in which nodes and pods state cpu, memory and devices."""
     return Decimal(parse_quantity(text))
 
 
 @functools.cache
 def get_cluster_client(cluster: Cluster) -> Client:
-    """The client of a cluster and namespace, made once per process."""
+    """The client of a cluster and namespace, created once per process."""
     return Client(cluster)

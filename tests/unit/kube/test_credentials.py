@@ -1,4 +1,4 @@
-"""Credentials that expire: who loads them again, and when."""
+"""Credentials that expire: which thread reloads them, and when."""
 
 import time
 
@@ -10,39 +10,39 @@ from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
 
-def test_credentials_that_were_renewed_meanwhile_are_not_loaded() -> None:
+def test_credentials_that_were_renewed_meanwhile_are_not_reloaded() -> None:
     """A thread that was refused with the old credentials uses those that another thread has loaded since."""
     loaded = iter(["second", "third"])
-    known = Credentials("first", lambda: next(loaded))
-    assert [known.renew("first"), known.renew("first"), known.now] == [True, True, "second"]
+    tokens = Credentials("first", lambda: next(loaded))
+    assert [tokens.renew("first"), tokens.renew("first"), tokens.current] == [True, True, "second"]
 
 
-def test_credentials_refused_anew_are_left_alone_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_credentials_refused_anew_are_not_reloaded_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     """After freshly loaded credentials are refused, they are loaded again only after a while."""
     loaded = iter(["second", "third"])
-    known = Credentials("first", lambda: next(loaded))
-    known.renew("first")
-    assert not known.renew("second")
+    tokens = Credentials("first", lambda: next(loaded))
+    tokens.renew("first")
+    assert not tokens.renew("second")
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + credentials._RELOAD_INTERVAL_S)
-    assert (known.renew("second"), known.now) == (True, "third")
+    assert (tokens.renew("second"), tokens.current) == (True, "third")
 
 
-def test_credentials_that_cannot_be_loaded_stay() -> None:
-    """While the kubeconfig cannot be read, the old credentials stay, and the error is transient."""
+def test_credentials_that_cannot_be_reloaded_are_kept() -> None:
+    """While the kubeconfig cannot be read, the old credentials are kept, and the error is transient."""
 
     def load() -> str:
         raise ClusterError("kubeconfig", "read it", "half of it is written", 0)
 
-    known = Credentials("first", load)
+    tokens = Credentials("first", load)
     with pytest.raises(TransientError, match="half of it is written"):
-        known.renew("first")
-    assert known.now == "first"
+        tokens.renew("first")
+    assert tokens.current == "first"
 
 
 def test_credentials_of_another_thread_are_used_for_as_long_as_they_work(monkeypatch: pytest.MonkeyPatch) -> None:
     """A request that was refused with old credentials causes no reload, however long ago the new ones were loaded."""
     loaded = iter(["second", "third"])
-    known = Credentials("first", lambda: next(loaded))
-    known.renew("first")
+    tokens = Credentials("first", lambda: next(loaded))
+    tokens.renew("first")
     monkeypatch.setattr(time, "monotonic", lambda now=time.monotonic: now() + 2 * credentials._RELOAD_INTERVAL_S)
-    assert (known.renew("first"), known.now) == (True, "second")
+    assert (tokens.renew("first"), tokens.current) == (True, "second")

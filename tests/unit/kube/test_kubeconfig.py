@@ -1,4 +1,4 @@
-"""From the kubeconfig to a connection: which context counts, and what is said if there is none."""
+"""From the kubeconfig to a connection: the context that is used, and the error if there is none."""
 
 import os
 from pathlib import Path
@@ -13,14 +13,14 @@ from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
 
 
-def test_unknown_context_names_those_that_there_are(fake_api: FakeApi) -> None:
-    """The error for a context that the kubeconfig lacks is one sentence that lists those it has."""
+def test_unknown_context_error_lists_the_contexts(fake_api: FakeApi) -> None:
+    """The error for a context that the kubeconfig lacks is one sentence that lists its contexts."""
     with pytest.raises(ClusterError, match="there is no such context; there are: fake"):
         Client(Cluster(context="production"))
 
 
-def test_missing_kubeconfig_says_what_to_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a kubeconfig the error names the variable."""
+def test_missing_kubeconfig_error_has_a_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a kubeconfig the error names the variable KUBECONFIG."""
     monkeypatch.setenv("KUBECONFIG", str(tmp_path / "none"))
     with pytest.raises(ClusterError, match="set KUBECONFIG"):
         Client(Cluster())
@@ -41,11 +41,11 @@ def test_named_context_needs_a_kubeconfig(tmp_path: Path, monkeypatch: pytest.Mo
         (["[]", "contexts: []"], None),
     ],
 )
-def test_first_file_that_names_a_context_counts(
+def test_first_file_with_a_current_context_counts(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, texts: list[str], context: str | None
 ) -> None:
     """With several files in KUBECONFIG the first current context counts, as in kubectl; a broken file is left out."""
-    files = [tmp_path / "missing", *(tmp_path / f"config-{at}" for at in range(len(texts)))]
+    files = [tmp_path / "missing", *(tmp_path / f"config-{index}" for index in range(len(texts)))]
     for file, text in zip(files[1:], texts, strict=True):
         file.write_text(text)
     monkeypatch.setenv("KUBECONFIG", os.pathsep.join(map(str, files)))
@@ -61,8 +61,8 @@ def test_namespace_is_that_of_the_context(fake_api: FakeApi) -> None:
     assert Client(Cluster(namespace="team-b")).namespace == "team-b"
 
 
-def test_credentials_that_were_taken_away_are_missed(fake_api: FakeApi) -> None:
-    """A kubeconfig that had credentials and has none now is an error, because requests without any would be made."""
+def test_removed_credentials_are_an_error(fake_api: FakeApi) -> None:
+    """A kubeconfig that has lost its credentials is an error: requests would be sent without any."""
     first = open_connection(load_settings(None)[0], "fake")
     document = yaml.safe_load(fake_api.kubeconfig.read_text())
     document["users"][0]["user"] = {}

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from typing import Any, NamedTuple
 
-from torchyard.kube.client import Client, decimal_quantity
+from torchyard.kube.client import Client, parse_decimal_quantity
 from torchyard.model.errors import ClusterError
 from torchyard.model.requirements import Capacity, Check, failed_check, passed_check
 
@@ -63,9 +63,9 @@ def _count_pods(node: ClusterNode, need: Capacity) -> int:
     if _find_mismatch(node, need):
         return 0
     counts = [
-        int(_node_quantity(node, name) // decimal_quantity(amount))
+        int(_node_quantity(node, name) // parse_decimal_quantity(amount))
         for name, amount in need.resources.items()
-        if decimal_quantity(amount)
+        if parse_decimal_quantity(amount)
     ]
     return 1 if need.one_per_node else min(counts, default=need.pods)
 
@@ -118,16 +118,16 @@ def _is_node_ready(node: ClusterNode) -> bool:
 
 
 def _node_quantity(node: ClusterNode, name: str, of: str = "allocatable") -> Decimal:
-    return decimal_quantity(node.get("status", {}).get(of, {}).get(name, "0"))
+    return parse_decimal_quantity(node.get("status", {}).get(of, {}).get(name, "0"))
 
 
 def _find_shortage(node: ClusterNode, name: str, amount: str) -> NodeMismatch | None:
     """The mismatch if the node has too little of a resource; devices that it used to have are reported as lost."""
     usable, whole = _node_quantity(node, name), _node_quantity(node, name, "capacity")
-    if usable >= decimal_quantity(amount):
+    if usable >= parse_decimal_quantity(amount):
         return None
     text = node.get("status", {}).get("allocatable", {}).get(name)
-    if _is_extended_resource(name) and whole >= decimal_quantity(amount):
+    if _is_extended_resource(name) and whole >= parse_decimal_quantity(amount):
         detail = f"{name} {text or 0} of {whole} usable, its devices are lost or unhealthy"
         return NodeMismatch(detail, f"`kubectl describe node {_NODES_PLACEHOLDER}`")
     return NodeMismatch(f"{name} {text} < {amount}" if text else f"no {name}", f"ask for less {name}")
