@@ -35,7 +35,7 @@ def starting(tmp_path: Path) -> Iterator[Start]:
         return state
 
     yield begin
-    assert processes.end_processes(LABEL, 0) == []
+    assert processes.end_processes(LABEL, grace_s=0) == []
 
 
 def lives(pid: int) -> bool:

@@ -1,9 +1,11 @@
 #!/usr/bin/env python3
-"""Report the facts that preflight needs about a host. Standard library only, Python 3.8 or newer.
+"""Probe what preflight checks on a host. Standard library only, Python 3.8 or newer.
 
 The launcher starts it as `PYTHON facts.py` on its own machine and sends its text to a host behind ssh, with
-{"needs": [requirement, ...]} on stdin. It prints one fact per requirement, as a JSON list in the same order. For
-questions about packages, PYTHON is the job's own interpreter.
+{"needs": [requirement, ...]} on stdin. It prints one result per requirement, as a JSON list in the same order. For
+requirements on packages, PYTHON is the job's own interpreter.
+
+A probe does not raise an error for what it tests: its result has the reason (`error`).
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Json = Any
 
 
 def probe_folder(requirement: Json) -> Json:
-    """Create the folder and write to it, as the run will; then remove what did not exist before."""
+    """Create the folder and write to it, as the run will; then remove the folders that did not exist before.
+
+    The result has the free bytes for this user (`free`), or `error`.
+    """
     path = os.path.abspath(requirement["path"])
     existing_folder = path
     while not os.path.lexists(existing_folder):
@@ -42,7 +47,7 @@ def probe_folder(requirement: Json) -> Json:
 
 
 def _remove_empty_folders(path: str, stop_at: str) -> None:
-    """Remove the empty folders from `path` upwards, up to but not including `kept`."""
+    """Remove the empty folders from `path` upwards, up to but not including `stop_at`."""
     while path != stop_at:
         try:
             os.rmdir(path)
@@ -52,10 +57,12 @@ def _remove_empty_folders(path: str, stop_at: str) -> None:
 
 
 def probe_file(requirement: Json) -> Json:
+    """Whether a file exists, and whether this user can read it."""
     return {"exists": os.path.isfile(requirement["path"]), "readable": os.access(requirement["path"], os.R_OK)}
 
 
 def probe_package(requirement: Json) -> Json:
+    """The version of a package, or of the interpreter itself (`python`); None if it is not installed."""
     if requirement["name"] == "python":
         return {"version": "%d.%d.%d" % sys.version_info[:3]}
     try:
@@ -65,32 +72,40 @@ def probe_package(requirement: Json) -> Json:
 
 
 def probe_port(requirement: Json) -> Json:
-    """Listen for a moment: the only proof that a port is free."""
-    with socket.socket(socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET) as listener:
+    """Listen on a port for a moment: the only proof that it is free. If it is not, the result names the holder."""
+    family = socket.AF_INET6 if socket.has_dualstack_ipv6() else socket.AF_INET
+    with socket.socket(family) as listener:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        if listener.family == socket.AF_INET6:
+        if family == socket.AF_INET6:
             listener.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
         try:
             listener.bind(("", requirement["port"]))
             listener.listen()
         except OSError as error:
-            return dict(_find_port_holder(requirement["port"], requirement["label"]), free=False, error=error.strerror)
+            holder = _find_port_holder(requirement["port"], requirement["label"])
+            return dict(holder, free=False, error=error.strerror)
     return {"free": True}
 
 
 def _find_port_holder(port: int, label: str) -> Json:
-    """The process that listens on a port, as `pid 123 (python3 server.py)`; `ours` if it has the label."""
-    inodes = _list_listening_sockets(port)
+    """The process that listens on a port: `holder`, as `pid 123 (python3 server.py)`, and `ours` if it has the label.
+
+    `holder` is empty if the process belongs to another user.
+    """
+    sockets = _list_listening_sockets(port)
     for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
             links = [os.readlink("/proc/%s/fd/%s" % (pid, fd)) for fd in os.listdir("/proc/%s/fd" % pid)]
-            if inodes.intersection(links):
-                with open("/proc/%s/cmdline" % pid, "rb") as cmdline, open("/proc/%s/environ" % pid, "rb") as environ:
-                    command = cmdline.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
-                    is_ours = bool(label) and b"\0TORCHYARD_JOB=" + label.encode() in b"\0" + environ.read()
-                    return {"holder": "pid %s (%s)" % (pid, command), "ours": is_ours}
+            if not sockets.intersection(links):
+                continue
+            with open("/proc/%s/cmdline" % pid, "rb") as file:
+                command = file.read().replace(b"\0", b" ").decode(errors="replace").strip()[:80]
+            with open("/proc/%s/environ" % pid, "rb") as file:
+                environment = b"\0" + file.read()
         except OSError:
             continue
+        is_ours = bool(label) and b"\0TORCHYARD_JOB=" + label.encode() in environment
+        return {"holder": "pid %s (%s)" % (pid, command), "ours": is_ours}
     return {"holder": "", "ours": False}
 
 
@@ -103,18 +118,20 @@ def _list_listening_sockets(port: int) -> set[str]:
                 rows = [line.split() for line in table.readlines()[1:]]
         except OSError:
             continue
-        sockets.update(
-            "socket:[%s]" % row[9] for row in rows if row[3] == "0A" and int(row[1].split(":")[1], 16) == port
-        )
+        for row in rows:
+            is_listening = row[3] == "0A"
+            if is_listening and int(row[1].split(":")[1], 16) == port:
+                sockets.add("socket:[%s]" % row[9])
     return sockets
 
 
 def probe_processors(requirement: Json) -> Json:
+    """The number of processors that this process may use."""
     return {"count": len(os.sched_getaffinity(0))}
 
 
 def probe_route(requirement: Json) -> Json:
-    """The local and the remote address of a route, if the name resolves and a route exists. No packet is sent."""
+    """The local (`through`) and the remote address (`to`) of a route; `error` if there is none. No packet is sent."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.connect((requirement["address"], 9))
@@ -124,11 +141,12 @@ def probe_route(requirement: Json) -> Json:
 
 
 def probe_clock(requirement: Json) -> Json:
+    """The host's time in seconds since the epoch."""
     return {"now": time.time()}
 
 
 def probe_store(requirement: Json) -> Json:
-    """The HTTP status that a rendezvous store answers, asked directly and not through a proxy."""
+    """The HTTP status (`code`) of a rendezvous store's response, requested directly and not through a proxy."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(requirement["url"], timeout=5):
@@ -140,7 +158,7 @@ def probe_store(requirement: Json) -> Json:
 
 
 def probe_runai(requirement: Json) -> Json:
-    """The facts about Run:ai's CLI; only on the launcher's machine, which has the file runai_cli.py."""
+    """The state of Run:ai's CLI; only on the launcher's machine, which has the file runai_cli.py."""
     sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
     from torchyard.host.runai_cli import check_cli
 
@@ -160,4 +178,5 @@ PROBES = {
 }
 
 if __name__ == "__main__":
-    print(json.dumps([PROBES[requirement["kind"]](requirement) for requirement in json.load(sys.stdin)["needs"]]))
+    requirements = json.load(sys.stdin)["needs"]
+    print(json.dumps([PROBES[requirement["kind"]](requirement) for requirement in requirements]))

@@ -11,6 +11,9 @@ from torchyard.host.processes import send_signal
 from torchyard.host.staging import HEARTBEAT_FILE
 from torchyard.host.state import Json, file_path, try_write_state
 
+_DEFAULT_GRACE_S = 10.0
+_ENDING_CHECK_INTERVAL_S = 0.2  # once SIGTERM was sent
+
 
 def heartbeat_path(folder: str) -> str:
     """The file that each heartbeat touches: beside the process's folder, one for the whole attempt."""
@@ -18,38 +21,52 @@ def heartbeat_path(folder: str) -> str:
 
 
 class ProcessLease:
-    """Ends a process whose lease no launcher has renewed for `seconds`.
+    """End a process whose lease no launcher has renewed for `lease_s` seconds.
 
-    Only changes of the heartbeat file count, and the time between them by the kernel's monotonic clock: setting the
-    clock or suspending the host ends nothing.
+    A heartbeat is a change of the heartbeat file's mtime. Its value does not matter, and the time since the last change
+    is measured by the kernel's monotonic clock: setting the host's clock or suspending the host ends nothing. A file
+    that cannot be read counts as unchanged. Without `lease` in the spec the lease never expires.
+
+    The supervisor calls `enforce` at least every `check_interval_s` seconds. Once the lease has expired, `enforce`
+    records that in the state (`abandoned`) and in the log, sends SIGTERM, and SIGKILL after `grace_s` seconds. A
+    later heartbeat does not take that back. Neither a failed write nor a process that has ended raises an error.
     """
 
     def __init__(self, folder: str, spec: Json) -> None:
-        self.folder, self.heartbeat_file = folder, heartbeat_path(folder)
-        self.lease_s, self.grace_s = spec.get("lease", float("inf")), spec.get("grace", 10.0)
-        self.heartbeat_mtime_ns, self.renewed_at, self.ended_at = self.read_heartbeat_mtime(), time.monotonic(), 0.0
+        self.folder = folder
+        self.heartbeat_file = heartbeat_path(folder)
+        self.lease_s: float = spec.get("lease", float("inf"))
+        self.grace_s: float = spec.get("grace", _DEFAULT_GRACE_S)
+        self.heartbeat_mtime_ns = self.read_heartbeat_mtime()
+        self.renewed_at = time.monotonic()
+        self.expired_at: float | None = None
 
     @property
     def check_interval_s(self) -> float:
         """Seconds until the next check."""
-        return 0.2 if self.ended_at else max(0.05, min(60.0, self.lease_s / 10))
+        if self.expired_at is not None:
+            return _ENDING_CHECK_INTERVAL_S
+        return max(0.05, min(60.0, self.lease_s / 10))
 
     def read_heartbeat_mtime(self) -> int:
-        """The mtime of the heartbeat file, 0 if it cannot be read; only a change of it counts."""
+        """The mtime of the heartbeat file in nanoseconds; 0 if it cannot be read."""
         try:
             return os.stat(self.heartbeat_file).st_mtime_ns
         except OSError:
             return 0
 
     def enforce(self, agent_pid: int, log: ProcessLog) -> None:
-        """Send SIGTERM to the process once the lease has ended, and SIGKILL after the grace."""
-        mtime_ns, now = self.read_heartbeat_mtime(), time.monotonic()
+        """Send SIGTERM to the process once the lease has expired, and SIGKILL after the grace."""
+        mtime_ns = self.read_heartbeat_mtime()
+        now = time.monotonic()
         if mtime_ns != self.heartbeat_mtime_ns:
-            self.heartbeat_mtime_ns, self.renewed_at = mtime_ns, now
-        if self.ended_at and now - self.ended_at > self.grace_s:
-            send_signal([agent_pid], signal.SIGKILL)
-        elif not self.ended_at and now - self.renewed_at > self.lease_s:
-            self.ended_at = now
+            self.heartbeat_mtime_ns = mtime_ns
+            self.renewed_at = now
+        if self.expired_at is not None:
+            if now - self.expired_at > self.grace_s:
+                send_signal([agent_pid], signal.SIGKILL)
+        elif now - self.renewed_at > self.lease_s:
+            self.expired_at = now
             try_write_state(self.folder, abandoned=self.lease_s)
             message = "ended by its supervisor: its lease was not renewed for %g s (deadlines.lease)"
             log.write_lines([(message % self.lease_s).encode()])

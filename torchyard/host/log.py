@@ -20,35 +20,54 @@ ENDED_PHASES = ("exited", "unkept", "absent")  # the supervisor writes nothing a
 _TEE_PREFIX = re.compile(rb"(\[default\d{1,6}\]:)")  # torchrun's --tee writes it before each piece of a rank's output
 _MAX_JOINED_PIECES = 8  # of one line: each sequence of them is compared
 _MAX_LINE_BYTES = 1 << 20  # bytes; a program that never ends its line must not fill the memory
+_MAX_TAIL_BYTES = 1 << 22  # bytes of a file's end: torchrun is never more than a moment behind
+_CALLER_POLL_INTERVAL_S = 0.05  # between two looks for new lines or a new state
 
 
 class ProcessLog:
-    """Appends time-stamped lines; a full disk costs lines, never the job."""
+    """Append lines to a process's log, each as `TIME NAME | text`, with the time (UTC) at which it arrived.
+
+    A full disk or a removed folder costs lines and never the job: no write raises an error. Lost lines are counted
+    (`lost_count`), and the first loss and its reason are recorded in the state at once (`lost`, `error`). After a write
+    that broke off, or after another writer was killed, the next write first ends the partial line, so that its text
+    never runs into a new line.
+
+    Order of calls: `write_output` with each piece of the process's output, then `close` once. `write_lines` may add
+    whole lines at any time. One writer at a time: the holder of the process's lock (state.py).
+    """
 
     def __init__(self, folder: str, name: str) -> None:
-        self.folder, self.name = folder, name
+        self.folder = folder
+        self.name = name
         self.fd = os.open(file_path(folder, "log"), os.O_RDWR | os.O_CREAT | os.O_APPEND, 0o600)
-        self.unfinished_line, self.line_count, self.lost_count, self.error = b"", 0, 0, ""
+        self.unfinished_line = b""
+        self.line_count = 0  # written by this object
+        self.lost_count = 0
+        self.error = ""  # why the first line was lost; empty while none is
         self.has_partial_line = self._ends_with_partial_line()
 
     def _ends_with_partial_line(self) -> bool:
-        """Whether the last line is incomplete: its writer was killed, or the disk was full."""
+        """Whether the file's last line is incomplete: its writer was killed, or the disk was full."""
         size = os.fstat(self.fd).st_size
         return size > 0 and os.pread(self.fd, 1, size - 1) != b"\n"
 
     def write_output(self, data: bytes) -> None:
-        """Write every whole line of `data`; keep the rest for the next call."""
+        """Write every complete line of `data`; keep the rest for the next call."""
         *complete_lines, self.unfinished_line = (self.unfinished_line + data).split(b"\n")
         if len(self.unfinished_line) > _MAX_LINE_BYTES:
-            complete_lines, self.unfinished_line = [*complete_lines, self.unfinished_line], b""
+            complete_lines.append(self.unfinished_line)
+            self.unfinished_line = b""
         if complete_lines:
             self.write_lines(complete_lines)
 
     def write_lines(self, lines: list[bytes]) -> None:
+        """Append lines, all with the current time. Lines that cannot be written are counted as lost."""
         now = time.time()
         timestamp = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(now)) + ".%03dZ" % (now % 1 * 1000)
         prefix = ("%s %s | " % (timestamp, self.name)).encode()
-        data = (b"\n" if self.has_partial_line else b"") + b"".join(prefix + line + b"\n" for line in lines)
+        data = b"".join(prefix + line + b"\n" for line in lines)
+        if self.has_partial_line:
+            data = b"\n" + data
         try:
             while data:
                 data = data[os.write(self.fd, data) :]
@@ -61,13 +80,17 @@ class ProcessLog:
             self.record_loss(missing_count, error)
 
     def record_loss(self, missing_count: int, error: OSError) -> None:
+        """Count lost lines; the first loss is recorded in the state."""
         self.lost_count += missing_count
         self.error = self.error or os.strerror(error.errno or errno.EIO)
         if self.lost_count == missing_count:
             try_write_state(self.folder, lost=missing_count, error=self.error)
 
     def close(self) -> None:
-        """Write the last line; if the file was removed meanwhile, count every line as lost."""
+        """Write the last line; if the file was removed meanwhile, count every line as lost.
+
+        The descriptor stays open: `recover_output` may still append lines.
+        """
         if self.unfinished_line:
             self.write_lines([self.unfinished_line])
         if not os.fstat(self.fd).st_nlink:
@@ -82,11 +105,13 @@ def recover_output(folder: str, log: ProcessLog) -> None:
 
 
 def recover_unsupervised(folder: str) -> None:
-    """Append what a killed supervisor had not logged, and record whether the log is whole. A second call adds nothing.
+    """Append what a killed supervisor had not logged, and record whether that succeeded (`recovered` in the state).
 
-    torchrun's copy stays, because the processes may still write it.
+    Does nothing without torchrun's own copy of the output, or while another process holds the lock. A second call
+    appends nothing. torchrun's copy stays, because the processes may still write it.
     """
-    state, spec = read_state(folder), read_spec(folder)
+    state = read_state(folder)
+    spec = read_spec(folder)
     if not state or not spec or not os.path.isdir(file_path(folder, "ranks")):
         return
     lock = take_lock(folder)
@@ -101,6 +126,7 @@ def recover_unsupervised(folder: str) -> None:
 
 
 def _append_unprinted(folder: str, log: ProcessLog) -> None:
+    """Append the lines of torchrun's copy that are not in the end of the log; each is counted as often as it occurs."""
     if not os.path.isdir(file_path(folder, "ranks")):
         return
     printed = collections.Counter()  # type: collections.Counter[bytes]
@@ -128,13 +154,13 @@ def list_printed_lines(text: bytes) -> list[bytes]:
     pieces = _TEE_PREFIX.split(text)
     lines = [pieces[0]] if pieces[0] else []
     prefixes = pieces[1::2]
-    rests = pieces[2::2]
+    texts = pieces[2::2]
     for first, prefix in enumerate(prefixes):
         line = prefix
         for index in range(first, min(first + _MAX_JOINED_PIECES, len(prefixes))):
             if prefixes[index] != prefix:
                 break
-            line += rests[index]
+            line += texts[index]
             lines.append(line)
     return lines
 
@@ -157,11 +183,11 @@ def read_tail(file: BinaryIO) -> list[bytes]:
     return _read_tail_bytes(file).splitlines()
 
 
-def _read_tail_bytes(file: BinaryIO, max_bytes: int = 1 << 22) -> bytes:
-    """The last 4 MiB of a file from the start of a line on: torchrun is never more than a moment behind."""
-    end = file.seek(0, os.SEEK_END)
-    file.seek(max(0, end - max_bytes))
-    if end > max_bytes:
+def _read_tail_bytes(file: BinaryIO) -> bytes:
+    """The last 4 MiB of a file, from the start of a line on."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _MAX_TAIL_BYTES))
+    if size > _MAX_TAIL_BYTES:
         file.readline()
     return file.read()
 
@@ -170,7 +196,10 @@ def _read_tail_bytes(file: BinaryIO, max_bytes: int = 1 << 22) -> bytes:
 
 
 def follow_process_log(folder: str, offset: int) -> None:
-    """Print the log from byte `offset` until all of it is printed; exit 1 if the caller leaves before that."""
+    """Print the log from byte `offset` until the process has ended and all of it is printed.
+
+    Exits with code 1 if the caller leaves (stdin is closed) before that.
+    """
     state_cache = StateCache(folder)
     while True:
         phase = state_cache.view()["phase"]  # read before the log: nothing is written after the end
@@ -186,20 +215,15 @@ def follow_process_log(folder: str, offset: int) -> None:
         sys.stdout.flush()
         if phase in ENDED_PHASES:
             return
-        if _has_caller_left():
+        if read_caller() is None:
             sys.exit(1)
 
 
-def _has_caller_left() -> bool:
-    """Wait a moment; True if the caller has left."""
-    return read_caller() is None
-
-
 def read_caller() -> bytes | None:
-    """Wait a moment for input from the caller; None if it has left."""
-    if not select.select([0], [], [], 0.05)[0]:
+    """Wait up to `_CALLER_POLL_INTERVAL_S` for input on stdin; empty if none came, None if the caller has left."""
+    if not select.select([0], [], [], _CALLER_POLL_INTERVAL_S)[0]:
         return b""
     try:
         return os.read(0, 4096) or None
-    except ConnectionResetError:  # it left before it had read everything
+    except ConnectionResetError:  # the caller left before it had read everything
         return None

@@ -7,9 +7,42 @@ import socket
 import struct
 from typing import Any
 
-_SIOCGIFADDR = 0x8915
 LISTEN_URLS_PLACEHOLDER = "{listen-urls}"  # an argument, or part of one, that the supervisor fills in
+_SIOCGIFADDR = 0x8915  # ioctl: the IPv4 address of an interface
+_UNUSED_PORT = 9  # connecting a UDP socket only chooses a route: nothing is sent
 Json = Any
+
+
+def choose_interface_env(destination: str) -> dict[str, str]:
+    """The variables that name the interface toward `destination` for gloo and NCCL; empty if it is unknown.
+
+    The `=` keeps NCCL from taking eth10 for eth1.
+    """
+    name = _find_interface(destination)
+    if name is None:
+        return {}
+    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": "=" + name}
+
+
+def find_listen_urls(store: Json) -> str:
+    """The URLs on which the job's store listens, in etcd's format: the addresses of this host that its agents use.
+
+    `store` has the store's `name`, its `port`, and the other hosts (`toward`). The addresses are those that the name
+    resolves to here, which the agent on this host uses, and the source addresses of the routes to the other hosts,
+    where the name may resolve to another one (it is 127.0.1.1 here, or translated). If other hosts can reach none of
+    them, the store listens on all addresses: a run without a store is no safer.
+    """
+    addresses = _resolve_name(store["name"])
+    has_route = False
+    for host in store["toward"]:
+        source_address = _find_source_address(host)
+        if source_address is not None:
+            has_route = True
+            addresses.append(source_address)
+    own_addresses = [address for address in dict.fromkeys(addresses) if _is_own_address(address)]
+    if not has_route and all(address.startswith("127.") for address in own_addresses):
+        own_addresses = ["0.0.0.0"]
+    return ",".join("http://%s:%d" % (address, store["port"]) for address in own_addresses)
 
 
 def _find_interface(destination: str) -> str | None:
@@ -18,57 +51,38 @@ def _find_interface(destination: str) -> str | None:
     By themselves, gloo and NCCL take the interface of the host's own name, which Debian maps to 127.0.1.1.
     """
     source_address = _find_source_address(destination)
+    if source_address is None:
+        return None
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            interfaces = [
-                name
-                for _, name in socket.if_nameindex()
-                if source_address and _read_interface_address(sock, name) == source_address
-            ]
+            for _, name in socket.if_nameindex():
+                if _read_interface_address(sock, name) == source_address:
+                    return name if name != "lo" else None
     except OSError:
-        return None
-    return interfaces[0] if interfaces and interfaces[0] != "lo" else None
-
-
-def find_listen_urls(store: Json) -> str:
-    """The URLs on which the job's store listens, in etcd's format: the addresses of this host that its agents use.
-
-    These are the addresses that the store's name resolves to here, which the agent on this host uses, and the source
-    addresses of the routes to the other hosts, where the name may resolve to another one (it is 127.0.1.1 here, or
-    translated). If other hosts can reach none of them, the store listens on all: a run without it is no safer.
-    """
-    source_addresses = [_find_source_address(host) for host in store["toward"]]
-    own_addresses = [
-        address
-        for address in dict.fromkeys(_resolve_name(store["name"]) + source_addresses)
-        if _is_own_address(address)
-    ]
-    is_reachable = any(source_addresses) or any(not address.startswith("127.") for address in own_addresses)
-    return ",".join(
-        "http://%s:%d" % (address, store["port"]) for address in (own_addresses if is_reachable else ["0.0.0.0"])
-    )
+        pass
+    return None
 
 
 def _resolve_name(name: str) -> list[str]:
-    """The IPv4 addresses that a name (or an address) resolves to on this host."""
+    """The IPv4 addresses that a name (or an address) resolves to on this host; empty if it resolves to none."""
     try:
         return socket.gethostbyname_ex(name)[2]
     except (OSError, UnicodeError):
         return []
 
 
-def _find_source_address(host: str) -> str:
-    """The source address of packets from this host to another one; empty if there is no route."""
+def _find_source_address(host: str) -> str | None:
+    """The source address of packets from this host to another one; None if there is no route."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
-            sock.connect((host, 9))  # nothing is sent
+            sock.connect((host, _UNUSED_PORT))
             return str(sock.getsockname()[0])
     except (OSError, UnicodeError):
-        return ""
+        return None
 
 
 def _is_own_address(address: str) -> bool:
-    """Whether this host has the address: only then can it listen there."""
+    """Whether this host has the address: only then can the store listen on it."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as sock:
             sock.bind((address, 0))
@@ -77,16 +91,10 @@ def _is_own_address(address: str) -> bool:
         return False
 
 
-def _read_interface_address(sock: socket.socket, name: str) -> str:
-    """The IPv4 address of an interface; empty if it has none."""
+def _read_interface_address(sock: socket.socket, name: str) -> str | None:
+    """The IPv4 address of an interface; None if it has none."""
     try:
         ifreq = fcntl.ioctl(sock.fileno(), _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
     except OSError:
-        return ""
+        return None
     return socket.inet_ntoa(ifreq[20:24])
-
-
-def choose_interface_env(destination: str) -> dict[str, str]:
-    """The variables that name the interface for gloo and NCCL; the `=` keeps NCCL from taking eth10 for eth1."""
-    name = _find_interface(destination)
-    return {"GLOO_SOCKET_IFNAME": name, "NCCL_SOCKET_IFNAME": "=" + name} if name else {}

@@ -4,18 +4,19 @@
 The launcher starts this as `python3 -I -S runai.py FOLDER NODE PODS GENERATION PROJECT CLI VERB JOB`:
 
     submit   runs the CLI command on stdin (JSON: argv, run) or adopts an existing job; prints its state
-    status   prints the pod's state at every change, until it has ended
-    follow   prints the pod's log from a byte (last argument), until all of it is printed
+    status   prints the pod's state at every change, until it has ended or the caller has exited
+    follow   prints the pod's log from a byte (last argument), until all of it is printed or the caller has exited
     cancel   copies the rest of every log, deletes the job, and prints what is left
 
 The job lives in Run:ai. FOLDER (the attempt's, shared by all of its pods) holds only what can be fetched again:
 
-    told        the job's state, JSON, as the CLI last reported it; one process asks for all pods
+    told        the job's state, JSON, as the CLI last reported it; one process queries for all pods (told.lock)
     NODE/taken  the pod's log so far, each line as `2026-11-21T08:00:47.123456789Z node-0 | text`
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import sys
@@ -26,6 +27,7 @@ from typing import Any
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
 from torchyard.host.runai_cli import (
+    JobResponse,
     RunaiJob,
     copy_log,
     count_copied_bytes,
@@ -39,9 +41,11 @@ from torchyard.host.runai_cli import (
 from torchyard.host.state import file_path
 
 Json = Any
-_QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which asks a server
+_QUERY_INTERVAL_S = 2.0  # seconds between two calls of the CLI, each of which sends a request to a server
 _APPEARANCE_TIMEOUT_S = 60.0  # seconds until a submitted job can be described
-_ABSENT_AFTER_RESPONSES = 2  # consecutive answers without the job, after which it is gone
+_ABSENT_AFTER_RESPONSES = 2  # consecutive responses without the job, after which it is gone
+_SUBMIT_TIMEOUT_S = 45
+_DELETE_COMMAND_TIMEOUT_S = 30
 _DELETE_TIMEOUT_S = 60.0  # seconds that a deletion may take: a pod's grace is 30
 
 
@@ -55,20 +59,32 @@ def _refresh_state(job: RunaiJob) -> Json:
         return state
 
 
-def _update_state(state: Json, response: Json) -> Json:
-    """The state after one more answer. A missing answer ends nothing: logins expire and networks break."""
-    state = dict(state, at=time.time(), why=response["why"] if response["found"] is None else "")
-    if response["found"]:
-        return record_statuses(state, response["words"])
-    if response["found"] is None:
+def _update_state(state: Json, response: JobResponse) -> Json:
+    """The state after one more response.
+
+    An error ends nothing: logins expire and networks break. A job is gone after two consecutive responses without it;
+    a new one may need a minute until it can be described.
+    """
+    state = dict(state, at=time.time(), why=response.reason if response.exists is None else "")
+    if response.exists:
+        return record_statuses(state, response.statuses)
+    if response.exists is None:
         return state
     state["missing"] += 1
     is_new = not state["seen"] and time.time() - state["submitted"] < _APPEARANCE_TIMEOUT_S
-    return dict(state, gone=state["gone"] or (state["missing"] >= _ABSENT_AFTER_RESPONSES and not is_new))
+    if state["missing"] >= _ABSENT_AFTER_RESPONSES and not is_new:
+        state["gone"] = True
+    return state
 
 
 def _load_state(job: RunaiJob) -> Json:
-    """The last known state; an empty one if the job is new or the folder was lost."""
+    """The job's stored state; an empty one if the job is new or the folder was lost.
+
+    Keys: `at`, when the CLI was last queried, and `submitted`, in seconds since the epoch; `why`, the reason if the
+    last query failed; `missing`, consecutive responses without the job; `seen`, it was in a response; `gone`. By pod
+    name (the job itself has an empty one): the status (`words`), and the times from when it has that status (`since`),
+    has run (`begun`) and has ended (`ended`).
+    """
     try:
         with open(file_path(job.folder, "told"), encoding="utf-8") as file:
             return json.load(file)
@@ -88,57 +104,60 @@ def _save_state(job: RunaiJob, state: Json) -> None:
 
 
 def _submit_job(job: RunaiJob) -> None:
+    """Create the job, unless it exists; print its state, or why it could not be created or belongs to another run."""
     spec = json.load(sys.stdin)
     os.makedirs(job.folder, exist_ok=True)
     response = query_job(job)
-    created = response["found"] is False
-    if created:
-        code, output = query_cli(spec["argv"], 45)
-        response = (
-            query_job(job)
-            if code and "already exists" in output
-            else {"found": not code, "why": find_error_line(output)}
-        )
-        created = not code
-    if not response["found"]:
-        print(json.dumps({"phase": "failed", "created": False, "error": response["why"]}))
-    elif not created and response["run"] not in ("", spec["run"]):
+    created = False
+    if response.exists is False:
+        exit_code, output = query_cli(spec["argv"], timeout_s=_SUBMIT_TIMEOUT_S)
+        created = exit_code == 0
+        if not created and "already exists" in output:  # another process was faster, or the query came too early
+            response = query_job(job)
+        else:
+            response = JobResponse(created, find_error_line(output), {}, "")
+    if not response.exists:
+        print(json.dumps({"phase": "failed", "created": False, "error": response.reason}))
+        return
+    if not created and response.run not in ("", spec["run"]):
         message_format = (
             "job %s in project %s belongs to another run (torchyard/cli-run: %s): delete it, or rename the profile"
         )
-        message = message_format % (job.name, job.project, response["run"])
+        message = message_format % (job.name, job.project, response.run)
         print(json.dumps({"phase": "failed", "created": False, "error": message}))
-    else:
-        with hold_lock(file_path(job.folder, "told.lock")):
-            state = _load_state(job)
-            state["submitted"] = state["submitted"] or time.time()
-            _save_state(job, state)
-        print(json.dumps({"phase": "running", "created": created, "started": state["submitted"]}))
+        return
+    with hold_lock(file_path(job.folder, "told.lock")):
+        state = _load_state(job)
+        state["submitted"] = state["submitted"] or time.time()
+        _save_state(job, state)
+    print(json.dumps({"phase": "running", "created": created, "started": state["submitted"]}))
 
 
 def _stream_status(job: RunaiJob) -> None:
-    printed_status, parent = None, os.getppid()
+    """Print the pod's state at every change, until it has ended or the caller has exited."""
+    printed_status = None
+    caller_pid = os.getppid()
     os.makedirs(job.folder, exist_ok=True)
-    while os.getppid() == parent:
+    while os.getppid() == caller_pid:
         status = get_pod_status(_refresh_state(job), job.pod_name)
         if status != printed_status:
             print(json.dumps(status), flush=True)
+            printed_status = status
         if status["phase"] in ("exited", "absent"):
             return
-        printed_status = status
         time.sleep(0.3)
 
 
 def _stream_log(job: RunaiJob, offset: int) -> None:
     """Print the log as it grows; polled every two seconds, less often for many pods, as each poll starts a program."""
-    parent = os.getppid()
+    caller_pid = os.getppid()
     os.makedirs(job.folder, exist_ok=True)
-    while os.getppid() == parent:
+    while os.getppid() == caller_pid:
         phase = get_pod_status(_refresh_state(job), job.pod_name)["phase"]
         has_ended = phase in ("exited", "absent")
-        copy_error = copy_log(job, has_ended)
+        error = copy_log(job, has_ended=has_ended)
         offset = _print_copied_log(job, offset)
-        if has_ended and (not copy_error or phase == "absent" or _refresh_state(job)["gone"]):
+        if has_ended and (error is None or phase == "absent" or _refresh_state(job)["gone"]):
             return
         time.sleep(0.5 if has_ended else max(_QUERY_INTERVAL_S, job.pod_count / 4))
 
@@ -157,18 +176,21 @@ def _print_copied_log(job: RunaiJob, offset: int) -> int:
 def _cancel_job(job: RunaiJob) -> None:
     """Delete the job and wait until it is gone. Its logs are deleted with it, so they are copied first."""
     os.makedirs(job.folder, exist_ok=True)
-    response, deadline = query_job(job), time.time() + _DELETE_TIMEOUT_S
-    if response["found"]:
+    response = query_job(job)
+    reason = response.reason
+    deadline = time.time() + _DELETE_TIMEOUT_S
+    if response.exists:
         _copy_all_logs(job)
-        code, output = query_cli(job.build_argv("delete"), 30)
-        response = dict(query_job(job), why=find_error_line(output) if code else "it still exists")
-        while response["found"] and time.time() < deadline:
+        exit_code, output = query_cli(job.build_argv("delete"), timeout_s=_DELETE_COMMAND_TIMEOUT_S)
+        reason = find_error_line(output) if exit_code else "it still exists"
+        response = query_job(job)
+        while response.exists and time.time() < deadline:
             _copy_all_logs(job)
             time.sleep(0.5)
-            response = dict(query_job(job), why=response["why"])
-    leftovers = (
-        [] if response["found"] is False else ["job %s of project %s: %s" % (job.name, job.project, response["why"])]
-    )
+            response = query_job(job)
+    leftovers: list[str] = []
+    if response.exists is not False:
+        leftovers.append("job %s of project %s: %s" % (job.name, job.project, reason))
     with hold_lock(file_path(job.folder, "told.lock")):
         state = dict(_load_state(job), gone=not leftovers, at=time.time())
         _save_state(job, state)
@@ -177,8 +199,9 @@ def _cancel_job(job: RunaiJob) -> None:
 
 def _copy_all_logs(job: RunaiJob) -> None:
     """Copy the rest of every pod's log, as far as it is available."""
+    pods = [job.for_pod(index) for index in range(job.pod_count)]
     with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda index: copy_log(job.for_pod(index), False), range(job.pod_count)))
+        list(pool.map(functools.partial(copy_log, has_ended=False), pods))  # `list` raises a thread's error
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
-"""Run Run:ai's CLI and interpret its answers. Standard library only, Python 3.8 or newer.
+"""Run Run:ai's CLI and parse its output. Standard library only, Python 3.8 or newer.
 
-The format of its answers is not documented, so the statuses of a job and its pods are looked for anywhere in them.
+The format of its output is not documented, so the statuses of a job and its pods are searched in all of it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import os
 import re
 import subprocess
 import time
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
 from torchyard.host.log import read_tail
 
@@ -35,17 +35,21 @@ _SUCCEEDED_STATUSES = {"succeeded", "completed"}
 _RUNNING_STATUSES = {"running", "degraded", "updating", "terminating"}
 _FAILED_STATUSES = {"failed", "fail", "error", "timedout", "preempted", "evicted", "oomkilled", "containercannotrun"}
 _LINE_TIMESTAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d[.\d]*(Z|[+-]\d\d:?\d\d) ")
-_LOG_OVERLAP_S = 2  # seconds that are fetched again: the stamps of stdout and stderr are not in perfect order
+_LOG_OVERLAP_S = 2  # seconds that are fetched again: the time stamps of stdout and stderr are not in order
+_QUERY_TIMEOUT_S = 20
+_LOG_TIMEOUT_S = 30
 
 
 class RunaiJob:
-    """One pod of a Run:ai job, from the launcher's command-line arguments."""
+    """One pod of a Run:ai job, from the launcher's command-line arguments (see runai.py)."""
 
     def __init__(self, argv: list[str]) -> None:
         self.argv = argv
-        self.folder, self.node, pods, self.generation, self.project, self.cli, self.verb, self.name = argv
-        self.pod_count, index = int(pods), int(self.node.rpartition("-")[2])
-        self.pod_name = "%s-%s" % (self.name, "worker-%d" % (index - 1) if index else "master-0")
+        self.folder, self.node, pod_count, self.generation, self.project, self.cli, self.verb, self.name = argv
+        self.pod_count = int(pod_count)
+        index = int(self.node.rpartition("-")[2])
+        replica = "worker-%d" % (index - 1) if index else "master-0"
+        self.pod_name = "%s-%s" % (self.name, replica)
         self.copy_path = os.path.join(self.folder, self.node, "taken")
 
     def for_pod(self, index: int) -> RunaiJob:
@@ -54,21 +58,16 @@ class RunaiJob:
 
     def build_argv(self, verb: str, *extra_args: str) -> list[str]:
         """The CLI's command line for a verb on the job."""
-        noun = ["job"] if self.generation == "cli-v1" and verb != "logs" else []
-        return (
-            [self.cli]
-            + _JOB_COMMANDS[self.generation]
-            + [verb]
-            + noun
-            + [self.name, "--project", self.project]
-            + list(extra_args)
-        )
+        argv = [self.cli] + _JOB_COMMANDS[self.generation] + [verb]
+        if self.generation == "cli-v1" and verb != "logs":
+            argv.append("job")
+        return argv + [self.name, "--project", self.project] + list(extra_args)
 
 
 @contextlib.contextmanager
-def hold_lock(name: str) -> Iterator[None]:
-    """Wait for a lock and hold it."""
-    fd = os.open(name, os.O_RDWR | os.O_CREAT, 0o600)
+def hold_lock(path: str) -> Iterator[None]:
+    """Wait for a lock file and hold it."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         yield
@@ -79,8 +78,8 @@ def hold_lock(name: str) -> Iterator[None]:
 # --- running the CLI ------------------------------------------------------------------------------------------------
 
 
-def _run_cli(argv: list[str], timeout_s: float) -> tuple[int, bytes, bytes]:
-    """The exit code, stdout and stderr of a command; it never raises."""
+def _run_cli(argv: list[str], *, timeout_s: float) -> tuple[int, bytes, bytes]:
+    """The exit code, stdout and stderr of a command. As in a shell, 124 is a timeout, and 127 a missing program."""
     try:
         completed = subprocess.run(argv, check=False, stdin=subprocess.DEVNULL, capture_output=True, timeout=timeout_s)
         return completed.returncode, completed.stdout, completed.stderr
@@ -90,107 +89,147 @@ def _run_cli(argv: list[str], timeout_s: float) -> tuple[int, bytes, bytes]:
         return 127, b"", ("cannot start %s: %s" % (argv[0], error.strerror)).encode()
 
 
-def query_cli(argv: list[str], timeout_s: float) -> tuple[int, str]:
+def query_cli(argv: list[str], *, timeout_s: float) -> tuple[int, str]:
     """The exit code of a command and its output, stderr included: v1 prints its errors on stdout."""
-    exit_code, out, err = _run_cli(argv, timeout_s)
-    return exit_code, (out + b"\n" + err).decode(errors="replace")
+    exit_code, stdout, stderr = _run_cli(argv, timeout_s=timeout_s)
+    return exit_code, (stdout + b"\n" + stderr).decode(errors="replace")
 
 
-def query_job(job: RunaiJob) -> Json:
-    """Whether the job exists (None: unknown, see `why`), its and its pods' statuses, and the run that it belongs to."""
-    extra_args = ["--pod-limit", "-1"] if job.generation == "cli-v2" and job.pod_count > _DEFAULT_POD_LIMIT else []
-    code, output = query_cli(job.build_argv("describe", "-o", "json", *extra_args), 20)
-    statuses = _parse_statuses(output, job.name) if code == 0 else {}
+class JobResponse(NamedTuple):
+    """What the CLI reports about a job.
+
+    exists: None if that is unknown, for the given `reason`: logins expire and networks break.
+    reason: why there is no status; empty if there is one.
+    statuses: the job's own under an empty name, each pod's under its name.
+    run: the run that the job is labelled with; empty without that label.
+    """
+
+    exists: bool | None
+    reason: str
+    statuses: dict[str, str]
+    run: str
+
+
+def query_job(job: RunaiJob) -> JobResponse:
+    """Query the job, its pods' statuses, and the run that it belongs to."""
+    argv = job.build_argv("describe", "-o", "json")
+    if job.generation == "cli-v2" and job.pod_count > _DEFAULT_POD_LIMIT:
+        argv += ["--pod-limit", "-1"]
+    exit_code, output = query_cli(argv, timeout_s=_QUERY_TIMEOUT_S)
+    statuses = _parse_statuses(output, job.name) if exit_code == 0 else {}
     if statuses.get(""):
         label = _RUN_LABEL.search(output)
-        return {"found": True, "words": statuses, "why": "", "run": label.group(1) if label else ""}
-    missing_lines = [
-        line for line in output.splitlines() if _MISSING_MESSAGE.search(line) and "project" not in line.lower()
-    ]
-    reason = find_error_line(output) if code else "its answer has no status of the job"
-    return {"found": False if missing_lines else None, "why": reason, "run": ""}
+        return JobResponse(True, "", statuses, label.group(1) if label else "")
+    reason = find_error_line(output) if exit_code else "its response has no status of the job"
+    for line in output.splitlines():
+        if _MISSING_MESSAGE.search(line) and "project" not in line.lower():
+            return JobResponse(False, reason, {}, "")
+    return JobResponse(None, reason, {}, "")
 
 
 def find_error_line(output: str) -> str:
     """The error line in a CLI's output, else the last line: cobra prints its usage after the error."""
-    lines = [line.strip() for line in output.splitlines() if line.strip()] or ["it gives no reason"]
-    return next((line for line in lines if line.lower().startswith("error")), lines[-1])
+    lines = [line.strip() for line in output.splitlines() if line.strip()]
+    for line in lines:
+        if line.lower().startswith("error"):
+            return line
+    return lines[-1] if lines else "the CLI printed no error message"
 
 
 def check_cli(requirement: Json) -> Json:
-    """What preflight checks of a CLI: whether it runs, its generation, whether a user is logged in, the project."""
-    cli, generation = requirement["cli"], requirement["generation"]
-    code, output = query_cli([cli, "version"], 20)
-    if code:
+    """Whether a CLI runs (else `why`), which generations it has, whether a user is logged in, and the project exists.
+
+    `project` is missing without a login or the right generation, and None if it is unknown.
+    """
+    cli = requirement["cli"]
+    generation = requirement["generation"]
+    exit_code, output = query_cli([cli, "version"], timeout_s=_QUERY_TIMEOUT_S)
+    if exit_code:
         return {"runs": False, "why": find_error_line(output)}
-    generations = [
-        name for name, help_argv in sorted(_HELP_COMMANDS.items()) if query_cli([cli] + help_argv, 20)[0] == 0
-    ]
-    code, output = query_cli([cli, "whoami"], 20)
-    result = {
-        "runs": True,
-        "generations": generations,
-        "user": code == 0,
-        "why": find_error_line(output) if code else "",
-    }
-    if generation in generations and not code:
-        code, output = query_cli([cli] + _PROJECT_COMMANDS[generation], 20)
-        result["project"] = (
-            None if code else bool(re.search(r"(?<![\w-])%s(?![\w-])" % re.escape(requirement["project"]), output))
-        )
+    generations: list[str] = []
+    for name, help_command in sorted(_HELP_COMMANDS.items()):
+        exit_code, _ = query_cli([cli] + help_command, timeout_s=_QUERY_TIMEOUT_S)
+        if exit_code == 0:
+            generations.append(name)
+    exit_code, output = query_cli([cli, "whoami"], timeout_s=_QUERY_TIMEOUT_S)
+    reason = find_error_line(output) if exit_code else ""
+    result = {"runs": True, "generations": generations, "user": exit_code == 0, "why": reason}
+    if generation in generations and exit_code == 0:
+        exit_code, output = query_cli([cli] + _PROJECT_COMMANDS[generation], timeout_s=_QUERY_TIMEOUT_S)
+        project = re.compile(r"(?<![\w-])%s(?![\w-])" % re.escape(requirement["project"]))
+        result["project"] = None if exit_code else bool(project.search(output))
     return result
 
 
-# --- parsing its answers -------------------------------------------------------------------------------------------
+# --- parsing its output --------------------------------------------------------------------------------------------
 
 
 def _walk_mappings(value: Json) -> Iterator[Json]:
-    """Every mapping in an answer, the outer ones first."""
+    """Every mapping in a JSON value, the outer ones first."""
     queue = collections.deque([value])
     while queue:
         current = queue.popleft()
         if isinstance(current, dict):
             yield current
-        queue.extend(current.values() if isinstance(current, dict) else current if isinstance(current, list) else ())
+            queue.extend(current.values())
+        elif isinstance(current, list):
+            queue.extend(current)
 
 
 def _find_text(mapping: Json, keys: tuple[str, ...]) -> str:
-    """The first text under one of these keys, in any case, or one mapping deeper."""
+    """The first text under one of these keys, in any case, or one mapping deeper; empty if there is none."""
     if not isinstance(mapping, dict):
         return ""
     lowered = {str(key).lower(): value for key, value in mapping.items()}
     values = [lowered[key] for key in keys if key in lowered]
-    texts = [value for value in values if isinstance(value, str)]
-    return texts[0] if texts else next((text for each in values if (text := _find_text(each, keys + ("value",)))), "")
+    for value in values:
+        if isinstance(value, str):
+            return value
+    for value in values:
+        text = _find_text(value, keys + ("value",))
+        if text:
+            return text
+    return ""
 
 
 def _parse_statuses(output: str, job_name: str) -> dict[str, str]:
-    """The statuses in an answer: the job's under "", each pod's under its name."""
+    """The statuses in the CLI's output: the job's under an empty name (empty if unknown), each pod's under its name.
+
+    A job that is not named in JSON has the first status there: the outer mappings come first.
+    """
     try:
         response = json.loads(output[output.index("{") : output.rindex("}") + 1])
     except ValueError:
         match = _PLAIN_STATUS.search(output)
         return {"": match.group(1) if match else ""}
-    named_statuses = [
-        (
-            _find_text(mapping, _NAME_KEYS) or _find_text(mapping.get("metadata"), _NAME_KEYS),
-            _find_text(mapping, _STATUS_KEYS),
-        )
-        for mapping in _walk_mappings(response)
-    ]
-    by_name = {name: status for name, status in named_statuses if name and status}
-    return dict(by_name, **{"": by_name.get(job_name) or next((status for _, status in named_statuses if status), "")})
+    first_status = ""
+    statuses: dict[str, str] = {}
+    for mapping in _walk_mappings(response):
+        name = _find_text(mapping, _NAME_KEYS) or _find_text(mapping.get("metadata"), _NAME_KEYS)
+        status = _find_text(mapping, _STATUS_KEYS)
+        first_status = first_status or status
+        if name and status:
+            statuses[name] = status
+    statuses[""] = statuses.get(job_name) or first_status
+    return statuses
 
 
 def record_statuses(state: Json, statuses: dict[str, str]) -> Json:
-    """The state after an answer: each status and since when, when each first ran, and when each had ended."""
+    """The state after a response: each status and since when, when each first ran, and when each had ended.
+
+    Times are when this process received a response, in seconds since the epoch: the CLI reports none.
+    """
     now = time.time()
-    since, started, ended = dict(state["since"]), dict(state["begun"]), dict(state["ended"])
+    since = dict(state["since"])
+    started = dict(state["begun"])
+    ended = dict(state["ended"])
     for name, status in statuses.items():
-        since[name] = since[name] if state["words"].get(name) == status else now
-        if _parse_phase(status) != "starting":
+        if state["words"].get(name) != status:
+            since[name] = now
+        phase = _parse_phase(status)
+        if phase != "starting":
             started.setdefault(name, now)
-        if _parse_phase(status) == "exited":
+        if phase == "exited":
             ended.setdefault(name, now)
     is_deleted = statuses[""].lower() == "deleted"
     return dict(state, words=statuses, since=since, begun=started, ended=ended, seen=True, gone=is_deleted, missing=0)
@@ -205,23 +244,35 @@ def _parse_phase(status: str) -> str:
 
 
 def get_pod_status(state: Json, pod_name: str) -> Json:
-    """The state of one pod. Without a status of its own it has the job's; a failed job has no running pods."""
+    """The state of one pod. Without a status of its own it has the job's; a failed job has no running pods.
+
+    Run:ai reports no exit codes: `exit` is 0 for a pod that succeeded, 1 for one that is itself reported as failed, and
+    None if that is unknown.
+    """
     job_status = state["words"].get("", "")
     status = state["words"].get(pod_name) or job_status
-    phase, code = _parse_phase(status), 0 if status.lower() in _SUCCEEDED_STATUSES else None
-    if status.lower() in _FAILED_STATUSES:
-        code = 1 if pod_name in state["words"] else None
+    phase = _parse_phase(status)
+    exit_code = None
+    if status.lower() in _SUCCEEDED_STATUSES:
+        exit_code = 0
+    elif status.lower() in _FAILED_STATUSES:
+        exit_code = 1 if pod_name in state["words"] else None
     elif phase != "exited" and job_status.lower() in _FAILED_STATUSES:
-        phase, status = "exited", job_status
+        phase = "exited"
+        status = job_status
     if state["gone"] and phase != "exited":
         phase = "absent"
     name = pod_name if pod_name in state["words"] else ""
-    times = {
+    return {
         "started": state["begun"].get(name),
         "ended": state["ended"].get(name),
         "since": state["since"].get(name),
+        "phase": phase,
+        "exit": exit_code,
+        "word": status,
+        "job": job_status,
+        "detail": state["why"],
     }
-    return dict(times, phase=phase, exit=code, word=status, job=job_status, detail=state["why"])
 
 
 # --- logs ----------------------------------------------------------------------------------------------------------
@@ -235,22 +286,32 @@ def count_copied_bytes(job: RunaiJob) -> int:
         return 0
 
 
-def copy_log(job: RunaiJob, has_ended: bool) -> str:
-    """Append the log's new lines to the copy; returns why that failed, or "". `over`: half a line counts too."""
+def copy_log(job: RunaiJob, *, has_ended: bool) -> str | None:
+    """Append the log's new lines to the copy; returns why the CLI could not print the log, None if it could.
+
+    The CLI is asked for the lines from shortly before the newest copied one on; those that the copy has are skipped.
+    The last line is copied without its line end only once the pod has ended.
+    """
     os.makedirs(os.path.dirname(job.copy_path), exist_ok=True)
     prefix = (" %s | " % job.node).encode()
     with hold_lock(job.copy_path + ".lock"), open(job.copy_path, "a+b") as file:
         copied_lines = [line.replace(prefix, b" ", 1) for line in read_tail(file)]
         since = max((_parse_timestamp(line) for line in copied_lines), default=0) - _LOG_OVERLAP_S
-        since_args = ["--since-time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))] if copied_lines else []
-        code, out, err = _run_cli(job.build_argv("logs", "--pod", job.pod_name, "--timestamps", *since_args), 30)
+        argv = job.build_argv("logs", "--pod", job.pod_name, "--timestamps")
+        if copied_lines:
+            argv += ["--since-time", time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(since))]
+        exit_code, stdout, stderr = _run_cli(argv, timeout_s=_LOG_TIMEOUT_S)
         replayed = collections.Counter(line for line in copied_lines if _parse_timestamp(line) >= since)
-        *lines, unfinished_line = out.split(b"\n")
-        for line in filter(_LINE_TIMESTAMP.match, lines + [unfinished_line] if has_ended else lines):
+        *lines, unfinished_line = stdout.split(b"\n")
+        if has_ended:
+            lines.append(unfinished_line)
+        for line in filter(_LINE_TIMESTAMP.match, lines):
             replayed[line] -= 1
             if replayed[line] < 0:
                 file.write(line.replace(b" ", prefix, 1) + b"\n")
-    return find_error_line((err or out).decode(errors="replace")) if code else ""
+    if exit_code == 0:
+        return None
+    return find_error_line((stderr or stdout).decode(errors="replace"))
 
 
 def _parse_timestamp(line: bytes) -> int:
@@ -259,5 +320,8 @@ def _parse_timestamp(line: bytes) -> int:
     if not match:
         return 0
     zone = match.group(1).decode().replace(":", "")
-    utc_offset_s = 0 if zone == "Z" else int(zone[0] + "1") * (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60)
+    utc_offset_s = 0
+    if zone != "Z":
+        sign = int(zone[0] + "1")
+        utc_offset_s = sign * (int(zone[1:3]) * 3600 + int(zone[3:5]) * 60)
     return calendar.timegm(time.strptime(line[:19].decode(), "%Y-%m-%dT%H:%M:%S")) - utc_offset_s

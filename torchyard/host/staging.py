@@ -4,12 +4,12 @@
 The text of this file goes with each call, as `python3 -c TEXT VERB FOLDER`, so the host needs none of our files:
 
     place   prints whether it wants a tar (not if FOLDER exists); then creates FOLDER from the tar on stdin, completely
-            or not at all. If another living launcher owns the run, prints which one; the third argument says who asks
+            or not at all. If another living launcher owns the run, prints its name; the third argument names the caller
     bring   prints a tar of what the job left: its checkpoints, and the new and changed files of the folder it ran in
     clear   removes FOLDER; prints what is left
     begun   prints the numbers of the run's attempts that have a folder here
 
-A tar is whole if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
+A tar is complete if its last member is called `whole`: a stream that breaks between two files looks like a short tar.
 FOLDER/looked names the launcher that owns the run, as `host:folder`; its mtime is the launcher's last heartbeat.
 """
 
@@ -24,39 +24,42 @@ import shutil
 import sys
 import tarfile
 import time
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple
 
 Json = Any
-_END_MEMBER = "whole"
 HEARTBEAT_FILE = "looked"
+_END_MEMBER = "whole"
+_SENT_FILE = "sent.json"  # size and mtime of each file that was staged in
 _HEARTBEAT_BYTES = 512  # bytes of the file, written at its creation: a full disk must not end a run that is watched
 _OWNER_DEAD_AFTER_S = 60.0  # seconds without a heartbeat after which a run's owner counts as dead
 
 
 def _stage_in_folder(folder: str, request: str) -> Json:
+    """Create the folder from the tar on stdin, if it does not exist and no other living launcher owns the run.
+
+    Prints whether a tar is wanted, and the other owner, if any. Returns whether the folder was created. Raises OSError
+    or TarError if the tar is incomplete or cannot be unpacked; nothing is left then.
+    """
     owner = json.loads(request)["carrier"]
     other_owner = _find_other_owner(folder, owner)
     is_wanted = not other_owner and not os.path.isdir(folder)
     print(json.dumps({"wanted": is_wanted, "carrier": other_owner}), flush=True)
     if not is_wanted:
-        return {
-            "created": False,
-            "carrier": other_owner or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), owner),
-        }
+        other_owner = other_owner or record_heartbeat(os.path.join(folder, HEARTBEAT_FILE), owner)
+        return {"created": False, "carrier": other_owner}
     temp_folder = "%s.part-%d" % (folder, os.getpid())
     os.makedirs(temp_folder)
     try:
         with tarfile.open(fileobj=sys.stdin.buffer, mode="r|") as archive:
-            archive.extraction_filter = lambda member, path: member
+            archive.extraction_filter = _trust_member
             archive.extractall(temp_folder)
-        os.unlink(os.path.join(temp_folder, _END_MEMBER))
+        os.unlink(os.path.join(temp_folder, _END_MEMBER))  # raises if the tar broke off before its end
         os.makedirs(os.path.join(temp_folder, "checkpoints"), exist_ok=True)
         record_heartbeat(os.path.join(temp_folder, HEARTBEAT_FILE), owner)
-        with open(os.path.join(temp_folder, "sent.json"), "w", encoding="utf-8") as file:
-            json.dump(
-                {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in _list_files(temp_folder, "work")},
-                file,
-            )
+        names = _list_files(temp_folder, "work")
+        fingerprints = {name: _fingerprint_file(os.path.join(temp_folder, name)) for name in names}
+        with open(os.path.join(temp_folder, _SENT_FILE), "w", encoding="utf-8") as file:
+            json.dump(fingerprints, file)
         os.rename(temp_folder, folder)
     except OSError:
         if not os.path.isdir(folder):  # else another host that shares the disk was first
@@ -66,22 +69,29 @@ def _stage_in_folder(folder: str, request: str) -> Json:
     return {"created": True}
 
 
+def _trust_member(member: tarfile.TarInfo, path: str) -> tarfile.TarInfo:
+    """Extract each member as it is: the tar comes from the user's own launcher."""
+    return member
+
+
 # --- who owns the run
 
 
 def record_heartbeat(path: str, owner: str) -> str:
-    """Record a heartbeat of `who` in the file. Returns the owner instead, if another one has a recent heartbeat.
+    """Record a heartbeat of `owner` in the file; returns an empty text.
 
-    An empty `who` renews the lease without taking the run over.
+    If another owner has sent a heartbeat in the last `_OWNER_DEAD_AFTER_S` seconds, nothing is recorded and that
+    owner's name is returned. An empty `owner` renews the lease without taking the run over. Raises OSError if the file
+    cannot be opened.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
         recorded_owner, heartbeat_at = _read_heartbeat(fd)
-        if owner and recorded_owner not in ("", owner) and abs(time.time() - heartbeat_at) < _OWNER_DEAD_AFTER_S:
+        if owner and recorded_owner not in ("", owner) and _is_recent(heartbeat_at):
             return recorded_owner
         if owner != recorded_owner or not os.fstat(fd).st_size:
-            with contextlib.suppress(OSError):
+            with contextlib.suppress(OSError):  # a full disk: the mtime is the heartbeat
                 os.pwrite(fd, (owner or recorded_owner).ljust(_HEARTBEAT_BYTES - 1).encode() + b"\n", 0)
         os.utime(fd)
     finally:
@@ -91,40 +101,56 @@ def record_heartbeat(path: str, owner: str) -> str:
 
 def _read_heartbeat(fd: int) -> tuple[str, float]:
     """The run's owner and the time of its last heartbeat, by this host's clock."""
-    return os.pread(fd, _HEARTBEAT_BYTES, 0).decode(errors="replace").strip("\0 \n"), os.fstat(fd).st_mtime
+    owner = os.pread(fd, _HEARTBEAT_BYTES, 0).decode(errors="replace").strip("\0 \n")
+    return owner, os.fstat(fd).st_mtime
+
+
+def _is_recent(heartbeat_at: float) -> bool:
+    """Whether a heartbeat's sender may be alive. A time in the future is as old as one in the past."""
+    return abs(time.time() - heartbeat_at) < _OWNER_DEAD_AFTER_S
 
 
 def _find_other_owner(folder: str, owner: str) -> str:
-    """Another owner of any attempt of the run, once it sends a new heartbeat; empty once all others count as dead."""
+    """Another owner of any attempt of the run, once it sends a new heartbeat; empty once all others count as dead.
+
+    Waits for up to a minute: a recent heartbeat may be the last one of a launcher that was killed since.
+    """
     first_heartbeats: dict[str, float] = {}
     while True:
-        recent = [
+        others = [
             heartbeat
             for heartbeat in _list_heartbeats(folder)
-            if heartbeat[1] not in ("", owner) and abs(time.time() - heartbeat[2]) < _OWNER_DEAD_AFTER_S
+            if heartbeat.owner not in ("", owner) and _is_recent(heartbeat.sent_at)
         ]
-        living_owners = [
-            name
-            for path, name, heartbeat_at in recent
-            if first_heartbeats.setdefault(path, heartbeat_at) != heartbeat_at
-        ]
-        if living_owners or not recent:
-            return living_owners[0] if living_owners else ""
+        for heartbeat in others:
+            if first_heartbeats.setdefault(heartbeat.path, heartbeat.sent_at) != heartbeat.sent_at:
+                return heartbeat.owner
+        if not others:
+            return ""
         time.sleep(0.5)
 
 
-def _list_heartbeats(folder: str) -> Iterator[tuple[str, str, float]]:
-    """The heartbeat file of each attempt here, its owner, and the time of the last heartbeat."""
+class _Heartbeat(NamedTuple):
+    """The last heartbeat of an attempt's owner: the file that records it, and its time by this host's clock."""
+
+    path: str
+    owner: str
+    sent_at: float
+
+
+def _list_heartbeats(folder: str) -> Iterator[_Heartbeat]:
+    """The last heartbeat of each attempt of the run that has a folder here."""
     for path in glob.glob(os.path.join(glob.escape(folder.rpartition("-")[0]) + "-*", HEARTBEAT_FILE)):
         with contextlib.suppress(OSError), open(path, "rb") as file:
-            yield (path, *_read_heartbeat(file.fileno()))
+            owner, sent_at = _read_heartbeat(file.fileno())
+            yield _Heartbeat(path, owner, sent_at)
 
 
 # --- the folder's files
 
 
 def _list_files(folder: str, subfolder: str) -> Iterator[str]:
-    """Every file and link under `below`, relative to the folder, without __pycache__."""
+    """Every file and link under `subfolder`, relative to the folder, without __pycache__."""
     for directory, folders, files in os.walk(os.path.join(folder, subfolder)):
         folders[:] = [name for name in folders if name != "__pycache__"]
         links = [name for name in folders if os.path.islink(os.path.join(directory, name))]
@@ -135,14 +161,16 @@ def _list_files(folder: str, subfolder: str) -> Iterator[str]:
 
 
 def _fingerprint_file(path: str) -> Json:
+    """The size in bytes and the mtime in nanoseconds of a file, or of a link itself."""
     stat = os.lstat(path)
     return [stat.st_size, stat.st_mtime_ns]
 
 
 def _stage_out_folder(folder: str) -> None:
+    """Print a tar of the checkpoints and of the files that are not as they were staged in."""
     sent: Json = {}
-    if os.path.exists(os.path.join(folder, "sent.json")):
-        with open(os.path.join(folder, "sent.json"), encoding="utf-8") as file:
+    if os.path.exists(os.path.join(folder, _SENT_FILE)):
+        with open(os.path.join(folder, _SENT_FILE), encoding="utf-8") as file:
             sent = json.load(file)
     with tarfile.open(fileobj=sys.stdout.buffer, mode="w|", format=tarfile.PAX_FORMAT) as archive:
         for subfolder in ("checkpoints", "work"):
@@ -154,6 +182,7 @@ def _stage_out_folder(folder: str) -> None:
 
 
 def _remove_folder(folder: str) -> Json:
+    """Remove the folder, partial folders beside it, and the folder above if it is empty; returns what is left."""
     for path in [folder] + glob.glob(glob.escape(folder) + ".part-*"):
         shutil.rmtree(path, ignore_errors=True)
     try:
@@ -164,15 +193,17 @@ def _remove_folder(folder: str) -> Json:
 
 
 def _list_attempts(folder: str) -> Json:
-    run = folder.rpartition("-")[0]
-    suffixes = [path[len(run) + 1 :] for path in glob.glob(glob.escape(run) + "-*")]
+    """The numbers of the run's attempts that have a folder here. `folder` is any attempt's."""
+    run_prefix = folder.rpartition("-")[0] + "-"
+    suffixes = [path[len(run_prefix) :] for path in glob.glob(glob.escape(run_prefix) + "*")]
     return {"attempts": [int(suffix) for suffix in suffixes if suffix.isdigit()]}
 
 
 VERBS: dict[str, Any] = {"place": _stage_in_folder, "clear": _remove_folder, "begun": _list_attempts}
 
 if __name__ == "__main__":
-    verb, folder = sys.argv[1:3]
+    verb = sys.argv[1]
+    folder = sys.argv[2]
     os.umask(0o077)  # logs, programs and checkpoints are the user's alone
     try:
         if verb == "bring":

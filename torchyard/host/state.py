@@ -1,4 +1,9 @@
-"""The folder and the state of a supervised process. Standard library only, Python 3.8 or newer."""
+"""The folder and the state of a supervised process. Standard library only, Python 3.8 or newer.
+
+The supervisor holds the lock (flock on `lock`) while it lives, and only the holder of the lock writes `state`. Every
+other process is an observer: it reads the state and tests the lock, because a killed supervisor leaves `running` in
+the state.
+"""
 
 from __future__ import annotations
 
@@ -14,11 +19,14 @@ from torchyard.host.processes import find_labelled, parse_label
 _STATE_BYTES = 4096
 _MAX_VIEW_AGE_S = 1.0  # seconds that a cached view is valid: only the lock shows that a supervisor was killed
 _LOCKED_ERRNOS = (errno.EWOULDBLOCK, errno.EACCES)
-_FOLDER_REMOVED = "its folder was removed, and it runs on"
+_READ_ATTEMPTS = 20  # a read may overlap the one write of a writer
+_LOCK_ATTEMPTS = 50  # 0.02 s apart
+_FOLDER_REMOVED = "its folder was removed; it keeps running"
 Json = Any
 
 
 def file_path(folder: str, name: str) -> str:
+    """The path of a file in a process's folder."""
     return os.path.join(folder, name)
 
 
@@ -34,6 +42,11 @@ def add_recorder(env: dict[str, str], spec: Json) -> dict[str, str]:
 
 
 def write_state(folder: str, **changes: Json) -> Json:
+    """Change some keys of the state and return all of it. Raises OSError if it cannot be written.
+
+    The file is one block, padded and overwritten in place, so that a full disk cannot prevent the exit code from being
+    recorded.
+    """
     state = dict(read_state(folder) or {}, **changes)
     text = json.dumps(state)[: _STATE_BYTES - 1].ljust(_STATE_BYTES - 1) + "\n"
     fd = os.open(file_path(folder, "state"), os.O_WRONLY | os.O_CREAT, 0o600)
@@ -45,7 +58,8 @@ def write_state(folder: str, **changes: Json) -> Json:
 
 
 def read_state(folder: str) -> Json:
-    for _ in range(20):  # a read may overlap the one write of a writer
+    """The state as the supervisor last wrote it; None if there is no state, or it stays unreadable for 0.2 s."""
+    for _ in range(_READ_ATTEMPTS):
         try:
             with open(file_path(folder, "state"), encoding="utf-8") as file:
                 return json.loads(file.read())
@@ -57,7 +71,7 @@ def read_state(folder: str) -> Json:
 
 
 def read_spec(folder: str) -> Json:
-    """What was submitted; None if it cannot be read any more."""
+    """The spec that was submitted; None if it does not exist (any more) or is incomplete."""
     try:
         with open(file_path(folder, "spec.json"), encoding="utf-8") as file:
             return json.load(file)
@@ -75,7 +89,7 @@ def try_write_state(folder: str, **changes: Json) -> bool:
 
 
 def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
-    """The lock's file descriptor, or None if a supervisor holds it. An observer takes it shared, for a moment."""
+    """The lock's file descriptor, or None if another process holds it. An observer takes it shared, for a moment."""
     fd = os.open(file_path(folder, "lock"), os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, mode | fcntl.LOCK_NB)
@@ -87,12 +101,17 @@ def try_lock(folder: str, mode: int = fcntl.LOCK_EX) -> int | None:
     return fd
 
 
-def take_lock(folder: str, should_wait: Callable[[], bool] = lambda: True) -> int | None:
-    """The lock, waiting up to a second for an observer to release it; None if a supervisor holds it."""
-    for _ in range(50):
+def take_lock(folder: str, should_wait: Callable[[], bool] | None = None) -> int | None:
+    """The lock's file descriptor, after up to a second for an observer to release it; None if a supervisor holds it.
+
+    `should_wait` is called after each failed attempt; False gives up at once.
+    """
+    for _ in range(_LOCK_ATTEMPTS):
         lock = try_lock(folder)
-        if lock is not None or not should_wait():
+        if lock is not None:
             return lock
+        if should_wait is not None and not should_wait():
+            return None
         time.sleep(0.02)
     return try_lock(folder)
 
@@ -101,12 +120,13 @@ def view_state(folder: str) -> Json:
     """The state, corrected by what only an observer can see: `absent`, or `unkept` if the supervisor was killed."""
     state = read_state(folder)
     if state and state["phase"] == "running" and _is_unlocked(folder):
-        state = read_state(folder)
-        return _unsupervised_state(state) if state and state["phase"] == "running" else state or _infer_state(folder)
+        state = read_state(folder)  # the supervisor may have recorded the end just before it released the lock
+        if state and state["phase"] == "running":
+            return _build_unsupervised_state(state)
     return state or _infer_state(folder)
 
 
-def _unsupervised_state(state: Json) -> Json:
+def _build_unsupervised_state(state: Json) -> Json:
     """The state of a process whose supervisor is gone; `rebooted` if that is because the host restarted."""
     return dict(state, phase="unkept", rebooted=state.get("boot", "") not in ("", read_boot_id()))
 
@@ -121,20 +141,32 @@ def read_boot_id() -> str:
 
 
 class StateCache:
-    """A view of the state for polling: read again when the state was written, else once a second."""
+    """A view of the state for polling many times a second.
+
+    `view` reads the state again if its file was written since the last read, or if that read is more than a second old:
+    a killed supervisor changes no file, only the lock shows it. Without a state file each call reads again, because a
+    state may appear at any moment, except for a process whose folder was removed (`detail`): to find that one, all
+    processes of the host are searched, which is done once a second only.
+    """
 
     def __init__(self, folder: str) -> None:
-        self.folder, self._mtime_ns, self._read_at = folder, 0, 0.0
+        self.folder = folder
         self._state: Json = {}
+        self._mtime_ns = 0  # of the state file at the last read; 0 if there was none
+        self._read_at = 0.0  # monotonic seconds
 
     def view(self) -> Json:
+        """The state as `view_state` returns it, at most a second old."""
         try:
             mtime_ns = os.stat(file_path(self.folder, "state")).st_mtime_ns
         except OSError:
             mtime_ns = 0
-        is_settled = mtime_ns or "detail" in self._state
-        if not is_settled or mtime_ns != self._mtime_ns or time.monotonic() - self._read_at > _MAX_VIEW_AGE_S:
-            self._mtime_ns, self._read_at, self._state = mtime_ns, time.monotonic(), view_state(self.folder)
+        may_cache = mtime_ns or "detail" in self._state
+        is_changed = mtime_ns != self._mtime_ns
+        if not may_cache or is_changed or time.monotonic() - self._read_at > _MAX_VIEW_AGE_S:
+            self._mtime_ns = mtime_ns
+            self._read_at = time.monotonic()
+            self._state = view_state(self.folder)
         return self._state
 
 
@@ -144,13 +176,14 @@ def _is_unlocked(folder: str) -> bool:
         fd = try_lock(folder, fcntl.LOCK_SH)
     except FileNotFoundError:  # the folder is being removed
         return False
-    if fd is not None:
-        os.close(fd)
-    return fd is not None
+    if fd is None:
+        return False
+    os.close(fd)
+    return True
 
 
 def _infer_state(folder: str) -> Json:
-    """What is known without a state file: removing the folder does not end its process."""
+    """The state of a process without a state file: removing the folder does not end its process."""
     if not os.path.exists(file_path(folder, "spec.json")) and find_labelled(parse_label(folder)):
         return {"phase": "running", "detail": _FOLDER_REMOVED}
     return {"phase": "starting" if os.path.isdir(folder) else "absent"}
@@ -159,10 +192,10 @@ def _infer_state(folder: str) -> Json:
 def list_listening_ports() -> set[int]:
     """The TCP ports that processes on this host listen on."""
     ports: set[int] = set()
-    for name in ("/proc/net/tcp", "/proc/net/tcp6"):
+    for path in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(name, encoding="utf-8") as file:
-                rows = [line.split() for line in file.readlines()[1:]]
+            with open(path, encoding="utf-8") as table:
+                rows = [line.split() for line in table.readlines()[1:]]
         except OSError:
             continue
         ports.update(int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A")

@@ -2,8 +2,8 @@
 """Supervise one process on a host: start, log, report and stop it. Standard library only, Python 3.8 or newer.
 
 The launcher starts this, on its own machine or through ssh, as `python3 -I -S supervisor.py VERB FOLDER`:
-    submit   starts what stdin says (JSON: name, argv, env, cwd, label, ports) or adopts an existing process; prints its
-             state. With `lease` and `grace` (seconds), a process whose lease is not renewed is ended
+    submit   starts the process that stdin describes (JSON: name, argv, env, cwd, label, ports) or adopts an existing
+             one; prints its state. With `lease` and `grace` (seconds), a process whose lease is not renewed is ended
     status   prints the state at every change, until the process has ended or stdin is closed; each line on stdin names
              the run's owner and renews the lease, and the state names any other owner (`carrier`)
     follow   prints the log from a byte (third argument), until all of it is printed or stdin is closed
@@ -13,12 +13,22 @@ Other keys of the JSON: `site`, the run's folder on a host behind ssh; `toward`,
 rendezvous file that is deleted with the process; `serves`, how to reach a store; `recorder`, the folder for PYTHONPATH
 that starts the black box (torchyard/host/black_box).
 
-The supervisor is a daemon in its own session. It outlives the launcher and keeps all it knows in FOLDER:
-    state    JSON, padded to one block at its creation, so that a full disk cannot stop the exit code from being written
-    log      each line of output, as `2026-11-21T08:00:47.123Z node-0 | text`
-    lock     held (flock) while the supervisor lives: no process id has to be trusted
-    ranks/   torchrun's own copy of each rank's output, removed once the log holds every line of it
+The supervisor is a daemon in its own session. It outlives the launcher and keeps all its records in FOLDER:
+    spec.json  the JSON that was submitted
+    state      JSON, padded to one block at its creation, so that the exit code can be written on a full disk
+    log        each line of output, as `2026-11-21T08:00:47.123Z node-0 | text`
+    lock       held (flock) while the supervisor lives: no process id has to be trusted
+    ranks/     torchrun's own copy of each rank's output, removed once the log holds every line of it
 Every process of the job has TORCHYARD_JOB=<label> in its environment, and is found by that even without FOLDER.
+
+Processes. `submit` forks the supervisor and reads the first state from it through a pipe. The supervisor forks the
+agent (the submitted program), which has its own session and writes into one pipe. The supervisor has one thread: it
+waits for output, for SIGCHLD (through a wakeup pipe) and for the lease, and ignores SIGHUP, SIGINT and SIGTERM. It is a
+subreaper, so that the agent's orphans become its children and it can kill them.
+
+Order at the end: the agent has exited; every process that is left is killed; the rest of the output is read; what
+torchrun had not printed is appended to the log; `exited` is written to the state; the supervisor exits, which releases
+the lock. A supervisor that fails kills its process first; only one that was killed leaves a process behind (`unkept`).
 """
 
 from __future__ import annotations
@@ -32,6 +42,7 @@ import select
 import signal
 import sys
 import time
+from typing import NamedTuple
 
 sys.path.insert(0, os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__)))))
 
@@ -62,10 +73,12 @@ from torchyard.host.state import (
 )
 
 _PR_SET_CHILD_SUBREAPER = 36
+_KILL_TIMEOUT_S = 5.0
 _FOREIGN_PREFIXES = ("PREFECT_", "PET_", "TORCHELASTIC_", "TORCHYARD_NOFILE")  # secrets; overrides of torchrun's flags
 
 
 def _submit_process(folder: str) -> None:
+    """Start a supervisor for the spec on stdin, unless the process exists; print the state and whether it is new."""
     # Only the user may read logs and environments; what the program writes follows the user's umask.
     spec = dict(_make_absolute(json.load(sys.stdin)), umask=os.umask(0o077))
     if view_state(folder).get("detail"):
@@ -82,7 +95,7 @@ def _submit_process(folder: str) -> None:
         file.flush()
         os.fsync(file.fileno())  # `cancel` needs it after a power cut
     ours, theirs = os.pipe()
-    if os.fork() == 0:
+    if os.fork() == 0:  # the child inherits the lock and keeps it
         os.close(ours)
         _run_daemon(folder, spec, theirs)
     os.close(theirs)
@@ -100,20 +113,20 @@ def _make_absolute(spec: Json) -> Json:
 
 
 def _run_daemon(folder: str, spec: Json, result_fd: int) -> None:
-    """Run the supervisor; never returns."""
-    code = 1
+    """Run the supervisor; never returns. It writes the first state to `result_fd` and closes it."""
+    exit_code = 1
     try:
         os.setsid()
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, signal.SIG_IGN)
-        null = os.open(os.devnull, os.O_RDWR)
+        for signal_number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM):
+            signal.signal(signal_number, signal.SIG_IGN)
+        null_fd = os.open(os.devnull, os.O_RDWR)
         for fd in (0, 1, 2):
-            os.dup2(null, fd)
+            os.dup2(null_fd, fd)
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         _supervise_process(folder, spec, result_fd)
-        code = 0
+        exit_code = 0
     finally:
-        os._exit(code)
+        os._exit(exit_code)
 
 
 def _supervise_process(folder: str, spec: Json, result_fd: int) -> None:
@@ -121,105 +134,138 @@ def _supervise_process(folder: str, spec: Json, result_fd: int) -> None:
     try:
         _run_process(folder, spec, log, result_fd)
     except BaseException:
-        _kill_leftovers(spec["label"])  # a supervisor that ends also ends its process, unless it is killed
+        _kill_leftovers(spec["label"])  # nothing would end a process without its supervisor
         raise
 
 
 def _run_process(folder: str, spec: Json, log: ProcessLog, result_fd: int) -> None:
     """Run the process from its start to its end, and record how it ended."""
-    wakeup_pipe = os.pipe()
-    for fd in wakeup_pipe:
-        os.set_blocking(fd, False)
-    signal.signal(signal.SIGCHLD, lambda *_: None)
-    signal.set_wakeup_fd(wakeup_pipe[1])
-    agent_pid, output, error = _start_process(dict(spec, folder=os.path.abspath(folder)))
-    process_fields = {"name": spec["name"], "keeper": os.getpid(), "agent": agent_pid, "started": time.time()}
-    process_fields["boot"] = read_boot_id()
+    wakeup_read_fd, wakeup_write_fd = os.pipe()
+    os.set_blocking(wakeup_read_fd, False)
+    os.set_blocking(wakeup_write_fd, False)
+    signal.signal(signal.SIGCHLD, lambda *_: None)  # with a handler, the signal is written to the wakeup pipe
+    signal.set_wakeup_fd(wakeup_write_fd)
+    agent = _start_process(dict(spec, folder=os.path.abspath(folder)))
+    process_fields: dict[str, Json] = {
+        "name": spec["name"],
+        "keeper": os.getpid(),
+        "agent": agent.pid,
+        "started": time.time(),
+        "boot": read_boot_id(),
+    }
     state = write_state(folder, phase="running", lost=0, error="", lines=0, ended=None, exit=None, **process_fields)
     with contextlib.suppress(BrokenPipeError):  # the caller was killed meanwhile
         os.write(result_fd, json.dumps(state).encode())
     os.close(result_fd)
-    if error:
-        log.write_lines([error])
+    if agent.error:
+        log.write_lines([agent.error])
     lease = ProcessLease(folder, spec)
-    exit_code = _log_until_exit(log, agent_pid, (output, wakeup_pipe[0]), lease)
-    ended = time.time()
+    exit_code = _log_until_exit(log, agent, wakeup_read_fd, lease)
+    ended_at = time.time()
     _kill_leftovers(spec["label"])
-    _drain_output(log, output)
+    _drain_output(log, agent.output_fd)
     log.close()
     with contextlib.suppress(OSError):
         recover_output(folder, log)
-    if not lease.ended_at and "site" not in spec:  # its end must be recorded even if its folder was removed
+    if lease.expired_at is None and "site" not in spec:  # its end must be recorded even if its folder was removed
         with contextlib.suppress(OSError):
             os.makedirs(folder, exist_ok=True)
-    loss_fields = {"lost": log.lost_count, "error": log.error} if log.lost_count else {}
-    try_write_state(
-        folder, phase="exited", exit=exit_code, ended=ended, lines=log.line_count, **process_fields, **loss_fields
-    )
+    if log.lost_count:
+        process_fields["lost"] = log.lost_count
+        process_fields["error"] = log.error
+    try_write_state(folder, phase="exited", exit=exit_code, ended=ended_at, lines=log.line_count, **process_fields)
 
 
-def _start_process(spec: Json) -> tuple[int, int, bytes]:
-    """Start the process in its own session. Returns its id, its output, and the error if it could not be executed."""
+class _Agent(NamedTuple):
+    """The process as it was started.
+
+    pid: its process id, which is also its session's.
+    output_fd: the reading end of its stdout and stderr.
+    error: why the program could not be executed; empty if it was.
+    """
+
+    pid: int
+    output_fd: int
+    error: bytes
+
+
+def _start_process(spec: Json) -> _Agent:
+    """Start the process in its own session. A program that cannot be executed exits with 127, and `error` says why."""
     output_fd, child_output_fd = os.pipe()
-    error_fd, child_error_fd = os.pipe()
-    agent_pid = os.fork()
-    if agent_pid == 0:
+    error_fd, child_error_fd = os.pipe()  # closed by a successful exec
+    pid = os.fork()
+    if pid == 0:
         os.setsid()
         os.dup2(child_output_fd, 1)
         os.dup2(child_output_fd, 2)
-        for number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
-            signal.signal(number, signal.SIG_DFL)
+        for signal_number in (signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGCHLD, signal.SIGPIPE):
+            signal.signal(signal_number, signal.SIG_DFL)
         _execute_program(spec, child_error_fd)
     os.close(child_output_fd)
     os.close(child_error_fd)
     with os.fdopen(error_fd, "rb") as error_pipe:
-        return agent_pid, output_fd, error_pipe.read()
+        return _Agent(pid, output_fd, error_pipe.read())
 
 
 def _execute_program(spec: Json, error_fd: int) -> None:
+    """Replace this process by the program; never returns. An error is written to `error_fd`."""
     try:
-        environment = {key: value for key, value in os.environ.items() if not key.startswith(_FOREIGN_PREFIXES)}
-        environment = dict(choose_interface_env(spec["toward"]) if "toward" in spec else {}, **environment)
-        job_variables = {JOB_VARIABLE: spec["label"], FOLDER_VARIABLE: spec["folder"]}
+        environment = _build_environment(spec)
         _restore_file_limit()
         os.chdir(spec["cwd"])
         os.umask(spec["umask"])
-        urls = find_listen_urls(spec["serves"]) if "serves" in spec else ""
-        argv = [arg.replace(LISTEN_URLS_PLACEHOLDER, urls) for arg in spec["argv"]] if urls else spec["argv"]
-        os.execvpe(argv[0], argv, add_recorder(dict(environment, **spec["env"], **job_variables), spec))
+        argv = spec["argv"]
+        if "serves" in spec:
+            urls = find_listen_urls(spec["serves"])
+            if urls:
+                argv = [arg.replace(LISTEN_URLS_PLACEHOLDER, urls) for arg in argv]
+        os.execvpe(argv[0], argv, environment)
     except (OSError, ValueError) as error:  # ValueError: an argument that this host's locale cannot encode
         os.write(error_fd, ("cannot start %s in %s: %s" % (spec["argv"][0], spec["cwd"], error)).encode())
     finally:
         os._exit(127)
 
 
+def _build_environment(spec: Json) -> dict[str, str]:
+    """The host's environment without the launcher's own variables, with the spec's and the job's over it."""
+    environment = choose_interface_env(spec["toward"]) if "toward" in spec else {}
+    for name, value in os.environ.items():
+        if not name.startswith(_FOREIGN_PREFIXES):
+            environment[name] = value
+    environment.update(spec["env"])
+    environment[JOB_VARIABLE] = spec["label"]
+    environment[FOLDER_VARIABLE] = spec["folder"]
+    return add_recorder(environment, spec)
+
+
 def _restore_file_limit() -> None:
     """Restore the limit from before the launcher raised its own: select() cannot take descriptors above 1,024."""
-    original_limit, hard_limit = os.environ.get("TORCHYARD_NOFILE", ""), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+    original_limit = os.environ.get("TORCHYARD_NOFILE", "")
     if original_limit.isdigit():
+        hard_limit = resource.getrlimit(resource.RLIMIT_NOFILE)[1]
         resource.setrlimit(resource.RLIMIT_NOFILE, (min(int(original_limit), hard_limit), hard_limit))
 
 
-def _log_until_exit(log: ProcessLog, agent_pid: int, streams: tuple[int, int], lease: ProcessLease) -> int:
-    """Log until the agent has ended, by itself or with its lease. Returns its exit code, negative for a signal."""
-    (output_fd, wakeup_fd), open_fds = streams, [*streams]
+def _log_until_exit(log: ProcessLog, agent: _Agent, wakeup_fd: int, lease: ProcessLease) -> int:
+    """Log until the agent has exited, by itself or with its lease. Returns its exit code, negative for a signal."""
+    open_fds = [agent.output_fd, wakeup_fd]
     while True:
         ready = select.select(open_fds, [], [], lease.check_interval_s)[0]
         if wakeup_fd in ready:
             os.read(wakeup_fd, 512)
-        if output_fd in ready:
-            data = os.read(output_fd, 1 << 16)
+        if agent.output_fd in ready:
+            data = os.read(agent.output_fd, 1 << 16)
             log.write_output(data)
             if not data:
-                open_fds.remove(output_fd)
-        lease.enforce(agent_pid, log)
-        code = _reap_children(agent_pid)
-        if code is not None:
-            return code
+                open_fds.remove(agent.output_fd)
+        lease.enforce(agent.pid, log)
+        exit_code = _reap_children(agent.pid)
+        if exit_code is not None:
+            return exit_code
 
 
 def _reap_children(agent_pid: int) -> int | None:
-    """Reap every child that has ended; returns the agent's exit code once it is among them."""
+    """Reap every child that has exited; returns the agent's exit code if it is among them, else None."""
     exit_code: int | None = None
     while True:
         try:
@@ -233,8 +279,8 @@ def _reap_children(agent_pid: int) -> int | None:
 
 
 def _kill_leftovers(label: str) -> None:
-    """Kill what the agent left behind: workers have their own sessions and survive a killed agent."""
-    deadline = time.monotonic() + 5
+    """Kill what the agent left behind, for up to 5 s: workers have their own sessions and survive a killed agent."""
+    deadline = time.monotonic() + _KILL_TIMEOUT_S
     while time.monotonic() < deadline:
         pids = list_descendants(os.getpid()) + find_labelled(label)
         if not pids:
@@ -245,6 +291,7 @@ def _kill_leftovers(label: str) -> None:
 
 
 def _drain_output(log: ProcessLog, output_fd: int) -> None:
+    """Log what is still in the pipe. Its end may never come: a process that was not found may hold it open."""
     while select.select([output_fd], [], [], 0)[0]:
         data = os.read(output_fd, 1 << 16)
         if not data:
@@ -253,33 +300,39 @@ def _drain_output(log: ProcessLog, output_fd: int) -> None:
 
 
 def _stream_status(folder: str) -> None:
-    printed_state, unfinished_line, other_owner, state_cache, log_size = (
-        None,
-        b"",
-        "",
-        StateCache(folder),
-        _read_log_size(folder),
-    )
+    """Print the process's state as one JSON line per change, until it has ended or stdin is closed.
+
+    Each line on stdin is a heartbeat with the name of the run's owner. If another owner holds the run, the state names
+    it (`carrier`).
+    """
+    state_cache = StateCache(folder)
+    log_size = _read_log_size(folder)
+    printed_state = None
+    other_owner = ""
+    unfinished_line = b""
     while True:
         if state_cache.view()["phase"] == "unkept":
             recover_unsupervised(folder)
-        state = dict(state_cache.view(), log_size=log_size, **({"carrier": other_owner} if other_owner else {}))
+        state = dict(state_cache.view(), log_size=log_size)
+        if other_owner:
+            state["carrier"] = other_owner
         if state != printed_state:
             print(json.dumps(state), flush=True)
+            printed_state = state
         data = read_caller()
-        if state["phase"] in ENDED_PHASES or data is None:
+        if data is None or state["phase"] in ENDED_PHASES:
             return
         *heartbeats, unfinished_line = (unfinished_line + data).split(b"\n")
-        if heartbeats:
-            if "detail" in state:  # its folder was removed: the heartbeat file needs one
-                with contextlib.suppress(OSError):
-                    os.makedirs(os.path.dirname(heartbeat_path(folder)), exist_ok=True)
-            other_owner = _renew_lease(folder, heartbeats[-1].decode(errors="replace"))
-        printed_state = state
+        if not heartbeats:
+            continue
+        if "detail" in state:  # the process's folder was removed, and possibly the heartbeat file's with it
+            with contextlib.suppress(OSError):
+                os.makedirs(os.path.dirname(heartbeat_path(folder)), exist_ok=True)
+        other_owner = _renew_lease(folder, heartbeats[-1].decode(errors="replace"))
 
 
 def _read_log_size(folder: str) -> int:
-    """The size of the log when the caller starts to ask: a copy that is shorter is still being transferred."""
+    """The size of the log when the caller starts to read the state: a shorter copy is still being transferred."""
     try:
         return os.stat(file_path(folder, "log")).st_size
     except OSError:
@@ -287,7 +340,7 @@ def _read_log_size(folder: str) -> int:
 
 
 def _renew_lease(folder: str, owner: str) -> str:
-    """Record a heartbeat of `who`; returns the run's owner if that is another one."""
+    """Record a heartbeat of `owner`; returns the run's owner if that is another one, else an empty text."""
     try:
         return record_heartbeat(heartbeat_path(folder), owner)
     except OSError:  # the folder is being removed, or the disk cannot be written

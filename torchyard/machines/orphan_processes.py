@@ -37,4 +37,4 @@ def find_orphan_processes(runs: Path) -> list[OrphanProcess]:
 
 def end_orphan_process(orphan: OrphanProcess, grace_s: float = _ORPHAN_GRACE_S) -> tuple[str, ...]:
     """End its processes; returns what is left."""
-    return tuple(f"localhost: {leftover}" for leftover in processes.end_processes(orphan.label, grace_s))
+    return tuple(f"localhost: {leftover}" for leftover in processes.end_processes(orphan.label, grace_s=grace_s))

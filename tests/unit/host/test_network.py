@@ -50,7 +50,7 @@ def test_own_addresses_are_recognized() -> None:
     assert (_resolve_name("127.0.0.3"), _resolve_name(UNKNOWN_NAME), _find_source_address(UNKNOWN_NAME)) == (
         ["127.0.0.3"],
         [],
-        "",
+        None,
     )
 
 

@@ -20,7 +20,7 @@ def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> N
     """A process outlives its folder: the status says that it runs, and why so little is known about it."""
     start()
     state = keep("status", node)
-    assert (state["phase"], state["detail"]) == ("running", "its folder was removed, and it runs on")
+    assert (state["phase"], state["detail"]) == ("running", "its folder was removed; it keeps running")
 
 
 def test_end_is_reported_without_the_folder(start: Start, node: Path, tmp_path: Path) -> None:

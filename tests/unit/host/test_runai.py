@@ -8,6 +8,7 @@ import pytest
 
 from tests.runai_jobs import Planned, begun
 from torchyard.host.runai import _update_state
+from torchyard.host.runai_cli import JobResponse
 from torchyard.machines.backend import _remove_job
 from torchyard.model.errors import HostError
 from torchyard.model.plan import Process
@@ -63,11 +64,11 @@ def test_refused_submit_quotes_the_cli(runai_planned: Planned, tmp_path: Path) -
         begun(plan.model_copy(update={"processes": processes}))
 
 
-# --- what an answer of the CLI means
+# --- what a response of the CLI means
 
-NO_RESPONSE: dict[str, Any] = {"found": None, "why": "your token is expired", "words": {}}
-MISSING: dict[str, Any] = {"found": False, "why": "not found", "words": {}}
-FOUND: dict[str, Any] = {"found": True, "why": "", "words": {"": "Running"}}
+NO_RESPONSE = JobResponse(None, "your token is expired", {}, "")
+MISSING = JobResponse(False, "not found", {}, "")
+FOUND = JobResponse(True, "", {"": "Running"}, "")
 
 
 @pytest.mark.parametrize(
@@ -82,11 +83,11 @@ FOUND: dict[str, Any] = {"found": True, "why": "", "words": {"": "Running"}}
     ],
 )
 def test_job_is_absent_after_two_responses_without_it(
-    responses: list[dict[str, Any]], age_s: float, is_gone: bool
+    responses: list[JobResponse], age_s: float, is_gone: bool
 ) -> None:
-    """No answer ends nothing, one answer without the job may be an error, and a new job takes a minute to appear."""
-    statuses: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
-    state = {**statuses, "submitted": time.time() - age_s, "missing": 0, "seen": False, "gone": False}
+    """No response ends nothing, one without the job may be an error, and a new job takes a minute to appear."""
+    state: dict[str, Any] = {"words": {}, "since": {}, "begun": {}, "ended": {}}
+    state |= {"submitted": time.time() - age_s, "missing": 0, "seen": False, "gone": False}
     for response in responses:
         state = _update_state(state, response)
     assert state["gone"] is is_gone
