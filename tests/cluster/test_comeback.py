@@ -34,7 +34,7 @@ class Training:
 
     @property
     def plan(self) -> ManifestPlan:
-        intent = self.carried.folder.intent(1)
+        intent = self.carried.folder.attempt_plan(1)
         assert intent
         assert isinstance(intent.plan, ManifestPlan)
         return intent.plan

@@ -88,7 +88,7 @@ def attach_run(name: str) -> int:
         raise ProfileError(str(folder.path / _PROFILE_FILE), (message,)) from error
     count = sum(event["event"] == "start" for event in folder.events()) + 1
     _log_to_terminal()
-    return _execute(Runner(profile, str(start["run"]), LocalReporter(count, asked_again=False)))
+    return _execute(Runner(profile, str(start["run"]), LocalReporter(count, is_retry_requested=False)))
 
 
 def _execute(runner: Runner) -> int:

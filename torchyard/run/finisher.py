@@ -28,12 +28,12 @@ class _OpenRun(Protocol):
     folder: RunFolder
     archive: RunArchive
     reporter: Reporter
-    outlets: RunNotifier
-    began: float
+    notifier: RunNotifier
+    started_at: float
     steps: list[Step]
     attempts: list[Attempt]
-    left: list[str]
-    open: tuple[int, Plan] | None
+    leftovers: list[str]
+    open_attempt: tuple[int, Plan] | None
     plan: Plan | None
 
     def close(self, number: int, plan: Plan, outcome: Outcome) -> Attempt: ...
@@ -57,17 +57,17 @@ class RunFinisher:
         if trend and trend.verdict == "worse" and run.profile.trend and run.profile.trend.on_regression == "fail":
             end, sentence = "failed", f"{trend.sentence}; see {history}"
         self._record(end, sentence)
-        if run.open:
-            self._abandon(*run.open, sentence)
+        if run.open_attempt:
+            self._stop_attempt(*run.open_attempt, sentence)
         report = Report(
             profile=run.profile.name,
             run=run.folder.name,
             end=end,
             sentence=sentence,
-            seconds=time.time() - run.began,
+            seconds=time.time() - run.started_at,
             steps=tuple(run.steps),
             attempts=tuple(run.attempts),
-            leftovers=self._list_left(),
+            leftovers=self._list_leftovers(),
             folder=str(run.folder.path),
             trend=trend,
             history=str(history),
@@ -76,16 +76,16 @@ class RunFinisher:
         report = secrets.mask_model(report)
         run.folder.note("end", end=end, by="flow", sentence=report.sentence)
         self._release()
-        report = report.model_copy(update={"leftovers": self._list_left()})
-        report = report.model_copy(update={"unsent": run.outlets.finish(report)})
+        report = report.model_copy(update={"leftovers": self._list_leftovers()})
+        report = report.model_copy(update={"unsent": run.notifier.finish(report)})
         self._publish(report)
         if missing := run.archive.settle():
             report = report.model_copy(update={"archive": missing})
             self._publish(report)
         return report
 
-    def _list_left(self) -> tuple[str, ...]:
-        return tuple(dict.fromkeys(map(secrets.mask_text, self._run.left)))
+    def _list_leftovers(self) -> tuple[str, ...]:
+        return tuple(dict.fromkeys(map(secrets.mask_text, self._run.leftovers)))
 
     def _publish(self, report: Report) -> None:
         """Save the report and show it."""
@@ -99,7 +99,7 @@ class RunFinisher:
     def _compare(self, end: End) -> tuple[TrendVerdict | None, Path]:
         """Keep the run's numbers, and compare them with those of earlier runs; returns also where they are."""
         run = self._run
-        runs, identity = run.folder.path.parent, RunIdentity(run.folder.name, round(run.began, 3))
+        runs, identity = run.folder.path.parent, RunIdentity(run.folder.name, round(run.started_at, 3))
         collected = run.attempts[-1].collected if run.attempts else None
         record = build_record(run.profile, identity, end, collected)
         run.archive.save_record(record)
@@ -109,23 +109,25 @@ class RunFinisher:
         """Record the end for the next process, in the journal and where another machine can read it."""
         sentence = secrets.mask_text(sentence)
         self._run.folder.note("ending", end=end, sentence=sentence)
-        if self._run.open:
-            backend_of(self._run.open[1]).record_ending(end, sentence)
+        if self._run.open_attempt:
+            backend_of(self._run.open_attempt[1]).record_ending(end, sentence)
 
-    def _abandon(self, number: int, plan: Plan, why: str) -> None:
+    def _stop_attempt(self, number: int, plan: Plan, reason: str) -> None:
         """Cut an attempt short: stop it and read its last lines, remove it, and collect what it left."""
         run = self._run
         outcome = run.folder.outcome(number)
         if not outcome:
-            lost = backend_of(plan).stop_unwatched()
-            outcome = Outcome(status=Status(state="failed", reason=why), cause="stopped", exit_codes={}, lost=lost)
-        run.left += run.remove(plan)
+            lost_lines = backend_of(plan).stop_unwatched()
+            outcome = Outcome(
+                status=Status(state="failed", reason=reason), cause="stopped", exit_codes={}, lost=lost_lines
+            )
+        run.leftovers += run.remove(plan)
         try:
             run.close(number, plan, outcome)
         except RunInUseError:
             raise
         except TorchyardError as error:
-            run.left.append(str(error))
+            run.leftovers.append(str(error))
 
     def _release(self) -> None:
         """Stop renewing the lease, and release the run if nothing is left; leftovers are for the sweep."""
@@ -134,7 +136,7 @@ class RunFinisher:
         backend = backend_of(self._run.plan)
         backend.abandon_lease()
         try:
-            if not self._run.left:
+            if not self._run.leftovers:
                 backend.release()
         except TorchyardError as error:
-            self._run.left.append(str(error))
+            self._run.leftovers.append(str(error))

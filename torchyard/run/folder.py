@@ -91,14 +91,14 @@ class RunFolder:
             os.close(lock)
         return lock is None
 
-    def _lock(self, patience: float) -> int | None:
+    def _lock(self, timeout_s: float) -> int | None:
         """The lock's file descriptor; None if another process holds it."""
         with self._usable():
             lock = os.open(self.path / "lock", os.O_RDWR | os.O_CREAT, FILE_MODE)
-        until = time.monotonic() + patience
+        deadline = time.monotonic() + timeout_s
         try:
             while not _try_lock(lock):
-                if time.monotonic() >= until:
+                if time.monotonic() >= deadline:
                     os.close(lock)
                     return None
                 time.sleep(0.02)
@@ -120,12 +120,12 @@ class RunFolder:
 
     # --- the lease
 
-    def renew(self, seconds: float) -> None:
+    def renew(self, lease_s: float) -> None:
         """Renew the lease. This needs no disk space, so a full disk ends no run."""
         lease = self.path / "lease"
         with self._usable():
             if not lease.exists():
-                _write_synced_file(lease, f"{seconds:g}\n")
+                _write_synced_file(lease, f"{lease_s:g}\n")
             os.utime(lease)
 
     def extend(self) -> None:
@@ -147,19 +147,19 @@ class RunFolder:
         try:
             return float((self.path / "lease").read_text(encoding="utf-8"))
         except ValueError:
-            intent = self.intent(self.attempts()[-1]) if self.attempts() else None
-            return intent.deadlines.lease if intent else None
+            attempt_plan = self.attempt_plan(self.attempts()[-1]) if self.attempts() else None
+            return attempt_plan.deadlines.lease if attempt_plan else None
 
     # --- the journal
 
-    def note(self, event: str, **facts: Any) -> None:
+    def note(self, event: str, **fields: Any) -> None:
         """Append an event.
 
         FolderError if a start cannot be written. Later events may be lost: a full disk must not prevent teardown.
         """
         try:
             with self._usable():
-                journal.append_event(self.path / "journal", event, facts)
+                journal.append_event(self.path / "journal", event, fields)
         except FolderError:
             if event == "start":
                 raise
@@ -171,7 +171,7 @@ class RunFolder:
 
     def last(self, event: str) -> dict[str, Any]:
         """The last event of a kind; empty if there is none."""
-        return next((each for each in reversed(self.events()) if each["event"] == event), {})
+        return next((past_event for past_event in reversed(self.events()) if past_event["event"] == event), {})
 
     # --- the attempts
 
@@ -182,27 +182,27 @@ class RunFolder:
         """The attempts that have a plan, in order."""
         return sorted(int(path.parent.name.removeprefix("attempt-")) for path in self.path.glob("attempt-*/plan.json"))
 
-    def save_intent(self, number: int, intent: AttemptPlan) -> None:
-        self._write(self.attempt(number) / "plan.json", intent)
+    def save_attempt_plan(self, number: int, attempt_plan: AttemptPlan) -> None:
+        self._write(self.attempt(number) / "plan.json", attempt_plan)
 
-    def intent(self, number: int) -> AttemptPlan | None:
+    def attempt_plan(self, number: int) -> AttemptPlan | None:
         return self._read(self.attempt(number) / "plan.json", AttemptPlan)
 
     def save_outcome(self, number: int, outcome: Outcome) -> None:
         self._write(self.attempt(number) / "outcome.json", outcome)
 
     def outcome(self, number: int) -> Outcome | None:
-        return self._read_whole(self.attempt(number) / "outcome.json", Outcome)
+        return self._read_or_ignore(self.attempt(number) / "outcome.json", Outcome)
 
     def save_ended(self, attempt: Attempt) -> None:
         self._write(self.attempt(attempt.number) / "ended.json", attempt)
 
     def ended(self, number: int) -> Attempt | None:
-        return self._read_whole(self.attempt(number) / "ended.json", Attempt)
+        return self._read_or_ignore(self.attempt(number) / "ended.json", Attempt)
 
     def plans(self) -> list[Plan]:
         """Every plan that may have left something behind."""
-        return [intent.plan for number in self.attempts() if (intent := self.intent(number))]
+        return [attempt_plan.plan for number in self.attempts() if (attempt_plan := self.attempt_plan(number))]
 
     # --- the end
 
@@ -212,30 +212,30 @@ class RunFolder:
     def report(self) -> Report | None:
         return self._read(self.path / "report.json", Report)
 
-    def _write(self, path: Path, noun: BaseModel) -> None:
+    def _write(self, path: Path, model: BaseModel) -> None:
         """Write a file atomically: no reader sees half of it, not even after a power cut."""
         with self._usable():
             make_private_folder(path.parent)
-            part = path.with_suffix(".part")
-            _write_synced_file(part, noun.model_dump_json(indent=1) + "\n")
-            part.replace(path)
+            temp_path = path.with_suffix(".part")
+            _write_synced_file(temp_path, model.model_dump_json(indent=1) + "\n")
+            temp_path.replace(path)
             sync_folder(path.parent)
 
-    def _read(self, path: Path, kind: type[N]) -> N | None:
+    def _read(self, path: Path, model_type: type[N]) -> N | None:
         """Parse a file; None if it does not exist. FolderError if it cannot be read, which is not the same."""
         with self._usable():
             try:
-                return kind.model_validate_json(path.read_bytes())
+                return model_type.model_validate_json(path.read_bytes())
             except FileNotFoundError:
                 return None
             except ValidationError as error:
-                why = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
-                raise FolderError(str(self.path), why, _UNREADABLE_REMEDY) from error
+                reason = f"{path.relative_to(self.path)} cannot be read ({error.errors()[0]['msg']})"
+                raise FolderError(str(self.path), reason, _UNREADABLE_REMEDY) from error
 
-    def _read_whole(self, path: Path, kind: type[N]) -> N | None:
+    def _read_or_ignore(self, path: Path, model_type: type[N]) -> N | None:
         """Parse a file whose facts supervisors or pods can report again; None if it is missing or unreadable."""
         try:
-            return self._read(path, kind)
+            return self._read(path, model_type)
         except FolderError as error:
             _LOG.warning("%s is ignored: %s", path.name, error.reason)
             return None

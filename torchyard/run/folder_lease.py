@@ -13,29 +13,31 @@ _RENEW_INTERVAL_S = 2.0
 
 
 @contextlib.contextmanager
-def hold_folder_lease(folder: RunFolder, seconds: float) -> Iterator[None]:
+def hold_folder_lease(folder: RunFolder, lease_s: float) -> Iterator[None]:
     """Renew the lease on its own thread, so that no step and no call to Prefect delays it."""
-    over = threading.Event()
+    stop_event = threading.Event()
     run = contextvars.copy_context().run  # the run's log belongs to a context
-    threading.Thread(target=run, args=(_renew_folder_lease, folder, seconds, over), daemon=True, name="lease").start()
+    threading.Thread(
+        target=run, args=(_renew_folder_lease, folder, lease_s, stop_event), daemon=True, name="lease"
+    ).start()
     try:
         yield
     finally:
-        over.set()
+        stop_event.set()
 
 
-def _renew_folder_lease(folder: RunFolder, seconds: float, over: threading.Event) -> None:
+def _renew_folder_lease(folder: RunFolder, lease_s: float, stop_event: threading.Event) -> None:
     """Renew until `over` is set. A folder that cannot be written is reported once, and ends no job."""
-    said = ""
+    reported_error = ""
     while True:
         try:
-            folder.renew(seconds)
-            said = ""
+            folder.renew(lease_s)
+            reported_error = ""
         except FolderError as error:
-            if str(error) != said:
-                said = str(error)
-                get_log().warning("the run's lease is not renewed: %s", said)
-        if over.wait(_RENEW_INTERVAL_S):
+            if str(error) != reported_error:
+                reported_error = str(error)
+                get_log().warning("the run's lease is not renewed: %s", reported_error)
+        if stop_event.wait(_RENEW_INTERVAL_S):
             return
 
 

@@ -17,22 +17,29 @@ from torchyard.run.resume import split_by_start
 JournalEvent = dict[str, Any]
 
 
-def list_start_facts(profile: Profile, folder: RunFolder) -> dict[str, Any]:
+def build_start_fields(profile: Profile, folder: RunFolder) -> dict[str, Any]:
     """What a process journals at its start: who it is, when the one before was lost, and what the run needs."""
-    needs = {"profile": profile.name, "launcher": profile.launcher, "gpus": _count_gpus(profile)}
-    return {"host": socket.gethostname(), "folder": str(folder.path), "lost_at": read_renewal_time(folder), **needs}
+    profile_fields = {"profile": profile.name, "launcher": profile.launcher, "gpus": _count_gpus(profile)}
+    return {
+        "host": socket.gethostname(),
+        "folder": str(folder.path),
+        "lost_at": read_renewal_time(folder),
+        **profile_fields,
+    }
 
 
 def _count_gpus(profile: Profile) -> int | None:
     """The GPUs of all nodes; None for a manifest, which itself says what its pods need."""
-    each = {**merge_pod_settings(profile).resources, **profile.resources}.get("gpus", "0")
-    return None if profile.manifest else profile.nodes.max * int(each)
+    gpus_per_node = {**merge_pod_settings(profile).resources, **profile.resources}.get("gpus", "0")
+    return None if profile.manifest else profile.nodes.max * int(gpus_per_node)
 
 
 def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
     """The events since the run was started, or started again after its end."""
-    fresh = [at for at, event in enumerate(events) if event["event"] == "start" and event.get("entry") == "fresh"]
-    return list(events[fresh[-1] if fresh else 0 :])
+    fresh_starts = [
+        index for index, event in enumerate(events) if event["event"] == "start" and event.get("entry") == "fresh"
+    ]
+    return list(events[fresh_starts[-1] if fresh_starts else 0 :])
 
 
 def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
@@ -42,33 +49,41 @@ def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
 
 def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
     """The steps of all processes but the last one, and the gaps between the processes."""
-    lives = split_by_start(_select_present_events(events))
-    return [step for life, after in pairwise(lives) for step in _list_process_steps(life, after[0])]
+    launches = split_by_start(_select_present_events(events))
+    return [
+        step
+        for process_events, next_launch in pairwise(launches)
+        for step in _list_process_steps(process_events, next_launch[0])
+    ]
 
 
-def _list_process_steps(life: Sequence[JournalEvent], after: JournalEvent) -> Iterator[Step]:
+def _list_process_steps(process_events: Sequence[JournalEvent], next_start: JournalEvent) -> Iterator[Step]:
     """The steps of one process, and the gap until the next process took over."""
-    for event in life:
+    for event in process_events:
         if event["event"] == "did":
             yield Step(name=event["name"], seconds=event["seconds"], detail=event["detail"])
-    seen = _find_last_sign(life, after)
-    last = next((event for event in reversed(life) if event["event"] != "running"), life[-1])
-    if last["event"] == "end":
-        yield Step(name=last["end"], seconds=_elapsed_seconds(seen, after["at"]), detail=last["sentence"])
+    last_seen_at = _find_last_seen_time(process_events, next_start)
+    last_event = next((event for event in reversed(process_events) if event["event"] != "running"), process_events[-1])
+    if last_event["event"] == "end":
+        yield Step(
+            name=last_event["end"],
+            seconds=_elapsed_seconds(last_seen_at, next_start["at"]),
+            detail=last_event["sentence"],
+        )
         return
-    where, how = "", "handed the run over" if _is_handed_over(life) else "was lost"
-    if last["event"] == "step":
-        where = f" in {last['name']}"
-        took = _elapsed_seconds(last["at"], seen)
-        yield Step(name=last["name"], seconds=took, detail="cut off: the launcher was lost")
-    at = datetime.fromtimestamp(seen, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    detail = f"the launcher ({_describe_process(life[0])}) {how}{where} at {at}; {_describe_process(after)} took over"
-    yield Step(name="comeback", seconds=_elapsed_seconds(seen, after["at"]), detail=detail)
+    during_step, loss = "", "handed the run over" if _is_handed_over(process_events) else "was lost"
+    if last_event["event"] == "step":
+        during_step = f" in {last_event['name']}"
+        elapsed_s = _elapsed_seconds(last_event["at"], last_seen_at)
+        yield Step(name=last_event["name"], seconds=elapsed_s, detail="cut off: the launcher was lost")
+    seen_text = datetime.fromtimestamp(last_seen_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
+    detail = f"the launcher ({_describe_process(process_events[0])}) {loss}{during_step} at {seen_text}; {_describe_process(next_start)} took over"
+    yield Step(name="comeback", seconds=_elapsed_seconds(last_seen_at, next_start["at"]), detail=detail)
 
 
-def _is_handed_over(life: Sequence[JournalEvent]) -> bool:
+def _is_handed_over(process_events: Sequence[JournalEvent]) -> bool:
     """Whether a process left the run on purpose for the next one, as its own journal or the run's Lease says."""
-    return bool(life[0].get("handed_over")) or life[-1]["event"] == "left"
+    return bool(process_events[0].get("handed_over")) or process_events[-1]["event"] == "left"
 
 
 def describe_last_loss(steps: Sequence[Step]) -> str:
@@ -77,9 +92,13 @@ def describe_last_loss(steps: Sequence[Step]) -> str:
     return f"{last.detail} after {format_duration(last.seconds)}" if last and last.name == "comeback" else ""
 
 
-def _find_last_sign(life: Sequence[JournalEvent], after: JournalEvent) -> float:
+def _find_last_seen_time(process_events: Sequence[JournalEvent], next_start: JournalEvent) -> float:
     """When a process last gave a sign of life."""
-    return max(float(life[-1]["at"]), float(life[0].get("seen_at") or 0), float(after.get("lost_at") or 0))
+    return max(
+        float(process_events[-1]["at"]),
+        float(process_events[0].get("seen_at") or 0),
+        float(next_start.get("lost_at") or 0),
+    )
 
 
 def _elapsed_seconds(one: float, other: float) -> float:

@@ -13,12 +13,12 @@ from torchyard.common.private_files import append_line
 _LOG = logging.getLogger("torchyard")
 
 
-def append_event(journal: Path, event: str, facts: dict[str, Any]) -> None:
+def append_event(journal: Path, event: str, fields: dict[str, Any]) -> None:
     """Append an event and sync it to disk. OSError.
 
     It is one write, so that two processes cannot tear each other's lines.
     """
-    line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **facts})
+    line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **fields})
     append_line(journal, line)
 
 
@@ -28,21 +28,23 @@ def read_events(journal: Path) -> list[dict[str, Any]]:
         lines = journal.read_bytes().split(b"\n")
     except FileNotFoundError:
         return []
-    events = [_read_event(line) for line in lines]
+    events = [_parse_event(line) for line in lines]
     for number, (line, event) in enumerate(zip(lines, events, strict=True), 1):
         if event is None and line:
             _report_torn_line(str(journal.parent), number)
     return [event for event in events if event]
 
 
-def _read_event(line: bytes) -> dict[str, Any] | None:
+def _parse_event(line: bytes) -> dict[str, Any] | None:
     """Parse one line of a journal; None if it is torn."""
     try:
         event = json.loads(line)
     except ValueError:
         return None
-    whole = isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)
-    return event if whole else None
+    is_event = (
+        isinstance(event, dict) and isinstance(event.get("event"), str) and isinstance(event.get("at"), int | float)
+    )
+    return event if is_event else None
 
 
 @functools.cache

@@ -17,12 +17,12 @@ _NODE_INDEPENDENT_CAUSES = frozenset(
 
 def _list_failed_machines(attempts: Iterable[Attempt]) -> tuple[str, ...]:
     """The nodes and hosts on which earlier attempts failed."""
-    found: dict[str, None] = {}
+    machines: dict[str, None] = {}
     for attempt in attempts:
         failure = attempt.collected.failure
         if failure and failure.node and failure.cause not in _NODE_INDEPENDENT_CAUSES:
-            found[attempt.outcome.machines.get(failure.node, "")] = None
-    return tuple(each for each in found if each)
+            machines[attempt.outcome.machines.get(failure.node, "")] = None
+    return tuple(machine for machine in machines if machine)
 
 
 def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Profile:
@@ -42,5 +42,5 @@ def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Prof
     return profile.model_copy(update=changes)
 
 
-def _join_values(said: Mapping[str, Any], key: str, more: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys((*said.get(key, ()), *more)))
+def _join_values(settings: Mapping[str, Any], key: str, new_values: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*settings.get(key, ()), *new_values)))

@@ -29,32 +29,33 @@ from torchyard.trackers.registry import check_trackers, create_trackers
 from torchyard.trackers.worker import TrackerWorker
 from torchyard.trend.records import read_history
 
-_END_TIMEOUT_S, _LEAST_TIMEOUT_S = 15.0, 1.0  # how long a run waits at its end for all receivers, and for each
+_END_TIMEOUT_S, _MIN_TIMEOUT_S = 15.0, 1.0  # how long a run waits at its end for all receivers, and for each
 _MESSAGES = "messages"  # the file of a run that says which messages were sent
 _PROFILE = "outlets.json"  # the profile, for a sweep: it has no other
 
 
 def check_notifications(profile: Profile, first: bool = True) -> tuple[Check, ...]:
     """Preflight's findings about `notify` and `metrics_to`; after the first attempt they no longer end the run."""
-    found = [
+    checks = [
         *(check_addresses(profile.notify, os.environ) if profile.notify else ()),
         *check_trackers(profile.metrics_to),
     ]
     if first:
-        return tuple(found)
+        return tuple(checks)
     return tuple(
-        warning_check(each.name, each.detail, each.remedy) if each.verdict == "failed" else each for each in found
+        warning_check(check.name, check.detail, check.remedy) if check.verdict == "failed" else check
+        for check in checks
     )
 
 
-def tell_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
+def notify_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
     """Send the end of a run that a sweep has ended; it never raises."""
-    nobody = contextlib.suppress(FileNotFoundError)
-    with LocalErrorGuard().endured(f"tell the end of {folder.name}", whatever=True), nobody:
+    no_profile = contextlib.suppress(FileNotFoundError)
+    with LocalErrorGuard().endured(f"tell the end of {folder.name}", whatever=True), no_profile:
         profile = Profile.model_validate_json((folder.path / _PROFILE).read_bytes())
-        outlets = RunNotifier(profile, run_id, folder)
-        outlets.open(len(folder.attempts()))
-        outlets.tell_end(end, sentence)
+        notifier = RunNotifier(profile, run_id, folder)
+        notifier.open(len(folder.attempts()))
+        notifier.notify_end(end, sentence)
 
 
 class RunNotifier:
@@ -64,24 +65,24 @@ class RunNotifier:
         self._profile, self._run_id, self._folder, self._link = profile, run_id, folder, link
         self._addresses = profile.notify.to if profile.notify else ()
         self._delivery = Delivery(self._addresses, os.environ)
-        self._feeds: list[TrackerWorker] = []
+        self._tracker_workers: list[TrackerWorker] = []
         self._steps, self._attempt = RowSteps(), 0
-        self._has_begun, self._told = False, set[str]()
-        self._trouble = LocalErrorGuard()
+        self._has_started, self._sent_keys = False, set[str]()
+        self._local_errors = LocalErrorGuard()
         if profile.notify:
             remember_addresses(profile.notify, os.environ)
 
     def open(self, attempt: int) -> None:
         """Begin an attempt, whose rows will follow."""
         if self._profile.notify or self._profile.metrics_to:
-            with self._trouble.endured("keep what is to be told of a run", whatever=True):
+            with self._local_errors.endured("keep what is to be told of a run", whatever=True):
                 write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
         self._attempt, self._steps = attempt, RowSteps()
-        self._has_begun = False
-        with self._trouble.endured("record metrics", whatever=True):
-            self._feeds = self._feeds or self._open_feeds()
+        self._has_started = False
+        with self._local_errors.endured("record metrics", whatever=True):
+            self._tracker_workers = self._tracker_workers or self._create_tracker_workers()
 
-    def _open_feeds(self) -> list[TrackerWorker]:
+    def _create_tracker_workers(self) -> list[TrackerWorker]:
         folder = self._folder
         experiment = describe_experiment(self._profile, folder.name, self._run_id, str(folder.path), self._link)
         trackers = create_trackers(self._profile.metrics_to)
@@ -89,37 +90,37 @@ class RunNotifier:
 
     def add_row(self, row: Row) -> None:
         """Pass a row of rank 0 on."""
-        if self._feeds and (point := self._steps.read(row)):
-            for feed in self._feeds:
-                feed.add(self._attempt, point)
+        if self._tracker_workers and (point := self._steps.read(row)):
+            for worker in self._tracker_workers:
+                worker.add(self._attempt, point)
 
-    def watch_status(self, status: Status, waited_s: float) -> None:
+    def record_status(self, status: Status, waited_s: float) -> None:
         """Called with each status of the job: journals its start, and tells that it waits for long."""
-        if status.state == "running" and not self._has_begun:
-            self._has_begun = True
+        if status.state == "running" and not self._has_started:
+            self._has_started = True
             self._folder.note("running", attempt=self._attempt, waited=round(waited_s, 1))
         notify = self._profile.notify
-        if not notify or self._has_begun or status.state != "pending" or waited_s < notify.waiting:
+        if not notify or self._has_started or status.state != "pending" or waited_s < notify.waiting:
             return
         message = write_waiting_message(self._profile, self._folder.name, waited_s, status.reason, self._link)
-        self._tell("waiting", f"waiting {self._attempt}", message)
+        self._send_once("waiting", f"waiting {self._attempt}", message)
 
-    def tell_hang(self, news: HangUpdate) -> None:
+    def notify_hang(self, update: HangUpdate) -> None:
         """Tell, once an attempt, that a rank hangs beyond doubt."""
-        if news.hang and news.is_certain:
-            message = write_hang_message(self._profile, self._folder.name, news.hang, self._link)
-            self._tell("hanging", f"hanging {self._attempt}", message)
+        if update.hang and update.is_certain:
+            message = write_hang_message(self._profile, self._folder.name, update.hang, self._link)
+            self._send_once("hanging", f"hanging {self._attempt}", message)
 
     def finish(self, report: Report) -> tuple[str, ...]:
         """Send what the end of a run is worth; returns what did not arrive, after at most _END_TIMEOUT_S."""
-        lost: list[str | None] = []
-        with self._trouble.endured("send messages and metrics", whatever=True):
-            until = time.monotonic() + _END_TIMEOUT_S
-            self._tell_end(report)
-            feeds, self._feeds, end = self._feeds, [], describe_end(report)
-            lost = [feed.finish(end, max(until - time.monotonic(), _LEAST_TIMEOUT_S)) for feed in feeds]
-            lost += self._delivery.finish(max(until - time.monotonic(), _LEAST_TIMEOUT_S))
-        return tuple(filter(None, lost))
+        losses: list[str | None] = []
+        with self._local_errors.endured("send messages and metrics", whatever=True):
+            deadline = time.monotonic() + _END_TIMEOUT_S
+            self._notify_report(report)
+            workers, self._tracker_workers, end = self._tracker_workers, [], describe_end(report)
+            losses = [worker.finish(end, max(deadline - time.monotonic(), _MIN_TIMEOUT_S)) for worker in workers]
+            losses += self._delivery.finish(max(deadline - time.monotonic(), _MIN_TIMEOUT_S))
+        return tuple(filter(None, losses))
 
     def repeat_end(self) -> None:
         """Send what an earlier process of this run, which has ended, could not send any more."""
@@ -130,7 +131,7 @@ class RunNotifier:
         if report:
             self.finish(report)
 
-    def tell_end(self, end: End, sentence: str) -> None:
+    def notify_end(self, end: End, sentence: str) -> None:
         """Send what the end of a run without a report is worth."""
         name, folder = self._profile.name, self._folder
         self.finish(
@@ -146,56 +147,66 @@ class RunNotifier:
             )
         )
 
-    def _tell_end(self, report: Report) -> None:
-        before = _list_ends_before(report)
-        wanted = self._profile.notify.events if self._profile.notify else ()
-        event: RunEvent | None = next((each for each in list_end_events(report, before) if each in wanted), None)
+    def _notify_report(self, report: Report) -> None:
+        earlier_ends = _list_earlier_ends(report)
+        enabled_events = self._profile.notify.events if self._profile.notify else ()
+        event: RunEvent | None = next(
+            (candidate for candidate in list_end_events(report, earlier_ends) if candidate in enabled_events), None
+        )
         if event:
             key = f"end {report.run} {report.end} {_count_launches(self._folder)}"
-            self._tell(event, key, write_end_message(event, report, before, self._link))
+            self._send_once(event, key, write_end_message(event, report, earlier_ends, self._link))
 
-    def _tell(self, event: RunEvent, key: str, message: Message) -> None:
+    def _send_once(self, event: RunEvent, key: str, message: Message) -> None:
         """Send a message, once, to each address that has not got it from an earlier process of the run."""
-        if key in self._told:
+        if key in self._sent_keys:
             return
-        self._told.add(key)
-        wanted = self._profile.notify.events if self._profile.notify else ()
-        had = set(self._read_sent(key))
-        places = [place for place in range(len(self._addresses)) if place not in had]
-        if event in wanted and places:
-            self._delivery.send(message, places, lambda place: self._remember(key, place))
+        self._sent_keys.add(key)
+        enabled_events = self._profile.notify.events if self._profile.notify else ()
+        sent_indices = set(self._read_sent(key))
+        pending_indices = [index for index in range(len(self._addresses)) if index not in sent_indices]
+        if event in enabled_events and pending_indices:
+            self._delivery.send(message, pending_indices, lambda index: self._record_sent(key, index))
 
     def _read_sent(self, key: str) -> Iterator[int]:
         try:
-            events = journal.read_events(self._memory)
+            events = journal.read_events(self._sent_path)
         except OSError as error:  # better twice than never
             get_log().warning("notify: what was sent before cannot be read: %s", error)
             return
-        yield from (each.get("place", -1) for each in events if each["event"] == "sent" and each.get("key") == key)
+        yield from (
+            sent_event.get("place", -1)
+            for sent_event in events
+            if sent_event["event"] == "sent" and sent_event.get("key") == key
+        )
 
-    def _remember(self, key: str, place: int) -> None:
+    def _record_sent(self, key: str, index: int) -> None:
         try:
-            journal.append_event(self._memory, "sent", {"key": key, "place": place})
+            journal.append_event(self._sent_path, "sent", {"key": key, "place": index})
         except OSError as error:
             get_log().warning("notify: that a message was sent is not kept: %s", error)
 
     @property
-    def _memory(self) -> Path:
+    def _sent_path(self) -> Path:
         return self._folder.path / _MESSAGES
 
 
 def _count_launches(folder: RunFolder) -> int:
     """How often a user has asked for the run: each time has an end of its own."""
     try:
-        return sum(each["event"] == "start" and each.get("entry") == "fresh" for each in folder.events())
+        return sum(event["event"] == "start" and event.get("entry") == "fresh" for event in folder.events())
     except FolderError:
         return 0
 
 
-def _list_ends_before(report: Report) -> list[str]:
+def _list_earlier_ends(report: Report) -> list[str]:
     """How the earlier runs of the same profile ended, as far as their history can be read."""
     try:
-        ends = [(each.run, each.end) for each in read_history(Path(report.history)).records] if report.history else []
+        ends = (
+            [(record.run, record.end) for record in read_history(Path(report.history)).records]
+            if report.history
+            else []
+        )
     except OSError:
         return []
     return [end for _, end in (ends[:-1] if ends and ends[-1][0] == report.run else ends)]

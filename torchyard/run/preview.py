@@ -27,16 +27,16 @@ def make_plan(profile: Profile, run: Run, reporter: Reporter) -> Plan:
 
 
 def check_plan(
-    plan: Plan, steps: StepFunctions, reporter: Reporter, others: tuple[Check, ...] = ()
+    plan: Plan, steps: StepFunctions, reporter: Reporter, other_checks: tuple[Check, ...] = ()
 ) -> tuple[Check, ...]:
     """Run preflight and show its page, with the findings of other checks. PreflightError if a check failed."""
-    report_warnings(others)
+    report_warnings(other_checks)
     try:
-        checks = (*steps.preflight(plan), *others)
+        checks = (*steps.preflight(plan), *other_checks)
     except PreflightError as error:
-        checks = (*error.checks, *others)
+        checks = (*error.checks, *other_checks)
     reporter.show_page("preflight", lambda: render_checks_page(checks))
-    if any(found.verdict == "failed" for found in checks):
+    if any(check.verdict == "failed" for check in checks):
         raise PreflightError(checks)
     return checks
 

@@ -27,21 +27,23 @@ class Progress:
     def __init__(
         self, name: str, metrics: MetricsFormat, reporter: Reporter, on_row: Callable[[Row], object] = lambda _: None
     ) -> None:
-        self._name, self._read, self._reporter, self._on_row = name, LINE_READERS[metrics], reporter, on_row
+        self._name, self._parse_row, self._reporter, self._on_row = name, LINE_READERS[metrics], reporter, on_row
         self._row: Row = {}
         self._rows = Rows()
-        self._next = 0.0
-        self._next_page = time.monotonic() + _PAGE_INTERVAL_S  # a short job's curves are in its report
-        self._began: tuple[float, float] | None = None  # when the first progress was seen, and how much that was
+        self._next_report_at = 0.0
+        self._next_page_at = time.monotonic() + _PAGE_INTERVAL_S  # a short job's curves are in its report
+        self._first_progress: tuple[float, float] | None = (
+            None  # when the first progress was seen, and how much that was
+        )
 
     def __call__(self, lines: list[str]) -> None:
         for line in lines:
-            if row := self._read(line):
+            if row := self._parse_row(line):
                 self._row = {**self._row, **row}
                 self._rows.add(row)
                 self._on_row(row)
-        if time.monotonic() >= self._next:
-            self._next = time.monotonic() + _REPORT_INTERVAL_S
+        if time.monotonic() >= self._next_report_at:
+            self._next_report_at = time.monotonic() + _REPORT_INTERVAL_S
             self._reporter.check_cancelled()
             self.close()
 
@@ -49,19 +51,19 @@ class Progress:
         """Report what has not been reported yet: the last row may come less than two seconds after the one before."""
         if self._row:
             get_log().info("%s", escaping.single_line(describe_row(self._row), _MAX_LINE_CHARS))
-            if (done := read_progress(self._row)) is not None:
-                self._reporter.show_progress(self._describe(done), round(100 * done.share, 1))
+            if (progress := read_progress(self._row)) is not None:
+                self._reporter.show_progress(self._describe(progress), round(100 * progress.share, 1))
             self._row = {}
-            if time.monotonic() >= self._next_page:
-                self._next_page = time.monotonic() + _PAGE_INTERVAL_S
+            if time.monotonic() >= self._next_page_at:
+                self._next_page_at = time.monotonic() + _PAGE_INTERVAL_S
                 name, rows = self._name, self._rows.all()
                 self._reporter.show_page("metrics", lambda: render_metrics_page(name, rows))
 
-    def _describe(self, done: RowProgress) -> str:
+    def _describe(self, progress: RowProgress) -> str:
         """`epoch 3 of 10, about 12 min left`, by the pace since the first progress that this process saw."""
-        told = escaping.single_line(f"{done.key} {done.done} of {done.total}", _MAX_NAME_CHARS)
-        since, first = self._began = self._began or (time.monotonic(), done.share)
-        if not first < done.share < 1:
-            return told
-        left = (time.monotonic() - since) / (done.share - first) * (1 - done.share)
-        return f"{told}, about {format_duration(left)} left"
+        text = escaping.single_line(f"{progress.key} {progress.done} of {progress.total}", _MAX_NAME_CHARS)
+        first_seen_at, first_share = self._first_progress = self._first_progress or (time.monotonic(), progress.share)
+        if not first_share < progress.share < 1:
+            return text
+        remaining_s = (time.monotonic() - first_seen_at) / (progress.share - first_share) * (1 - progress.share)
+        return f"{text}, about {format_duration(remaining_s)} left"

@@ -40,7 +40,7 @@ class Reporter(Protocol):
     def is_void(self, stop: BaseException) -> bool:
         """Whether a stop comes from the orchestrator's own trouble and is not meant for the run."""
 
-    def was_asked_again(self) -> bool:
+    def is_retry_requested(self) -> bool:
         """Whether a user has asked for the run again since it ended."""
 
     def show_progress(self, done: str, percent: float) -> None:
@@ -63,25 +63,25 @@ class Terminated(BaseException):
 class LocalReporter:
     """For a run on the command line: log and report go to the terminal, and only signals cancel the run.
 
-    `asked_again`: whether a run that has ended starts again.
+    `is_retry_requested`: whether a run that has ended starts again.
     """
 
     stops: tuple[type[BaseException], ...] = (Terminated,)
     watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.run.sweep")
     link = ""
 
-    def __init__(self, count: int = 1, asked_again: bool = True) -> None:
-        self.count, self._asked_again = count, asked_again
-        self._before: Callable[[int, Any], Any] | int | None = None
+    def __init__(self, count: int = 1, is_retry_requested: bool = True) -> None:
+        self.count, self._is_retry_requested = count, is_retry_requested
+        self._old_handler: Callable[[int, Any], Any] | int | None = None
 
     def __enter__(self) -> Self:
         if threading.current_thread() is threading.main_thread():
-            self._before = signal.signal(signal.SIGTERM, _raise_terminated)
+            self._old_handler = signal.signal(signal.SIGTERM, _raise_terminated)
         return self
 
     def __exit__(self, *_: object) -> None:
-        if self._before is not None:
-            signal.signal(signal.SIGTERM, self._before)
+        if self._old_handler is not None:
+            signal.signal(signal.SIGTERM, self._old_handler)
 
     def check_cancelled(self) -> None:
         """Do nothing: only signals cancel the run."""
@@ -95,8 +95,8 @@ class LocalReporter:
     def is_void(self, stop: BaseException) -> bool:
         return False
 
-    def was_asked_again(self) -> bool:
-        return self._asked_again
+    def is_retry_requested(self) -> bool:
+        return self._is_retry_requested
 
     def show_progress(self, done: str, percent: float) -> None:
         """Do nothing: the log shows the progress."""

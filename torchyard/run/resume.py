@@ -12,9 +12,9 @@ RecoveryAction = Literal["leave", "schedule", "finish", "tell"]
 JournalEvent = dict[str, Any]
 MAX_LOSSES = 3
 # Processes that die in a row are a loop only if each of them died sooner after its start than this.
-_SHORT_LIFE_S = 600.0
+_SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
-LOST_MESSAGE, NEVER_BEGAN_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
+LOST_MESSAGE, NEVER_STARTED_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
 SILENT_MESSAGE = "no heartbeat for"  # of the state that an automation sets: the launcher is dead or cut off
 CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
 WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
@@ -36,7 +36,7 @@ class ReportedState(NamedTuple):
     age_s: float = 0.0
 
 
-def choose_entry(events: Sequence[JournalEvent], asked: Callable[[], bool]) -> EntryMode:
+def choose_entry(events: Sequence[JournalEvent], is_retry_requested: Callable[[], bool]) -> EntryMode:
     """How a new process of the run starts.
 
     fresh      no process has run it yet, or it ended and a user asks for it again (`asked`)
@@ -47,25 +47,27 @@ def choose_entry(events: Sequence[JournalEvent], asked: Callable[[], bool]) -> E
     """
     if not events:
         return "fresh"
-    lives = split_by_start(events)
+    launches = split_by_start(events)
     if events[-1]["event"] == "end":
-        return _choose_entry_after_end(events[-1], asked)
-    if any(event["event"] == "ending" for event in lives[-1]):
+        return _choose_entry_after_end(events[-1], is_retry_requested)
+    if any(past_event["event"] == "ending" for past_event in launches[-1]):
         return "finish"
-    lost = [life for life in lives if life[-1]["event"] != "end"]
-    recent = lives[-MAX_LOSSES:]
-    looping = len(recent) == MAX_LOSSES and all(life in lost and _is_short_life(life) for life in recent)
-    return "give-up" if looping and len({_find_last_step(life) for life in recent}) == 1 else "attach"
+    lost_launches = [launch for launch in launches if launch[-1]["event"] != "end"]
+    recent = launches[-MAX_LOSSES:]
+    is_loop = len(recent) == MAX_LOSSES and all(
+        launch in lost_launches and _is_short_launch(launch) for launch in recent
+    )
+    return "give-up" if is_loop and len({_find_last_step(launch) for launch in recent}) == 1 else "attach"
 
 
-def _choose_entry_after_end(end: JournalEvent, asked: Callable[[], bool]) -> EntryMode:
+def _choose_entry_after_end(end: JournalEvent, is_retry_requested: Callable[[], bool]) -> EntryMode:
     """How to start after an end: a run that succeeded never starts again, any other only if a user asks for it.
 
     A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
     if end.get("end") == "moved":
         return "attach"
-    if end.get("end") == "succeeded" or not asked():
+    if end.get("end") == "succeeded" or not is_retry_requested():
         return "echo"
     return "attach" if end.get("end") == "gave-up" else "fresh"
 
@@ -83,7 +85,7 @@ def is_requested_again(states: Sequence[ReportedState]) -> bool:
 
     Recovery, workers and workers' deaths schedule runs too: what counts is who did so first after an end.
     """
-    ends = [at for at, state in enumerate(states) if _is_end(state)]
+    ends = [index for index, state in enumerate(states) if _is_end(state)]
     return count_requests(states[ends[-1] :] if ends else states) > 0
 
 
@@ -97,22 +99,22 @@ def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
 
     `states`: since that machine holds the run, the oldest first; what later processes have suffered does not count.
     """
-    lost = next((state for state in states if state.name == CRASHED), None)
-    return lost is not None and not lost.message.startswith(SILENT_MESSAGE)
+    crashed = next((state for state in states if state.name == CRASHED), None)
+    return crashed is not None and not crashed.message.startswith(SILENT_MESSAGE)
 
 
 def count_requests(states: Sequence[ReportedState]) -> int:
     """How often a user asked for a run again. `states`: all its states, the oldest first."""
     return sum(
-        before.kind in _FINAL_STATE_TYPES
+        previous.kind in _FINAL_STATE_TYPES
         and state.kind == "SCHEDULED"
-        and state.message not in (LOST_MESSAGE, NEVER_BEGAN_MESSAGE)
-        for before, state in pairwise(states)
+        and state.message not in (LOST_MESSAGE, NEVER_STARTED_MESSAGE)
+        for previous, state in pairwise(states)
     )
 
 
 def choose_recovery(
-    now: ReportedState, count: int, events: Sequence[JournalEvent], asked: Callable[[], bool]
+    now: ReportedState, count: int, events: Sequence[JournalEvent], is_retry_requested: Callable[[], bool]
 ) -> RecoveryAction:
     """What to do about a run that no living process on this machine owns; `count`: how many processes started it.
 
@@ -121,21 +123,21 @@ def choose_recovery(
     tell       it has ended, and Prefect does not know
     leave      it is healthy, waiting or ended, or another machine may own it
     """
-    ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
-    here = (
+    has_ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
+    ran_here = (
         find_last_event(events, "start").get("count") == count
     )  # the process that Prefect knows of ran on this machine
-    lost = here and is_lost(events)
-    crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
-    if crashed and ended:
-        return "schedule" if asked() else "tell"
-    if here and ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
+    was_lost = ran_here and is_lost(events)
+    has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
+    if has_crashed and has_ended:
+        return "schedule" if is_retry_requested() else "tell"
+    if ran_here and has_ended and now.kind in ("RUNNING", "PAUSED", "CANCELLING"):
         return "tell"
-    if lost and now.kind in ("CANCELLING", "CANCELLED"):
+    if was_lost and now.kind in ("CANCELLING", "CANCELLED"):
         return "finish"
-    comes_back = crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)
-    never_began = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
-    return "schedule" if comes_back or never_began or (lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
+    can_resume = has_crashed and (bool(events) or now.age_s < MAX_LOSS_AGE_S)
+    never_started = now.kind == "PENDING" and now.age_s > WORKER_START_TIMEOUT_S
+    return "schedule" if can_resume or never_started or (was_lost and now.kind in ("RUNNING", "PAUSED")) else "leave"
 
 
 def _is_end(state: ReportedState) -> bool:
@@ -149,27 +151,27 @@ def is_lost(events: Sequence[JournalEvent]) -> bool:
 
 def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
     """When the job that may still run was submitted; None if the submit did not finish, or the job is over."""
-    asked, done = None, None
+    submitting_since, submitted_at = None, None
     for event in events:
         if _is_job_over(event):
-            asked, done = None, None
+            submitting_since, submitted_at = None, None
         elif _is_step(event, "submit"):
-            asked = asked or float(event["at"])
+            submitting_since = submitting_since or float(event["at"])
         elif _is_step(event, "wait"):
-            done = asked
-    return done
+            submitted_at = submitting_since
+    return submitted_at
 
 
 def has_possible_job(events: Sequence[JournalEvent]) -> bool:
     """Whether an earlier process, or one on another machine, may have left a running job."""
-    found = asked = False
+    may_have_job = has_submitted = False
     for event in events:
         if _is_job_over(event):
-            found = asked = False
+            may_have_job = has_submitted = False
         elif event["event"] == "start":
-            found = found or asked or event.get("entry") == "moved"
-        asked = asked or _is_step(event, "submit")
-    return found
+            may_have_job = may_have_job or has_submitted or event.get("entry") == "moved"
+        has_submitted = has_submitted or _is_step(event, "submit")
+    return may_have_job
 
 
 def _is_step(event: JournalEvent, name: str) -> bool:
@@ -184,12 +186,12 @@ def _is_job_over(event: JournalEvent) -> bool:
 
 def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
     """The journal split at every start: the events of each process."""
-    lives: list[list[JournalEvent]] = []
+    launches: list[list[JournalEvent]] = []
     for event in events:
-        if event["event"] == "start" or not lives:
-            lives.append([])
-        lives[-1].append(event)
-    return lives
+        if event["event"] == "start" or not launches:
+            launches.append([])
+        launches[-1].append(event)
+    return launches
 
 
 def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
@@ -197,9 +199,9 @@ def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
     return next((event for event in reversed([*events]) if event["event"] == kind), {})
 
 
-def _is_short_life(life: Sequence[JournalEvent]) -> bool:
-    return float(life[-1]["at"]) - float(life[0]["at"]) < _SHORT_LIFE_S
+def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
+    return float(process_events[-1]["at"]) - float(process_events[0]["at"]) < _SHORT_LAUNCH_S
 
 
-def _find_last_step(life: Sequence[JournalEvent]) -> str:
-    return str(next((event.get("name") for event in reversed(life) if event["event"] == "step"), "start"))
+def _find_last_step(process_events: Sequence[JournalEvent]) -> str:
+    return str(next((event.get("name") for event in reversed(process_events) if event["event"] == "step"), "start"))

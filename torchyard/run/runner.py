@@ -66,16 +66,16 @@ class Runner:
     def __init__(self, profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions | None = None) -> None:
         self.profile, self.run_id, self.reporter = profile, run_id, reporter
         self.folder = RunFolder.of(profile, run_id)
-        self.outlets = RunNotifier(profile, run_id, self.folder, reporter.link)
-        self.began = time.time()
+        self.notifier = RunNotifier(profile, run_id, self.folder, reporter.link)
+        self.started_at = time.time()
         self.steps: list[Step] = []
         self.attempts: list[Attempt] = []
-        self.left: list[str] = []
-        self.open: tuple[int, Plan] | None = None
+        self.leftovers: list[str] = []
+        self.open_attempt: tuple[int, Plan] | None = None
         self.plan: Plan | None = None
         self.archive = RunArchive(self.folder.path, self._check_owner, None)
         self.may_run = False  # whether a job may be running: only its own end or a user may end it
-        self._do = steps or StepFunctions()
+        self._step_functions = steps or StepFunctions()
 
     # --- one attempt
 
@@ -83,54 +83,62 @@ class Runner:
         """Run one attempt, from its plan to its teardown; steps that an earlier process has done are not repeated."""
         self.reporter.check_cancelled()
         run = Run(id=self.run_id, attempt=number, folder=str(self.folder.path))
-        intent = self.folder.intent(number) or self._prepare(run)
-        self.open, self.plan = (number, intent.plan), intent.plan
-        secrets.remember_secrets(intent.plan)
-        outcome = self.folder.outcome(number) or self._execute(number, intent)
-        return self.close(number, intent.plan, outcome)
+        attempt_plan = self.folder.attempt_plan(number) or self._prepare(run)
+        self.open_attempt, self.plan = (number, attempt_plan.plan), attempt_plan.plan
+        secrets.remember_secrets(attempt_plan.plan)
+        outcome = self.folder.outcome(number) or self._execute(number, attempt_plan)
+        return self.close(number, attempt_plan.plan, outcome)
 
     def _prepare(self, run: Run) -> AttemptPlan:
         """The plan of a new attempt, checked and saved before anything is started."""
-        chosen = avoid_failed_machines(self.profile, self.attempts)
+        adjusted_profile = avoid_failed_machines(self.profile, self.attempts)
         try:
-            plan = self._check(chosen, run)
+            plan = self._check(adjusted_profile, run)
         except (ProfileError, PreflightError) as error:
-            if chosen is self.profile:
+            if adjusted_profile is self.profile:
                 raise
             get_log().warning(
                 "avoid_failed leaves too few machines, so the next attempt may use failed ones again: %s", error
             )
             plan = self._check(self.profile, run)
-        intent = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
-        self.folder.save_intent(run.attempt, intent)
-        return intent
+        attempt_plan = AttemptPlan(plan=backend_of(plan).prepare(), deadlines=self.profile.deadlines)
+        self.folder.save_attempt_plan(run.attempt, attempt_plan)
+        return attempt_plan
 
     def _check(self, profile: Profile, run: Run) -> Plan:
         plan = make_plan(profile, run, self.reporter)
-        others = check_notifications(profile, run.attempt == 1)
-        self._step("preflight", lambda: check_plan(plan, self._do, self.reporter, others), describe_checks)
+        other_checks = check_notifications(profile, run.attempt == 1)
+        self._run_step(
+            "preflight", lambda: check_plan(plan, self._step_functions, self.reporter, other_checks), describe_checks
+        )
         return plan
 
-    def _execute(self, number: int, intent: AttemptPlan) -> Outcome:
+    def _execute(self, number: int, attempt_plan: AttemptPlan) -> Outcome:
         """Submit the job, or attach to the one that an earlier process submitted, and wait for its end."""
-        plan, since = intent.plan, find_submission_time(self.folder.events())
-        if plan.probe and since is None:
+        plan, submitted_at = attempt_plan.plan, find_submission_time(self.folder.events())
+        if plan.probe and submitted_at is None:
             try:
-                self._step("rendezvous", lambda: self._do.rendezvous(plan), str)
+                self._run_step("rendezvous", lambda: self._step_functions.rendezvous(plan), str)
             except RendezvousError as error:
                 return describe_dead_store(error)
-        handle = self._step("submit", lambda: self._do.submit(plan, intent.deadlines, since), describe_submission)
+        handle = self._run_step(
+            "submit",
+            lambda: self._step_functions.submit(plan, attempt_plan.deadlines, submitted_at),
+            describe_submission,
+        )
         self.may_run = True
-        self.outlets.open(number)
-        progress = Progress(plan.job, self.profile.metrics, self.reporter, self.outlets.add_row)
-        watch, describe = self.outlets.watch_status, partial(describe_outcome, handle=handle)
+        self.notifier.open(number)
+        progress = Progress(plan.job, self.profile.metrics, self.reporter, self.notifier.add_row)
+        on_status, describe = self.notifier.record_status, partial(describe_outcome, handle=handle)
 
-        def tell_hang(news: HangUpdate) -> None:
-            shown = secrets.mask_model(news)
-            self.reporter.show_page("hang", lambda: render_hang_page(plan.job, shown))
-            self.outlets.tell_hang(shown)
+        def publish_hang(update: HangUpdate) -> None:
+            masked = secrets.mask_model(update)
+            self.reporter.show_page("hang", lambda: render_hang_page(plan.job, masked))
+            self.notifier.notify_hang(masked)
 
-        outcome: Outcome = self._step("wait", lambda: self._do.wait(handle, progress, watch, tell_hang), describe)
+        outcome: Outcome = self._run_step(
+            "wait", lambda: self._step_functions.wait(handle, progress, on_status, publish_hang), describe
+        )
         progress.close()
         with contextlib.suppress(FolderError):  # the next process asks the supervisors again
             self.folder.save_outcome(number, outcome)
@@ -140,40 +148,42 @@ class Runner:
         """Collect, then tear down: after a success, a failure and a signal alike."""
 
         def read() -> Attempt:
-            found = self._do.collect(plan, outcome, self.profile.metrics)
-            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=found))
+            collected = self._step_functions.collect(plan, outcome, self.profile.metrics)
+            return secrets.mask_model(Attempt(number=number, outcome=outcome, collected=collected))
 
-        attempt = self._step("collect", read, describe_logs)
+        attempt = self._run_step("collect", read, describe_logs)
         self.attempts.append(attempt)
         with contextlib.suppress(FolderError):
             self.folder.save_ended(attempt)
         self.may_run = False
-        self.left += self._step("teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left")
-        self.open = None
+        self.leftovers += self._run_step(
+            "teardown", lambda: self.remove(plan), lambda left: ", ".join(left) or "nothing left"
+        )
+        self.open_attempt = None
         return attempt
 
     def remove(self, plan: Plan) -> tuple[str, ...]:
         """Tear an attempt down; returns what is left. A teardown that fails does not change how the job ended."""
         self._check_owner()
         try:
-            return self._do.teardown(plan, end_run=False)
+            return self._step_functions.teardown(plan, end_run=False)
         except RunInUseError:
             raise
         except TorchyardError as error:
             return (str(error),)
 
-    def _step(self, name: str, work: Callable[[], T], detail: Callable[[T], str]) -> T:
+    def _run_step(self, name: str, operation: Callable[[], T], detail: Callable[[T], str]) -> T:
         """Do one step: journalled when it starts and when it is done, and timed for the report.
 
         RunInUseError if another process has taken the run over.
         """
         self._check_owner()
         self.folder.note("step", name=name)
-        began = time.monotonic()
-        result = work()
-        done = Step(name=name, seconds=time.monotonic() - began, detail=detail(result))
-        self.folder.note("did", **done.model_dump())
-        self.steps.append(done)
+        started_at = time.monotonic()
+        result = operation()
+        step = Step(name=name, seconds=time.monotonic() - started_at, detail=detail(result))
+        self.folder.note("did", **step.model_dump())
+        self.steps.append(step)
         return result
 
     def _check_owner(self) -> None:
@@ -184,8 +194,8 @@ class Runner:
         """Run attempts, from the latest one on, while the budget lasts and the cause is worth another."""
         latest = max([first, *self.folder.attempts()])
         self.may_run = has_possible_job(self.folder.events())
-        past = [self.folder.ended(number) for number in range(first, latest)]
-        self.attempts = [attempt for attempt in past if attempt]
+        ended_attempts = [self.folder.ended(number) for number in range(first, latest)]
+        self.attempts = [attempt for attempt in ended_attempts if attempt]
         last = first + self.profile.attempts - 1
         for number in range(latest, last + 1):
             attempt = self.attempt(number)
@@ -208,68 +218,80 @@ class Runner:
         archive = open_run_archive(self.folder.path, self._check_owner, resumes := self.reporter.count > 1)
         with self.folder.owned(), self.reporter, archive as self.archive:
             if resumes:
-                takeover.learn_past(self.folder, self.profile, self.run_id, self.archive)
+                takeover.fetch_past(self.folder, self.profile, self.run_id, self.archive)
             self.archive.start(self.profile)
-            how = choose_entry(self.folder.events(), self.reporter.was_asked_again)
-            first = self._first_attempt(how)
-            facts = history.list_start_facts(self.profile, self.folder)
-            self.folder.note("start", entry=how, run=self.run_id, count=self.reporter.count, first=first, **facts)
-            if how not in ("echo", "give-up"):
-                return self._go_on(how, first)
+            entry_mode = choose_entry(self.folder.events(), self.reporter.is_retry_requested)
+            first = self._first_attempt(entry_mode)
+            start_fields = history.build_start_fields(self.profile, self.folder)
+            self.folder.note(
+                "start", entry=entry_mode, run=self.run_id, count=self.reporter.count, first=first, **start_fields
+            )
+            if entry_mode not in ("echo", "give-up"):
+                return self._run_to_end(entry_mode, first)
             self.reporter.flush()
-            return self._give_up() if how == "give-up" else self._echo(self.folder.last("end"))
+            return self._give_up() if entry_mode == "give-up" else self._repeat_end(self.folder.last("end"))
 
-    def _first_attempt(self, how: EntryMode) -> int:
+    def _first_attempt(self, entry_mode: EntryMode) -> int:
         """The first attempt of the budget: a new one, or the first one of the process before."""
-        begun = self.folder.attempts()
-        return (begun[-1] if begun else 0) + 1 if how == "fresh" else int(self.folder.last("start").get("first", 1))
+        attempts = self.folder.attempts()
+        return (
+            (attempts[-1] if attempts else 0) + 1
+            if entry_mode == "fresh"
+            else int(self.folder.last("start").get("first", 1))
+        )
 
-    def _go_on(self, how: EntryMode, first: int) -> RunEnd:
+    def _run_to_end(self, entry_mode: EntryMode, first: int) -> RunEnd:
         """Take the run to its end; a watchdog takes over if this process dies."""
-        then = (*self.reporter.watchdog, "LOST", str(self.folder.path))
-        guard = Watchdog(("-I", "-S", str(watchdog.__file__), self.profile.on_launcher_lost, *then))
+        takeover_command = (*self.reporter.watchdog, "LOST", str(self.folder.path))
+        watchdog_process = Watchdog(
+            ("-I", "-S", str(watchdog.__file__), self.profile.on_launcher_lost, *takeover_command)
+        )
         with SignalHold() as signals, hold_folder_lease(self.folder, self.profile.deadlines.lease):
-            self._remember()
+            self._load_history()
             try:
-                end = self._reopen() if how == "finish" else protect_run(self, lambda: self._try_all(first), signals)
-                signals.begin()
-                guard.send("ending")
+                end = (
+                    self._reopen()
+                    if entry_mode == "finish"
+                    else protect_run(self, lambda: self._try_all(first), signals)
+                )
+                signals.ignore_signals()
+                watchdog_process.send("ending")
                 report = RunFinisher(self).finish(*end)
             except RunInUseError as error:
                 self.folder.note("end", end="moved", by="flow", sentence=str(error))
-                guard.send("done")
+                watchdog_process.send("done")
                 raise
             except DetachedError as error:
                 self.folder.note("left", sentence=str(error))
                 get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
-            guard.send("done")
+            watchdog_process.send("done")
         return RunEnd(report.end, report.sentence)
 
-    def _remember(self) -> None:
+    def _load_history(self) -> None:
         """Read from the journal what earlier processes did, for the report."""
         events = self.folder.events()
-        self.began, self.steps = history.find_start_time(events, self.began), history.list_past_steps(events)
+        self.started_at, self.steps = history.find_start_time(events, self.started_at), history.list_past_steps(events)
         if sentence := history.describe_last_loss(self.steps):
             get_log().warning("%s", sentence)
 
     def _reopen(self) -> RunEnd:
         """Reopen the attempt that an earlier process may have left open; returns the end that it was coming to."""
-        begun, past = self.folder.attempts(), self.folder.last("ending")
-        intent = self.folder.intent(begun[-1]) if begun else None
-        if intent:
-            self.open, self.plan = (begun[-1], intent.plan), intent.plan
-        return RunEnd(past["end"], past["sentence"])
+        attempts, past_end = self.folder.attempts(), self.folder.last("ending")
+        attempt_plan = self.folder.attempt_plan(attempts[-1]) if attempts else None
+        if attempt_plan:
+            self.open_attempt, self.plan = (attempts[-1], attempt_plan.plan), attempt_plan.plan
+        return RunEnd(past_end["end"], past_end["sentence"])
 
-    def _echo(self, end: dict[str, Any]) -> RunEnd:
+    def _repeat_end(self, end: dict[str, Any]) -> RunEnd:
         self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
-        self.outlets.repeat_end()
+        self.notifier.repeat_end()
         return RunEnd(end["end"], end["sentence"])
 
     def _give_up(self) -> RunEnd:
         sentence = describe_loop(self.folder.lease_left(), f"{self.folder.path}/journal")
         self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
-        self.outlets.tell_end("gave-up", sentence)
+        self.notifier.notify_end("gave-up", sentence)
         return RunEnd("gave-up", sentence)

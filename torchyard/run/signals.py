@@ -23,22 +23,24 @@ STOP_EXCEPTIONS = (KeyboardInterrupt, asyncio.CancelledError, CancelRequested)
 
 
 class SignalHold:
-    """Ignores SIGTERM and SIGINT between `begin` and the end of the block.
+    """Ignores SIGTERM and SIGINT between `ignore_signals` and the end of the block.
 
     Blocking them would not help: other threads of Prefect would receive them.
     """
 
     def __enter__(self) -> Self:
-        mine = threading.current_thread() is threading.main_thread()
-        self._before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if mine else {}
+        is_main_thread = threading.current_thread() is threading.main_thread()
+        self._old_handlers = (
+            {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)} if is_main_thread else {}
+        )
         return self
 
-    def begin(self) -> None:
-        for number in self._before:
+    def ignore_signals(self) -> None:
+        for number in self._old_handlers:
             signal.signal(number, signal.SIG_IGN)
 
     def __exit__(self, *_: object) -> None:
-        for number, handler in self._before.items():
+        for number, handler in self._old_handlers.items():
             signal.signal(number, handler)
 
 
@@ -50,21 +52,21 @@ class _StoppableRun(Protocol):
     may_run: bool
 
 
-def protect_run(run: _StoppableRun, work: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
+def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
     """Turn whatever happens in `work` into an end with a sentence, so that teardown and report always follow.
 
     DetachedError if what happened says nothing about the job, and the job may be running: it is left alone.
     """
     stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
     try:
-        return work()
+        return operation()
     except RunInUseError:
         raise
     except TorchyardError as error:
         return _fail_or_leave(run, str(error), error)
     except stops as stop:
         if run.reporter.is_void(stop):
-            return protect_run(run, work, signals)
+            return protect_run(run, operation, signals)
         return _end_stopped(run, stop, signals)
     except Exception as error:
         if hidden := find_hidden_stop(error, stops):
@@ -74,7 +76,7 @@ def protect_run(run: _StoppableRun, work: Callable[[], RunEnd], signals: SignalH
 
 
 def _end_stopped(run: _StoppableRun, stop: BaseException, signals: SignalHold) -> RunEnd:
-    signals.begin()
+    signals.ignore_signals()
     if run.reporter.is_cancelled():
         return RunEnd("cancelled", "cancelled through Prefect")
     if run.reporter.is_handed_on():
@@ -92,10 +94,10 @@ def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEn
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:
     """The stop that caused an error, if any: Prefect's engine itself fails if one arrives while it starts a task."""
-    at: BaseException | None = error
-    while at is not None and not isinstance(at, stops):
-        at = at.__cause__ or at.__context__
-    return at
+    current: BaseException | None = error
+    while current is not None and not isinstance(current, stops):
+        current = current.__cause__ or current.__context__
+    return current
 
 
 def describe_stop(stop: BaseException) -> str:

@@ -9,7 +9,7 @@ from torchyard.backend import backend_of
 from torchyard.model.errors import RunInUseError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.run.folder import RunFolder
-from torchyard.run.notifications import tell_swept_end
+from torchyard.run.notifications import notify_swept_end
 from torchyard.run.resume import find_last_event, split_by_start
 from torchyard.steps.teardown import teardown
 
@@ -25,7 +25,7 @@ def is_run_open(folder: RunFolder) -> bool:
     return bool(folder.attempts())  # no line of the journal can be read
 
 
-def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[str, ...] | None:
+def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback) -> tuple[str, ...] | None:
     """Tear down everything of one run, journal its end and report it; None if a living process owns the run.
 
     A run that was ending when its launcher died gets the end that it was coming to. What cannot be read or removed is
@@ -40,37 +40,39 @@ def sweep_run(folder: RunFolder, by: str, why: str, tell: EndCallback) -> tuple[
             if not is_run_open(folder):
                 return ()
             events = folder.events()
-            left = _remove_attempts(folder.plans())
-            life = split_by_start(events)[-1] if events else ()  # the ending of an earlier launch no longer counts
-            ending = find_last_event(life, "ending")
-            end, sentence = ending.get("end", "swept"), ending.get("sentence", why)
-            folder.note("end", end=end, by=by, sentence=sentence, left=left)
+            leftovers = _remove_attempts(folder.plans())
+            process_events = (
+                split_by_start(events)[-1] if events else ()
+            )  # the ending of an earlier launch no longer counts
+            ending = find_last_event(process_events, "ending")
+            end, sentence = ending.get("end", "swept"), ending.get("sentence", reason)
+            folder.note("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
     except RunInUseError:
         return None
     except TorchyardError as error:
         return (str(error),)
     run_id = str(find_last_event(events, "start").get("run", ""))
-    tell(run_id, end, sentence)
-    tell_swept_end(folder, run_id, end, sentence)
-    return left
+    on_end(run_id, end, sentence)
+    notify_swept_end(folder, run_id, end, sentence)
+    return leftovers
 
 
 def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
     """Remove a run's attempts and their Lease; returns what is left. RunInUseError if another machine owns the run."""
     for plan in plans[-1:]:
         backend_of(plan).refuse_carried()
-    left = tuple(thing for plan in plans for thing in teardown(plan, end_run=False))
-    for plan in plans[-1:] if not left else ():
+    leftovers = tuple(leftover for plan in plans for leftover in teardown(plan, end_run=False))
+    for plan in plans[-1:] if not leftovers else ():
         backend_of(plan).release()
-    return left
+    return leftovers
 
 
-def main(words: Sequence[str]) -> int:
+def main(argv: Sequence[str]) -> int:
     """`keep FOLDER` and `stop FOLDER`: what a watchdog does about a run whose process has died.
 
     A run that is kept trains on under its lease until a user attaches to it.
     """
-    verb, folder = words
+    verb, folder = argv
     if verb == "stop":
         sweep_run(RunFolder(Path(folder)), "guard", LAUNCHER_LOST_SENTENCE, lambda *_: None)
     return 0

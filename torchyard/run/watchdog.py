@@ -11,12 +11,12 @@ import sys
 
 
 def main() -> None:
-    lost, *command = sys.argv[1:]
-    for word in sys.stdin:
-        if word.strip() == "done":
+    verb, *command = sys.argv[1:]
+    for line in sys.stdin:
+        if line.strip() == "done":
             return
-        lost = "stop" if word.strip() == "ending" else lost
-    os.execv(command[0], [lost if word == "LOST" else word for word in command])
+        verb = "stop" if line.strip() == "ending" else verb
+    os.execv(command[0], [verb if arg == "LOST" else arg for arg in command])
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ from torchyard.run.resume import (
     CRASHED,
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
-    NEVER_BEGAN_MESSAGE,
+    NEVER_STARTED_MESSAGE,
     choose_recovery,
     find_last_event,
     is_lost,
@@ -195,7 +195,7 @@ def _schedule_run(client: SyncPrefectClient, run: FlowRun, folder: RunFolder | N
         return False
     if folder:
         folder.extend()
-    message = LOST_MESSAGE if has_started else NEVER_BEGAN_MESSAGE
+    message = LOST_MESSAGE if has_started else NEVER_STARTED_MESSAGE
     client.set_flow_run_state(run.id, Scheduled(message=message), force=True)
     return True
 

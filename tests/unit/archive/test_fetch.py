@@ -23,7 +23,7 @@ def archived(folder: RunFolder, write: Write, root: Path, store: Store) -> RunFo
     remote.path.mkdir(parents=True)
     remote.note("start", run="an-id", folder="/pod/runs/" + folder.name)
     plan = command_plan_of(lone_profile(write), Path("/pod/runs", folder.name))
-    remote.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    remote.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     remote.save_outcome(1, ENDED)
     folder.path.rmdir()
     return remote

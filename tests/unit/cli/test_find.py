@@ -22,7 +22,7 @@ def run(write: Write, tmp_path: Path) -> RunFolder:
     archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
     archived.note("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
     plan = command_plan_of(lone_profile(write), tmp_path / "gone" / archived.name)
-    archived.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    archived.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     return archived
 
 

@@ -96,7 +96,7 @@ def test_logs_name_the_network(write: Write, capsys: pytest.CaptureFixture[str])
     """The verdict on the network is one line, apart from what the program printed."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.save_intent(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
+    folder.save_attempt_plan(1, AttemptPlan(plan=plan_of(load(write()), folder.path), deadlines=Deadlines()))
     (only,) = short_report().attempts
     verdict = evaluate_fabric(parse_nccl_log(socket_node("a")), Expect(transport="roce"), 2)
     folder.save_ended(only.model_copy(update={"collected": only.collected.model_copy(update={"fabric": verdict})}))

@@ -31,7 +31,7 @@ def run(write: Write) -> RunFolder:
     """A run of one node that has begun an attempt."""
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     plan = command_plan_of(lone_profile(write), folder.path)
-    folder.save_intent(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
+    folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     folder.note("start", run="an-id", folder=str(folder.path))
     return folder
 
@@ -107,9 +107,9 @@ def test_run_without_records_says_why(
     run: RunFolder, capsys: pytest.CaptureFixture[str], on_hang: OnHang, reason: str
 ) -> None:
     """No record is no proof that all is well."""
-    intent = run.intent(1)
+    intent = run.attempt_plan(1)
     assert intent
-    run.save_intent(1, intent.model_copy(update={"plan": intent.plan.model_copy(update={"on_hang": on_hang})}))
+    run.save_attempt_plan(1, intent.model_copy(update={"plan": intent.plan.model_copy(update={"on_hang": on_hang})}))
     (line,) = ask(run, capsys)
     assert line.startswith(f"no rank of this run has reported: {reason}")
 

@@ -80,7 +80,7 @@ def test_recoveries_and_attempts_are_counted(write: Write) -> None:
     )
     for number in (1, 2):
         plan = command_plan_of(load(write()), folder.path, number)
-        folder.save_intent(number, AttemptPlan(plan=plan, deadlines=Deadlines()))
+        folder.save_attempt_plan(number, AttemptPlan(plan=plan, deadlines=Deadlines()))
     summary = read_run(folder, time.time())
     assert (summary.recoveries, summary.attempts) == (2, 2)
 

@@ -25,87 +25,87 @@ from torchyard.trend.records import history_folder, read_history
 
 
 @pytest.fixture
-def line(write: Write) -> Iterator[Runner]:
+def runner(write: Write) -> Iterator[Runner]:
     """A run of one process that would sleep for a minute; it is owned, and nothing has been started yet."""
-    made = Runner(lone_profile(write), RUN_ID, LocalReporter())
-    with made.folder.owned():
-        yield made
-    if made.plan:
-        made.remove(made.plan)
+    runner = Runner(lone_profile(write), RUN_ID, LocalReporter())
+    with runner.folder.owned():
+        yield runner
+    if runner.plan:
+        runner.remove(runner.plan)
 
 
-def test_end_is_in_the_journal_and_in_the_report(line: Runner) -> None:
+def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
     """The journal has the end that the run is coming to, and then the end; the saved report is the returned one."""
-    report = RunFinisher(line).finish("failed", "it broke")
-    assert [(event["event"], event["end"], event["sentence"]) for event in line.folder.events()] == [
+    report = RunFinisher(runner).finish("failed", "it broke")
+    assert [(event["event"], event["end"], event["sentence"]) for event in runner.folder.events()] == [
         ("ending", "failed", "it broke"),
         ("end", "failed", "it broke"),
     ]
-    assert (line.folder.report(), report.attempts, report.leftovers) == (report, (), ())
+    assert (runner.folder.report(), report.attempts, report.leftovers) == (report, (), ())
 
 
-def test_secret_in_the_sentence_is_masked(line: Runner) -> None:
+def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
     """Neither the journal nor the report repeats a secret that an error has quoted."""
-    report = RunFinisher(line).finish("failed", "train.py --token=abc123 failed")
+    report = RunFinisher(runner).finish("failed", "train.py --token=abc123 failed")
     assert (report.sentence.startswith("train.py --token="), report.sentence.endswith(" failed")) == (True, True)
-    assert "abc123" not in report.model_dump_json() + (line.folder.path / "journal").read_text()
+    assert "abc123" not in report.model_dump_json() + (runner.folder.path / "journal").read_text()
 
 
-def submit_attempt(line: Runner) -> CommandPlan:
+def submit_attempt(runner: Runner) -> CommandPlan:
     """Start the run's first attempt, for which nobody waits."""
-    run = Run(id=RUN_ID, attempt=1, folder=str(line.folder.path))
-    plan = line._prepare(run).plan
+    run = Run(id=RUN_ID, attempt=1, folder=str(runner.folder.path))
+    plan = runner._prepare(run).plan
     assert isinstance(plan, CommandPlan)
-    submit(plan, line.profile.deadlines)
-    line.open, line.plan = (1, plan), plan
+    submit(plan, runner.profile.deadlines)
+    runner.open_attempt, runner.plan = (1, plan), plan
     return plan
 
 
-def test_open_attempt_is_stopped_before_it_is_read(line: Runner) -> None:
+def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
     """An attempt that is cut short is stopped, collected and torn down, and the report has it as stopped."""
-    plan = submit_attempt(line)
-    report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
-    (cut,) = report.attempts
-    assert (cut.outcome.cause, cut.outcome.status.reason) == ("stopped", "cancelled through Prefect")
+    plan = submit_attempt(runner)
+    report = RunFinisher(runner).finish("cancelled", "cancelled through Prefect")
+    (attempt,) = report.attempts
+    assert (attempt.outcome.cause, attempt.outcome.status.reason) == ("stopped", "cancelled through Prefect")
     assert report.leftovers == ()
     assert find_labelled(plan.label) == []
-    assert line.open is None
+    assert runner.open_attempt is None
 
 
-def test_lines_that_the_stop_has_lost_are_in_the_report(line: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """The report of an attempt that is cut short says which logs may lack their end."""
-    (name,) = submit_attempt(line).nodes
+    (name,) = submit_attempt(runner).nodes
     monkeypatch.setattr(MachinesBackend, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
-    (cut,) = RunFinisher(line).finish("stopped", "stopped by SIGTERM").attempts
-    assert [(log.node, log.lost) for log in cut.collected.logs] == [(name, "perhaps its end: no answer")]
+    (attempt,) = RunFinisher(runner).finish("stopped", "stopped by SIGTERM").attempts
+    assert [(log.node, log.lost) for log in attempt.collected.logs] == [(name, "perhaps its end: no answer")]
 
 
-def test_report_that_cannot_be_saved_is_still_shown(line: Runner, caplog: pytest.LogCaptureFixture) -> None:
+def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     """A report that cannot be written is an error in the log; the run's end stays as it was decided."""
-    (line.folder.path / "report.json").mkdir()
-    report = RunFinisher(line).finish("succeeded", "2 of 2 agents ended with 0")
-    assert (report.end, line.folder.last("end")["end"]) == ("succeeded", "succeeded")
+    (runner.folder.path / "report.json").mkdir()
+    report = RunFinisher(runner).finish("succeeded", "2 of 2 agents ended with 0")
+    assert (report.end, runner.folder.last("end")["end"]) == ("succeeded", "succeeded")
     assert "the report is not on disk: " in caplog.text
 
 
-def test_run_that_cannot_be_released_is_in_the_report(line: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a refused release leaves behind is found only after the end is recorded, and is in the report."""
-    submit_attempt(line)
+    submit_attempt(runner)
 
     def refuse(_: object) -> None:
         raise FolderError("runs/x", "Permission denied", "make it writable")
 
     monkeypatch.setattr(MachinesBackend, "release", refuse)
-    report = RunFinisher(line).finish("cancelled", "cancelled through Prefect")
-    assert ["Permission denied" in each for each in report.leftovers] == [True]
-    assert line.folder.report() == report
+    report = RunFinisher(runner).finish("cancelled", "cancelled through Prefect")
+    assert ["Permission denied" in leftover for leftover in report.leftovers] == [True]
+    assert runner.folder.report() == report
 
 
-def ended(line: Runner, busbw: float, end: End = "succeeded") -> Report:
+def ended(runner: Runner, busbw: float, end: End = "succeeded") -> Report:
     """Finish a run whose job printed this number."""
-    line.began += 1  # another run of the same profile
-    line.attempts = [attempt(1, "").model_copy(update={"collected": measured(busbw)})]
-    return RunFinisher(line).finish(end, "2 of 2 agents ended with 0")
+    runner.started_at += 1  # another run of the same profile
+    runner.attempts = [attempt(1, "").model_copy(update={"collected": measured(busbw)})]
+    return RunFinisher(runner).finish(end, "2 of 2 agents ended with 0")
 
 
 def measured(busbw: float) -> Collected:
@@ -113,37 +113,37 @@ def measured(busbw: float) -> Collected:
 
 
 @pytest.mark.parametrize(("on_regression", "end"), [("fail", "failed"), ("report", "succeeded")])
-def test_run_that_became_worse(line: Runner, on_regression: Literal["fail", "report"], end: End) -> None:
+def test_run_that_became_worse(runner: Runner, on_regression: Literal["fail", "report"], end: End) -> None:
     """A number below the band ends the run as failed with a sentence, or is a row of its report, as asked for."""
     trend = Trend(value="busbw", on_regression=on_regression)
-    line.profile = line.profile.model_copy(update={"trend": trend})
-    assert [ended(line, 200.0).end for _ in range(6)] == ["succeeded"] * 6
-    report = ended(line, 150.0)
-    told = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
-    assert (report.end, line.folder.last("end")["end"], line.folder.last("ending")["end"]) == (end, end, end)
-    assert (report.sentence == f"{told}; see {report.history}") == (end == "failed")
-    assert f"  trend        worse: {told}\n" in render_text(report)
-    assert ended(line, 200.0).end == "succeeded"
+    runner.profile = runner.profile.model_copy(update={"trend": trend})
+    assert [ended(runner, 200.0).end for _ in range(6)] == ["succeeded"] * 6
+    report = ended(runner, 150.0)
+    trend_sentence = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
+    assert (report.end, runner.folder.last("end")["end"], runner.folder.last("ending")["end"]) == (end, end, end)
+    assert (report.sentence == f"{trend_sentence}; see {report.history}") == (end == "failed")
+    assert f"  trend        worse: {trend_sentence}\n" in render_text(report)
+    assert ended(runner, 200.0).end == "succeeded"
 
 
-def test_failed_run_is_recorded_and_stays_failed(line: Runner) -> None:
+def test_failed_run_is_recorded_and_stays_failed(runner: Runner) -> None:
     """A run that failed is in the history with its end, and nothing is compared."""
-    line.profile = line.profile.model_copy(update={"trend": Trend(value="busbw")})
-    report = ended(line, 1.0, "failed")
+    runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw")})
+    report = ended(runner, 1.0, "failed")
     (record,) = read_history(Path(report.history)).records
     assert (record.end, record.numbers, report.trend) == ("failed", {"step": 1.0, "busbw": 1.0}, None)
 
 
-def test_history_is_taken_for_no_run(line: Runner) -> None:
+def test_history_is_taken_for_no_run(runner: Runner) -> None:
     """The history lies in the runs folder, and is listed as none of its runs."""
-    report = ended(line, 1.0)
+    report = ended(runner, 1.0)
     assert Path(report.history).parent.parent == runs_folder()
-    assert [folder.name for folder in list_run_folders()] == [line.folder.name]
+    assert [folder.name for folder in list_run_folders()] == [runner.folder.name]
 
 
-def test_unwritable_history_ends_no_run(line: Runner) -> None:
+def test_unwritable_history_ends_no_run(runner: Runner) -> None:
     """If the history cannot be kept, the run ends as its job did."""
     history_folder(runs_folder()).write_text("")
-    line.profile = line.profile.model_copy(update={"trend": Trend(value="busbw", on_regression="fail")})
-    report = ended(line, 1.0)
+    runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw", on_regression="fail")})
+    report = ended(runner, 1.0)
     assert (report.end, report.trend and report.trend.verdict) == ("succeeded", "unknown")

@@ -21,7 +21,7 @@ def planned(folder: RunFolder, write: Write) -> AttemptPlan:
 @pytest.mark.parametrize("content", [b"", b"\0" * 100, b'{"plan": '])
 def test_broken_plan_is_a_fault_of_its_run(folder: RunFolder, write: Write, content: bytes) -> None:
     """A broken plan is reported as an error, and not taken for an attempt that started nothing."""
-    folder.save_intent(1, planned(folder, write))
+    folder.save_attempt_plan(1, planned(folder, write))
     (folder.attempt(1) / "plan.json").write_bytes(content)
     with pytest.raises(FolderError, match=r"attempt-1/plan.json cannot be read .*end it by hand"):
         folder.plans()
@@ -36,7 +36,7 @@ def test_broken_outcome_is_found_out_again(folder: RunFolder) -> None:
 
 def test_torn_lease_lasts_as_the_plan_says(folder: RunFolder, write: Write) -> None:
     """If a power cut has emptied the lease file, the lease lasts as long as the plan says."""
-    folder.save_intent(1, planned(folder, write))
+    folder.save_attempt_plan(1, planned(folder, write))
     (folder.path / "lease").write_bytes(b"")
     assert 690 < folder.lease_left() <= 700
 

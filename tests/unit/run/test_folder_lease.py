@@ -27,7 +27,7 @@ def test_lease_is_renewed_while_it_is_held_and_no_longer(folder: RunFolder, monk
         os.utime(folder.path / "lease", (1, 1))
         until(lambda: read_renewal_time(folder) > 1)
         assert 30 < folder.lease_left() <= 60
-    until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])
     os.utime(folder.path / "lease", (1, 1))
     assert (read_renewal_time(folder), folder.lease_left() < 0) == (1.0, True)
 

@@ -10,16 +10,23 @@ T0 = 1_800_000_000.0
 HERE = {"pid": 7, "host": "here"}
 
 
-def start(at: float, entry: str = "fresh", **facts: Any) -> dict[str, Any]:
-    return {"at": T0 + at, "event": "start", "entry": entry, **HERE, **facts}
+def start(offset_s: float, entry: str = "fresh", **fields: Any) -> dict[str, Any]:
+    return {"at": T0 + offset_s, "event": "start", "entry": entry, **HERE, **fields}
 
 
-def step(at: float, name: str) -> dict[str, Any]:
-    return {"at": T0 + at, "event": "step", "name": name, "pid": 7}
+def step(offset_s: float, name: str) -> dict[str, Any]:
+    return {"at": T0 + offset_s, "event": "step", "name": name, "pid": 7}
 
 
-def did(at: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
-    return {"at": T0 + at, "event": "did", "name": name, "seconds": seconds, "detail": f"{name} is done", "pid": 7}
+def did(offset_s: float, name: str, seconds: float = 1.0) -> dict[str, Any]:
+    return {
+        "at": T0 + offset_s,
+        "event": "did",
+        "name": name,
+        "seconds": seconds,
+        "detail": f"{name} is done",
+        "pid": 7,
+    }
 
 
 LOST = [start(0), step(1, "preflight"), did(2, "preflight"), step(3, "wait")]
@@ -28,7 +35,7 @@ BACK = start(60, "attach", lost_at=T0 + 50, pid=8, host="there")
 
 
 def told(events: list[dict[str, Any]]) -> list[tuple[str, float]]:
-    return [(each.name, each.seconds) for each in list_past_steps(events)]
+    return [(step.name, step.seconds) for step in list_past_steps(events)]
 
 
 @pytest.mark.parametrize(
@@ -65,10 +72,10 @@ def test_loss_says_who_when_where_and_for_how_long() -> None:
 def test_loss_on_another_machine_names_its_place() -> None:
     """For a launcher on another machine the Lease gives host, folder and last renewal, but no process id."""
     moved = start(0, "moved", holder="far:/runs/a", seen_at=T0 + 40)
-    said = describe_last_loss(list_past_steps([moved, start(60, "attach", lost_at=0.0)]))
-    assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in said
-    said = describe_last_loss(list_past_steps([{**moved, "handed_over": True}, start(60, "attach", lost_at=0.0)]))
-    assert "the launcher (far:/runs/a) handed the run over at 2027-01-15 08:00:40 UTC" in said
+    loss = describe_last_loss(list_past_steps([moved, start(60, "attach", lost_at=0.0)]))
+    assert "the launcher (far:/runs/a) was lost at 2027-01-15 08:00:40 UTC" in loss
+    loss = describe_last_loss(list_past_steps([{**moved, "handed_over": True}, start(60, "attach", lost_at=0.0)]))
+    assert "the launcher (far:/runs/a) handed the run over at 2027-01-15 08:00:40 UTC" in loss
 
 
 @pytest.mark.parametrize(

@@ -33,15 +33,15 @@ def test_node_that_failed_is_known(cause: str, machine: str, kept_off: tuple[str
 def plan(**overrides: object) -> str:
     """The job of the attempt after one that failed on gpu-7, as text."""
     profile = avoid_failed_machines(load_profile("yolov5-volcano", overrides), [attempt(1, "node-lost")])
-    made = registry.load_launcher(profile.launcher).plan(profile, RUN)
-    assert isinstance(made, ManifestPlan)
-    return str(made.main)
+    plan = registry.load_launcher(profile.launcher).plan(profile, RUN)
+    assert isinstance(plan, ManifestPlan)
+    return str(plan.main)
 
 
 def test_next_attempt_keeps_off_the_node_that_failed() -> None:
     """With avoid_failed the pods of the next attempt have a node affinity that excludes the failed node."""
-    wanted = "{'key': 'kubernetes.io/hostname', 'operator': 'NotIn', 'values': ['gpu-3', 'gpu-7']}"
-    assert wanted in plan(avoid_failed=True, **{"pod.avoid": {"kubernetes.io/hostname": ["gpu-3"]}})
+    expected = "{'key': 'kubernetes.io/hostname', 'operator': 'NotIn', 'values': ['gpu-3', 'gpu-7']}"
+    assert expected in plan(avoid_failed=True, **{"pod.avoid": {"kubernetes.io/hostname": ["gpu-3"]}})
 
 
 def test_next_attempt_may_meet_the_node_again() -> None:

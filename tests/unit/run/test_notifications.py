@@ -13,19 +13,19 @@ from tests.reports import short_report
 from torchyard.model.hang import HangUpdate
 from torchyard.model.run import Report, Status
 from torchyard.run.folder import RunFolder
-from torchyard.run.notifications import RunNotifier, check_notifications, tell_swept_end
+from torchyard.run.notifications import RunNotifier, check_notifications, notify_swept_end
 from torchyard.trend.records import keep_record
 
 WAITING = Status(state="pending", reason="no node has 8 free GPUs")
 RUNNING = Status(state="running", reason="2 of 2 pods run")
 
 
-def outlets_of(write: Write, folder: RunFolder, receiver: Receiver, **keys: Any) -> RunNotifier:
-    """The outlets of a run whose profile tells a receiver."""
+def create_notifier(write: Write, folder: RunFolder, receiver: Receiver, **keys: Any) -> RunNotifier:
+    """The notifier of a run whose profile tells a receiver."""
     profile = load(write(**{"notify": {"to": [receiver.address], **keys.pop("notify", {})}, **keys}))
-    made = RunNotifier(profile, RUN_ID, folder, "http://prefect/runs/1")
-    made.open(1)
-    return made
+    notifier = RunNotifier(profile, RUN_ID, folder, "http://prefect/runs/1")
+    notifier.open(1)
+    return notifier
 
 
 def ended(end: str, **fields: object) -> Report:
@@ -35,12 +35,12 @@ def ended(end: str, **fields: object) -> Report:
 def test_failure_is_told_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """A process that comes back to a run that has ended does not tell its end again; a run that is asked again does."""
     folder.note("start", entry="fresh")
-    assert outlets_of(write, folder, receiver).finish(ended("failed")) == ()
-    assert outlets_of(write, folder, receiver).finish(ended("failed")) == ()
+    assert create_notifier(write, folder, receiver).finish(ended("failed")) == ()
+    assert create_notifier(write, folder, receiver).finish(ended("failed")) == ()
     assert receiver.titles == ["x: failed"]
     assert "http://prefect/runs/1" in receiver.got[0]["message"]
     folder.note("start", entry="fresh")
-    outlets_of(write, folder, receiver).finish(ended("failed"))
+    create_notifier(write, folder, receiver).finish(ended("failed"))
     assert receiver.titles == ["x: failed"] * 2
 
 
@@ -49,19 +49,19 @@ def test_message_that_did_not_arrive_is_sent_by_the_next_process(
 ) -> None:
     """What an earlier process could not send is sent when the run's end is reported again, from its report."""
     receiver.status = 500
-    (lost,) = outlets_of(write, folder, receiver).finish(ended("failed"))
-    assert lost.startswith("json://… has not got 'x: failed'")
+    (loss,) = create_notifier(write, folder, receiver).finish(ended("failed"))
+    assert loss.startswith("json://… has not got 'x: failed'")
     folder.save_report(ended("failed"))
     receiver.status = 200
-    outlets_of(write, folder, receiver).repeat_end()
+    create_notifier(write, folder, receiver).repeat_end()
     assert receiver.titles == ["x: failed"]
 
 
 def test_only_chosen_events_are_told(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """A success is told to those who ask for it; by default it is none of the events."""
-    outlets_of(write, folder, receiver).finish(ended("succeeded"))
+    create_notifier(write, folder, receiver).finish(ended("succeeded"))
     assert receiver.titles == []
-    outlets_of(write, folder, receiver, notify={"events": ["succeeded"]}).finish(ended("succeeded"))
+    create_notifier(write, folder, receiver, notify={"events": ["succeeded"]}).finish(ended("succeeded"))
     assert receiver.titles == ["x: succeeded"]
 
 
@@ -70,10 +70,10 @@ def test_success_after_a_failed_night_is_a_recovery(
 ) -> None:
     """The history says how the night before ended; this run is its last line."""
     history = tmp_path / "history.jsonl"
-    before, this = recorded([1.0, 2.0])
-    keep_record(history, before.model_copy(update={"end": "failed"}))
-    keep_record(history, this.model_copy(update={"run": "sample-a1b2c3d4"}))
-    outlets_of(write, folder, receiver).finish(ended("succeeded", history=str(history)))
+    earlier, current = recorded([1.0, 2.0])
+    keep_record(history, earlier.model_copy(update={"end": "failed"}))
+    keep_record(history, current.model_copy(update={"run": "sample-a1b2c3d4"}))
+    create_notifier(write, folder, receiver).finish(ended("succeeded", history=str(history)))
     assert receiver.titles == ["x: recovered"]
     assert "the run before it did not succeed" in receiver.got[0]["message"]
 
@@ -81,10 +81,10 @@ def test_success_after_a_failed_night_is_a_recovery(
 def test_long_wait_is_told_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """A job that waits for longer than it may is told with what it waits for, by one process of the run only."""
     for _ in range(2):
-        outlets = outlets_of(write, folder, receiver, notify={"waiting": "10m"})
+        notifier = create_notifier(write, folder, receiver, notify={"waiting": "10m"})
         for waited_s in (1.0, 599.0, 601.0, 700.0):
-            outlets.watch_status(WAITING, waited_s)
-        outlets._delivery.finish(10)
+            notifier.record_status(WAITING, waited_s)
+        notifier._delivery.finish(10)
     assert receiver.titles == ["sample: waiting"]
     assert "10 min 01 s" in receiver.got[0]["message"]
     assert WAITING.reason in receiver.got[0]["message"]
@@ -92,30 +92,30 @@ def test_long_wait_is_told_once(write: Write, folder: RunFolder, receiver: Recei
 
 def test_hang_beyond_doubt_is_told_once(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """A pause of seconds is no message; a hang that lasts is one, with the rank and with what follows."""
-    outlets = outlets_of(write, folder, receiver)
+    notifier = create_notifier(write, folder, receiver)
     for is_certain in (False, True, False, True):
-        outlets.tell_hang(HangUpdate(hang=HANG, is_certain=is_certain))
-    outlets._delivery.finish(10)
+        notifier.notify_hang(HangUpdate(hang=HANG, is_certain=is_certain))
+    notifier._delivery.finish(10)
     assert receiver.titles == ["sample: hanging"]
-    said = receiver.got[0]["message"]
-    assert (HANG.sentence in said, "on_hang: report" in said, "torchyard why " in said) == (True, True, True)
+    text = receiver.got[0]["message"]
+    assert (HANG.sentence in text, "on_hang: report" in text, "torchyard why " in text) == (True, True, True)
 
 
 def test_start_is_journalled_and_ends_the_wait(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """The journal says how long the job has waited; a node that is lost later is no wait for the start."""
-    outlets = outlets_of(write, folder, receiver, notify={"waiting": "10m"})
-    outlets.watch_status(RUNNING, 12.3)
-    outlets.watch_status(RUNNING, 13.0)
-    outlets.watch_status(WAITING, 9000.0)
-    outlets._delivery.finish(10)
+    notifier = create_notifier(write, folder, receiver, notify={"waiting": "10m"})
+    notifier.record_status(RUNNING, 12.3)
+    notifier.record_status(RUNNING, 13.0)
+    notifier.record_status(WAITING, 9000.0)
+    notifier._delivery.finish(10)
     assert (receiver.titles, [event["waited"] for event in folder.events()]) == ([], [12.3])
 
 
 def test_swept_run_is_told_from_its_folder_alone(write: Write, folder: RunFolder, receiver: Receiver) -> None:
     """Whoever sweeps a run knows no profile: the folder has it, and without one there is nobody to tell."""
-    tell_swept_end(folder, RUN_ID, "swept", "its lease has ended")
-    outlets_of(write, folder, receiver)
-    tell_swept_end(folder, RUN_ID, "swept", "its lease has ended")
+    notify_swept_end(folder, RUN_ID, "swept", "its lease has ended")
+    create_notifier(write, folder, receiver)
+    notify_swept_end(folder, RUN_ID, "swept", "its lease has ended")
     assert (receiver.titles, receiver.got[0]["message"].partition("\n")[0]) == (
         ["sample: failed"],
         "its lease has ended",
@@ -126,9 +126,9 @@ def test_fault_of_an_outlet_ends_no_run(
     write: Write, folder: RunFolder, receiver: Receiver, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A history that is a folder, a memory that cannot be read: the run gets its end, and a warning."""
-    outlets = outlets_of(write, folder, receiver)
+    notifier = create_notifier(write, folder, receiver)
     (folder.path / "messages").mkdir()
-    assert outlets.finish(ended("failed", history=str(folder.path))) == ()
+    assert notifier.finish(ended("failed", history=str(folder.path))) == ()
     assert receiver.titles == ["x: failed"]
     assert "notify: that a message was sent is not kept" in caplog.text
 
@@ -136,6 +136,6 @@ def test_fault_of_an_outlet_ends_no_run(
 def test_preflight_finds_what_is_missing_before_the_first_attempt(write: Write, tmp_path: Path) -> None:
     """A variable that is not set fails preflight; for a later attempt, whose job may need hours, it is a warning."""
     profile = load(write(notify=["$NO_SUCH_HOOK"]))
-    assert [each.verdict for each in check_notifications(profile)] == ["failed"]
-    assert [each.verdict for each in check_notifications(profile, first=False)] == ["warning"]
+    assert [check.verdict for check in check_notifications(profile)] == ["failed"]
+    assert [check.verdict for check in check_notifications(profile, first=False)] == ["warning"]
     assert check_notifications(load(write())) == ()

@@ -19,31 +19,34 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_dry_run_shows_plan_and_checks_and_starts_nothing(runs: Path) -> None:
     """Both pages are shown, the sentence says that nothing was started, and no folder is made."""
-    shown = Pages()
-    said = preview_run(load_profile("digits-local"), "0" * 32, shown, StepFunctions())
-    assert said.startswith("dry run: digits-local-00000000, 2 nodes, ")
-    assert said.endswith("; nothing was started")
-    assert shown.pages.keys() == {"plan", "preflight"}
+    reporter = Pages()
+    sentence = preview_run(load_profile("digits-local"), "0" * 32, reporter, StepFunctions())
+    assert sentence.startswith("dry run: digits-local-00000000, 2 nodes, ")
+    assert sentence.endswith("; nothing was started")
+    assert reporter.pages.keys() == {"plan", "preflight"}
     assert not list(runs.glob("*"))
 
 
 def test_dry_run_fails_with_what_preflight_finds() -> None:
     """A failed check is raised as in a run, after its page was shown."""
-    shown = Pages()
+    reporter = Pages()
     with pytest.raises(PreflightError, match="no-such-python"):
         preview_run(
-            load_profile("digits-local", {"options.python": "/no-such-python"}), "0" * 32, shown, StepFunctions()
+            load_profile("digits-local", {"options.python": "/no-such-python"}), "0" * 32, reporter, StepFunctions()
         )
-    assert "no-such-python" in shown.pages["preflight"]
+    assert "no-such-python" in reporter.pages["preflight"]
 
 
 @pytest.mark.parametrize("overrides", [{}, {"options.python": "/no-such-python"}])
 def test_findings_about_messages_are_those_of_preflight(overrides: dict[str, str]) -> None:
     """An address that cannot be used is raised and shown together with whatever else is wrong."""
-    shown = Pages()
+    reporter = Pages()
     with pytest.raises(PreflightError, match="NO_SUCH_HOOK is not set") as error:
         preview_run(
-            load_profile("digits-local", {"notify": ["$NO_SUCH_HOOK"], **overrides}), "0" * 32, shown, StepFunctions()
+            load_profile("digits-local", {"notify": ["$NO_SUCH_HOOK"], **overrides}),
+            "0" * 32,
+            reporter,
+            StepFunctions(),
         )
     assert ("no-such-python" in str(error.value)) == bool(overrides)
-    assert r"NO\_SUCH\_HOOK" in shown.pages["preflight"]
+    assert r"NO\_SUCH\_HOOK" in reporter.pages["preflight"]

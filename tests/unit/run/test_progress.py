@@ -13,7 +13,7 @@ from torchyard.run.reporter import LocalReporter
 from torchyard.run.signals import CancelRequested
 
 
-class Shown(LocalReporter):
+class RecordingReporter(LocalReporter):
     """Keeps what it shows; once the run is cancelled, it says so."""
 
     def __init__(self) -> None:
@@ -34,72 +34,74 @@ class Shown(LocalReporter):
 
 
 @pytest.fixture
-def shown(caplog: pytest.LogCaptureFixture) -> Shown:
+def reporter(caplog: pytest.LogCaptureFixture) -> RecordingReporter:
     caplog.set_level(logging.INFO)
-    return Shown()
+    return RecordingReporter()
 
 
-def test_row_is_logged_and_shown_as_a_percentage(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+def test_row_is_logged_and_shown_as_a_percentage(reporter: RecordingReporter, caplog: pytest.LogCaptureFixture) -> None:
     """Epoch 1 of 8 is shown as 12.5 percent, and its values as one log line."""
-    Progress("sample-1", "json-lines", shown)(["no row", '{"epoch": 1, "epochs": 8, "loss": 0.25}'])
-    assert shown.percents == [("epoch 1 of 8", 12.5)]
+    Progress("sample-1", "json-lines", reporter)(["no row", '{"epoch": 1, "epochs": 8, "loss": 0.25}'])
+    assert reporter.percents == [("epoch 1 of 8", 12.5)]
     assert caplog.messages == ["epoch 1: loss 0.25"]
 
 
-def test_progress_names_the_key_that_has_a_total(shown: Shown) -> None:
+def test_progress_names_the_key_that_has_a_total(reporter: RecordingReporter) -> None:
     """A row with an epoch without a total and a step with one is so many steps on its way."""
-    Progress("sample-1", "json-lines", shown)(['{"epoch": 3, "step": 50, "steps": 200}'])
-    assert shown.percents == [("step 50 of 200", 25.0)]
+    Progress("sample-1", "json-lines", reporter)(['{"epoch": 3, "step": 50, "steps": 200}'])
+    assert reporter.percents == [("step 50 of 200", 25.0)]
 
 
 def test_rows_that_come_fast_are_shown_together(
-    shown: Shown, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    reporter: RecordingReporter, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of the rows between two reports only the last one is shown, at the latest when the job has ended."""
     monkeypatch.setattr(progress, "_REPORT_INTERVAL_S", 60.0)
-    seen = Progress("sample-1", "json-lines", shown)
+    progress_reporter = Progress("sample-1", "json-lines", reporter)
     for epoch in (1, 2, 3, 4):
-        seen([f'{{"epoch": {epoch}, "epochs": 4}}'])
-    assert [percent for _, percent in shown.percents] == [25.0]
-    seen.close()
-    seen.close()
-    assert [percent for _, percent in shown.percents] == [25.0, 100.0]
+        progress_reporter([f'{{"epoch": {epoch}, "epochs": 4}}'])
+    assert [percent for _, percent in reporter.percents] == [25.0]
+    progress_reporter.close()
+    progress_reporter.close()
+    assert [percent for _, percent in reporter.percents] == [25.0, 100.0]
     assert len(caplog.messages) == 2
 
 
-def test_progress_says_how_long_the_rest_will_take(shown: Shown, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_progress_says_how_long_the_rest_will_take(
+    reporter: RecordingReporter, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """After one more epoch of 60 s, the six that are left take about six minutes; the curves are drawn as well."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(progress, "time", clock)
-    seen = Progress("sample-1", "json-lines", shown)
-    seen(['{"epoch": 1, "epochs": 8, "loss": 0.5}'])
+    progress_reporter = Progress("sample-1", "json-lines", reporter)
+    progress_reporter(['{"epoch": 1, "epochs": 8, "loss": 0.5}'])
     now += 60
-    seen(['{"epoch": 2, "epochs": 8, "loss": 0.25}'])
-    assert [told for told, _ in shown.percents] == ["epoch 1 of 8", "epoch 2 of 8, about 6 min 00 s left"]
-    ((name, page),) = shown.pages
+    progress_reporter(['{"epoch": 2, "epochs": 8, "loss": 0.25}'])
+    assert [text for text, _ in reporter.percents] == ["epoch 1 of 8", "epoch 2 of 8, about 6 min 00 s left"]
+    ((name, page),) = reporter.pages
     assert name == "metrics"
     assert r"| 2 | 0\.25 |" in page
     assert "data:image/svg+xml" in page
 
 
-def test_line_without_a_row_shows_nothing(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+def test_line_without_a_row_shows_nothing(reporter: RecordingReporter, caplog: pytest.LogCaptureFixture) -> None:
     """Output that holds no measurement is in the job's log alone."""
-    seen = Progress("sample-1", "json-lines", shown)
-    seen(["rank 0 of 2"])
-    seen.close()
-    assert (shown.percents, caplog.messages) == ([], [])
+    progress_reporter = Progress("sample-1", "json-lines", reporter)
+    progress_reporter(["rank 0 of 2"])
+    progress_reporter.close()
+    assert (reporter.percents, caplog.messages) == ([], [])
 
 
-def test_long_row_is_cut_and_loses_its_escapes(shown: Shown, caplog: pytest.LogCaptureFixture) -> None:
+def test_long_row_is_cut_and_loses_its_escapes(reporter: RecordingReporter, caplog: pytest.LogCaptureFixture) -> None:
     """A program cannot fill or change the terminal: a line has at most 500 characters and no control codes."""
-    Progress("sample-1", "json-lines", shown)([f'{{"epoch": 1, "said": "\\u001b[2J{"x" * 9000}"}}'])
+    Progress("sample-1", "json-lines", reporter)([f'{{"epoch": 1, "said": "\\u001b[2J{"x" * 9000}"}}'])
     assert len(caplog.messages[0]) <= progress._MAX_LINE_CHARS == 500
     assert "\x1b" not in caplog.messages[0]
 
 
-def test_cancel_ends_the_wait(shown: Shown) -> None:
+def test_cancel_ends_the_wait(reporter: RecordingReporter) -> None:
     """A cancel that no signal has delivered is found when the progress is reported, even without any line."""
-    shown.cancelled = True
+    reporter.cancelled = True
     with pytest.raises(CancelRequested):
-        Progress("sample-1", "json-lines", shown)([])
+        Progress("sample-1", "json-lines", reporter)([])

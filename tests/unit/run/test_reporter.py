@@ -28,22 +28,22 @@ def test_sigterm_ends_the_run_and_not_the_process() -> None:
 
 def test_handler_of_before_is_back_after_the_run() -> None:
     """The program that called the run handles SIGTERM by itself again."""
-    before = signal.getsignal(signal.SIGTERM)
+    old_handler = signal.getsignal(signal.SIGTERM)
     with LocalReporter():
-        assert signal.getsignal(signal.SIGTERM) != before
-    assert signal.getsignal(signal.SIGTERM) == before
+        assert signal.getsignal(signal.SIGTERM) != old_handler
+    assert signal.getsignal(signal.SIGTERM) == old_handler
 
 
 def test_run_in_a_thread_leaves_the_signals_alone() -> None:
     """Only the main thread may set handlers; a run in another one works without them."""
-    before = signal.getsignal(signal.SIGTERM)
-    seen: list[Any] = []
+    old_handler = signal.getsignal(signal.SIGTERM)
+    handlers: list[Any] = []
 
     def work() -> None:
         with LocalReporter():
-            seen.append(signal.getsignal(signal.SIGTERM))
+            handlers.append(signal.getsignal(signal.SIGTERM))
 
     thread = threading.Thread(target=work)
     thread.start()
     thread.join()
-    assert seen == [before]
+    assert handlers == [old_handler]

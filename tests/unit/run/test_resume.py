@@ -7,7 +7,7 @@ import pytest
 from torchyard.run.resume import (
     LOST_MESSAGE,
     MAX_LOSS_AGE_S,
-    NEVER_BEGAN_MESSAGE,
+    NEVER_STARTED_MESSAGE,
     SILENT_MESSAGE,
     WORKER_START_TIMEOUT_S,
     ReportedState,
@@ -24,48 +24,54 @@ from torchyard.run.resume import (
 NOW = 10_000.0
 
 
-def life(*steps: str, end: str = "", by: str = "flow", lasting: float = 1.0, count: int = 1) -> list[dict[str, Any]]:
+def process_events(
+    *steps: str, end: str = "", by: str = "flow", lasting: float = 1.0, count: int = 1
+) -> list[dict[str, Any]]:
     """The journal of one launch: its start, its steps, and its end if it has one."""
-    at = NOW - lasting
-    events: list[dict[str, Any]] = [{"event": "start", "at": at, "count": count}]
-    events += [{"event": "step", "name": name, "at": at + lasting} for name in steps]
-    return events + ([{"event": "end", "end": end, "by": by, "at": at + lasting, "sentence": ""}] if end else [])
+    started_at = NOW - lasting
+    events: list[dict[str, Any]] = [{"event": "start", "at": started_at, "count": count}]
+    events += [{"event": "step", "name": name, "at": started_at + lasting} for name in steps]
+    return events + (
+        [{"event": "end", "end": end, "by": by, "at": started_at + lasting, "sentence": ""}] if end else []
+    )
 
 
-DIED = life("preflight", "submit", "wait")
-DAYS = life("wait", lasting=9000.0)
+DIED = process_events("preflight", "submit", "wait")
+DAYS = process_events("wait", lasting=9000.0)
 ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
 
 
 @pytest.mark.parametrize(
-    ("lives", "asked", "expected"),
+    ("launches", "is_requested", "expected"),
     [
         ([], False, "fresh"),
         ([DIED], False, "attach"),
         ([DIED, DIED], False, "attach"),
         ([[*DIED, ENDING]], False, "finish"),
         ([DIED, DIED, DIED], False, "give-up"),
-        ([DIED, life("preflight"), DIED], False, "attach"),
+        ([DIED, process_events("preflight"), DIED], False, "attach"),
         ([DIED, DAYS, DIED], False, "attach"),
-        ([DIED, DIED, life("wait", end="failed"), DIED], False, "attach"),
-        ([life("wait", end="failed")], True, "fresh"),
-        ([life("wait", end="cancelled")], True, "fresh"),
-        ([life("wait", end="stopped")], True, "fresh"),
-        ([life("wait", end="failed")], False, "echo"),
-        ([DIED, life("wait", end="failed")], False, "echo"),
-        ([DIED, life("wait", end="failed")], True, "fresh"),
-        ([life("wait", end="succeeded")], False, "echo"),
-        ([life("wait", end="succeeded")], True, "echo"),
-        ([life("wait", end="swept", by="sweep")], True, "fresh"),
-        ([life("wait", end="swept", by="guard")], False, "echo"),
-        ([DIED, DIED, DIED, life(end="gave-up")], False, "echo"),
-        ([DIED, DIED, DIED, life(end="gave-up")], True, "attach"),
-        ([life("wait", end="moved")], False, "attach"),
+        ([DIED, DIED, process_events("wait", end="failed"), DIED], False, "attach"),
+        ([process_events("wait", end="failed")], True, "fresh"),
+        ([process_events("wait", end="cancelled")], True, "fresh"),
+        ([process_events("wait", end="stopped")], True, "fresh"),
+        ([process_events("wait", end="failed")], False, "echo"),
+        ([DIED, process_events("wait", end="failed")], False, "echo"),
+        ([DIED, process_events("wait", end="failed")], True, "fresh"),
+        ([process_events("wait", end="succeeded")], False, "echo"),
+        ([process_events("wait", end="succeeded")], True, "echo"),
+        ([process_events("wait", end="swept", by="sweep")], True, "fresh"),
+        ([process_events("wait", end="swept", by="guard")], False, "echo"),
+        ([DIED, DIED, DIED, process_events(end="gave-up")], False, "echo"),
+        ([DIED, DIED, DIED, process_events(end="gave-up")], True, "attach"),
+        ([process_events("wait", end="moved")], False, "attach"),
     ],
 )
-def test_entry_follows_from_the_journal(lives: list[list[dict[str, Any]]], asked: bool, expected: str) -> None:
+def test_entry_follows_from_the_journal(
+    launches: list[list[dict[str, Any]]], is_requested: bool, expected: str
+) -> None:
     """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a person asks for it."""
-    assert choose_entry([event for each in lives for event in each], lambda: asked) == expected
+    assert choose_entry([event for launch in launches for event in launch], lambda: is_requested) == expected
 
 
 def test_nobody_is_asked_about_a_run_that_is_not_over() -> None:
@@ -86,12 +92,12 @@ FAILED, CRASHED = ReportedState("FAILED", "Failed"), ReportedState("CRASHED", "C
 UI = ReportedState("SCHEDULED", "AwaitingRetry", "Retry from the UI")
 CLI = ReportedState("SCHEDULED", "Scheduled", "Retried via CLI")
 OURS = ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
-ANEW = ReportedState("SCHEDULED", "Scheduled", NEVER_BEGAN_MESSAGE)
+ANEW = ReportedState("SCHEDULED", "Scheduled", NEVER_STARTED_MESSAGE)
 LATE = ReportedState("SCHEDULED", "Late")
 
 
 @pytest.mark.parametrize(
-    ("since", "asked"),
+    ("states", "is_requested"),
     [
         ([FAILED, UI], True),
         ([FAILED, CLI, LATE], True),
@@ -106,9 +112,9 @@ LATE = ReportedState("SCHEDULED", "Late")
         ([], False),
     ],
 )
-def test_person_is_told_from_a_comeback(since: list[ReportedState], asked: bool) -> None:
+def test_person_is_told_from_a_comeback(states: list[ReportedState], is_requested: bool) -> None:
     """A person asked for the run if the UI or the CLI, not a worker or torchyard, set the first state after its end."""
-    assert is_requested_again([*FIRST, *since, *FIRST[1:]]) is asked
+    assert is_requested_again([*FIRST, *states, *FIRST[1:]]) is is_requested
 
 
 def test_each_request_of_a_person_counts() -> None:
@@ -118,18 +124,18 @@ def test_each_request_of_a_person_counts() -> None:
 
 
 RUNNING, PENDING = FIRST[2], FIRST[1]
-ENDED = life("wait", end="failed")
+ENDED = process_events("wait", end="failed")
 
 
 @pytest.mark.parametrize(
     ("now", "events", "expected"),
     [
         (RUNNING, DIED, "schedule"),
-        (RUNNING, life("wait", count=2), "leave"),
+        (RUNNING, process_events("wait", count=2), "leave"),
         (ReportedState("PAUSED", "Suspended"), DIED, "schedule"),
         (RUNNING, [], "leave"),
         (RUNNING, ENDED, "tell"),
-        (RUNNING, life("wait", end="moved"), "leave"),
+        (RUNNING, process_events("wait", end="moved"), "leave"),
         (CRASHED, DIED, "schedule"),
         (CRASHED, [], "schedule"),
         (CRASHED._replace(age_s=MAX_LOSS_AGE_S + 1), [], "leave"),
@@ -138,7 +144,7 @@ ENDED = life("wait", end="failed")
         (CRASHED._replace(message="Flow run infrastructure exited with non-zero status code 1. Read"), [], "leave"),
         (CRASHED._replace(message="Process exited with status code: -9. SIGKILL"), [], "schedule"),
         (CRASHED, ENDED, "tell"),
-        (CRASHED, life("wait", end="moved"), "schedule"),
+        (CRASHED, process_events("wait", end="moved"), "schedule"),
         (ReportedState("CRASHED", "Swept"), DIED, "leave"),
         (ReportedState("CANCELLING", "Cancelling"), DIED, "finish"),
         (ReportedState("CANCELLED", "Cancelled"), DIED, "finish"),
@@ -161,32 +167,34 @@ def test_end_that_a_person_has_asked_to_repeat_is_not_told() -> None:
 
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
-WAITED = life("preflight", "submit", "wait")
+WAITED = process_events("preflight", "submit", "wait")
 
 
-def joined(*lives: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for each in lives for event in each]
+def joined(*launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for launch in launches for event in launch]
 
 
 @pytest.mark.parametrize(
-    ("lives", "at", "runs"),
+    ("launches", "submitted_at", "may_run"),
     [
         ([], None, False),
-        ([life("preflight", "submit")], None, False),
-        ([life("preflight", "submit"), life()], None, True),
-        ([WAITED, life()], NOW, True),
-        ([WAITED, life("submit", "wait", lasting=-40.0), life()], NOW, True),
-        ([life("submit", "wait", "collect", "teardown"), life()], None, False),
-        ([life("submit", "wait", "teardown", "submit"), life()], None, True),
-        ([life("submit", "wait", end="swept", by="sweep"), life()], None, False),
-        ([WAITED, life(end="gave-up"), life()], NOW, True),
+        ([process_events("preflight", "submit")], None, False),
+        ([process_events("preflight", "submit"), process_events()], None, True),
+        ([WAITED, process_events()], NOW, True),
+        ([WAITED, process_events("submit", "wait", lasting=-40.0), process_events()], NOW, True),
+        ([process_events("submit", "wait", "collect", "teardown"), process_events()], None, False),
+        ([process_events("submit", "wait", "teardown", "submit"), process_events()], None, True),
+        ([process_events("submit", "wait", end="swept", by="sweep"), process_events()], None, False),
+        ([WAITED, process_events(end="gave-up"), process_events()], NOW, True),
         ([MOVED], None, True),
     ],
 )
-def test_journal_tells_whether_a_job_may_run(lives: list[list[dict[str, Any]]], at: float | None, runs: bool) -> None:
+def test_journal_tells_whether_a_job_may_run(
+    launches: list[list[dict[str, Any]]], submitted_at: float | None, may_run: bool
+) -> None:
     """A job may still run if an earlier process submitted it and it was neither torn down nor ended since."""
-    events = joined(*lives)
-    assert (find_submission_time(events), has_possible_job(events)) == (at, runs)
+    events = joined(*launches)
+    assert (find_submission_time(events), has_possible_job(events)) == (submitted_at, may_run)
 
 
 # --- a run that another machine holds

@@ -47,14 +47,14 @@ def test_no_step_begins_in_a_run_that_another_carries(
     line = Runner(load(write()), RUN_ID, LocalReporter())
     line.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
-    taken = {
+    taken_lease = {
         **lease._fill_lease(plan, get_cluster_client(plan.cluster)),
         "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"},
     }
-    fake_api.put(taken)
+    fake_api.put(taken_lease)
     with pytest.raises(RunInUseError, match="taken it over"):
         until(line._check_owner)
-    for touch in (lambda: line._step("collect", lambda: "", str), lambda: line.remove(plan)):
+    for touch in (lambda: line._run_step("collect", lambda: "", str), lambda: line.remove(plan)):
         with pytest.raises(RunInUseError):
             touch()
     assert not line.folder.events()
@@ -115,7 +115,7 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     profile = lone_profile(write, "print('hello')")
     first = Runner(profile, RUN_ID, LocalReporter())
     ended = first.run()
-    second = Runner(profile, RUN_ID, LocalReporter(2, asked_again=False))
+    second = Runner(profile, RUN_ID, LocalReporter(2, is_retry_requested=False))
     assert (ended[0], second.run(), second.folder.attempts()) == ("succeeded", ended, [1])
     assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
         *("preflight", "submit", "wait", "collect", "teardown"),

@@ -42,11 +42,11 @@ def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
 def caught() -> Iterator[list[int]]:
     """The SIGTERMs and SIGINTs that this process has got, which end nothing."""
     got: list[int] = []
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    for number in before:
+    old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    for number in old_handlers:
         signal.signal(number, lambda number, _: got.append(number))
     yield got
-    for number, handler in before.items():
+    for number, handler in old_handlers.items():
         signal.signal(number, handler)
 
 
@@ -56,44 +56,44 @@ def test_signal_is_held_off_from_the_begin_to_the_end(caught: list[int], number:
     with SignalHold() as hold:
         os.kill(os.getpid(), number)
         assert caught == [number]
-        hold.begin()
+        hold.ignore_signals()
         os.kill(os.getpid(), number)
     assert caught == [number]
     os.kill(os.getpid(), number)
     assert caught == [number, number]
 
 
-def fail_after(stop: BaseException, *, named: bool) -> ValueError:
+def fail_after(stop: BaseException, *, is_named: bool) -> ValueError:
     """An error that came of a stop, which it names as its cause or not."""
     try:
         try:
             raise stop
         except BaseException as first:
-            raise ValueError("no task run") from (first if named else None)
+            raise ValueError("no task run") from (first if is_named else None)
     except ValueError as error:
         return error
 
 
-@pytest.mark.parametrize("named", [True, False])
+@pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), asyncio.CancelledError(), CancelRequested()])
-def test_stop_is_found_behind_an_error(stop: BaseException, named: bool) -> None:
+def test_stop_is_found_behind_an_error(stop: BaseException, is_named: bool) -> None:
     """A stop that made another piece of code fail is found, whether that code named it or not."""
-    assert find_hidden_stop(fail_after(stop, named=named), STOP_EXCEPTIONS) is stop
+    assert find_hidden_stop(fail_after(stop, is_named=is_named), STOP_EXCEPTIONS) is stop
 
 
 def test_error_without_a_stop_hides_none() -> None:
     """An error that came of another error is a fault, and no stop."""
-    assert find_hidden_stop(fail_after(KeyError("x"), named=True), STOP_EXCEPTIONS) is None
+    assert find_hidden_stop(fail_after(KeyError("x"), is_named=True), STOP_EXCEPTIONS) is None
 
 
 @pytest.mark.parametrize(
-    ("stop", "said"),
+    ("stop", "text"),
     [
         (KeyboardInterrupt(), "Ctrl-C"),
         (asyncio.CancelledError(), "the flow's timeout"),
         (TerminationSignal(signal.SIGTERM), "SIGTERM"),
     ],
 )
-def test_stop_is_named_as_its_sender_knows_it(stop: BaseException, said: str) -> None:
+def test_stop_is_named_as_its_sender_knows_it(stop: BaseException, text: str) -> None:
     """The report says `stopped by Ctrl-C`, and not the name of an exception."""
-    assert describe_stop(stop) == said
+    assert describe_stop(stop) == text

@@ -24,17 +24,17 @@ WHY = "its lease has ended"
 @pytest.fixture
 def plan(folder: RunFolder, write: Write) -> Iterator[CommandPlan]:
     """The plan of the run's first attempt, which its journal announces; nothing is started yet."""
-    made = command_plan_of(lone_profile(write), folder.path)
+    attempt_plan = command_plan_of(lone_profile(write), folder.path)
     folder.note("start", run="an-id")
-    folder.save_intent(1, AttemptPlan(plan=made, deadlines=Deadlines()))
-    yield made
-    teardown(made)
+    folder.save_attempt_plan(1, AttemptPlan(plan=attempt_plan, deadlines=Deadlines()))
+    yield attempt_plan
+    teardown(attempt_plan)
 
 
 def swept(folder: RunFolder) -> tuple[tuple[str, ...] | None, list[tuple[str, ...]]]:
     """What a sweep returns, and which ends it reports."""
-    told: list[tuple[str, ...]] = []
-    return sweep_run(folder, "sweep", WHY, lambda *end: told.append(end)), told
+    ends: list[tuple[str, ...]] = []
+    return sweep_run(folder, "sweep", WHY, lambda *end: ends.append(end)), ends
 
 
 def test_swept_run_has_an_end(folder: RunFolder, plan: CommandPlan) -> None:
@@ -72,9 +72,9 @@ def test_run_of_a_living_process_is_left_alone(folder: RunFolder, plan: CommandP
 def test_run_that_has_ended_elsewhere_is_not_swept(folder: RunFolder, plan: CommandPlan, tmp_path: Path) -> None:
     """The archive knows how a run ended that this machine has lost: its end stays what it is."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
-    there = RunFolder(tmp_path / "archive" / folder.name)
-    there.path.mkdir(parents=True)
-    there.note("end", end="succeeded", sentence="done")
+    remote = RunFolder(tmp_path / "archive" / folder.name)
+    remote.path.mkdir(parents=True)
+    remote.note("end", end="succeeded", sentence="done")
     assert swept(folder) == ((), [])
     assert folder.last("end")["end"] == "succeeded"
 
@@ -89,10 +89,10 @@ def test_end_of_a_swept_run_is_archived(folder: RunFolder, plan: CommandPlan, tm
 def test_run_that_cannot_be_read_is_left_over(folder: RunFolder, plan: CommandPlan) -> None:
     """What was started is not known if a plan is unreadable: that is reported as left over, and the run stays open."""
     (folder.attempt(1) / "plan.json").write_text("{")
-    left, told = swept(folder)
-    assert (told, folder.last("end"), is_run_open(folder)) == ([], {}, True)
-    assert left
-    assert "plan.json cannot be read" in left[0]
+    leftovers, ends = swept(folder)
+    assert (ends, folder.last("end"), is_run_open(folder)) == ([], {}, True)
+    assert leftovers
+    assert "plan.json cannot be read" in leftovers[0]
 
 
 @pytest.mark.parametrize(

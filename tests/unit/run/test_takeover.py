@@ -20,7 +20,7 @@ from torchyard.model.profile import Profile
 from torchyard.pods import lease_record, seal
 from torchyard.run.folder import RunFolder
 from torchyard.run.resume import choose_entry
-from torchyard.run.takeover import learn_past
+from torchyard.run.takeover import fetch_past
 
 
 @pytest.fixture
@@ -34,9 +34,9 @@ def test_attempt_goes_on_here(profile: Profile, fake_api: FakeApi) -> None:
     """The latest attempt's plan is in the folder here, and the Lease is held from here."""
     put(fake_api, attempt="2")
     folder = adopted(profile)
-    assert (folder.attempts(), [each["event"] for each in folder.events()]) == ([2], ["start"])
-    held = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
-    assert lease_record.read_holder(held) == holder_identity(str(folder.path))
+    assert (folder.attempts(), [event["event"] for event in folder.events()]) == ([2], ["start"])
+    lease = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
+    assert lease_record.read_holder(lease) == holder_identity(str(folder.path))
 
 
 def test_run_without_a_lease_begins_anew(profile: Profile) -> None:
@@ -53,14 +53,14 @@ def learn(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
 
     def learn_it() -> RunFolder:
         with open_run_archive(folder.path, lambda: None, True) as archive:
-            learn_past(folder, profile, RUN_ID, archive)
+            fetch_past(folder, profile, RUN_ID, archive)
         return folder
 
     return learn_it
 
 
 @pytest.fixture
-def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def silent_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The archive answers nothing."""
     (tmp_path / "archive").write_text("")
     monkeypatch.setattr(copier, "_FETCH_TIMEOUT_S", 0.1)
@@ -68,10 +68,10 @@ def deaf(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_past_comes_from_the_archive(learn: Callable[[], RunFolder], profile: Profile, tmp_path: Path) -> None:
     """A run that has ended on another machine has ended here."""
-    there = RunFolder(tmp_path / "archive" / RunFolder.of(profile, RUN_ID).name)
-    there.path.mkdir(parents=True)
-    there.note("start", run=RUN_ID)
-    there.note("end", end="succeeded", sentence="done")
+    remote = RunFolder(tmp_path / "archive" / RunFolder.of(profile, RUN_ID).name)
+    remote.path.mkdir(parents=True)
+    remote.note("start", run=RUN_ID)
+    remote.note("end", end="succeeded", sentence="done")
     assert choose_entry(learn().events(), lambda: False) == "echo"
 
 
@@ -80,13 +80,13 @@ def test_archive_that_knows_nothing_lets_the_run_begin(learn: Callable[[], RunFo
     assert learn().events() == []
 
 
-def test_run_of_which_nobody_can_tell_is_not_started(learn: Callable[[], RunFolder], deaf: None) -> None:
+def test_run_of_which_nobody_can_tell_is_not_started(learn: Callable[[], RunFolder], silent_archive: None) -> None:
     """Without an answer of the archive, and without a Lease, the run may have ended: this process leaves."""
     with pytest.raises(DetachedError, match=r"whether this run has been started before is not known .*cannot list"):
         learn()
 
 
-def test_lease_is_enough(learn: Callable[[], RunFolder], deaf: None, fake_api: FakeApi) -> None:
+def test_lease_is_enough(learn: Callable[[], RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
     """If the archive does not answer, the run goes on with what its Lease says."""
     put(fake_api, attempt="2")
     assert learn().attempts() == [2]

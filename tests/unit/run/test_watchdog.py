@@ -14,7 +14,7 @@ WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))
 
 
 @pytest.mark.parametrize(
-    ("lost", "sent", "verb"),
+    ("policy", "sent", "verb"),
     [
         ("keep", "", "keep"),
         ("stop", "", "stop"),
@@ -24,9 +24,9 @@ WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))
         ("stop", "ending\ndone\n", None),
     ],
 )
-def test_closed_pipe_hands_the_run_over(lost: str, sent: str, verb: str | None) -> None:
+def test_closed_pipe_hands_the_run_over(policy: str, sent: str, verb: str | None) -> None:
     """If the pipe closes without `done`, the command is run: with `stop` once teardown has started."""
-    command = [*WATCHDOG, lost, "/bin/echo", "LOST", "/runs/a LOST"]
+    command = [*WATCHDOG, policy, "/bin/echo", "LOST", "/runs/a LOST"]
     done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, timeout=30)
     assert done.stdout == ("" if verb is None else f"{verb} /runs/a LOST\n")
 

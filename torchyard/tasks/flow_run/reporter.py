@@ -81,7 +81,7 @@ class PrefectReporter:
         gets no response or a 5xx      stays in the mailbox and is repeated every `_RETRY_INTERVAL_S`
 
     What blocks. `show_report` and `flush` wait up to `_PAGE_TIMEOUT_S` for the futures, `is_cancelled` up to
-    `_SIGNAL_TIMEOUT_S`; `was_asked_again` makes its own request. Everything else returns immediately.
+    `_SIGNAL_TIMEOUT_S`; `is_retry_requested` makes its own request. Everything else returns immediately.
 
     Errors. Only `check_cancelled` raises. A call that Prefect refuses is logged and dropped; a page of the report that
     is not published in time costs a warning.
@@ -163,7 +163,7 @@ class PrefectReporter:
         )
         return True
 
-    def was_asked_again(self) -> bool:
+    def is_retry_requested(self) -> bool:
         return states.has_user_request(str(self._run_id))
 
     def show_progress(self, progress: str, percent: float) -> None:
