@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import find_straggler
 from torchyard.model.hang import Straggler
@@ -41,7 +41,7 @@ class Judge:
 
     def take(self, line: Line) -> None:
         self.look(line.at)
-        self._box.feed(line.node, line.text + "\n")
+        self._box.process_text(line.node, line.text + "\n")
 
     def look(self, now: float) -> None:
         """Judge at each half second up to now."""
@@ -53,7 +53,7 @@ class Judge:
         box = self._box
         nodes = {rank: record.node for rank, record in box.latest.items()}
         self.straggler = find_straggler(box.windows, nodes) or self.straggler
-        hang = judge_hang(box.latest, box.world, box.ages())
+        hang = detect_hang(box.latest, box.world, box.get_record_ages())
         told = (hang.kind, hang.ranks, hang.location) if hang else ()
         if hang and told != self._last:
             self.verdicts.append(Verdict(self._now, hang.kind, hang.ranks, hang.location, hang.sentence))

@@ -32,9 +32,9 @@ def test_every_class_has_a_program() -> None:
 
 def test_last_line_of_a_recording_is_judged() -> None:
     """A verdict on the last line, after which nothing more came, is told in a replay as well."""
-    lines = [f"{RECORD_PREFIX}{each.model_dump_json(exclude={'node'})}" for each in plant_absent().values()]
-    (told,) = replay(Line(5.0, f"node-{place // 2}", text) for place, text in enumerate(lines)).verdicts
-    assert (told.kind, told.ranks) == ("missing-rank", (3,))
+    lines = [f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in plant_absent().values()]
+    (verdict,) = replay(Line(5.0, f"node-{index // 2}", text) for index, text in enumerate(lines)).verdicts
+    assert (verdict.kind, verdict.ranks) == ("missing-rank", (3,))
 
 
 def test_every_cell_has_whole_nodes() -> None:
@@ -94,10 +94,10 @@ def test_nobody_is_to_blame_where_all_do_the_same() -> None:
 def test_stragglers_have_a_share_of_their_own() -> None:
     """A slow rank that is not named is missed; another one that is named is wrong."""
     cell = Cell("slow", 4, 1, 0)
-    named, other, nobody = tell(), tell(), tell()
-    named.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
-    other.straggler = named.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
-    rows = [judge_row(cell, None, judge) for judge in (named, other, nobody)]
+    right, other, unnamed = tell(), tell(), tell()
+    right.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
+    other.straggler = right.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
+    rows = [judge_row(cell, None, judge) for judge in (right, other, unnamed)]
     assert [(row.has_ranks, bool(row.wrong)) for row in rows] == [(True, False), (False, True), (False, False)]
     assert "stragglers named >= 90 %" in sum_up(rows).list_misses()
 
@@ -112,8 +112,8 @@ def test_hang_that_is_not_told_counts() -> None:
 
 def test_each_class_has_a_line_of_its_own() -> None:
     """Its cells, the median and the longest time, and what was right; a job that does not hang has none."""
-    late = tell(TOLD._replace(at=15.0, where="x (a.py:1)"))
-    rows = [judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, late), Row(PLAIN, math.inf)]
+    second = tell(TOLD._replace(at=15.0, where="x (a.py:1)"))
+    rows = [judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, second), Row(PLAIN, math.inf)]
     assert [line.split() for line in tabulate_kinds(rows)[1:]] == [["sleep", "2", "3.0", "5.0", "100%", "100%", "50%"]]
 
 

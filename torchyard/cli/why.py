@@ -13,10 +13,10 @@ from typing import NamedTuple
 from torchyard.cli.find import find_run
 from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.ranks import format_ranks
-from torchyard.diagnosis.hang.flight_recorder import DumpError, read_dump, to_record
-from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.flight_recorder import DumpError, build_record, parse_dump
+from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
-from torchyard.diagnosis.hang.stack_locations import describe_place
+from torchyard.diagnosis.hang.stack_locations import describe_location
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.model.errors import TorchyardError
 from torchyard.model.hang import Hang, OnHang, RankRecord, Straggler
@@ -86,10 +86,10 @@ def explain_dumps(name: str, *, as_json: bool) -> int:
     records: dict[int, RankRecord] = {}
     for rank, path in sorted(files.items()):
         try:
-            records[rank] = to_record(read_dump(path.read_bytes()), rank, world)
+            records[rank] = build_record(parse_dump(path.read_bytes()), rank, world)
         except (DumpError, OSError) as error:
             raise TorchyardError(f"{path}: {error}") from error
-    findings = Findings(records, world, judge_hang(records, world))
+    findings = Findings(records, world, detect_hang(records, world))
     if as_json:
         print(json.dumps(_dump(findings), indent=1))
     else:
@@ -103,9 +103,9 @@ def _evaluate_records(lines: Iterable[LogLine], ended_at: float | None) -> Findi
     box = BlackBox(clock=lambda: last)
     for line in lines:
         last = max(last, line.timestamp)
-        box.feed(line.node, f"{line.text}\n")
+        box.process_text(line.node, f"{line.text}\n")
     straggler = find_straggler(box.windows, {rank: record.node for rank, record in box.latest.items()})
-    return Findings(box.latest, box.world, judge_hang(box.latest, box.world, box.ages()), straggler)
+    return Findings(box.latest, box.world, detect_hang(box.latest, box.world, box.get_record_ages()), straggler)
 
 
 def _find_end(plan: Plan) -> float:
@@ -201,7 +201,7 @@ def _describe_rank(record: RankRecord) -> list[str]:
         record.node,
         _count_collectives(record),
         f"{pending.operation} {pending.sequence} of group {pending.group}" if pending else "",
-        describe_place(record),
+        describe_location(record),
         format_duration(record.stalled_s) if math.isfinite(record.stalled_s) else "",
         format_time(record.at, "%H:%M:%S"),
     ]

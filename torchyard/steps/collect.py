@@ -123,7 +123,7 @@ def _add_last_wait(plan: Plan, failure: Failure) -> Failure:
         return failure
     box = BlackBox()
     for line in read_records(plan):
-        box.feed(line.node, f"{line.text}\n")
+        box.process_text(line.node, f"{line.text}\n")
     last_wait = describe_last_wait(failure.rank, box.latest)
     return failure.model_copy(update={"sentence": f"{failure.sentence}; {last_wait}"}) if last_wait else failure
 

@@ -5,7 +5,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from torchyard.common.log import get_log
-from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.judge import detect_hang
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.hang.stragglers import describe_straggler, find_straggler
 from torchyard.diagnosis.log_patterns import RANK_HANGS
@@ -44,7 +44,7 @@ class HangMonitor:
         if self._plan.on_hang == "off" or not box.latest:
             return None
         self._report_straggler(box)
-        previous, self.hang = self.hang, judge_hang(box.latest, box.world, box.ages())
+        previous, self.hang = self.hang, detect_hang(box.latest, box.world, box.get_record_ages())
         typical_pause_s = max(record.usual_s for record in box.latest.values())
         is_certain = self.hang is not None and self.hang.stalled_s >= max(_ACT_AFTER_S, _ACT_FACTOR * typical_pause_s)
         if self.hang is None:

@@ -164,7 +164,7 @@ class JobLogReader:
             self._positions[name] = _LogPosition(stat.st_ino, offset)
             line = read_line(text, name)
             if RECORD_PREFIX in text:
-                self.black_box.feed(name, f"{line.text}\n")
+                self.black_box.process_text(name, f"{line.text}\n")
             else:
                 self.line_count += 1
                 if LOST_WORKER_MARKER in text and (lost_worker := parse_lost_worker(line.text)):

@@ -28,7 +28,7 @@ class ScriptedJob:
 
     def feed(self, records: dict[int, RankRecord]) -> Status | None:
         for record in records.values():
-            self.box.feed(record.node, f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}\n")
+            self.box.process_text(record.node, f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}\n")
         return self.monitor.check(self.box)
 
     @property

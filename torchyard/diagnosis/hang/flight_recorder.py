@@ -38,7 +38,7 @@ class Dump(NamedTuple):
     timeout_s: float
 
 
-def to_record(dump: Dump, rank: int, world: int) -> RankRecord:
+def build_record(dump: Dump, rank: int, world: int) -> RankRecord:
     """A dump as if the rank's recorder had printed it; what a dump does not hold is unknown."""
     return RankRecord(
         kind="stall",
@@ -55,34 +55,34 @@ def to_record(dump: Dump, rank: int, world: int) -> RankRecord:
     )
 
 
-def read_dump(data: bytes) -> Dump:
+def parse_dump(data: bytes) -> Dump:
     """A rank's dump; a DumpError that says why it is none."""
     if len(data) > MAX_DUMP_BYTES:
         raise DumpError(f"a dump of {len(data):,} bytes is too large: {MAX_DUMP_BYTES:,} are read at most")
-    found = _read_json(data) if data.lstrip()[:1] == b"{" else _read_pickle(data)
-    if not isinstance(found, dict) or not re.fullmatch(r"[12]\.\d{1,3}", str(found.get("version", ""))[:20]):
+    dump = _parse_json(data) if data.lstrip()[:1] == b"{" else _parse_pickle(data)
+    if not isinstance(dump, dict) or not re.fullmatch(r"[12]\.\d{1,3}", str(dump.get("version", ""))[:20]):
         raise DumpError("this is no dump of torch's flight recorder of version 1.x or 2.x: it has no such `version`")
-    entries = [each for each in _to_list(found.get("entries")) if isinstance(each, dict)]
-    entries.sort(key=lambda each: _to_int(each.get("record_id")))
-    opened = [each for each in entries if not _is_complete(each)]
-    oldest = opened[0] if opened else None
+    entries = [entry for entry in _to_list(dump.get("entries")) if isinstance(entry, dict)]
+    entries.sort(key=lambda entry: _to_int(entry.get("record_id")))
+    pending = [entry for entry in entries if not _is_complete(entry)]
+    oldest = pending[0] if pending else None
     timeout_ms = _to_int((oldest or {}).get("timeout_ms")) or _DEFAULT_TIMEOUT_MS
     return Dump(
-        groups=_read_groups(found, entries),
-        waits=_read_collective(oldest) if oldest else None,
-        stack=_read_frames(oldest) if oldest else (),
+        groups=_parse_groups(dump, entries),
+        waits=_parse_collective(oldest) if oldest else None,
+        stack=_parse_frames(oldest) if oldest else (),
         timeout_s=timeout_ms / 1000,
     )
 
 
-def _read_json(data: bytes) -> object:
+def _parse_json(data: bytes) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
         raise DumpError(f"the dump is no valid JSON: {str(error)[:200]}") from None
 
 
-def _read_pickle(data: bytes) -> object:
+def _parse_pickle(data: bytes) -> object:
     """A pickle of plain values: every opcode is checked before the first one is executed."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
@@ -106,20 +106,22 @@ def _is_complete(entry: Mapping[str, Any]) -> bool:
     return entry.get("state") == "completed"
 
 
-def _read_groups(found: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, GroupProgress]:
+def _parse_groups(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, GroupProgress]:
     """How far the rank has come in each group: by its calls, and by the counters that newer versions have."""
-    ranks = {str(name): _read_ranks(its) for name, its in _to_dict(found.get("pg_config")).items()}
-    status = _to_dict(found.get("pg_status"))
+    ranks = {str(name): _parse_ranks(config) for name, config in _to_dict(dump.get("pg_config")).items()}
+    status = _to_dict(dump.get("pg_status"))
     calls: dict[str, list[Mapping[str, Any]]] = {}
     for entry in entries:
         if not _is_p2p(entry):
-            calls.setdefault(_read_group(entry), []).append(entry)
+            calls.setdefault(_get_group_name(entry), []).append(entry)
     groups = {}
-    for name, its in calls.items():
-        counters = _to_dict(status.get(str(its[-1].get("pg_id"))))
-        called = max(*map(_read_sequence, its), _to_int(counters.get("last_enqueued_collective")), 0)
-        opened = [_read_sequence(each) for each in its if not _is_complete(each)]
-        completed = max(min(opened) - 1, 0) if opened else called
+    for name, group_entries in calls.items():
+        counters = _to_dict(status.get(str(group_entries[-1].get("pg_id"))))
+        called = max(*map(_get_sequence, group_entries), _to_int(counters.get("last_enqueued_collective")), 0)
+        pending_sequences = [
+            _get_sequence(group_entry) for group_entry in group_entries if not _is_complete(group_entry)
+        ]
+        completed = max(min(pending_sequences) - 1, 0) if pending_sequences else called
         groups[name] = GroupProgress(ranks=ranks.get(name, ()), called=called, completed=completed)
     for name, members in ranks.items():
         if members:
@@ -127,32 +129,38 @@ def _read_groups(found: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
     return groups
 
 
-def _read_ranks(config: object) -> tuple[int, ...]:
+def _parse_ranks(config: object) -> tuple[int, ...]:
     """`[0, 1]`, a text in all versions; empty where gloo does not say it."""
     text = str(_to_dict(config).get("ranks", ""))[:1_000_000]
-    return tuple(int(each) for each in re.findall(r"\d{1,7}", text))
+    return tuple(int(rank) for rank in re.findall(r"\d{1,7}", text))
 
 
-def _read_collective(entry: Mapping[str, Any]) -> Collective:
-    sizes = [each for each in _to_list(entry.get("input_sizes")) if isinstance(each, list)][:_MAX_TENSORS]
+def _parse_collective(entry: Mapping[str, Any]) -> Collective:
+    sizes = [size for size in _to_list(entry.get("input_sizes")) if isinstance(size, list)][:_MAX_TENSORS]
     name = str(entry.get("profiling_name", ""))[:_MAX_TEXT_CHARS]
     return Collective(
-        group=_read_group(entry),
-        sequence=_read_sequence(entry),
+        group=_get_group_name(entry),
+        sequence=_get_sequence(entry),
         operation=name.partition(":")[2] or name,
-        sizes=tuple(tuple(map(_to_int, each[:_MAX_TENSORS])) for each in sizes),
-        dtypes=tuple(str(each)[:40] for each in _to_list(entry.get("input_dtypes"))[:_MAX_TENSORS]),
+        sizes=tuple(tuple(map(_to_int, size[:_MAX_TENSORS])) for size in sizes),
+        dtypes=tuple(str(dtype)[:40] for dtype in _to_list(entry.get("input_dtypes"))[:_MAX_TENSORS]),
     )
 
 
-def _read_group(entry: Mapping[str, Any]) -> str:
+def _get_group_name(entry: Mapping[str, Any]) -> str:
     """The group's name: a pair of name and description, or its number in the oldest versions."""
-    its = entry.get("process_group")
-    name = its[0] if isinstance(its, list | tuple) and its else its if isinstance(its, str) else entry.get("pg_id", "0")
+    group = entry.get("process_group")
+    name = (
+        group[0]
+        if isinstance(group, list | tuple) and group
+        else group
+        if isinstance(group, str)
+        else entry.get("pg_id", "0")
+    )
     return str(name)[:_MAX_TEXT_CHARS]
 
 
-def _read_sequence(entry: Mapping[str, Any]) -> int:
+def _get_sequence(entry: Mapping[str, Any]) -> int:
     key = "p2p_seq_id" if _is_p2p(entry) else "collective_seq_id"
     return max(_to_int(entry.get(key, entry.get("seq_id"))), 0)
 
@@ -161,15 +169,15 @@ def _is_p2p(entry: Mapping[str, Any]) -> bool:
     return bool(entry.get("is_p2p")) or bool(re.match(r"\w+:(?:send|recv)\b", str(entry.get("profiling_name"))))
 
 
-def _read_frames(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
-    frames = [each for each in _to_list(entry.get("frames")) if isinstance(each, dict)][:_MAX_FRAMES]
+def _parse_frames(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
+    frames = [frame for frame in _to_list(entry.get("frames")) if isinstance(frame, dict)][:_MAX_FRAMES]
     return tuple(
         Frame(
-            function=str(each.get("name"))[:_MAX_TEXT_CHARS],
-            file=str(each.get("filename"))[:_MAX_TEXT_CHARS],
-            line=_to_int(each.get("line")),
+            function=str(frame.get("name"))[:_MAX_TEXT_CHARS],
+            file=str(frame.get("filename"))[:_MAX_TEXT_CHARS],
+            line=_to_int(frame.get("line")),
         )
-        for each in frames
+        for frame in frames
     )
 
 

@@ -1,266 +1,334 @@
-"""A hang in words: one sentence that names rank, place and who waits, and the facts that prove it."""
+"""A hang as a model: one sentence with the rank, its location and the ranks that wait, and the evidence."""
 
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping
 
-from torchyard.diagnosis.hang.calls import Cut, Side, describe_call
-from torchyard.diagnosis.hang.missing_ranks import Fault
+from torchyard.diagnosis.hang.calls import CallGroup, NetworkFault, describe_call
+from torchyard.diagnosis.hang.missing_ranks import HAS_ENDED, IS_SILENT, Fault
 from torchyard.diagnosis.hang.pending_collectives import (
-    CALL,
     DEFAULT_GROUP,
+    PAIR_PREFIX,
     SETUP,
+    UNCOUNTED_CALL,
     PendingCollective,
     clean_operation,
     count_called,
 )
 from torchyard.diagnosis.hang.stack_locations import (
-    agree,
-    cluster_ranks,
-    describe_place,
+    choose_verb,
+    describe_location,
+    describe_nodes,
+    describe_ranks,
     find_user_frame,
-    name_nodes,
-    name_ranks,
+    group_ranks,
 )
 from torchyard.model.hang import Collective, Hang, HangClass, RankRecord
 
 _Records = Mapping[int, RankRecord]
 _MAX_EVIDENCE = 12
-_PLURALS = {"has": "have", "says": "say", "is": "are"}
-_PLURAL = re.compile(r"^(?:has|says|is)\b")
-_ADDED = {
+_MAX_CALLS = 4  # in a sentence about a mismatch, and of counts in the evidence
+_MAX_PROCESSES = 4  # in the evidence
+_MAX_LOCATIONS = 3  # in a sentence about an idle job
+_PLURAL_VERBS = {"has": "have", "is": "are"}
+_SINGULAR_VERB = re.compile(r"^(?:has|is)\b")
+_FAULT_SUFFIXES = {
     "gil": ", in a call that holds Python's global lock",
     "storage": ", where it reads or writes files",
     "network": ", where it waits for another machine",
 }
 
 
-def tell_absence(
-    each: PendingCollective, faults: Mapping[int, Fault], records: _Records, waiting: frozenset[int]
+def describe_missing_ranks(
+    collective: PendingCollective, faults: Mapping[int, Fault], records: _Records, waiting: frozenset[int]
 ) -> Hang:
-    """Ranks that others wait for."""
-    ranks, fault = tuple(faults), next(iter(faults.values()))
-    seen = [rank for rank in ranks if rank in records]
-    places = Counter(describe_place(records[rank]) for rank in seen if records[rank].stack)
-    place = places.most_common(1)[0][0] if places else ""
-    them = agree(ranks, "it", "them")
+    """Return the hang of ranks that others wait for. `faults`: by rank, of one kind; `waiting`: with dependents."""
+    ranks = tuple(faults)
+    fault = next(iter(faults.values()))
+    recorded_ranks = [rank for rank in ranks if rank in records]
+    locations = Counter(describe_location(records[rank]) for rank in recorded_ranks if records[rank].stack)
+    location = locations.most_common(1)[0][0] if locations else ""
+
+    subject = describe_ranks(ranks) + describe_nodes(records[rank].node for rank in recorded_ranks)
+    pronoun = choose_verb(ranks, "it", "them")
     sentence = (
-        f"{name_ranks(ranks)}{name_nodes(records[rank].node for rank in seen)} {_say(fault, ranks, place)}: "
-        f"{name_ranks(each.waiting)} {agree(each.waiting, 'waits', 'wait')} for {them} in {_name(each, records)}"
+        f"{subject} {_describe_fault(fault, ranks, location)}: "
+        f"{_describe_waiting(collective)} for {pronoun} in {_describe_collective(collective, records)}"
     )
-    more = waiting - each.waiting
-    sentence += f", and {name_ranks(more)} for those" if more else ""
-    where = next((rank for rank in seen if describe_place(records[rank]) == place), None)
-    hang = _begin(fault.kind, ranks, records, waiting | each.waiting)
+    dependents = waiting - collective.waiting
+    if dependents:
+        sentence += f", and {describe_ranks(dependents)} for those"
+
+    typical_ranks = [rank for rank in recorded_ranks if describe_location(records[rank]) == location][:1]
+    evidence = _describe_counts(collective, ranks, records) + _describe_processes(ranks, records)
+    hang = _build_hang(fault.kind, ranks, records, waiting | collective.waiting)
     return hang.model_copy(
         update={
             "sentence": sentence,
-            "location": _find_where(records, [where] if where is not None else []),
-            "collective": _find_collective(each, records),
-            "evidence": (*_tell_counts(each, ranks, records), *_tell_facts(ranks, records))[:_MAX_EVIDENCE],
+            "location": _find_location(records, typical_ranks),
+            "collective": _find_call(collective, records),
+            "evidence": evidence[:_MAX_EVIDENCE],
         }
     )
 
 
-def tell_cycle(ring: tuple[PendingCollective, ...], records: _Records, waiting: frozenset[int]) -> Hang:
-    """Ranks that wait for each other."""
-    ranks = tuple(sorted({rank for each in ring for rank in each.waiting}))
-    parts = [
-        f"{name_ranks(each.waiting)} {agree(each.waiting, 'waits', 'wait')} in {_name(each, records)}" for each in ring
-    ]
-    sentence = f"{name_ranks(ranks)}{_name_nodes(ranks, records)} wait for each other: {', '.join(parts)}"
-    evidence = [line for each in ring for line in _tell_counts(each, sorted(each.missing & set(ranks)), records)]
-    hang = _begin("deadlock-between-groups", ranks, records, waiting)
+def describe_deadlock(cycle: tuple[PendingCollective, ...], records: _Records, waiting: frozenset[int]) -> Hang:
+    """Return the hang of ranks that wait for each other."""
+    ranks = tuple(sorted(frozenset().union(*(collective.waiting for collective in cycle))))
+    clauses: list[str] = []
+    evidence: list[str] = []
+    for collective in cycle:
+        clauses.append(f"{_describe_waiting(collective)} in {_describe_collective(collective, records)}")
+        evidence += _describe_counts(collective, sorted(collective.missing & set(ranks)), records)
+    subject = describe_ranks(ranks) + _describe_nodes_of(ranks, records)
+    hang = _build_hang("deadlock-between-groups", ranks, records, waiting)
     return hang.model_copy(
         update={
-            "sentence": sentence,
-            "location": _find_where(records, ranks),
-            "collective": _find_collective(ring[0], records),
+            "sentence": f"{subject} wait for each other: {', '.join(clauses)}",
+            "location": _find_location(records, ranks),
+            "collective": _find_call(cycle[0], records),
             "evidence": tuple(evidence[:_MAX_EVIDENCE]),
         }
     )
 
 
-def tell_mismatch(each: PendingCollective, sides: tuple[Side, ...], records: _Records, waiting: frozenset[int]) -> Hang:
-    """Ranks that call different things under one number; the fewest are to blame, or all if there are as many."""
-    ranks = sides[0].ranks
-    if len(sides[0].ranks) == len(sides[1].ranks):
-        ranks = tuple(sorted(rank for side in sides for rank in side.ranks))
-    parts = [
-        f"{name_ranks(side.ranks)} {agree(side.ranks, 'calls', 'call')} {side.call}{_at_line(records, side.ranks[0])}"
-        for side in reversed(sides)
-    ]
+def describe_mismatch(
+    collective: PendingCollective, call_groups: tuple[CallGroup, ...], records: _Records, waiting: frozenset[int]
+) -> Hang:
+    """Return the hang of ranks that make different calls under one number.
+
+    `call_groups`: the smallest first. It is blamed alone, or together with all others if the second is as small.
+    """
+    ranks = call_groups[0].ranks
+    if len(call_groups[0].ranks) == len(call_groups[1].ranks):
+        ranks = tuple(sorted(rank for call_group in call_groups for rank in call_group.ranks))
+    clauses = []
+    for call_group in reversed(call_groups):
+        verb = choose_verb(call_group.ranks, "calls", "call")
+        line = _format_user_line(records, call_group.ranks[0])
+        clauses.append(f"{describe_ranks(call_group.ranks)} {verb} {call_group.call}{line}")
     sentence = (
-        f"number {each.sequence:,} of {_name_group(each)} is not the same call in all ranks: {', '.join(parts[:4])}"
+        f"number {collective.sequence:,} of {_format_group(collective)} is not the same call in all ranks: "
+        f"{', '.join(clauses[:_MAX_CALLS])}"
     )
-    hang = _begin("collective-mismatch", ranks, records, (waiting | each.waiting) - set(ranks))
-    evidence = tuple(f"{part}, its number {each.sequence:,}" for part in parts[:_MAX_EVIDENCE])
-    of_others = _find_collective(each, records, sides[-1].ranks)
-    where = _find_where(records, ranks)
+    evidence = tuple(f"{clause}, its number {collective.sequence:,}" for clause in clauses[:_MAX_EVIDENCE])
+    hang = _build_hang("collective-mismatch", ranks, records, (waiting | collective.waiting) - set(ranks))
     return hang.model_copy(
-        update={"sentence": sentence, "location": where, "collective": of_others, "evidence": evidence}
+        update={
+            "sentence": sentence,
+            "location": _find_location(records, ranks),
+            "collective": _find_call(collective, records, call_groups[-1].ranks),
+            "evidence": evidence,
+        }
     )
 
 
-def tell_skipped(each: PendingCollective, done: frozenset[int], records: _Records, waiting: frozenset[int]) -> Hang:
-    """Ranks whose call of this number is complete, while others wait in theirs: it was another call."""
-    fewer = min(done, each.waiting, key=len)
-    ranks = tuple(sorted(fewer if len(done) != len(each.waiting) else done | each.waiting))
+def describe_skipped_call(
+    collective: PendingCollective, completed_ranks: frozenset[int], records: _Records, waiting: frozenset[int]
+) -> Hang:
+    """Return the hang of ranks whose call of this number is complete while others wait in theirs: another call."""
+    if len(completed_ranks) == len(collective.waiting):
+        ranks = tuple(sorted(completed_ranks | collective.waiting))
+    else:
+        ranks = tuple(sorted(min(completed_ranks, collective.waiting, key=len)))
+    subject = describe_ranks(completed_ranks) + _describe_nodes_of(completed_ranks, records)
     sentence = (
-        f"{name_ranks(done)}{_name_nodes(done, records)} {agree(done, 'has', 'have')} completed "
-        f"number {each.sequence:,} of {_name_group(each)}, and {name_ranks(each.waiting)} still "
-        f"{agree(each.waiting, 'waits', 'wait')} in {_name(each, records)}: they have called different collectives"
+        f"{subject} {choose_verb(completed_ranks, 'has', 'have')} completed "
+        f"number {collective.sequence:,} of {_format_group(collective)}, "
+        f"and {describe_ranks(collective.waiting)} still {choose_verb(collective.waiting, 'waits', 'wait')} "
+        f"in {_describe_collective(collective, records)}: they have called different collectives"
     )
-    hang = _begin("collective-mismatch", ranks, records, (waiting | each.waiting) - set(ranks))
-    update = {
-        "sentence": sentence,
-        "location": _find_where(records, ranks),
-        "collective": _find_collective(each, records),
-    }
-    return hang.model_copy(update={**update, "evidence": _tell_counts(each, sorted(done), records)})
-
-
-def tell_cut(each: PendingCollective, cut: Cut, records: _Records, waiting: frozenset[int]) -> Hang:
-    """All ranks are in the same call, and connections between them retransmit."""
-    ranks = tuple(
-        sorted(rank for rank in each.members & records.keys() if cut.is_shared and records[rank].node in cut.nodes)
-    )
-    at = f"all of them at {cut.nodes[0]}" if cut.is_shared else f"as {', '.join(cut.nodes)} reports"
-    sentence = (
-        f"the network does not deliver: {name_ranks(each.waiting)} are in {_name(each, records)}, "
-        f"and connections retransmit, {at}"
-    )
-    hang = _begin("network", ranks, records, (waiting | each.waiting) - set(ranks))
-    update = {"sentence": sentence, "nodes": cut.nodes, "collective": _find_collective(each, records)}
-    return hang.model_copy(update={**update, "evidence": cut.evidence})
-
-
-def tell_unknown(each: PendingCollective, records: _Records, waiting: frozenset[int]) -> Hang:
-    """All ranks are in the same call; nothing shows why it does not end."""
-    number = len(each.waiting)
-    whole = "all ranks of it are" if number > 1 else "its only rank is"
-    sentence = f"{_name(each, records)} does not end: {whole} inside, and nothing moves"
-    hang = _begin("unknown", (), records, waiting | each.waiting)
-    evidence = _tell_facts(sorted(each.waiting)[:4], records)
+    hang = _build_hang("collective-mismatch", ranks, records, (waiting | collective.waiting) - set(ranks))
     return hang.model_copy(
-        update={"sentence": sentence, "collective": _find_collective(each, records), "evidence": evidence}
+        update={
+            "sentence": sentence,
+            "location": _find_location(records, ranks),
+            "collective": _find_call(collective, records),
+            "evidence": _describe_counts(collective, sorted(completed_ranks), records),
+        }
     )
 
 
-def tell_idle(kind: HangClass, records: _Records) -> Hang:
-    """No rank is in a collective, and none does anything."""
-    clusters = cluster_ranks(records)
-    named = ", ".join(
-        f"{name_ranks(each.ranks)} {agree(each.ranks, 'is', 'are')} in {each.location}" for each in clusters[:3]
-    )
+def describe_network_fault(
+    collective: PendingCollective, fault: NetworkFault, records: _Records, waiting: frozenset[int]
+) -> Hang:
+    """Return the hang of ranks that are all in the same call while connections between them retransmit."""
+    if fault.is_shared:
+        members = collective.members & records.keys()
+        ranks = tuple(sorted(rank for rank in members if records[rank].node in fault.nodes))
+        suffix = f"all of them at {fault.nodes[0]}"
+    else:
+        ranks = ()
+        suffix = f"as {', '.join(fault.nodes)} reports"
     sentence = (
-        "all ranks are stopped"
-        if kind == "stopped"
-        else f"no rank does anything, and none waits in a collective: {named}"
+        f"the network does not deliver: {describe_ranks(collective.waiting)} are in "
+        f"{_describe_collective(collective, records)}, and connections retransmit, {suffix}"
     )
-    ranks = tuple(sorted(records)) if kind == "stopped" else ()
-    update = {"sentence": sentence, "location": _find_where(records, sorted(records))}
-    return _begin(kind, ranks, records, frozenset()).model_copy(
-        update={**update, "evidence": _tell_facts(sorted(records)[:4], records)}
+    hang = _build_hang("network", ranks, records, (waiting | collective.waiting) - set(ranks))
+    return hang.model_copy(
+        update={
+            "sentence": sentence,
+            "nodes": fault.nodes,
+            "collective": _find_call(collective, records),
+            "evidence": fault.evidence,
+        }
+    )
+
+
+def describe_stuck_collective(collective: PendingCollective, records: _Records, waiting: frozenset[int]) -> Hang:
+    """Return the hang of ranks that are all in the same call, when nothing shows why it does not end."""
+    subject = "all ranks of it are" if len(collective.waiting) > 1 else "its only rank is"
+    sentence = f"{_describe_collective(collective, records)} does not end: {subject} inside, and nothing moves"
+    hang = _build_hang("unknown", (), records, waiting | collective.waiting)
+    return hang.model_copy(
+        update={
+            "sentence": sentence,
+            "collective": _find_call(collective, records),
+            "evidence": _describe_processes(sorted(collective.waiting), records),
+        }
+    )
+
+
+def describe_idle_job(kind: HangClass, records: _Records) -> Hang:
+    """Return the hang of a job in which no rank is in a collective, and none is active."""
+    ranks: tuple[int, ...] = ()
+    if kind == "stopped":
+        ranks = tuple(sorted(records))
+        sentence = "all ranks are stopped"
+    else:
+        locations = []
+        for rank_group in group_ranks(records)[:_MAX_LOCATIONS]:
+            verb = choose_verb(rank_group.ranks, "is", "are")
+            locations.append(f"{describe_ranks(rank_group.ranks)} {verb} in {rank_group.location}")
+        sentence = f"no rank does anything, and none waits in a collective: {', '.join(locations)}"
+    return _build_hang(kind, ranks, records, frozenset()).model_copy(
+        update={
+            "sentence": sentence,
+            "location": _find_location(records, sorted(records)),
+            "evidence": _describe_processes(sorted(records), records),
+        }
     )
 
 
 # --- pieces
 
 
-def _begin(kind: HangClass, ranks: tuple[int, ...], records: _Records, waiting: frozenset[int]) -> Hang:
-    stalled = [records[rank].stalled_s for rank in {*ranks, *waiting} if rank in records] or [0.0]
+def _build_hang(kind: HangClass, ranks: tuple[int, ...], records: _Records, waiting: frozenset[int]) -> Hang:
+    """Return a hang without its sentence; its duration is that of the rank that has stalled longest."""
+    durations_s = [records[rank].stalled_s for rank in {*ranks, *waiting} if rank in records]
     return Hang(
         kind=kind,
         ranks=tuple(sorted(ranks)),
         nodes=tuple(sorted({records[rank].node for rank in ranks if rank in records and records[rank].node})),
         sentence="",
         waiting=tuple(sorted(waiting - set(ranks))),
-        stalled_s=max(stalled),
-        rank_groups=cluster_ranks(records),
+        stalled_s=max(durations_s, default=0.0),
+        rank_groups=group_ranks(records),
     )
 
 
-def _say(fault: Fault, ranks: Iterable[int], place: str) -> str:
+def _describe_fault(fault: Fault, ranks: Iterable[int], location: str) -> str:
     """`hangs in load (train.py:88), in DataLoader.__next__`."""
-    at = f" in {place}" if place else ""
-    if fault.says:
-        says = agree(ranks, fault.says, _PLURAL.sub(lambda verb: _PLURALS[verb[0]], fault.says))
-        return says if fault.says in ("has ended", "says nothing") else says + at
+    suffix = f" in {location}" if location else ""
+    if fault.predicate:
+        plural = _SINGULAR_VERB.sub(lambda match: _PLURAL_VERBS[match[0]], fault.predicate)
+        predicate = choose_verb(ranks, fault.predicate, plural)
+        return predicate if fault.predicate in (HAS_ENDED, IS_SILENT) else predicate + suffix
     if fault.kind == "compute":
-        return agree(ranks, "computes", "compute") + at + f" for more than {fault.limit_s:,.0f} s"
-    if not place:
-        return agree(ranks, "does not come", "do not come")
-    return agree(ranks, "hangs", "hang") + at + _ADDED.get(fault.kind, "")
+        return choose_verb(ranks, "computes", "compute") + suffix + f" for more than {fault.limit_s:,.0f} s"
+    if not location:
+        return choose_verb(ranks, "does not come", "do not come")
+    return choose_verb(ranks, "hangs", "hang") + suffix + _FAULT_SUFFIXES.get(fault.kind, "")
 
 
-def _name(each: PendingCollective, records: _Records) -> str:
+def _describe_waiting(collective: PendingCollective) -> str:
+    """`ranks 0-2 wait`."""
+    return f"{describe_ranks(collective.waiting)} {choose_verb(collective.waiting, 'waits', 'wait')}"
+
+
+def _describe_collective(collective: PendingCollective, records: _Records) -> str:
     """`all_reduce number 6 of the default group (train.py:40)`."""
-    if each.group == SETUP:
-        return f"the set-up of a process group{_at_line(records, min(each.waiting))}"
-    first = _find_collective(each, records)
-    what = clean_operation(first.operation) if first else "a collective"
-    if each.group == CALL or each.group.startswith("pair "):
-        return f"{what}{_at_line(records, min(each.waiting))}"
-    return f"{what} number {each.sequence:,} of {_name_group(each)}{_at_line(records, min(each.waiting))}"
+    line = _format_user_line(records, min(collective.waiting))
+    if collective.group == SETUP:
+        return f"the set-up of a process group{line}"
+    call = _find_call(collective, records)
+    operation = clean_operation(call.operation) if call else "a collective"
+    if collective.group == UNCOUNTED_CALL or collective.group.startswith(PAIR_PREFIX):
+        return f"{operation}{line}"
+    return f"{operation} number {collective.sequence:,} of {_format_group(collective)}{line}"
 
 
-def _name_group(each: PendingCollective) -> str:
-    return "the default group" if each.group == DEFAULT_GROUP else f"group {each.group} ({name_ranks(each.members)})"
+def _format_group(collective: PendingCollective) -> str:
+    """`the default group`, `group 7 (ranks 2-3)`."""
+    if collective.group == DEFAULT_GROUP:
+        return "the default group"
+    return f"group {collective.group} ({describe_ranks(collective.members)})"
 
 
-def _at_line(records: _Records, rank: int) -> str:
+def _format_user_line(records: _Records, rank: int) -> str:
+    """` (train.py:40)`; empty if no frame of the rank's stack is the user's."""
     frame = find_user_frame(records[rank].stack)
     return f" ({frame.file.rpartition('/')[2]}:{frame.line})" if frame else ""
 
 
-def _name_nodes(ranks: Iterable[int], records: _Records) -> str:
-    return name_nodes(records[rank].node for rank in ranks if rank in records)
+def _describe_nodes_of(ranks: Iterable[int], records: _Records) -> str:
+    return describe_nodes(records[rank].node for rank in ranks if rank in records)
 
 
-def _find_where(records: _Records, ranks: Iterable[int]) -> str:
-    frames = (find_user_frame(records[rank].stack) for rank in ranks if rank in records)
-    return next((str(frame) for frame in frames if frame), "")
+def _find_location(records: _Records, ranks: Iterable[int]) -> str:
+    """The first user frame among the stacks of these ranks, as `load (train.py:88)`; empty if there is none."""
+    for rank in ranks:
+        frame = find_user_frame(records[rank].stack) if rank in records else None
+        if frame:
+            return str(frame)
+    return ""
 
 
-def _find_collective(each: PendingCollective, records: _Records, ranks: Iterable[int] = ()) -> Collective | None:
-    among = tuple(ranks) or sorted(each.waiting)
-    return next((its for rank in among if rank in records and (its := records[rank].waits)), None)
+def _find_call(collective: PendingCollective, records: _Records, ranks: Iterable[int] = ()) -> Collective | None:
+    """The call of the first of `ranks` that reports one; by default of the waiting ranks. None if none reports one."""
+    for rank in tuple(ranks) or sorted(collective.waiting):
+        call = records[rank].waits if rank in records else None
+        if call:
+            return call
+    return None
 
 
-def _tell_counts(each: PendingCollective, ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
-    """How far the culprits and those who wait have come in the group."""
-    if each.sequence == 0 or each.group.startswith("pair "):
+def _describe_counts(collective: PendingCollective, ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
+    """How many collectives of the group `ranks` have called, and in which one the others wait; () if not counted."""
+    if collective.sequence == 0 or collective.group.startswith(PAIR_PREFIX):
         return ()
-    called: dict[int, list[int]] = {}
+    ranks_by_count: dict[int, list[int]] = {}
     for rank in ranks:
         if rank in records:
-            called.setdefault(count_called(records[rank], each.group), []).append(rank)
-    first = _find_collective(each, records)
-    what = f", {describe_call(first)}" if first else ""
-    return (
-        *(
-            f"{name_ranks(its)} {agree(its, 'has', 'have')} called {count:,} collectives of {_name_group(each)}"
-            for count, its in sorted(called.items())[:4]
-        ),
-        f"{name_ranks(each.waiting)} {agree(each.waiting, 'waits', 'wait')} in number {each.sequence:,}{what}",
-    )
-
-
-def _tell_facts(ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
-    """What the system knows of some ranks' processes."""
+            ranks_by_count.setdefault(count_called(records[rank], collective.group), []).append(rank)
     lines = []
-    for rank in list(ranks)[:4]:
-        its = records.get(rank)
-        if its is None:
+    for count, callers in sorted(ranks_by_count.items())[:_MAX_CALLS]:
+        verb = choose_verb(callers, "has", "have")
+        lines.append(f"{describe_ranks(callers)} {verb} called {count:,} collectives of {_format_group(collective)}")
+    call = _find_call(collective, records)
+    call_suffix = f", {describe_call(call)}" if call else ""
+    lines.append(f"{_describe_waiting(collective)} in number {collective.sequence:,}{call_suffix}")
+    return tuple(lines)
+
+
+def _describe_processes(ranks: Iterable[int], records: _Records) -> tuple[str, ...]:
+    """What the kernel reports about the processes of the first ranks, one line for each."""
+    lines = []
+    for rank in list(ranks)[:_MAX_PROCESSES]:
+        record = records.get(rank)
+        if record is None:
             lines.append(f"rank {rank}: no record has come for a long time")
             continue
-        if its.state == "?":
-            continue  # of a flight recorder's dump
-        facts = [f"no progress for {its.stalled_s:,.0f} s, usually {its.usual_s:,.1f} s at most"]
-        facts += [f"process {its.pid} in state {its.state}"] if its.state else []
-        facts += [f"its Python threads have not run for {its.blind_s:,.0f} s"] if its.blind_s > 1 else []
-        facts += [f"asleep in the kernel's {its.wchan}"] if its.wchan else []
-        facts += [f"the file system at {its.full} has become full"] if its.full else []
-        lines.append(f"rank {rank}: {', '.join(facts)}")
+        if record.state == "?":
+            continue  # from a dump of the flight recorder, which has no data about the process
+        details = [f"no progress for {record.stalled_s:,.0f} s, usually {record.usual_s:,.1f} s at most"]
+        if record.state:
+            details.append(f"process {record.pid} in state {record.state}")
+        if record.blind_s > 1:
+            details.append(f"its Python threads have not run for {record.blind_s:,.0f} s")
+        if record.wchan:
+            details.append(f"asleep in the kernel's {record.wchan}")
+        if record.full:
+            details.append(f"the file system at {record.full} has become full")
+        lines.append(f"rank {rank}: {', '.join(details)}")
     return tuple(lines)

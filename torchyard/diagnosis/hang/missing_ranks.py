@@ -13,8 +13,8 @@ BLOCKED_FLOOR_S = 8.0  # storage, and a C call that holds the GIL
 FLUSH_FLOOR_S = 60.0  # an fsync of a large checkpoint writes nothing that the process's counters show
 START_FLOOR_S = 20.0  # before the first collective is complete
 ACTIVE_FLOOR_S = 300.0  # a rank that computes, compiles, evaluates or writes; or of which nothing is known
-USUAL_FACTOR = 3.0
-ACTIVE_USUAL_FACTOR = 20.0
+PAUSE_FACTOR = 3.0
+ACTIVE_PAUSE_FACTOR = 20.0
 MIN_BLIND_S = 3.0
 
 _FILE_CODE = re.compile(
@@ -28,7 +28,7 @@ _FILE_WCHAN = re.compile(
 _FLUSH_WCHAN = re.compile(r"fsync|writeback|wb_wait|jbd2|sync_file|commit|balance_dirty")
 _FLUSH_CALL = re.compile(r"save|fsync|flush|write|dump|^_?close$|__exit__|copy", re.I)
 _PIPE_WCHAN = re.compile(r"pipe_read|pipe_wait")
-_OWN_PIPE = re.compile(r"/multiprocessing/|/subprocess\.py$|/selectors\.py$")
+_PYTHON_PIPE_CODE = re.compile(r"/multiprocessing/|/subprocess\.py$|/selectors\.py$")
 _CHILD_CODE = re.compile(r"/subprocess\.py$")
 _LOADER_CODE = re.compile(r"/torch/utils/data/|/multiprocessing/queues\.py$")
 _NETWORK_CODE = re.compile(
@@ -45,32 +45,37 @@ class Fault(NamedTuple):
     kind: HangClass
     limit_s: float
     is_certain: bool = False
-    says: str = ""  # in place of `hangs`
+    predicate: str = ""  # in place of `hangs`
 
 
-_ENDED = "has ended"
-_SILENT = "says nothing"
+HAS_ENDED = "has ended"
+IS_SILENT = "has sent no record"
 
 
-def explain_absence(record: RankRecord | None, usual_s: float) -> Fault:
+def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> Fault:
     """The fault of one rank; None: there is no record of it, or none for a long time."""
-    usual = max(usual_s, record.usual_s if record else 0.0)
+    typical_pause_s = max(others_pause_s, record.usual_s if record else 0.0)
     if record is None:
-        return Fault("missing-rank", _limit_active(usual), says=_SILENT)
+        return Fault("missing-rank", _get_active_limit(typical_pause_s), predicate=IS_SILENT)
     if record.kind == "end" or record.state in ("", "Z", "X"):
-        return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, says=_ENDED)
+        return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, predicate=HAS_ENDED)
     if record.state in ("T", "t"):
-        return Fault("stopped", max(STOPPED_FLOOR_S, USUAL_FACTOR * usual), is_certain=True, says="is stopped")
-    has_begun = record.usual_s > 0 or has_completed(record)
-    if record.full and has_begun and (is_busy(record) or _is_in_storage(record)):
         return Fault(
-            "storage", max(BLOCKED_FLOOR_S, USUAL_FACTOR * usual), True, f"is out of disk space at {record.full}"
+            "stopped", max(STOPPED_FLOOR_S, PAUSE_FACTOR * typical_pause_s), is_certain=True, predicate="is stopped"
         )
-    kind, floor = _classify(record)
+    has_started = record.usual_s > 0 or has_completed_collective(record)
+    if record.full and has_started and (is_busy(record) or _is_in_storage(record)):
+        return Fault(
+            "storage",
+            max(BLOCKED_FLOOR_S, PAUSE_FACTOR * typical_pause_s),
+            True,
+            f"is out of disk space at {record.full}",
+        )
+    kind, floor_s = _classify_fault(record)
     if is_busy(record) and kind != "gil":
-        return Fault("compute" if kind == "missing-rank" else kind, _limit_active(usual))
-    floor = floor if has_begun else max(floor, START_FLOOR_S)
-    return Fault(kind, max(floor, USUAL_FACTOR * usual), is_certain=kind in ("gil", "storage"))
+        return Fault("compute" if kind == "missing-rank" else kind, _get_active_limit(typical_pause_s))
+    floor_s = floor_s if has_started else max(floor_s, START_FLOOR_S)
+    return Fault(kind, max(floor_s, PAUSE_FACTOR * typical_pause_s), is_certain=kind in ("gil", "storage"))
 
 
 def is_busy(record: RankRecord) -> bool:
@@ -78,15 +83,15 @@ def is_busy(record: RankRecord) -> bool:
     return record.writes or record.is_active or any(_CHILD_CODE.search(frame.file) for frame in record.stack)
 
 
-def has_completed(record: RankRecord) -> bool:
+def has_completed_collective(record: RankRecord) -> bool:
     return any(progress.completed > 0 for progress in record.groups.values())
 
 
-def _limit_active(usual_s: float) -> float:
-    return max(ACTIVE_FLOOR_S, ACTIVE_USUAL_FACTOR * usual_s)
+def _get_active_limit(typical_pause_s: float) -> float:
+    return max(ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR * typical_pause_s)
 
 
-def _classify(record: RankRecord) -> tuple[HangClass, float]:
+def _classify_fault(record: RankRecord) -> tuple[HangClass, float]:
     """The class by the rank's facts, the strongest first, and the pause that is normal for it."""
     if record.blind_s > MIN_BLIND_S and record.state != "D" and not record.writes:
         return "gil", BLOCKED_FLOOR_S
@@ -103,7 +108,7 @@ def _is_in_storage(record: RankRecord) -> bool:
     files = [frame.file for frame in record.stack]
     if record.state == "D" or _FILE_WCHAN.search(record.wchan) or any(map(_FILE_CODE.search, files)):
         return True
-    return bool(_PIPE_WCHAN.search(record.wchan)) and not any(map(_OWN_PIPE.search, files))
+    return bool(_PIPE_WCHAN.search(record.wchan)) and not any(map(_PYTHON_PIPE_CODE.search, files))
 
 
 def _is_flushing(record: RankRecord) -> bool:

@@ -6,69 +6,78 @@ from collections.abc import Iterable, Mapping
 from torchyard.common.ranks import format_ranks
 from torchyard.model.hang import Frame, RankGroup, RankRecord
 
-_LIBRARY = re.compile(
+_LIBRARY_CODE = re.compile(
     r"/site-packages/|/dist-packages/|/lib/python3|/lib64/python3|<frozen|<string>|importlib|/multiprocessing/"
     # torch's own source tree; a user's folder may be called torch, too
     r"|/torch/(?:distributed|utils|nn|autograd|optim|cuda|multiprocessing|_\w+|serialization\.py)\b"
 )
-_STATES = {"D": "waits in the kernel", "T": "is stopped", "t": "is stopped", "Z": "has ended", "": "has ended"}
-_MAX_NAMED = 8
-MAX_CLUSTERS = 16
+_STATE_DESCRIPTIONS = {
+    "D": "waits in the kernel",
+    "T": "is stopped",
+    "t": "is stopped",
+    "Z": "has ended",
+    "": "has ended",
+}
+_MAX_LISTED = 8
+MAX_RANK_GROUPS = 16
 
 
 def find_user_frame(stack: Iterable[Frame]) -> Frame | None:
     """The innermost frame of the user's own code."""
-    return next((frame for frame in stack if not _LIBRARY.search(frame.file)), None)
+    return next((frame for frame in stack if not _LIBRARY_CODE.search(frame.file)), None)
 
 
-def describe_place(record: RankRecord) -> str:
+def describe_location(record: RankRecord) -> str:
     """`load (train.py:88), in DataLoader.__next__`; the process's state if there is no stack."""
-    where = find_user_frame(record.stack) or next(iter(record.stack), None)
+    frame = find_user_frame(record.stack) or next(iter(record.stack), None)
     if record.kind == "end":
         return "has ended"
-    if where is None:
-        return _STATES.get(record.state, "unknown")
-    below = _find_call_below(record.stack, where)
-    return f"{where}, in {below}" if below else str(where)
+    if frame is None:
+        return _STATE_DESCRIPTIONS.get(record.state, "unknown")
+    inner_call = _find_call_below(record.stack, frame)
+    return f"{frame}, in {inner_call}" if inner_call else str(frame)
 
 
-def _find_call_below(stack: tuple[Frame, ...], where: Frame) -> str:
+def _find_call_below(stack: tuple[Frame, ...], user_frame: Frame) -> str:
     """What the user's line calls, or the data loader that calls the user's line."""
-    loader = next((frame for frame in stack if "/torch/utils/data/" in frame.file and frame != where), None)
+    loader = next((frame for frame in stack if "/torch/utils/data/" in frame.file and frame != user_frame), None)
     if loader:
-        its = [frame.function for frame in stack if "/torch/utils/data/" in frame.file]
-        return "DataLoader.__next__" if "__next__" in its else f"DataLoader.{loader.function}"
-    place = stack.index(where)
-    if place == 0:
+        functions = [frame.function for frame in stack if "/torch/utils/data/" in frame.file]
+        return "DataLoader.__next__" if "__next__" in functions else f"DataLoader.{loader.function}"
+    index = stack.index(user_frame)
+    if index == 0:
         return ""
-    call = stack[place - 1]
-    call = stack[place - 2] if call.function == "wrapper" and place > 1 else call  # of torch's own decorator
+    call = stack[index - 1]
+    call = stack[index - 2] if call.function == "wrapper" and index > 1 else call  # of torch's own decorator
     module = call.file.rpartition("/")[2].removesuffix(".py")
     return call.function if module in ("__init__", "distributed_c10d") else f"{module}.{call.function}"
 
 
-def cluster_ranks(records: Mapping[int, RankRecord]) -> tuple[RankGroup, ...]:
+def group_ranks(records: Mapping[int, RankRecord]) -> tuple[RankGroup, ...]:
     """Ranks that are at the same place, the fewest first: there the odd one is."""
-    places: dict[str, list[int]] = {}
+    ranks_by_location: dict[str, list[int]] = {}
     for rank, record in records.items():
-        places.setdefault(describe_place(record), []).append(rank)
-    found = sorted((len(ranks), min(ranks), place) for place, ranks in places.items())
-    return tuple(RankGroup(ranks=tuple(sorted(places[place])), location=place) for _, _, place in found[:MAX_CLUSTERS])
+        ranks_by_location.setdefault(describe_location(record), []).append(rank)
+    sizes = sorted((len(ranks), min(ranks), location) for location, ranks in ranks_by_location.items())
+    return tuple(
+        RankGroup(ranks=tuple(sorted(ranks_by_location[location])), location=location)
+        for _, _, location in sizes[:MAX_RANK_GROUPS]
+    )
 
 
-def name_ranks(ranks: Iterable[int]) -> str:
+def describe_ranks(ranks: Iterable[int]) -> str:
     """`rank 3`, `ranks 0-62, 64`."""
-    every = sorted(set(ranks))
-    return f"{'rank' if len(every) == 1 else 'ranks'} {format_ranks(every, _MAX_NAMED)}"
+    unique_ranks = sorted(set(ranks))
+    return f"{'rank' if len(unique_ranks) == 1 else 'ranks'} {format_ranks(unique_ranks, _MAX_LISTED)}"
 
 
-def name_nodes(nodes: Iterable[str]) -> str:
+def describe_nodes(nodes: Iterable[str]) -> str:
     """` on node-1, node-2`, nothing if no node is known."""
-    known = sorted({node for node in nodes if node})
-    more = f" and {len(known) - _MAX_NAMED} more" if len(known) > _MAX_NAMED else ""
-    return f" on {', '.join(known[:_MAX_NAMED])}{more}" if known else ""
+    names = sorted({node for node in nodes if node})
+    suffix = f" and {len(names) - _MAX_LISTED} more" if len(names) > _MAX_LISTED else ""
+    return f" on {', '.join(names[:_MAX_LISTED])}{suffix}" if names else ""
 
 
-def agree(ranks: Iterable[int], one: str, many: str) -> str:
+def choose_verb(ranks: Iterable[int], singular: str, plural: str) -> str:
     """The verb that fits the number of ranks."""
-    return one if len(set(ranks)) == 1 else many
+    return singular if len(set(ranks)) == 1 else plural

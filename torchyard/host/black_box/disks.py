@@ -10,7 +10,7 @@ import re
 _LOCAL_TYPES = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # a blank is \040 in /proc
 _MAX_PATH_CHARS = 200
-_LOOK_INTERVAL_S = 10.0  # the ranks of a node are seen to go on one after the other
+_CHECK_INTERVAL_S = 10.0  # the ranks of a node are seen to go on one after the other
 
 
 class DiskWatch:
@@ -21,23 +21,23 @@ class DiskWatch:
 
     def __init__(self, mounts: str = "/proc/self/mounts") -> None:
         self._mounts = mounts
-        self._last = self._before = self._list_full()
-        self._new: set[str] = set()
-        self._looked_at = -_LOOK_INTERVAL_S
+        self._last_full = self._previous_full = self._list_full()
+        self._newly_full: set[str] = set()
+        self._checked_at = -_CHECK_INTERVAL_S
 
-    def remember(self, now: float) -> None:
+    def record_progress(self, now: float) -> None:
         """The ranks go on: what was full at the look before this one stops nobody."""
-        if now - self._looked_at >= _LOOK_INTERVAL_S:
-            self._before, self._last, self._looked_at = self._last, self._list_full(), now
-            self._new = set()
+        if now - self._checked_at >= _CHECK_INTERVAL_S:
+            self._previous_full, self._last_full, self._checked_at = self._last_full, self._list_full(), now
+            self._newly_full = set()
 
-    def find_new(self) -> str:
+    def find_newly_full(self) -> str:
         """The mount point of a file system that has become full lately; empty if there is none.
 
         One that is full at times only still counts: a file that is written again is emptied before.
         """
-        self._new |= self._list_full() - self._before
-        return min(self._new, default="")[:_MAX_PATH_CHARS]
+        self._newly_full |= self._list_full() - self._previous_full
+        return min(self._newly_full, default="")[:_MAX_PATH_CHARS]
 
     def _list_full(self) -> frozenset[str]:
         try:
@@ -45,17 +45,19 @@ class DiskWatch:
                 mounts = [line.split() for line in file]
         except OSError:
             return frozenset()
-        local = {each[1] for each in mounts if len(each) > 3 and each[2] in _LOCAL_TYPES and "rw" in each[3].split(",")}
+        local = {
+            mount[1] for mount in mounts if len(mount) > 3 and mount[2] in _LOCAL_TYPES and "rw" in mount[3].split(",")
+        }
         return frozenset(path for path in map(_unescape, local) if _is_full(path))
 
 
 def _is_full(path: str) -> bool:
     """Whether it has no block or no inode left."""
     with contextlib.suppress(OSError):
-        said = os.statvfs(path)
-        return (said.f_blocks > 0 and said.f_bavail <= 0) or (said.f_files > 0 and said.f_favail <= 0)
+        stats = os.statvfs(path)
+        return (stats.f_blocks > 0 and stats.f_bavail <= 0) or (stats.f_files > 0 and stats.f_favail <= 0)
     return False
 
 
 def _unescape(path: str) -> str:
-    return _ESCAPE.sub(lambda found: chr(int(found[1], 8)), path)
+    return _ESCAPE.sub(lambda match: chr(int(match[1], 8)), path)

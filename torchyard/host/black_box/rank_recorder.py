@@ -17,7 +17,7 @@ from .slot import Json, RecordSlot
 TICK_S = 0.25
 _STALLED_S, _STALL_FACTOR = 1.0, 1.5  # without progress, after which the record says where the rank is
 WINDOW_S = 15.0  # over which waiting is averaged
-_MEMORY_S = 600.0  # how long a pause belongs to the rhythm
+_PAUSE_MEMORY_S = 600.0  # how long a pause belongs to the rhythm
 _MAX_FRAMES = 24
 STACK_SIGNAL = 60  # a real-time signal: faulthandler writes the stacks, even while a C call holds the GIL
 
@@ -27,19 +27,19 @@ class RankRecorder:
 
     def __init__(self, slot: RecordSlot, rank: int, world: int) -> None:
         self._slot, self._world = slot, world
-        self._fixed = {"rank": rank, "world": world, "pid": os.getpid(), "tid": threading.get_ident()}
-        self._main = threading.main_thread().ident
+        self._identity = {"rank": rank, "world": world, "pid": os.getpid(), "tid": threading.get_ident()}
+        self._main_thread_id = threading.main_thread().ident
         self._counts: dict[str, tuple[int, int]] = {}
-        self._moved_at = time.monotonic()
-        self._wait: Json | None = None
-        self._wait_at = 0.0
-        self._settled: list[str] = []
-        self._names = torch_facts.GroupNames()
+        self._last_progress_at = time.monotonic()
+        self._oldest_wait: Json | None = None
+        self._inspected_stall_at = 0.0
+        self._settled_groups: list[str] = []
+        self._group_names = torch_facts.GroupNames()
         self._pauses: deque[tuple[float, float]] = deque(maxlen=256)
-        self._waits: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
+        self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
 
     def run(self) -> None:
-        self._fixed["tid"] = threading.get_native_id()
+        self._identity["tid"] = threading.get_native_id()
         while True:
             with contextlib.suppress(Exception):  # of a torch that is being imported, or torn down
                 self._slot.write(self.tick(time.monotonic()))
@@ -48,54 +48,56 @@ class RankRecorder:
     def tick(self, now: float) -> Json:
         """The record of this moment. A torch that cannot be asked gives no groups, but the rank is not blind."""
         try:
-            counts = torch_facts.count_calls()
-            groups = self._names.describe(counts, self._world)
+            counts = torch_facts.count_collectives()
+            groups = self._group_names.build_groups(counts, self._world)
         except Exception:
             counts, groups = self._counts, {}
         if counts != self._counts:
             if self._counts:
-                self._pauses.append((now, now - self._moved_at))
-            self._counts, self._moved_at = counts, now
-        waiting = any(called > completed for called, completed in counts.values())
-        self._waits.append(waiting)
+                self._pauses.append((now, now - self._last_progress_at))
+            self._counts, self._last_progress_at = counts, now
+        is_waiting = any(called > completed for called, completed in counts.values())
+        self._waiting_ticks.append(is_waiting)
         record: Json = {
-            **self._fixed,
+            **self._identity,
             "tick": now,
             "torch": "torch.distributed" in sys.modules,
-            "threads": [each.native_id for each in threading.enumerate() if each.native_id != self._fixed["tid"]],
-            "moved": self._moved_at,
-            "usual": max((pause for at, pause in self._pauses if at > now - _MEMORY_S), default=0.0),
+            "threads": [
+                thread.native_id for thread in threading.enumerate() if thread.native_id != self._identity["tid"]
+            ],
+            "moved": self._last_progress_at,
+            "usual": max((pause for ended_at, pause in self._pauses if ended_at > now - _PAUSE_MEMORY_S), default=0.0),
             "groups": groups,
-            "waited": sum(self._waits) / len(self._waits),
+            "waited": sum(self._waiting_ticks) / len(self._waiting_ticks),
         }
-        if not groups or now - self._moved_at > max(_STALLED_S, _STALL_FACTOR * record["usual"]):
+        if not groups or now - self._last_progress_at > max(_STALLED_S, _STALL_FACTOR * record["usual"]):
             record["stack"], transfer = self._read_stack()
             record["waits"] = self._find_wait(groups) or transfer
-            for name in groups.keys() & self._settled:
+            for name in groups.keys() & self._settled_groups:
                 groups[name]["completed"] = groups[name]["called"]
         return record
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:
         """What the rank waits for; torch is asked once in a stall, because that takes milliseconds."""
-        if self._wait_at != self._moved_at:
-            self._wait_at, self._wait, self._settled = self._moved_at, None, []
+        if self._inspected_stall_at != self._last_progress_at:
+            self._inspected_stall_at, self._oldest_wait, self._settled_groups = self._last_progress_at, None, []
             with contextlib.suppress(Exception):
                 entries = torch_facts.list_entries()
-                self._wait = torch_facts.find_oldest_wait(entries, groups)
-                self._settled = torch_facts.list_settled(entries, groups)
-        return self._wait
+                self._oldest_wait = torch_facts.find_oldest_wait(entries, groups)
+                self._settled_groups = torch_facts.list_settled_groups(entries, groups)
+        return self._oldest_wait
 
     def _read_stack(self) -> tuple[list[Json], Json | None]:
         """The main thread's frames, the innermost first; and the send or receive that it is in."""
-        frame = _list_frames().get(self._main or 0)
-        found: list[Json] = []
+        frame = _list_frames().get(self._main_thread_id or 0)
+        frames: list[Json] = []
         transfer = None
-        while frame is not None and len(found) < _MAX_FRAMES:
+        while frame is not None and len(frames) < _MAX_FRAMES:
             code = frame.f_code
-            found.append({"function": code.co_name, "file": code.co_filename[-120:], "line": frame.f_lineno or 0})
+            frames.append({"function": code.co_name, "file": code.co_filename[-120:], "line": frame.f_lineno or 0})
             transfer = transfer or torch_facts.find_transfer(frame)
             frame = frame.f_back
-        return found, transfer
+        return frames, transfer
 
 
 def _list_frames() -> dict[int, Json]:
@@ -113,7 +115,7 @@ def _list_frames() -> dict[int, Json]:
             gc.enable()
 
 
-def answer_stack_signal(path: str) -> None:
+def register_stack_signal(path: str) -> None:
     """Let STACK_SIGNAL write the stacks of all threads to a file; the program has no use for that signal."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True)

@@ -24,9 +24,9 @@ class RecordSlot:
     def claim(cls, folder: str, rank: int) -> RecordSlot | None:
         """The slot of a rank; None if a living process has it already: this one is then a helper of that."""
         fd = os.open(os.path.join(folder, "rank-%d" % rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        head = os.pread(fd, _HEADER.size, 0)
-        if len(head) == _HEADER.size:
-            owner = _HEADER.unpack(head)[2]
+        header = os.pread(fd, _HEADER.size, 0)
+        if len(header) == _HEADER.size:
+            owner = _HEADER.unpack(header)[2]
             if owner != os.getpid() and _is_alive(owner):
                 os.close(fd)
                 return None
@@ -37,10 +37,12 @@ class RecordSlot:
 
     def write(self, record: Json) -> None:
         """Write the record; one that is too long for the slot loses the members of its groups, then its stack."""
-        shorter = dict(record, groups={name: dict(its, ranks=[]) for name, its in record.get("groups", {}).items()})
+        without_members = dict(
+            record, groups={name: dict(group, ranks=[]) for name, group in record.get("groups", {}).items()}
+        )
         text = b""
-        for each in (record, shorter, dict(shorter, stack=[], waits=None)):
-            text = json.dumps(each, separators=(",", ":")).encode()
+        for candidate in (record, without_members, dict(without_members, stack=[], waits=None)):
+            text = json.dumps(candidate, separators=(",", ":")).encode()
             if len(text) <= SLOT_BYTES - _HEADER.size:
                 break
         os.pwrite(self._fd, _HEADER.pack(len(text), zlib.crc32(text), os.getpid()) + text, 0)
@@ -48,7 +50,7 @@ class RecordSlot:
 
 def read_slots(folder: str) -> dict[int, Json]:
     """The records of the node's ranks, by rank; one that is being written is left out."""
-    found: dict[int, Json] = {}
+    records: dict[int, Json] = {}
     for name in os.listdir(folder):
         if name.startswith("rank-") and name[5:].isdigit():
             with contextlib.suppress(OSError, ValueError, struct.error), open(os.path.join(folder, name), "rb") as file:
@@ -57,8 +59,8 @@ def read_slots(folder: str) -> dict[int, Json]:
                 text = data[_HEADER.size : _HEADER.size + length]
                 record = json.loads(text) if zlib.crc32(text) == crc else None
                 if record:
-                    found[int(name[5:])] = record
-    return found
+                    records[int(name[5:])] = record
+    return records
 
 
 def _is_alive(pid: int) -> bool:

@@ -17,59 +17,59 @@ _REQUEST, _DUMP = 0x1, 0x300
 _TCP_INFO, _ESTABLISHED = 2, 1
 _HEADER = struct.Struct("=IHHII")  # of a message: length, kind, flags, number, port
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
-_MESSAGE_BYTES, _INODE_AT = 72, 68  # of struct inet_diag_msg
+_MESSAGE_BYTES, _INODE_OFFSET = 72, 68  # of struct inet_diag_msg
 _RECEIVED = struct.Struct("=Q")
-_RECEIVED_AT = 128  # tcpi_bytes_received in struct tcp_info
+_RECEIVED_OFFSET = 128  # tcpi_bytes_received in struct tcp_info
 _DONE, _ERROR = 3, 2
-_MAX_ANSWER_S = 1.0
+_RESPONSE_TIMEOUT_S = 1.0
 
 
-def count_received(pids: Iterable[int]) -> dict[int, int]:
+def count_received_bytes(pids: Iterable[int]) -> dict[int, int]:
     """Bytes received, by the inode of the connection; empty if the kernel does not tell."""
-    mine = {int(inode) for pid in pids for inode in list_sockets(pid)}
-    found: dict[int, int] = {}
+    inodes = {int(inode) for pid in pids for inode in list_socket_inodes(pid)}
+    received: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error, AttributeError):
-        for family in (socket.AF_INET, socket.AF_INET6) if mine else ():
-            found.update((inode, count) for inode, count in _ask(family) if inode in mine)
-    return found
+        for family in (socket.AF_INET, socket.AF_INET6) if inodes else ():
+            received.update((inode, byte_count) for inode, byte_count in _query_connections(family) if inode in inodes)
+    return received
 
 
-def list_sockets(pid: int) -> set[str]:
+def list_socket_inodes(pid: int) -> set[str]:
     """The inodes of a process's sockets."""
-    found = set()
+    inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/%d/fd" % pid):
             with contextlib.suppress(OSError):
                 target = os.readlink("/proc/%d/fd/%s" % (pid, name))
                 if target.startswith("socket:["):
-                    found.add(target[8:-1])
-    return found
+                    inodes.add(target[8:-1])
+    return inodes
 
 
-def _ask(family: int) -> Iterator[tuple[int, int]]:
+def _query_connections(family: int) -> Iterator[tuple[int, int]]:
     """Inode and received bytes of all established connections in this network namespace."""
     request = struct.pack("=BBBxI48x", family, socket.IPPROTO_TCP, 1 << (_TCP_INFO - 1), 1 << _ESTABLISHED)
-    head = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0)
-    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as asked:
-        asked.settimeout(_MAX_ANSWER_S)
-        asked.send(head + request)
+    header = _HEADER.pack(_HEADER.size + len(request), _SOCK_DIAG_BY_FAMILY, _REQUEST | _DUMP, 1, 0)
+    with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW | socket.SOCK_CLOEXEC, _NETLINK_SOCK_DIAG) as sock:
+        sock.settimeout(_RESPONSE_TIMEOUT_S)
+        sock.send(header + request)
         while True:
-            data = asked.recv(1 << 17)
+            data = sock.recv(1 << 17)
             while len(data) >= _HEADER.size:
                 length, kind, _, _, _ = _HEADER.unpack_from(data)
                 if kind in (_DONE, _ERROR) or length < _HEADER.size:
                     return
-                yield from _read_message(data[_HEADER.size : length])
+                yield from _parse_message(data[_HEADER.size : length])
                 data = data[(length + 3) & ~3 :]
 
 
-def _read_message(message: bytes) -> Iterator[tuple[int, int]]:
-    (inode,) = struct.unpack_from("=I", message, _INODE_AT)
-    rest = message[_MESSAGE_BYTES:]
-    while len(rest) >= _ATTRIBUTE.size:
-        length, kind = _ATTRIBUTE.unpack_from(rest)
+def _parse_message(message: bytes) -> Iterator[tuple[int, int]]:
+    (inode,) = struct.unpack_from("=I", message, _INODE_OFFSET)
+    attributes = message[_MESSAGE_BYTES:]
+    while len(attributes) >= _ATTRIBUTE.size:
+        length, kind = _ATTRIBUTE.unpack_from(attributes)
         if length < _ATTRIBUTE.size:
             return
-        if kind == _TCP_INFO and length >= _ATTRIBUTE.size + _RECEIVED_AT + _RECEIVED.size:
-            yield inode, _RECEIVED.unpack_from(rest, _ATTRIBUTE.size + _RECEIVED_AT)[0]
-        rest = rest[(length + 3) & ~3 :]
+        if kind == _TCP_INFO and length >= _ATTRIBUTE.size + _RECEIVED_OFFSET + _RECEIVED.size:
+            yield inode, _RECEIVED.unpack_from(attributes, _ATTRIBUTE.size + _RECEIVED_OFFSET)[0]
+        attributes = attributes[(length + 3) & ~3 :]

@@ -27,31 +27,31 @@ def start_recorders() -> None:
     slot = RecordSlot.claim(folder, int(rank))
     if slot is None:
         return
-    torch_facts.switch_on_recorder()
-    rank_recorder.answer_stack_signal(os.path.join(folder, "stack-%s" % int(rank)))
+    torch_facts.enable_flight_recorder()
+    rank_recorder.register_stack_signal(os.path.join(folder, "stack-%s" % int(rank)))
     _start_thread(rank_recorder.RankRecorder(slot, int(rank), int(world)).run)
     if "LOCAL_RANK" not in os.environ:
         _start_thread(node_recorder.NodeRecorder(folder).run)
 
 
-def is_agent(words: list[str]) -> bool:
+def is_agent(argv: list[str]) -> bool:
     """Whether a command line starts torchrun, as a script or a module; the program's own arguments do not count."""
-    if os.path.basename(words[0]) == _AGENT_SCRIPT:
+    if os.path.basename(argv[0]) == _AGENT_SCRIPT:
         return True
-    rest = iter(words[1:])
-    for word in rest:
-        if word == "-m":
-            return next(rest, "") in _AGENT_MODULES
-        if word in ("-X", "-W"):  # their value is the next word
-            next(rest, "")
-        elif not word.startswith("-") or word == "-c":
-            return os.path.basename(word) == _AGENT_SCRIPT
+    remaining = iter(argv[1:])
+    for arg in remaining:
+        if arg == "-m":
+            return next(remaining, "") in _AGENT_MODULES
+        if arg in ("-X", "-W"):  # their value is the next word
+            next(remaining, "")
+        elif not arg.startswith("-") or arg == "-c":
+            return os.path.basename(arg) == _AGENT_SCRIPT
     return False
 
 
 def _read_command_line() -> list[str]:
     with open("/proc/self/cmdline", "rb") as file:
-        return [os.fsdecode(word) for word in file.read().split(b"\0")]
+        return [os.fsdecode(arg) for arg in file.read().split(b"\0")]
 
 
 def _start_thread(run: Callable[[], None]) -> None:

@@ -1,7 +1,7 @@
 """What torch says of this process's collectives: the one place that knows its flight recorder and its private names.
 
 The flight recorder has NCCL's collectives (`_dump_nccl_trace_json`) and, in newer versions, gloo's
-(`_dump_fr_trace_json`), if `switch_on_recorder` was called before torch was imported. Every torch counts calls
+(`_dump_fr_trace_json`), if `enable_flight_recorder` was called before torch was imported. Every torch counts calls
 (`_get_sequence_number_for_group`). A torch that has none of it gives no groups: the record then has the stack alone.
 """
 
@@ -16,7 +16,7 @@ from typing import Any
 
 Json = Any
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-_CALLS = "2000"  # that torch remembers, as its newer versions do: so many take 60 ms to read
+_BUFFER_SIZE = "2000"  # that torch remembers, as its newer versions do: so many take 60 ms to read
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
 _RENAMED_IN = (2, 9)  # from then on torch warns of the older name
 _TRANSFERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}  # and the names of the peer's rank there
@@ -24,12 +24,12 @@ _DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
 _MAX_MEMBERS = 256  # ranks of a group that are listed: a line has room for no more
 
 
-def switch_on_recorder() -> None:
+def enable_flight_recorder() -> None:
     """Let torch record collectives; the variable has another name in older versions."""
     version = _read_torch_version()
     if version:
         name = "TORCH_FR_BUFFER_SIZE" if version >= _RENAMED_IN else "TORCH_NCCL_TRACE_BUFFER_SIZE"
-        os.environ.setdefault(name, _CALLS)
+        os.environ.setdefault(name, _BUFFER_SIZE)
 
 
 def _read_torch_version() -> tuple[int, int] | None:
@@ -38,23 +38,23 @@ def _read_torch_version() -> tuple[int, int] | None:
     if spec is None or not spec.origin:
         return None
     with open(os.path.join(os.path.dirname(spec.origin), "version.py"), encoding="utf-8") as file:
-        found = _VERSION.search(file.read())
-    return (int(found[1]), int(found[2])) if found else None
+        match = _VERSION.search(file.read())
+    return (int(match[1]), int(match[2])) if match else None
 
 
-def count_calls() -> dict[str, tuple[int, int]]:
+def count_collectives() -> dict[str, tuple[int, int]]:
     """Collectives called and completed, by torch's number of the process group; empty before there is one."""
     c10d = sys.modules.get("torch.distributed.distributed_c10d")
     if c10d is None or not getattr(c10d, "is_initialized", bool)():
         return {}
-    found: dict[str, tuple[int, int]] = {}
+    counts: dict[str, tuple[int, int]] = {}
     for dump in _find_dumps():
-        for number, said in (json.loads(dump(False, False)).get("pg_status") or {}).items():
-            called = int(said["last_enqueued_collective"])
-            completed = int(said["last_completed_collective"])
+        for number, status in (json.loads(dump(False, False)).get("pg_status") or {}).items():
+            called = int(status["last_enqueued_collective"])
+            completed = int(status["last_completed_collective"])
             if called >= 0:
-                found[number] = (called, max(completed, 0))
-    return found or _count_sequence_numbers(c10d)
+                counts[number] = (called, max(completed, 0))
+    return counts or _count_sequence_numbers(c10d)
 
 
 class GroupNames:
@@ -62,39 +62,43 @@ class GroupNames:
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
-        self._asked: dict[str, tuple[int, int]] = {}
+        self._queried_counts: dict[str, tuple[int, int]] = {}
 
-    def describe(self, counts: dict[str, tuple[int, int]], world: int) -> dict[str, Json]:
+    def build_groups(self, counts: dict[str, tuple[int, int]], world: int) -> dict[str, Json]:
         """The groups by name, with their members. torch is asked again only about a group that is new or has moved."""
         unknown = {number: count for number, count in counts.items() if number not in self._names}
-        if unknown and unknown != self._asked:
-            self._asked = unknown
+        if unknown and unknown != self._queried_counts:
+            self._queried_counts = unknown
             self._names.update((str(entry["pg_id"]), str(entry["process_group"][0])) for entry in list_entries())
         members = _list_members() if counts else {}
         groups = {}
         for number, (called, completed) in counts.items():
             name = self._names.get(number, number)
             ranks = members.get(name, [])
-            is_every = name == _DEFAULT_GROUP and len(ranks) == world
-            listed = [] if is_every or len(ranks) > _MAX_MEMBERS else ranks
-            groups[name] = {"ranks": listed, "called": called, "completed": min(completed, called)}
+            includes_all = name == _DEFAULT_GROUP and len(ranks) == world
+            listed_ranks = [] if includes_all or len(ranks) > _MAX_MEMBERS else ranks
+            groups[name] = {"ranks": listed_ranks, "called": called, "completed": min(completed, called)}
         return groups
 
 
-def list_settled(entries: list[Json], groups: dict[str, Json]) -> list[str]:
+def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[str]:
     """The groups of which every call is complete, although torch has counted fewer.
 
     Gloo counts a completed call in the thread that carried it out: if an earlier one ends later, the count falls back.
     """
-    behind = {name: its for name, its in groups.items() if its["completed"] < its["called"]}
-    opened: dict[str, list[bool]] = {}
-    newest: dict[str, int] = {}
+    incomplete = {name: progress for name, progress in groups.items() if progress["completed"] < progress["called"]}
+    open_flags: dict[str, list[bool]] = {}
+    newest_sequences: dict[str, int] = {}
     for entry in entries:
         name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
-        if name in behind and not entry.get("is_p2p") and sequence > behind[name]["completed"]:
-            opened.setdefault(name, []).append(not entry.get("retired") and entry.get("state") != "completed")
-            newest[name] = max(newest.get(name, 0), sequence)
-    return [name for name, its in opened.items() if not any(its) and newest[name] >= behind[name]["called"]]
+        if name in incomplete and not entry.get("is_p2p") and sequence > incomplete[name]["completed"]:
+            open_flags.setdefault(name, []).append(not entry.get("retired") and entry.get("state") != "completed")
+            newest_sequences[name] = max(newest_sequences.get(name, 0), sequence)
+    return [
+        name
+        for name, flags in open_flags.items()
+        if not any(flags) and newest_sequences[name] >= incomplete[name]["called"]
+    ]
 
 
 def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | None:
@@ -136,11 +140,11 @@ def _find_dumps() -> list[Any]:
 
 def _count_sequence_numbers(c10d: object) -> dict[str, tuple[int, int]]:
     """Only the calls are counted: a collective that is waited for passes for a completed one."""
-    found = {}
+    counts = {}
     for group, name in getattr(c10d, "_world").pg_names.items():  # noqa: B009
         number = int(group._get_sequence_number_for_group())
-        found[str(name)] = (number, number)
-    return found
+        counts[str(name)] = (number, number)
+    return counts
 
 
 def _list_members() -> dict[str, list[int]]:
@@ -148,5 +152,5 @@ def _list_members() -> dict[str, list[int]]:
     if world is None:
         return {}
     # A rank that is not in a new group has a placeholder without a name among the groups.
-    named = [(world.pg_names.get(group), ranks) for group, ranks in list(world.pg_group_ranks.items())]
-    return {str(name): sorted(ranks) for name, ranks in named if name is not None}
+    groups = [(world.pg_names.get(group), ranks) for group, ranks in list(world.pg_group_ranks.items())]
+    return {str(name): sorted(ranks) for name, ranks in groups if name is not None}

@@ -3,7 +3,7 @@
 import pytest
 
 from tests.hang_tables import name_call, plant, plant_waiting, table
-from torchyard.diagnosis.hang.calls import describe_call, find_completed, find_cut, find_sides
+from torchyard.diagnosis.hang.calls import describe_call, find_call_groups, find_completed_ranks, find_network_fault
 from torchyard.diagnosis.hang.pending_collectives import PendingCollective
 from torchyard.model.hang import Collective, GroupProgress, Link, RankRecord
 
@@ -28,22 +28,22 @@ def in_calls(*calls: Collective) -> dict[int, RankRecord]:
 )
 def test_same_call(other: Collective, sides: int) -> None:
     """Calls differ in their operation, number of elements or type; what a rank does not say is no difference."""
-    assert len(find_sides(ALL, in_calls(*[name_call()] * 3, other))) == sides
+    assert len(find_call_groups(ALL, in_calls(*[name_call()] * 3, other))) == sides
 
 
 @pytest.mark.parametrize("operation", ["all_to_all", "scatter", "all_gather_v", "gather", "coalesced"])
 def test_calls_of_different_sizes(operation: str) -> None:
     """Operations whose ranks may bring different sizes do not differ by them."""
     records = in_calls(*(name_call(operation, size=size) for size in range(1, 5)))
-    assert len(find_sides(ALL, records)) < 2
+    assert len(find_call_groups(ALL, records)) < 2
 
 
 def test_completed_alone() -> None:
     """A rank that has completed an all_reduce in which others wait is found; a broadcast's root may be ahead."""
     done = plant(3, groups={"0": GroupProgress(called=6, completed=6)})
     some = ALL._replace(waiting=frozenset({0, 1, 2}))
-    assert find_completed(some, {**in_calls(*[name_call()] * 3), 3: done}) == {3}
-    assert find_completed(some, {**in_calls(*[name_call("broadcast")] * 3), 3: done}) == frozenset()
+    assert find_completed_ranks(some, {**in_calls(*[name_call()] * 3), 3: done}) == {3}
+    assert find_completed_ranks(some, {**in_calls(*[name_call("broadcast")] * 3), 3: done}) == frozenset()
 
 
 def test_call_in_words() -> None:
@@ -54,14 +54,14 @@ def test_call_in_words() -> None:
 def test_connections_without_loss_are_no_cut() -> None:
     """A connection that has delivered everything in the end is sound."""
     links = (Link(peer="10.0.0.2:7", retransmits=9, queued=0),)
-    assert find_cut(ALL, table(plant_waiting(0, links=links))) is None
+    assert find_network_fault(ALL, table(plant_waiting(0, links=links))) is None
 
 
 def test_all_lost_connections_lead_to_one_node() -> None:
     """If several nodes lose what they send to one node, that one is at fault."""
     links = (Link(peer="node-7:4000", retransmits=9, queued=10),)
     records = table(plant_waiting(0, links=links), plant_waiting(2, links=links), plant_waiting(3, node="node-7"))
-    cut = find_cut(ALL, records)
+    cut = find_network_fault(ALL, records)
     assert cut is not None
     assert (cut.nodes, cut.is_shared) == (("node-7",), True)
 
@@ -77,6 +77,6 @@ def test_lost_node_is_found_by_its_address(reports: tuple[int, ...]) -> None:
         return tuple(lost) if rank in reports else tuple(each.model_copy(update={"queued": 0}) for each in lost)
 
     records = table(*(plant_waiting(rank, node=node, links=links(rank)) for rank, (node, _) in nodes.items()))
-    cut = find_cut(ALL, records)
+    cut = find_network_fault(ALL, records)
     assert cut is not None
     assert (cut.nodes, cut.is_shared) == (("node-2",), True)

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from torchyard.common.project_root import ROOT
-from torchyard.diagnosis.hang.flight_recorder import DumpError, read_dump, to_record
-from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.flight_recorder import DumpError, build_record, parse_dump
+from torchyard.diagnosis.hang.judge import detect_hang
 
 FOLDER = ROOT / "tests" / "logs" / "flight_recorder"
 
@@ -45,7 +45,7 @@ def dump(*entries: dict[str, Any], version: str = "2.4", **more: Any) -> bytes:
 @pytest.mark.parametrize("suffix", ["json", "pickle"])
 def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
     """Of two recorded gloo ranks, the one that did not call the fifth all_reduce is named."""
-    found = judge_hang({rank: to_record(read_dump(data), rank, 2) for rank, data in recorded(suffix).items()}, 2)
+    found = detect_hang({rank: build_record(parse_dump(data), rank, 2) for rank, data in recorded(suffix).items()}, 2)
     assert found is not None
     assert (found.kind, found.ranks, found.waiting) == ("missing-rank", (1,), (0,))
     assert "all_reduce number 5 of the default group" in found.sentence
@@ -53,13 +53,13 @@ def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
 
 def test_frames_of_the_open_call() -> None:
     """A pickle has the stack of the call that is not complete, innermost frame first."""
-    frames = read_dump(recorded("pickle")[0]).stack
+    frames = parse_dump(recorded("pickle")[0]).stack
     assert (frames[0].function, str(frames[2])) == ("all_reduce", "make (trains.py:21)")
 
 
 def test_nccl_retires_what_has_timed_out() -> None:
     """A retired call of NCCL that is not completed has timed out: the rank waits in it."""
-    found = read_dump(dump(entry(1), entry(2, "started")))
+    found = parse_dump(dump(entry(1), entry(2, "started")))
     assert found.waits is not None
     assert (found.waits.sequence, found.waits.operation, found.waits.sizes) == (2, "all_reduce", ((3, 4),))
     assert (found.groups["0"].called, found.groups["0"].completed, found.groups["0"].ranks) == (2, 1, (0, 1))
@@ -69,20 +69,20 @@ def test_old_dumps_have_one_sequence() -> None:
     """Version 1.5 has `seq_id`, and no counters of groups."""
     old = {**entry(7, "scheduled"), "seq_id": 7}
     del old["collective_seq_id"], old["p2p_seq_id"]
-    found = read_dump(dump(old, version="1.5"))
+    found = parse_dump(dump(old, version="1.5"))
     assert found.groups["0"].called == 7
 
 
 def test_calls_that_the_buffer_has_lost_count() -> None:
     """The group's counter shows calls that are no longer among the entries."""
     status = {"0": {"last_enqueued_collective": 9, "last_completed_collective": 9}}
-    assert read_dump(dump(entry(3), pg_status=status)).groups["0"].called == 9
+    assert parse_dump(dump(entry(3), pg_status=status)).groups["0"].called == 9
 
 
 def test_sends_do_not_count_as_collectives() -> None:
     """Sends and receives have numbers of their own."""
     send = entry(1, "started", profiling_name="nccl:send 0->1", p2p_seq_id=40, is_p2p=True, record_id=5)
-    found = read_dump(dump(entry(1), send))
+    found = parse_dump(dump(entry(1), send))
     assert found.groups["0"].called == 1
     assert found.waits is not None
     assert found.waits.operation == "send 0->1"
@@ -111,7 +111,7 @@ class Evil:
 def test_what_is_no_dump_is_one_clear_error(data: bytes, words: str) -> None:
     """A file that is no dump, or that would do something, is refused in one sentence."""
     with pytest.raises(DumpError, match=words):
-        read_dump(data)
+        parse_dump(data)
 
 
 _VALUES = st.recursive(
@@ -123,11 +123,11 @@ _VALUES = st.recursive(
 @given(st.dictionaries(st.sampled_from([*sorted(entry(1)), "frames", "is_p2p", "timeout_ms"]), _VALUES), _VALUES)
 def test_any_values_are_read(values: dict[str, Any], status: Any) -> None:
     """A dump with unexpected values is read as far as it makes sense."""
-    read_dump(json.dumps({"version": "2.10", "entries": [values], "pg_config": status, "pg_status": status}).encode())
+    parse_dump(json.dumps({"version": "2.10", "entries": [values], "pg_config": status, "pg_status": status}).encode())
 
 
 @given(st.binary(max_size=60))
 def test_any_bytes_are_refused(data: bytes) -> None:
     """No bytes do more than raise the reader's error."""
     with pytest.raises(DumpError):
-        read_dump(io.BytesIO(data).read())
+        parse_dump(io.BytesIO(data).read())

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.hang_tables import plant, plant_absent, plant_waiting, table
-from torchyard.diagnosis.hang.judge import judge_hang
+from torchyard.diagnosis.hang.judge import detect_hang
 
 
 @pytest.mark.parametrize(
@@ -24,21 +24,21 @@ from torchyard.diagnosis.hang.judge import judge_hang
 )
 def test_sentence_by_kind(facts: dict[str, Any], words: str) -> None:
     """The sentence says what is known of the culprit."""
-    found = judge_hang(plant_absent(**facts), 4)
+    found = detect_hang(plant_absent(**facts), 4)
     assert found is not None
     assert words in found.sentence
 
 
 def test_two_culprits_in_one_sentence() -> None:
     """Two ranks of the same fault are named together."""
-    found = judge_hang(table(plant_waiting(0), plant_waiting(1), plant(2), plant(3)), 4)
+    found = detect_hang(table(plant_waiting(0), plant_waiting(1), plant(2), plant(3)), 4)
     assert found is not None
     assert found.sentence.startswith("ranks 2-3 on node-1 hang in load (train.py:88): ranks 0-1 wait for them in ")
 
 
 def test_evidence_has_counts_and_facts() -> None:
     """The evidence names the counters of both sides and the culprit's process."""
-    found = judge_hang(plant_absent(wchan="hrtimer_nanosleep"), 4)
+    found = detect_hang(plant_absent(wchan="hrtimer_nanosleep"), 4)
     assert found is not None
     assert found.evidence == (
         "rank 3 has called 5 collectives of the default group",

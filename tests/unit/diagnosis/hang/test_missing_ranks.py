@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from tests.hang_tables import LOAD, plant
-from torchyard.diagnosis.hang.missing_ranks import explain_absence
+from torchyard.diagnosis.hang.missing_ranks import diagnose_missing_rank
 from torchyard.model.hang import Frame
 
 
@@ -30,7 +30,7 @@ def frame(function: str, file: str) -> tuple[Frame, ...]:
 )
 def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
     """How long a rank may stay away depends on what it does, and on what is usual in this run."""
-    assert explain_absence(plant(0, **facts), 0.0).limit_s == limit_s
+    assert diagnose_missing_rank(plant(0, **facts), 0.0).limit_s == limit_s
 
 
 @pytest.mark.parametrize(
@@ -54,9 +54,9 @@ def test_patience_by_facts(facts: dict[str, Any], limit_s: float) -> None:
 )
 def test_kind_by_facts(facts: dict[str, Any], kind: str) -> None:
     """The strongest fact decides."""
-    assert explain_absence(plant(0, **facts), 0.0).kind == kind
+    assert diagnose_missing_rank(plant(0, **facts), 0.0).kind == kind
 
 
 def test_nothing_known_is_patient() -> None:
     """A rank of which nothing is known may be writing a checkpoint."""
-    assert explain_absence(None, 0.5).limit_s == 300.0
+    assert diagnose_missing_rank(None, 0.5).limit_s == 300.0

@@ -68,7 +68,7 @@ def test_carriage_returns_end_lines() -> None:
 def test_latest_record_and_node_of_a_rank() -> None:
     """The last record of a rank counts, with the node whose log holds it."""
     box = BlackBox(Clock())
-    box.feed("node-1", f"{line(2)}\n{line(2, stalled_s=15.0)}\n")
+    box.process_text("node-1", f"{line(2)}\n{line(2, stalled_s=15.0)}\n")
     assert (box.latest[2].stalled_s, box.latest[2].node, box.world) == (15.0, "node-1", 4)
 
 
@@ -76,42 +76,50 @@ def test_healthy_pulses_are_no_news() -> None:
     """A pulse after a pulse is no news; a stall is, and so is the pulse after it."""
     box = BlackBox(Clock())
     kinds = ["pulse", "pulse", "stall", "stall", "pulse", "pulse", "end"]
-    assert [box.feed("n", line(kind=kind) + "\n") for kind in kinds] == [True, False, True, True, True, False, True]
+    assert [box.process_text("n", line(kind=kind) + "\n") for kind in kinds] == [
+        True,
+        False,
+        True,
+        True,
+        True,
+        False,
+        True,
+    ]
 
 
 def test_a_line_in_two_pieces() -> None:
     """A line that was read in two pieces is one record."""
     box, text = BlackBox(Clock()), line(1)
-    assert not box.feed("n", text[:200])
-    assert box.feed("n", text[200:] + "\n")
+    assert not box.process_text("n", text[:200])
+    assert box.process_text("n", text[200:] + "\n")
 
 
 def test_an_endless_line_is_dropped() -> None:
     """A line without an end is not kept."""
     box = BlackBox(Clock())
     for _ in range(10):
-        box.feed("n", RECORD_PREFIX + "x" * 4000)
-    assert sum(map(len, box._carry.values())) < 5000
+        box.process_text("n", RECORD_PREFIX + "x" * 4000)
+    assert sum(map(len, box._partial_lines.values())) < 5000
 
 
 def test_ages_are_by_our_clock() -> None:
     """A node's clock may be wrong: a record's age counts from its arrival."""
     clock = Clock()
     box = BlackBox(clock)
-    box.feed("a", line(0, at=5.0))
-    box.feed("b", line(2, at=9e9))
+    box.process_text("a", line(0, at=5.0))
+    box.process_text("b", line(2, at=9e9))
     clock.now = 4.0
-    assert box.ages() == {0: 4.0, 2: 4.0}
+    assert box.get_record_ages() == {0: 4.0, 2: 4.0}
 
 
 def test_a_record_that_comes_late_is_old() -> None:
     """A log stream that was held up delivers old records, and they count as old."""
     clock = Clock()
     box = BlackBox(clock)
-    box.feed("a", line(0, at=1000.0))
+    box.process_text("a", line(0, at=1000.0))
     clock.now = 40.0
-    box.feed("a", line(0, at=1010.0))
-    assert box.ages() == {0: 30.0}
+    box.process_text("a", line(0, at=1010.0))
+    assert box.get_record_ages() == {0: 30.0}
 
 
 def test_a_clock_that_is_set_back_is_forgotten() -> None:
@@ -119,15 +127,15 @@ def test_a_clock_that_is_set_back_is_forgotten() -> None:
     clock = Clock()
     box = BlackBox(clock)
     for clock.now in range(0, 1000, 50):
-        box.feed("a", line(0, at=1000.0 + clock.now - (30 if clock.now else 0)))
-    assert box.ages()[0] == 0.0
+        box.process_text("a", line(0, at=1000.0 + clock.now - (30 if clock.now else 0)))
+    assert box.get_record_ages()[0] == 0.0
 
 
 def test_a_new_process_forgets_ended_ones() -> None:
     """If torchrun starts the workers again, those that had ended do not count."""
     box = BlackBox(Clock())
-    box.feed("n", line(0, kind="end") + "\n" + line(1) + "\n")
-    box.feed("n", line(1, pid=999) + "\n")
+    box.process_text("n", line(0, kind="end") + "\n" + line(1) + "\n")
+    box.process_text("n", line(1, pid=999) + "\n")
     assert set(box.latest) == {1}
 
 
@@ -135,6 +143,6 @@ def test_memory_is_bounded_by_ranks() -> None:
     """However many records come, one for each rank is kept, and twelve windows."""
     box = BlackBox(Clock())
     for turn in range(20):
-        box.feed("n", "".join(line(rank, kind="pulse", waited=turn / 100) + "\n" for rank in range(4)))
+        box.process_text("n", "".join(line(rank, kind="pulse", waited=turn / 100) + "\n" for rank in range(4)))
     assert len(box.latest) == 4
-    assert [each.waited for each in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]
+    assert [each.waited_share for each in box.windows[3]] == [round(0.08 + turn / 100, 2) for turn in range(12)]

@@ -40,27 +40,27 @@ def disks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Disks:
 def test_file_system_that_becomes_full_is_found(disks: Disks) -> None:
     """Its mount point is given, blanks included."""
     watch = DiskWatch(str(disks.mounts))
-    assert watch.find_new() == ""
+    assert watch.find_newly_full() == ""
     disks.room["/my data"] = 0
-    assert watch.find_new() == "/my data"
+    assert watch.find_newly_full() == "/my data"
 
 
 def test_file_system_without_inodes_is_full(disks: Disks) -> None:
     """No further file can be made there, however many bytes are free."""
     watch = DiskWatch(str(disks.mounts))
     disks.inodes = 0
-    assert watch.find_new() == "/"
+    assert watch.find_newly_full() == "/"
 
 
 def test_file_that_is_tried_again_frees_its_room_for_a_moment(disks: Disks) -> None:
     """What has been full once in a stall is remembered until the ranks go on."""
     watch = DiskWatch(str(disks.mounts))
     disks.room["/"] = 0
-    watch.find_new()
+    watch.find_newly_full()
     disks.room["/"] = 5
-    assert watch.find_new() == "/"
-    watch.remember(100.0)
-    assert watch.find_new() == ""
+    assert watch.find_newly_full() == "/"
+    watch.record_progress(100.0)
+    assert watch.find_newly_full() == ""
 
 
 def test_disk_that_is_full_while_the_ranks_go_on_stops_nobody(disks: Disks) -> None:
@@ -68,10 +68,10 @@ def test_disk_that_is_full_while_the_ranks_go_on_stops_nobody(disks: Disks) -> N
     watch = DiskWatch(str(disks.mounts))
     disks.room["/"] = 0
     for now in (100.0, 100.5, 101.0):  # of several ranks
-        watch.remember(now)
-    assert watch.find_new() == "/"
-    watch.remember(115.0)
-    assert watch.find_new() == ""
+        watch.record_progress(now)
+    assert watch.find_newly_full() == "/"
+    watch.record_progress(115.0)
+    assert watch.find_newly_full() == ""
 
 
 @pytest.mark.parametrize("path", ["/snap", "/cdrom"])
@@ -79,15 +79,15 @@ def test_what_nobody_can_write_to_is_not_asked(disks: Disks, path: str) -> None:
     """An image that is mounted read-only is always full."""
     watch = DiskWatch(str(disks.mounts))
     disks.room[path] = 0
-    assert watch.find_new() == ""
+    assert watch.find_newly_full() == ""
 
 
 def test_disk_that_was_full_before_stops_nobody(disks: Disks) -> None:
     """The ranks went on with it."""
     disks.room["/"] = 0
-    assert DiskWatch(str(disks.mounts)).find_new() == ""
+    assert DiskWatch(str(disks.mounts)).find_newly_full() == ""
 
 
 def test_machine_without_a_list_of_mounts(tmp_path: Path) -> None:
     """What cannot be read is no full disk."""
-    assert DiskWatch(str(tmp_path / "none")).find_new() == ""
+    assert DiskWatch(str(tmp_path / "none")).find_newly_full() == ""

@@ -13,7 +13,8 @@ from typing import Any
 import pytest
 
 from tests.waiting import until
-from torchyard.host.black_box.node_recorder import MARK, NodeRecorder
+from torchyard.host.black_box import node_recorder
+from torchyard.host.black_box.node_recorder import NodeRecorder
 from torchyard.host.black_box.processes import read_state
 from torchyard.host.black_box.slot import RecordSlot
 from torchyard.model.hang import RECORD_PREFIX, RankRecord
@@ -46,8 +47,8 @@ class Node:
         }
         record |= {"torch": True, "threads": [self.rank.pid]}
         self.slot.write({**record, "groups": {"0": {"ranks": [], "called": 5, "completed": 5}}, "waited": 0.1, **facts})
-        lines = [line.decode() for line in self.recorder.turn(now)]
-        return [RankRecord.model_validate(json.loads(line.removeprefix(MARK))) for line in lines]
+        lines = [line.decode() for line in self.recorder.poll(now)]
+        return [RankRecord.model_validate(json.loads(line.removeprefix(RECORD_PREFIX))) for line in lines]
 
 
 @pytest.fixture
@@ -60,7 +61,7 @@ def node(tmp_path: Path) -> Iterator[Node]:
 
 def test_mark_is_the_one_that_readers_look_for() -> None:
     """The recorder, which knows no other module, writes the mark of the models."""
-    assert MARK == RECORD_PREFIX
+    assert node_recorder.RECORD_PREFIX == RECORD_PREFIX
 
 
 def test_healthy_rank_has_a_pulse_now_and_then(node: Node) -> None:

@@ -47,7 +47,7 @@ def test_computing_process_is_active() -> None:
     """A process that computes is active, and writes nothing."""
     with running(COMPUTING) as pid:
         before, after = measure(pid)
-        assert (processes.is_active(before, after), processes.writes(before, after)) == (True, False)
+        assert (processes.is_active(before, after), processes.is_writing(before, after)) == (True, False)
 
 
 def test_downloading_process_is_active() -> None:
@@ -71,7 +71,7 @@ def test_process_whose_child_computes_is_active() -> None:
 def test_writing_process_writes() -> None:
     """A process that writes is told from one that computes."""
     with running(WRITING) as pid:
-        assert processes.writes(*measure(pid))
+        assert processes.is_writing(*measure(pid))
 
 
 def test_stopped_and_ended_processes_have_their_states() -> None:
@@ -86,10 +86,10 @@ def test_only_a_signal_with_a_handler_is_caught() -> None:
     """A signal that would end the process is not sent, because the process does not catch it."""
     code = f"import signal; signal.signal(signal.SIGUSR1, lambda *_: None); {WAITING}"
     with running(code) as pid:
-        until(lambda: processes.catches_signal(pid, signal.SIGUSR1))
-        assert not processes.catches_signal(pid, signal.SIGUSR2)
+        until(lambda: processes.has_signal_handler(pid, signal.SIGUSR1))
+        assert not processes.has_signal_handler(pid, signal.SIGUSR2)
 
 
 def test_healthy_connections_are_not_listed() -> None:
     """A process without a connection that retransmits has none to show."""
-    assert processes.list_unacknowledged(os.getpid()) == []
+    assert processes.list_retransmitting_links(os.getpid()) == []

@@ -35,7 +35,7 @@ class Played:
 @pytest.fixture
 def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Played:
     made = Played(tmp_path)
-    monkeypatch.setattr(torch_facts, "count_calls", lambda: dict(made.counts))
+    monkeypatch.setattr(torch_facts, "count_collectives", lambda: dict(made.counts))
     return made
 
 
@@ -65,7 +65,7 @@ def test_call_that_torch_has_not_counted_is_complete(played: Played, monkeypatch
     played.tick(1, 3, 2)
     record = played.tick(5, 3, 2)
     assert (record["groups"]["0"]["completed"], record["waits"]) == (3, None)
-    monkeypatch.setattr(torch_facts, "count_calls", lambda: 1 // 0)
+    monkeypatch.setattr(torch_facts, "count_collectives", lambda: 1 // 0)
     assert played.tick(1, 3, 2)["groups"] == {}
 
 
@@ -101,10 +101,10 @@ def test_stack_signal_is_answered_into_the_file(tmp_path: Path) -> None:
     """The handler writes all stacks, without Python's help."""
     code = f"""
 import signal
-from torchyard.host.black_box.rank_recorder import STACK_SIGNAL, answer_stack_signal
+from torchyard.host.black_box.rank_recorder import STACK_SIGNAL, register_stack_signal
 def train():
     signal.raise_signal(STACK_SIGNAL)
-answer_stack_signal({str(tmp_path / "stack")!r})
+register_stack_signal({str(tmp_path / "stack")!r})
 train()
 """
     subprocess.run([sys.executable, "-c", code], cwd=ROOT, check=True)

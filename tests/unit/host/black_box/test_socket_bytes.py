@@ -6,7 +6,7 @@ import socket
 import pytest
 
 from tests.waiting import until
-from torchyard.host.black_box.socket_bytes import count_received
+from torchyard.host.black_box.socket_bytes import count_received_bytes
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6], ids=["IPv4", "IPv6"])
@@ -17,12 +17,12 @@ def test_received_bytes_are_counted(family: socket.AddressFamily) -> None:
         listening.listen()
         with socket.create_connection(listening.getsockname()[:2]) as sender, listening.accept()[0] as receiver:
             inode = os.fstat(receiver.fileno()).st_ino
-            before = count_received([os.getpid()])[inode]
+            before = count_received_bytes([os.getpid()])[inode]
             sender.sendall(bytes(5000))
             assert before == 0
-            until(lambda: count_received([os.getpid()])[inode] == 5000)
+            until(lambda: count_received_bytes([os.getpid()])[inode] == 5000)
 
 
 def test_process_that_is_gone_has_received_nothing() -> None:
     """A process without a folder in /proc has no connections, and that is no error."""
-    assert count_received([2**22 + 1]) == {}
+    assert count_received_bytes([2**22 + 1]) == {}

@@ -17,21 +17,21 @@ from torchyard.host.black_box import torch_facts
 ASKS = """
 import json, os, sys, time
 from torchyard.host.black_box import torch_facts
-before = torch_facts.count_calls()
-torch_facts.switch_on_recorder()
+before = torch_facts.count_collectives()
+torch_facts.enable_flight_recorder()
 import torch, torch.distributed as dist
 dist.init_process_group("gloo", init_method="file://" + sys.argv[1], rank=0, world_size=1)
 other = dist.new_group([0])
 for _ in range(3):
     dist.all_reduce(torch.ones(5))
 dist.barrier(group=other)
-counts = torch_facts.count_calls()
+counts = torch_facts.count_collectives()
 names = torch_facts.GroupNames()
-groups = names.describe(counts, 2)
+groups = names.build_groups(counts, 2)
 end = time.monotonic() + 30
 while (wait := torch_facts.find_oldest_wait(torch_facts.list_entries(), {})) and time.monotonic() < end:
     time.sleep(0.01)  # gloo's threads retire a call after its waiter has gone on
-for name in torch_facts.list_settled(torch_facts.list_entries(), groups):
+for name in torch_facts.list_settled_groups(torch_facts.list_entries(), groups):
     groups[name]["completed"] = groups[name]["called"]
 told = {"before": before, "groups": groups, "wait": wait}
 print(json.dumps(told))
@@ -80,7 +80,7 @@ def test_recorder_is_switched_on_by_the_name_of_the_version(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: spec)
     for name in ("TORCH_NCCL_TRACE_BUFFER_SIZE", "TORCH_FR_BUFFER_SIZE"):
         os.environ.pop(name, None)
-    torch_facts.switch_on_recorder()
+    torch_facts.enable_flight_recorder()
     assert [name for name in os.environ if name.endswith("_BUFFER_SIZE")] == [variable]
 
 
@@ -104,7 +104,7 @@ def test_count_that_fell_back_is_settled(last: dict[str, object], settled: list[
     """Only entries up to the last call, all of them retired, show that torch has counted too few."""
     common = {"process_group": ["0", "default_pg"], "pg_id": 0, "retired": True}
     entries = [{**common, "collective_seq_id": 2}, {**common, "collective_seq_id": 3, **last}]
-    assert torch_facts.list_settled(entries, {"0": {"called": 3, "completed": 1, "ranks": []}}) == settled
+    assert torch_facts.list_settled_groups(entries, {"0": {"called": 3, "completed": 1, "ranks": []}}) == settled
 
 
 def test_receive_names_its_peer() -> None:
@@ -127,4 +127,6 @@ def test_group_of_others_costs_no_record(monkeypatch: pytest.MonkeyPatch) -> Non
     world = SimpleNamespace(pg_names={"mine": "7"}, pg_group_ranks={"mine": {1: 0, 0: 1}, -100: {2: 0, 3: 1}})
     monkeypatch.setitem(sys.modules, "torch.distributed.distributed_c10d", SimpleNamespace(_world=world))
     monkeypatch.setitem(sys.modules, "torch._C._distributed_c10d", SimpleNamespace())
-    assert torch_facts.GroupNames().describe({"7": (5, 4)}, 4) == {"7": {"ranks": [0, 1], "called": 5, "completed": 4}}
+    assert torch_facts.GroupNames().build_groups({"7": (5, 4)}, 4) == {
+        "7": {"ranks": [0, 1], "called": 5, "completed": 4}
+    }

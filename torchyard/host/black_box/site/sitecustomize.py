@@ -27,14 +27,14 @@ def _start_black_box() -> None:
 def _import_hidden_module() -> None:
     """Import the sitecustomize that this one hides, such as the distribution's own."""
     sys.path[:] = [path for path in sys.path if os.path.abspath(path) != _HERE]
-    mine = sys.modules.pop("sitecustomize", None)
+    this_module = sys.modules.pop("sitecustomize", None)
     try:
         importlib.import_module("sitecustomize")
     except ImportError as error:
         if error.name != "sitecustomize":
             raise
-        if mine:
-            sys.modules["sitecustomize"] = mine
+        if this_module:
+            sys.modules["sitecustomize"] = this_module
 
 
 if os.environ.get("TORCHYARD_BLACK_BOX"):
