@@ -177,7 +177,7 @@ def test_refusal_is_told_once_and_waited_out(jobs: Jobs, wire: Wire, told: Told,
         assert (there(watch) >= {"Job", "Pod"}, watch.is_disconnected()) == (True, True)
         wire.mend()
         until(lambda: len(told(watch)) == 2)
-        assert "refuses to show the job (no such right" in told(watch)[0]
+        assert "refuses to show the job: no such right" in told(watch)[0]
 
 
 def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from tests.cluster.jobs import Jobs, until
 from tests.cluster.lives import SAYS, TWICE, Bare
-from torchyard.cluster.pod_logs import PodLogs, _is_over
+from torchyard.cluster.pod_logs import PodLogs, _has_terminated
 from torchyard.kube.client import Client
 from torchyard.model.errors import ClusterError
 from torchyard.model.profile import Cluster
@@ -123,6 +123,6 @@ def test_restarted_container_is_read_to_the_end(bare: Bare, jobs: Jobs) -> None:
     other.join()
     if bare.fake:
         bare.end()
-    until(lambda: told(lambda: _is_over(bare.now(), "main") and not pumps.unfinished()))
+    until(lambda: told(lambda: _has_terminated(bare.now(), "main") and not pumps.is_unfinished()))
     said = [line.partition(b" | ")[2] for line in path.read_bytes().splitlines()]
     assert (said, pumps.lost_logs()) == ([b"one", b"two", b"three", b"again"], {})

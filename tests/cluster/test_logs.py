@@ -145,7 +145,7 @@ def test_api_server_away_costs_no_line(jobs: Jobs, said: Said, wire: Wire) -> No
 
 def test_silent_stream_is_opened_anew(jobs: Jobs, said: Said, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log stream that stalls without being closed is opened again after a timeout."""
-    monkeypatch.setattr(module, "_STREAM_SILENCE_S", 1.0)
+    monkeypatch.setattr(module, "_STREAM_IDLE_TIMEOUT_S", 1.0)
     plan = jobs.start(wire, log=said.path)
     with ClusterWatch(plan) as watch:
         until(lambda: running(watch) and wire.count("/log?"))
@@ -212,7 +212,7 @@ def test_log_without_its_pod_is_not_whole(jobs: Jobs, said: Said) -> None:
         until(lambda: running(watch) and texts(plan) and texts(plan, "worker-1"))
     jobs.delete(plan)
     with ClusterWatch(plan) as watch:
-        assert watch.lost_logs() == dict.fromkeys(("worker-0", "worker-1"), "perhaps its end: its pod is gone")
+        assert watch.lost_logs() == dict.fromkeys(("worker-0", "worker-1"), "possibly the last lines: its pod is gone")
 
 
 # --- pods that do not exist yet, or no longer
@@ -222,7 +222,7 @@ def pump(jobs: Jobs, plan: ManifestPlan, wire: Wire | None = None, over: bool = 
     """Follow the log of worker-0, whether or not its pod exists."""
     server = Client(Cluster(namespace=jobs.namespace, context=CONTEXT if wire else None))
     made = LogFollower(server, LogSource(f"{plan.job}-worker-0", "", plan.container), Path(plan.nodes["worker-0"]))
-    made.update_pod(over)
+    made.update_pod(has_terminated=over)
     return made
 
 
@@ -239,7 +239,7 @@ def test_pod_that_is_gone_has_lost_its_log(jobs: Jobs) -> None:
     """A log that was not read before its pod was gone is reported as lost."""
     plan = jobs.plan()
     gone = pump(jobs, plan)
-    assert gone.whole.wait(10)
+    assert gone.complete.wait(10)
     assert gone.lost == f'all of it: pods "{plan.job}-worker-0" not found'
 
 
@@ -255,7 +255,7 @@ def test_end_that_went_with_its_pod_is_told(jobs: Jobs, said: Said, wire: Wire) 
         wire.away = False
         until(lambda: not watch.poll(0.05) and "Pod/worker-0" not in watch.seen)
         watch.drain_logs(10.0)
-        assert "perhaps its end" in watch.lost_logs()["worker-0"]
+        assert "possibly the last lines" in watch.lost_logs()["worker-0"]
 
 
 # --- unusual lines
@@ -274,7 +274,7 @@ def test_last_line_needs_no_end(jobs: Jobs, wire: Wire) -> None:
     """Bytes that are not UTF-8 are kept, and so is a last line without a newline."""
     plan = jobs.plan(wire)
     wire.answer("/log?", 200, b"2026-01-01T00:00:00Z \xff\xfe\n2026-01-01T00:00:00Z the end")
-    assert pump(jobs, plan, wire, over=True).whole.wait(10)
+    assert pump(jobs, plan, wire, over=True).complete.wait(10)
     kept = Path(plan.nodes["worker-0"]).read_bytes()
     assert kept == b"2026-01-01T00:00:00Z worker-0 | \xff\xfe\n2026-01-01T00:00:00Z worker-0 | the end\n"
 

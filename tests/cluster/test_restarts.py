@@ -59,7 +59,7 @@ def followed(bare: Bare, plan: ManifestPlan, count: int) -> PodLogs:
     bare.end()
     bare.until("Succeeded")
     pumps.update_pod("worker-0", bare.name, bare.now())
-    until(lambda: not pumps.unfinished())
+    until(lambda: not pumps.is_unfinished())
     return pumps
 
 
@@ -114,5 +114,5 @@ def test_pod_made_anew_goes_on_behind_the_one_before(bares: list[Bare], plan: Ma
     bares[1].end()
     bares[1].until("Succeeded")
     pumps.update_pod("worker-0", names[1], bares[1].now())
-    until(lambda: not pumps.unfinished())
+    until(lambda: not pumps.is_unfinished())
     assert (texts(plan), pumps.lost_logs()) == (["one", "two", "three"], {})

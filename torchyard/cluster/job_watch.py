@@ -237,14 +237,14 @@ class ClusterWatch:
 
     def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
-        self._read_out(lambda: self._logs.unfinished(ended=True), quiet, on_poll)
+        self._read_out(lambda: self._logs.is_unfinished(only_terminated=True), quiet, on_poll)
 
     def drain_logs(self, quiet: float, on_poll: Callable[[], object] = lambda: None) -> bool:
         """Wait until every log is complete, or nothing has come for `quiet` seconds; return whether they are complete.
 
         If the API server is away, wait for it too. The objects as last seen are saved.
         """
-        is_whole = self._read_out(self._logs.unfinished, quiet, on_poll)
+        is_whole = self._read_out(self._logs.is_unfinished, quiet, on_poll)
         # One object per line: with indentation a thousand pods take seconds and 200 MB of memory.
         said = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in self.seen.items())
         with contextlib.suppress(OSError):
@@ -257,12 +257,12 @@ class ClusterWatch:
         arrival, said_at = ArrivalTimer(quiet, time.monotonic()), time.monotonic()
         while settling():
             now = time.monotonic()
-            if arrival.is_expired(now, self._logs.received, is_unreachable=self._trouble() is not None):
+            if arrival.is_expired(now, self._logs.received_bytes, is_unreachable=self._trouble() is not None):
                 return False
             if now - said_at > _MESSAGE_INTERVAL_S:
                 said_at = now
                 get_log().info(
-                    "the job has ended, and its logs are still being read: %d MiB", self._logs.received >> 20
+                    "the job has ended, and its logs are still being read: %d MiB", self._logs.received_bytes >> 20
                 )
             self.poll(_LOG_POLL_INTERVAL_S)
             on_poll()

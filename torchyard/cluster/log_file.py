@@ -11,8 +11,8 @@ from typing import BinaryIO
 
 from torchyard.common.private_files import make_private_folder, open_private_file
 
-_OVERLAP_S = 2  # seconds that are requested again: the stamps of stdout and stderr are not strictly in order
-_MAX_LINE_BYTES = 1 << 20  # bytes of a line; a longer one continues in a line of its own, with the same stamp
+_OVERLAP_S = 2  # seconds that are requested again: the time stamps of stdout and stderr are not strictly in order
+_MAX_LINE_BYTES = 1 << 20  # bytes of a line; a longer one continues in a separate line with the same time stamp
 _WINDOW_BYTES = 1 << 20  # bytes that are read first from a log's end to find its last lines
 _SHORTAGE_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.ENOMEM)
 
@@ -25,93 +25,122 @@ class LineSplitter:
     """Splits a stream into lines; holds at most `_MAX_LINE_BYTES` of an unfinished line."""
 
     def __init__(self) -> None:
-        self._parts: list[bytes] = []
+        self._pieces: list[bytes] = []  # of the unfinished line; joined once, because a line may span many chunks
         self._size = 0
 
     @property
     def rest(self) -> bytes:
         """The unfinished line."""
-        return b"".join(self._parts)
+        return b"".join(self._pieces)
 
-    def cut(self, data: bytes) -> list[bytes]:
-        """Add data; return the lines that are now complete, without their newlines."""
-        self._parts.append(data)
-        self._size += len(data)
-        if b"\n" not in data and self._size <= _MAX_LINE_BYTES:
+    def split(self, chunk: bytes) -> list[bytes]:
+        """Add a chunk; return the lines that are now complete, without their newlines."""
+        self._pieces.append(chunk)
+        self._size += len(chunk)
+        if b"\n" not in chunk and self._size <= _MAX_LINE_BYTES:
             return []
-        *whole, rest = self.rest.split(b"\n")
-        whole = [piece for line in whole for piece in _split_long_line(line)] if self._size > _MAX_LINE_BYTES else whole
-        *more, rest = _split_long_line(rest)
-        self._parts, self._size = [rest], len(rest)
-        return [*whole, *more]
+        *complete_lines, rest = self.rest.split(b"\n")
+        if self._size > _MAX_LINE_BYTES:
+            complete_lines = [piece for line in complete_lines for piece in _split_long_line(line)]
+        *complete_pieces, rest = _split_long_line(rest)
+        self._pieces = [rest]
+        self._size = len(rest)
+        return [*complete_lines, *complete_pieces]
 
 
 def _split_long_line(line: bytes) -> list[bytes]:
-    """A line in pieces of at most `_MAX_LINE_BYTES`, each with its stamp; the same pieces for any chunking."""
-    found = []
-    stamp = line[:64].partition(b" ")[0] + b" " if len(line) > _MAX_LINE_BYTES else b""
+    """A line in pieces of at most `_MAX_LINE_BYTES`, each with its time stamp; the same pieces for any chunking."""
+    pieces = []
+    prefix = line[:64].partition(b" ")[0] + b" " if len(line) > _MAX_LINE_BYTES else b""
     while len(line) > _MAX_LINE_BYTES:
-        found.append(line[:_MAX_LINE_BYTES])
-        line = stamp + line[_MAX_LINE_BYTES:]
-    return [*found, line]
+        pieces.append(line[:_MAX_LINE_BYTES])
+        line = prefix + line[_MAX_LINE_BYTES:]
+    return [*pieces, line]
 
 
 class Overlap:
-    """The lines that come again when a log is requested again: those of the last seconds, up to the file's newest."""
+    """The lines that one read of a log delivers again: those of the last seconds, up to the file's newest line.
 
-    def __init__(self, since: int, marks: Iterable[int], newest: int | None) -> None:
-        self.owed = newest  # until it has come again
-        self.otherwise = ""  # what is lost if it does not come again; "" while that is unknown
-        self._since, self._marks = since, Counter(marks)
+    The file contains each of `line_hashes`; `drop_written` removes every one of them once from the lines that come, so
+    that two equal lines stay two. Until the file's newest line (`awaited_line`, a hash) has come again, new lines may
+    follow a gap; `loss` is the text to record for it. An overlap belongs to one read and is not shared by threads.
+    """
+
+    def __init__(self, since_second: int, line_hashes: Iterable[int], awaited_line: int | None) -> None:
+        self.awaited_line = awaited_line  # None once it has come again, or if none is expected
+        self.loss = ""  # what is lost if the awaited line does not come again; "" while that is unknown
+        self._since_second = since_second
+        self._line_hashes = Counter(line_hashes)
 
     @property
     def since(self) -> str | None:
         """The second from which to request the log; None is its beginning. The API takes whole seconds only."""
-        return datetime.fromtimestamp(self._since, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if self._since else None
+        if not self._since_second:
+            return None
+        return datetime.fromtimestamp(self._since_second, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
-    def new(self, lines: list[bytes]) -> list[bytes]:
+    def drop_written(self, lines: list[bytes]) -> list[bytes]:
         """The lines that the file lacks."""
-        if not self._marks:
+        if not self._line_hashes:
             return lines
-        found = [line for line in lines if not self._known(hash(line))]
-        if found and self.owed is None:
-            self._marks.clear()  # a log keeps its order: all that the file holds has come again
-        return found
+        new_lines = [line for line in lines if not self._take_written(hash(line))]
+        if new_lines and self.awaited_line is None:
+            self._line_hashes.clear()  # a log keeps its order: all that the file holds has come again
+        return new_lines
 
-    def _known(self, mark: int) -> bool:
-        if not self._marks[mark]:
+    def _take_written(self, line_hash: int) -> bool:
+        """Whether the file has this line; the next equal one is then the file's next, or new."""
+        if not self._line_hashes[line_hash]:
             return False
-        self._marks[mark] -= 1
-        if mark == self.owed:
-            self.owed = None
+        self._line_hashes[line_hash] -= 1
+        if line_hash == self.awaited_line:
+            self.awaited_line = None
         return True
 
 
 class LogWriter:
-    """Writes a log's file. A line is written whole or not at all; lines that cannot be written are counted."""
+    """Write a log's file so that each line is in it once, also if the last seconds are read again.
 
-    def __init__(self, path: Path, node: str, begun: bool = True) -> None:
-        """`begun`: what the file already holds is the beginning of this log, and not another pod's.
+    A line is written completely or not at all; lines that cannot be written are counted in `lost`.
+
+    Order of calls, for each read of the log: `resume_point` returns what to request and which lines will come again,
+    `append` takes the lines that come, and `close_log` ends a log that was read to its end. Not thread-safe: the owner
+    guards it with a lock.
+
+    Memory. Of the last `_OVERLAP_S` seconds it keeps one hash per line, grouped by second. They are read from the file
+    first, so a later process continues where an earlier one was killed. If the file is removed while it is written,
+    `append` raises GapError and the log is written again from the first line that still exists.
+    """
+
+    def __init__(self, path: Path, node: str, *, continues_file: bool = True) -> None:
+        """`continues_file`: what the file already holds is the beginning of this log, and not another pod's.
 
         Raises OSError if the file exists and cannot be read: its lines would be written a second time.
         """
-        self.taken, self.lost, self.why = 0, 0, ""
-        self.missed: list[str] = []
-        self._path, self._mark, self._notes = path, f" {node} | ".encode(), path.with_name("lost")
-        self._newest = 0
-        self._recent: dict[int, array[int]] = {0: array("q")}  # hashes of the lines of the last seconds
-        self._last: int | None = None
-        self._prefix, self._row, self._returns = b"", self._recent[0], False
-        self._is_kept = path.exists()
-        if begun and self._is_kept:
-            self._remember(self._plain(line) for line in _read_recent_lines(path))
-            self.missed = self._notes.read_text(encoding="utf-8").splitlines() if self._notes.exists() else []
+        self.taken = 0  # lines accepted so far
+        self.lost = 0  # lines that could not be written
+        self.write_error = ""  # of the last write that failed
+        self.gaps: list[str] = []  # what is permanently missing between lines of the file
+        self._path = path
+        self._node_marker = f" {node} | ".encode()
+        self._gaps_path = path.with_name("lost")
+        self._newest_second = 0
+        self._recent: dict[int, array[int]] = {0: array("q")}  # by second: hashes of the lines of the last seconds
+        self._current_second_hashes = self._recent[0]
+        self._current_prefix = b""  # the time stamp to the second that the lines of the current second start with
+        self._last_line: int | None = None  # hash of the newest line that will come again
+        self._comes_again = False  # lines of the current second will be requested again
+        self._file_exists = path.exists()
+        if continues_file and self._file_exists:
+            self._remember(self._to_api_line(line) for line in _read_recent_lines(path))
+            if self._gaps_path.exists():
+                self.gaps = self._gaps_path.read_text(encoding="utf-8").splitlines()
 
-    def resume_point(self, another: bool = False) -> Overlap:
-        """What to request, and which lines will come again; none have to from the log of `another` container."""
-        since = self._newest - _OVERLAP_S if self._newest else 0
-        marks = (mark for row in self._recent.values() for mark in row)
-        return Overlap(since, marks, None if another else self._last)
+    def resume_point(self, *, is_new_container: bool = False) -> Overlap:
+        """What to request, and which lines will come again; none are awaited from the log of a new container."""
+        since_second = self._newest_second - _OVERLAP_S if self._newest_second else 0
+        line_hashes = (line_hash for hashes in self._recent.values() for line_hash in hashes)
+        return Overlap(since_second, line_hashes, None if is_new_container else self._last_line)
 
     def append(self, lines: list[bytes], overlap: Overlap) -> None:
         """Write the new ones of `lines`, which are as the API sent them: `STAMP text`.
@@ -119,82 +148,92 @@ class LogWriter:
         Raises GapError if lines before them may be missing, and OSError if this process lacks the descriptors or the
         memory to write anything: the lines can be read again.
         """
-        new = overlap.new(lines)
-        if not new:
+        new_lines = overlap.drop_written(lines)
+        if not new_lines:
             return
-        if self._is_kept and not self._path.exists():
+        if self._file_exists and not self._path.exists():
             self._forget()
             raise GapError
         self.close_log(overlap)
-        self.lost += self._write(new)
-        self._remember(new)
-        self.taken += len(new)
+        self.lost += self._write(new_lines)
+        self._remember(new_lines)
+        self.taken += len(new_lines)
 
     def _write(self, lines: list[bytes]) -> int:
         """Write lines; return how many could not be written."""
         try:
-            left = _append_lines(self._path, b"".join(map(self._stamped, lines)))
+            unwritten = _append_lines(self._path, b"".join(map(self._to_file_line, lines)))
         except OSError as error:
             if error.errno in _SHORTAGE_ERRNOS:
                 raise
-            self.why = error.strerror or str(error)
+            self.write_error = error.strerror or str(error)
             return len(lines)
-        self._is_kept = True
-        self.why = os.strerror(errno.ENOSPC) if left else self.why
-        return left
+        self._file_exists = True
+        if unwritten:
+            self.write_error = os.strerror(errno.ENOSPC)
+        return unwritten
 
     def close_log(self, overlap: Overlap) -> None:
-        """The overlap is over: record the loss if the newest line has not come again; GapError if it is unknown."""
-        if overlap.owed is not None:
-            if not overlap.otherwise:
-                raise GapError
-            self.note_gap(overlap.otherwise)
-            overlap.owed = None
+        """End the overlap: if the awaited line has not come again, record its loss.
 
-    def note_gap(self, what: str) -> None:
+        Raises GapError if the loss is unknown: the caller looks for the lines elsewhere first.
+        """
+        if overlap.awaited_line is not None:
+            if not overlap.loss:
+                raise GapError
+            self.record_gap(overlap.loss)
+            overlap.awaited_line = None
+
+    def record_gap(self, loss: str) -> None:
         """Record what is permanently lost, for later processes too."""
-        if what not in self.missed:
-            self.missed.append(what)
+        if loss not in self.gaps:
+            self.gaps.append(loss)
             try:
-                _append_lines(self._notes, what.encode() + b"\n")
+                _append_lines(self._gaps_path, loss.encode() + b"\n")
             except OSError as error:
-                self.why = error.strerror or str(error)
+                self.write_error = error.strerror or str(error)
 
     def _forget(self) -> None:
         """The file was removed: its log is read again, from the first line that still exists."""
-        self._newest, self._last, self._prefix, self._is_kept = 0, None, b"", False
+        self._newest_second = 0
+        self._last_line = None
+        self._current_prefix = b""
+        self._file_exists = False
         self._recent = {0: array("q")}
-        self._row = self._recent[0]
+        self._current_second_hashes = self._recent[0]
 
-    def _plain(self, line: bytes) -> bytes:
+    def _to_api_line(self, line: bytes) -> bytes:
         """A line of the file, as the API sent it."""
-        return b" ".join(line.split(self._mark, 1))
+        return b" ".join(line.split(self._node_marker, 1))
 
-    def _stamped(self, line: bytes) -> bytes:
-        stamp, _, text = line.partition(b" ")
-        return stamp + self._mark + text + b"\n"
+    def _to_file_line(self, line: bytes) -> bytes:
+        timestamp, _, text = line.partition(b" ")
+        return timestamp + self._node_marker + text + b"\n"
 
     def _remember(self, lines: Iterable[bytes]) -> None:
+        """Keep the hashes of lines that the file has now."""
         for line in lines:
-            if line[:19] != self._prefix:
-                self._rotate(line)
-            mark = hash(line)
-            self._row.append(mark)
-            self._last = mark if self._returns else self._last
+            if line[:19] != self._current_prefix:
+                self._switch_second(line)
+            line_hash = hash(line)
+            self._current_second_hashes.append(line_hash)
+            if self._comes_again:
+                self._last_line = line_hash
 
-    def _rotate(self, line: bytes) -> None:
-        """Switch to the row of a line's second; drop the rows that will not be requested again."""
-        second = _read_second(line)
-        self._prefix = line[:19]
-        self._newest = max(self._newest, second or 0)
-        self._returns = second is not None and second >= self._newest - _OVERLAP_S  # a kubelet's own messages do not
-        kept = {each: row for each, row in self._recent.items() if each >= self._newest - _OVERLAP_S}
-        self._row = kept.setdefault(second or self._newest, array("q"))
-        self._recent = kept
+    def _switch_second(self, line: bytes) -> None:
+        """Switch to the hashes of a line's second; drop those of seconds that will not be requested again."""
+        second = _parse_second(line)
+        self._current_prefix = line[:19]
+        self._newest_second = max(self._newest_second, second or 0)
+        first_kept = self._newest_second - _OVERLAP_S
+        self._comes_again = second is not None and second >= first_kept  # a kubelet's own messages do not
+        recent = {key: hashes for key, hashes in self._recent.items() if key >= first_kept}
+        self._current_second_hashes = recent.setdefault(second or self._newest_second, array("q"))
+        self._recent = recent
 
 
-def _read_second(line: bytes) -> int | None:
-    """The second of a line's stamp, which may be in the node's time zone; None if the line has no stamp."""
+def _parse_second(line: bytes) -> int | None:
+    """The second of a line's time stamp, which may be in the node's time zone; None if the line has none."""
     try:
         return int(datetime.fromisoformat(line[:64].partition(b" ")[0].decode()).timestamp())
     except ValueError:
@@ -209,52 +248,55 @@ def _read_recent_lines(path: Path) -> Iterator[bytes]:
     if not path.exists():
         return
     with path.open("r+b") as file:
-        last, end = _read_last_line(file)
-        begin = end
-        while begin > 0:
-            begin = max(begin - _WINDOW_BYTES, 0)
-            file.seek(begin)
-            if begin:
+        last_line, end = _read_last_line(file)
+        start = end
+        while start > 0:
+            start = max(start - _WINDOW_BYTES, 0)
+            file.seek(start)
+            if start:
                 file.readline()
-            if _is_beyond_overlap(file.readline(), last):
+            if _is_beyond_overlap(file.readline(), last_line):
                 break
-        file.seek(begin)
-        if begin:
-            file.readline()
+        file.seek(start)
+        if start:
+            file.readline()  # a window may start inside a line
         while file.tell() < end:
             yield file.readline()[:-1]
 
 
 def _read_last_line(file: BinaryIO) -> tuple[bytes, int]:
     """The last complete line and its end offset; what follows it is truncated."""
-    size, window, found = file.seek(0, os.SEEK_END), _WINDOW_BYTES, b""
+    size = file.seek(0, os.SEEK_END)
+    window_size = _WINDOW_BYTES
     while True:
-        file.seek(max(size - window, 0))
-        found = file.read(window)
-        end = found.rfind(b"\n") + 1
-        begin = found.rfind(b"\n", 0, max(end - 1, 0)) + 1
-        if begin or window >= size:
+        file.seek(max(size - window_size, 0))
+        window = file.read(window_size)
+        end = window.rfind(b"\n") + 1
+        start = window.rfind(b"\n", 0, max(end - 1, 0)) + 1
+        if start or window_size >= size:
             break
-        window *= 4
-    file.truncate(size - len(found) + end)
-    return found[begin:end], size - len(found) + end
+        window_size *= 4
+    end_offset = size - len(window) + end
+    file.truncate(end_offset)
+    return window[start:end], end_offset
 
 
-def _is_beyond_overlap(first: bytes, last: bytes) -> bool:
-    """Whether more time lies between two lines than will be requested again."""
-    begin, end = _read_second(first), _read_second(last)
-    return begin is not None and end is not None and begin < end - _OVERLAP_S
+def _is_beyond_overlap(first_line: bytes, last_line: bytes) -> bool:
+    """Whether more time lies between two lines than will be requested again; False if one has no time stamp."""
+    first_second = _parse_second(first_line)
+    last_second = _parse_second(last_line)
+    return first_second is not None and last_second is not None and first_second < last_second - _OVERLAP_S
 
 
 def _append_lines(path: Path, lines: bytes) -> int:
-    """Append lines, each whole or not at all; return how many there was no room for."""
+    """Append lines, each completely or not at all; return how many the disk had no room for."""
     if not path.exists():
         make_private_folder(path.parent)
     with open(path, "ab", buffering=0, opener=open_private_file) as file:
         end = file.tell()
-        done = file.write(lines)
-        if done == len(lines):
+        written_bytes = file.write(lines)
+        if written_bytes == len(lines):
             return 0
-        whole = lines.rfind(b"\n", 0, done) + 1
-        file.truncate(end + whole)
-        return lines.count(b"\n", whole)
+        complete_bytes = lines.rfind(b"\n", 0, written_bytes) + 1
+        file.truncate(end + complete_bytes)
+        return lines.count(b"\n", complete_bytes)

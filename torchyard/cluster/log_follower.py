@@ -1,4 +1,4 @@
-"""Copies one pod's log to a file, from its first line, stamped as supervisors on plain machines stamp theirs."""
+"""Copies one pod's log to a file, from its first line, with time stamps as in the logs of plain machines."""
 
 import math
 import threading
@@ -13,19 +13,19 @@ from torchyard.kube.client import Client
 from torchyard.kube.retry import TransientError
 from torchyard.model.errors import ClusterError
 
-_STREAM_SILENCE_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
-_ANSWER_SILENCE_S = 30.0  # the same for a response that has an end
+_STREAM_IDLE_TIMEOUT_S = 600.0  # a stream without a line for so long is reopened: its connection may have died silently
+_READ_IDLE_TIMEOUT_S = 30.0  # the same for a response that has an end
 _END_GRACE_S = 0.1  # seconds that the stream of an ended container may stay open
 _OPEN_TIMEOUT_S = 30.0  # seconds that an API server may take to start a response; an empty log has none
 _REFUSAL_TIMEOUT_S = 15.0  # seconds for which an ended container's log is requested in spite of refusals
 _FIRST_RETRY_DELAY_S = 0.25  # before the second try; doubled for each further one, up to _MAX_RETRY_DELAY_S
 _MAX_RETRY_DELAY_S = 5.0
 _PREDECESSOR_TIMEOUT_S = 20.0  # seconds that the log of a recreated pod waits for the end of its predecessor's
-_ROTATED = "perhaps some lines: the log was rotated or restarted while its stream was broken"
-_RESTARTED = "perhaps some lines before restart {}: a kubelet keeps the log of one earlier container"
-_REMOVED_LOG_PREFIX = (
-    b"unable to retrieve container logs for "  # a kubelet's message for a log that it removed; the status is 200
-)
+_UNREAD_END = "possibly the last lines"
+_ROTATED = "possibly some lines: the log was rotated or restarted while its stream was broken"
+_RESTARTED = "possibly some lines before restart {}: a kubelet keeps the log of one earlier container"
+# A kubelet's message in place of a log that it removed; the status of the response is 200.
+_REMOVED_LOG_PREFIX = b"unable to retrieve container logs for "
 
 
 class LogSource(NamedTuple):
@@ -37,189 +37,258 @@ class LogSource(NamedTuple):
 
 
 class LogFollower(threading.Thread):
-    """Follows a container's log to its end, across restarts. A later process continues where the file ends."""
+    """Copy one container's log to a file, from its first line to its end, across container restarts.
 
-    def __init__(self, server: Client, source: LogSource, path: Path, before: "LogFollower | None" = None) -> None:
-        """`before`: the follower that writes an earlier pod's log into the same file."""
+    The file gets each line once, in order; a later process continues where the file ends. What is permanently missing
+    is in `lost`, as text for the report.
+
+    Threads. `run` follows the live stream (this thread). Once the container has ended for good, a timer thread calls
+    `_finish`, because not every server ends the stream. Both call `_read`; `_read_lock` guards the writer and the
+    attributes after it, and only the newest read (`_read_id`) may append lines. `update_pod` and the properties are
+    called by the polling thread, which never waits for a read. All threads are daemons and end when `complete` is set.
+
+    Resuming. The API serves a log from a whole second on (`sinceTime`), so each read requests the last seconds again
+    and `Overlap` drops the lines that the file already has. If the file's newest line does not come again, lines may be
+    missing: they are first looked for in the previous container's log (`_bridge`), then recorded in `lost`.
+
+    Errors. Only `update_pod` and `resume` raise: RuntimeError if no thread can be started. A broken connection is
+    reopened after a growing pause. A refusal with 403 or 404 ends the log: what was not delivered is recorded as
+    missing. Other refusals are retried; `is_finished` stops waiting for them after `_REFUSAL_TIMEOUT_S`.
+    """
+
+    def __init__(self, client: Client, source: LogSource, path: Path, predecessor: "LogFollower | None" = None) -> None:
+        """`predecessor`: the follower that writes an earlier pod's log into the same file; its end is awaited."""
         super().__init__(daemon=True, name=f"log-{source.pod}")
-        self.node, self.path, self.source = path.parent.name, path, source
-        self.whole, self.over = threading.Event(), False
-        self._api, self._at = server, f"{server.path('v1', 'Pod', source.pod)}/log"
-        self._before = before
-        self._tail: LogWriter | None = None
-        self._news, self._following = threading.Event(), False
-        self._reading, self._ending = threading.Lock(), threading.Lock()
-        self._reads, self._pause = 0, _FIRST_RETRY_DELAY_S
-        self._restarts, self._ended = 0, False
-        self._bridged, self._torn = 0, False
-        self._opened_at, self.received = math.inf, 0  # when the current stream was requested; bytes in all
-        self._is_heard, self._refused_at = False, math.inf
-        self._threads: list[threading.Thread] = [self]  # those not started yet
-        self._complete: tuple[int, int] | None = None  # the container that was read to its end; the lines taken by then
+        self.node = path.parent.name
+        self.path = path
+        self.source = source
+        self.received_bytes = 0
+        self.complete = threading.Event()  # nothing more will be written
+        self.has_terminated = False  # the container has ended and will not restart
+        self._client = client
+        self._log_path = f"{client.path('v1', 'Pod', source.pod)}/log"
+        self._predecessor = predecessor
+        self._pod_changed = threading.Event()  # wakes `run` from its pause
+        self._unstarted_threads: list[threading.Thread] = [self]
+
+        # The current stream, as `is_current` sees it. Times are monotonic seconds; inf: none.
+        self._is_following = False
+        self._has_received_data = False
+        self._stream_opened_at = math.inf
+        self._refused_since = math.inf
+        self._retry_delay_s = _FIRST_RETRY_DELAY_S
+
+        # The container's restarts, as the API server reports them and as this file contains them.
+        self._restart_count = 0
+        self._has_ended = False
+        self._bridged_restart = 0  # up to this restart the file continues the previous container's log
+        self._has_gap = False
+
+        self._finish_lock = threading.Lock()  # one `_finish` at a time
+        self._read_lock = threading.Lock()  # guards what follows
+        self._read_id = 0
+        self._writer: LogWriter | None = None
+        self._complete_read: tuple[int, int] | None = None  # restart count and lines taken, if read to its end
         self._missing = "all of it: it was not read"
 
     @property
     def unwritten(self) -> str:
         """How many lines could not be written, and why; empty if none."""
-        return f"{self._tail.lost} lines: {self._tail.why}" if self._tail and self._tail.lost else ""
+        writer = self._writer
+        return f"{writer.lost} lines: {writer.write_error}" if writer and writer.lost else ""
 
     @property
     def lost(self) -> str:
-        """What is permanently missing from the file, as far as is known."""
-        missed = self._tail.missed if self._tail else []
-        return "; ".join(filter(None, (*missed, self.unwritten or self._missing)))
+        """What is permanently missing from the file, as far as is known; empty if nothing."""
+        gaps = self._writer.gaps if self._writer else []
+        return "; ".join(filter(None, (*gaps, self.unwritten or self._missing)))
 
     @property
-    def is_heard(self) -> bool:
+    def is_current(self) -> bool:
         """Whether everything logged so far has arrived: the stream is open, or nothing more will come.
 
-        The stream of an empty log opens without a response, so after a while it counts as open.
+        The stream of an empty log opens without a response, so after `_OPEN_TIMEOUT_S` it counts as open.
         """
-        waited = time.monotonic() - self._opened_at > _OPEN_TIMEOUT_S
-        return self.over or self.whole.is_set() or self._is_heard or waited
+        counts_as_open = time.monotonic() - self._stream_opened_at > _OPEN_TIMEOUT_S
+        return self.has_terminated or self.complete.is_set() or self._has_received_data or counts_as_open
 
     @property
     def is_finished(self) -> bool:
-        """Whether there is nothing left to wait for: the log is complete, or was refused for a while."""
-        return self.whole.is_set() or time.monotonic() - self._refused_at > _REFUSAL_TIMEOUT_S
+        """Whether there is nothing left to wait for: the log is complete, or was refused for `_REFUSAL_TIMEOUT_S`."""
+        return self.complete.is_set() or time.monotonic() - self._refused_since > _REFUSAL_TIMEOUT_S
 
-    def update_pod(self, over: bool, restarts: int = 0, ended: bool = False) -> None:
-        """Report the container's state: ended, `over` if it will not restart, and its restarts. Starts the follower."""
-        self._restarts, self._ended = max(self._restarts, restarts), ended or over
-        ended, self.over = over and not self.over, over or self.over
-        self._news.set()
-        if ended:
-            self._refused_at = math.inf
+    def update_pod(self, *, has_terminated: bool, restart_count: int = 0, has_ended: bool = False) -> None:
+        """Report the container's state, and start the threads that it requires.
+
+        has_terminated: the container has ended and will not restart.
+        has_ended: it has ended, and may restart.
+
+        Raises RuntimeError if this process can have no more threads now: `resume` starts them later.
+        """
+        is_first_report = has_terminated and not self.has_terminated
+        self._restart_count = max(self._restart_count, restart_count)
+        self._has_ended = has_ended or has_terminated
+        self.has_terminated = has_terminated or self.has_terminated
+        self._pod_changed.set()
+        if is_first_report:
+            self._refused_since = math.inf
             timer = threading.Timer(_END_GRACE_S, self._finish)
             timer.daemon = True
-            self._threads.append(timer)
+            self._unstarted_threads.append(timer)
         self.resume()
 
     def resume(self) -> None:
         """Start the threads not started yet. Raises RuntimeError if this process can have no more threads now."""
-        while self._threads:
-            self._threads[0].start()
-            self._threads.pop(0)
+        while self._unstarted_threads:
+            self._unstarted_threads[0].start()
+            self._unstarted_threads.pop(0)
 
     def run(self) -> None:
         """Follow the log. The end of a stream is not the container's end: a restarting kubelet ends it too."""
-        while not (self.over or self.whole.is_set()):
-            self._news.clear()
-            self._following = True
-            rest = _MAX_RETRY_DELAY_S if self._try(follow=True) else self._pause
-            self._following = False
-            if not self.over:
-                self._news.wait(rest)
+        while not (self.has_terminated or self.complete.is_set()):
+            self._pod_changed.clear()
+            self._is_following = True
+            delay_s = _MAX_RETRY_DELAY_S if self._try_read(follow=True) else self._retry_delay_s
+            self._is_following = False
+            if not self.has_terminated:
+                self._pod_changed.wait(delay_s)
         self._finish()
 
     def _finish(self) -> None:
         """Read the rest of an ended container's log in one request: not every server ends the stream."""
-        with self._ending:
-            while not self.whole.is_set():
-                if self._try(follow=False):
-                    self.whole.set()
+        with self._finish_lock:
+            while not self.complete.is_set():
+                if self._try_read(follow=False):
+                    self.complete.set()
                 else:
-                    self.whole.wait(self._pause)
+                    self.complete.wait(self._retry_delay_s)
 
-    def _try(self, follow: bool) -> bool:
-        """Read on; return whether the end was reached. What a broken connection left out is requested again."""
-        self._opened_at = time.monotonic()
+    def _try_read(self, *, follow: bool) -> bool:
+        """Read on; return whether the end was reached. Lines that a broken connection lost are requested again."""
+        self._stream_opened_at = time.monotonic()
         try:
-            ended = self._read(follow)
+            has_reached_end = self._read(follow=follow)
         except (TransientError, OSError, RuntimeError, MemoryError) as error:
-            self._missing = f"perhaps its end: {error}"
+            self._missing = f"{_UNREAD_END}: {error}"
         except GapError:
-            self._torn = True
+            self._has_gap = True
             return False
         except ClusterError as error:
-            self._refused(error, follow)
+            self._record_refusal(error, follow=follow)
         else:
-            self._missing, self._pause = "", _FIRST_RETRY_DELAY_S
-            return ended
+            self._missing = ""
+            self._retry_delay_s = _FIRST_RETRY_DELAY_S
+            return has_reached_end
         finally:
-            self._opened_at, self._is_heard = math.inf, False
-        self._pause = min(2 * self._pause, _MAX_RETRY_DELAY_S)
+            self._stream_opened_at = math.inf
+            self._has_received_data = False
+        self._retry_delay_s = min(2 * self._retry_delay_s, _MAX_RETRY_DELAY_S)
         return False
 
-    def _refused(self, error: ClusterError, follow: bool) -> None:
-        """404: the pod is gone, with what its stream has not delivered. Others pass: a kubelet or a token recovers."""
-        self._refused_at = min(self._refused_at, time.monotonic())
+    def _record_refusal(self, error: ClusterError, *, follow: bool) -> None:
+        """Record a refusal. 403 and 404 end the log, and what was not delivered is missing.
+
+        Other statuses are retried, because a restarting kubelet or an expired token recovers.
+        """
+        self._refused_since = min(self._refused_since, time.monotonic())
         if error.status not in (403, 404):
-            self._missing = f"perhaps its end: {error.message}"
-        elif follow or not self._following:
-            self._missing = self._missing and f"{self._missing.partition(':')[0]}: {error.message}"
-            self.whole.set()
+            self._missing = f"{_UNREAD_END}: {error.message}"
+        elif follow or not self._is_following:  # an open stream may still deliver lines of a pod that is gone
+            if self._missing:
+                self._missing = f"{self._missing.partition(':')[0]}: {error.message}"
+            self.complete.set()
 
-    def _read(self, follow: bool) -> bool:
-        """Take lines until the stream ends or a later read has started: only the latest read takes any."""
-        with self._reading:
-            tail = self._tail = self._tail or self._begin()
-            ended = self._restarts if self._ended else None
-            bridging = self._torn or self._restarts > self._bridged
-            overlap = tail.resume_point(another=bridging and self._bridge(tail))
-            overlap.otherwise = _describe_loss(self._restarts) if bridging else ""
+    def _read(self, *, follow: bool) -> bool:
+        """Append lines until the stream ends or a later read has started; return whether this one is still the newest.
+
+        Raises GapError if lines before the new ones may be missing; the next read then bridges the gap.
+        """
+        with self._read_lock:
+            self._writer = self._writer or self._open_writer()
+            writer = self._writer
+            restart_at_end = self._restart_count if self._has_ended else None
+            is_bridging = self._has_gap or self._restart_count > self._bridged_restart
+            overlap = writer.resume_point(is_new_container=is_bridging and self._bridge(writer))
+            if is_bridging:
+                overlap.loss = _describe_loss(self._restart_count)
             stream = self._stream(overlap, follow=follow)
-            head = [] if follow else list(islice(stream, 1))  # a refusal is raised here: the stream goes on
-            self._reads += 1
-            mine = self._reads
-        for lines in chain(head, stream):
-            with self._reading:
-                if self._reads != mine:
+            # A refusal is raised here, before this read becomes the newest one: the stream being followed continues.
+            first_batch = [] if follow else list(islice(stream, 1))
+            self._read_id += 1
+            own_read_id = self._read_id
+        for lines in chain(first_batch, stream):
+            with self._read_lock:
+                if self._read_id != own_read_id:
                     return False
-                self._pause, self._missing = _FIRST_RETRY_DELAY_S, "perhaps its end: it was still being read"
-                if not (bridging or overlap.since or tail.taken):  # a restart may be unknown to the API server yet
-                    self._copy_previous(tail, tail.resume_point(), lines[0])
-                tail.append(lines, overlap)
+                self._retry_delay_s = _FIRST_RETRY_DELAY_S
+                self._missing = f"{_UNREAD_END}: it was still being read"
+                # The API server may not report a restart yet: without this, the lines before it would be skipped.
+                if not (is_bridging or overlap.since or writer.taken):
+                    self._copy_previous(writer, writer.resume_point(), stop_line=lines[0])
+                writer.append(lines, overlap)
         if not follow:
-            tail.close_log(overlap)
-        self._complete = (ended, tail.taken) if ended is not None and overlap.owed is None else None
-        return self._reads == mine
+            writer.close_log(overlap)
+        self._complete_read = None
+        if restart_at_end is not None and overlap.awaited_line is None:
+            self._complete_read = (restart_at_end, writer.taken)
+        return self._read_id == own_read_id
 
-    def _begin(self) -> LogWriter:
-        if self._before:
-            self._before.whole.wait(_PREDECESSOR_TIMEOUT_S)
-        return LogWriter(self.path, self.node, begun=not self._before)
+    def _open_writer(self) -> LogWriter:
+        if self._predecessor:
+            self._predecessor.complete.wait(_PREDECESSOR_TIMEOUT_S)
+        return LogWriter(self.path, self.node, continues_file=not self._predecessor)
 
-    def _bridge(self, tail: LogWriter) -> bool:
+    def _bridge(self, writer: LogWriter) -> bool:
         """Read the rest of the previous container's log, if it is kept; return whether the file reaches its end."""
-        number, overlap = self._restarts, tail.resume_point()
-        overlap.otherwise = _describe_loss(number - 1)
-        if self._complete in ((number - 1, tail.taken), (number, tail.taken)):  # a kubelet may be ahead of its status
-            self._torn, self._bridged = False, number
+        restart = self._restart_count
+        overlap = writer.resume_point()
+        overlap.loss = _describe_loss(restart - 1)
+        # A kubelet may be ahead of the status that it reports, so the complete log may be that of either restart.
+        if self._complete_read in ((restart - 1, writer.taken), (restart, writer.taken)):
+            self._has_gap = False
+            self._bridged_restart = restart
             return True
-        kept = self._copy_previous(tail, overlap)
-        if not overlap.since and number > kept:
-            tail.note_gap(_describe_loss(number - kept))
-        self._torn, self._bridged = False, number
-        return overlap.owed is None
+        is_copied = self._copy_previous(writer, overlap)
+        if not overlap.since and restart > is_copied:
+            writer.record_gap(_describe_loss(restart - is_copied))
+        self._has_gap = False
+        self._bridged_restart = restart
+        return overlap.awaited_line is None
 
-    def _copy_previous(self, tail: LogWriter, overlap: Overlap, other: bytes = b"") -> bool:
-        """Copy the previous container's log, unless it begins with the line `other`; False if there is none now."""
+    def _copy_previous(self, writer: LogWriter, overlap: Overlap, stop_line: bytes = b"") -> bool:
+        """Copy the previous container's log, unless it starts with `stop_line`; False if it is not kept any more."""
         try:
             for lines in self._stream(overlap, previous=True):
-                if lines[0] == other:  # the container of the current stream, which has ended meanwhile
+                if lines[0] == stop_line:  # the container of the current stream, which has ended in the meantime
                     break
-                tail.append(lines, overlap)
+                writer.append(lines, overlap)
         except ClusterError as error:
             if error.status not in (400, 404):
                 raise
             return False
         return True
 
-    def _stream(self, overlap: Overlap, follow: bool = False, previous: bool = False) -> Iterator[list[bytes]]:
-        """Complete lines as they come; at the end of a log the unfinished rest counts as a line too."""
-        begin = {"sinceTime": overlap.since} if overlap.since else {}
-        which = {"follow": "true"} if follow else {"previous": "true"} if previous else {}
-        asked = {"container": self.source.container, "timestamps": "true", **which, **begin}
-        lines = LineSplitter()
-        for part in self._api.stream_chunks(self._at, asked, _STREAM_SILENCE_S if follow else _ANSWER_SILENCE_S):
-            self.received += len(part)
-            self._is_heard, self._refused_at = True, math.inf
-            if whole := lines.cut(part):
-                yield whole
-        rest = lines.rest
+    def _stream(self, overlap: Overlap, *, follow: bool = False, previous: bool = False) -> Iterator[list[bytes]]:
+        """Complete lines as they arrive; at the end of a log the unfinished rest counts as a line too."""
+        params = {"container": self.source.container, "timestamps": "true"}
+        if follow:
+            params["follow"] = "true"
+        elif previous:
+            params["previous"] = "true"
+        if overlap.since:
+            params["sinceTime"] = overlap.since
+        idle_timeout_s = _STREAM_IDLE_TIMEOUT_S if follow else _READ_IDLE_TIMEOUT_S
+        splitter = LineSplitter()
+        for chunk in self._client.stream_chunks(self._log_path, params, idle_timeout_s):
+            self.received_bytes += len(chunk)
+            self._has_received_data = True
+            self._refused_since = math.inf
+            complete_lines = splitter.split(chunk)
+            if complete_lines:
+                yield complete_lines
+        rest = splitter.rest
         if rest.startswith(_REMOVED_LOG_PREFIX):
-            raise ClusterError(self._api.host, "read a log", rest.decode(errors="replace"), 400)
+            raise ClusterError(self._client.host, "read a log", rest.decode(errors="replace"), 400)
         if rest and not follow:  # in a followed stream it is half a line
             yield [rest]
 
@@ -229,9 +298,13 @@ def _describe_loss(restart: int) -> str:
     return _RESTARTED.format(restart) if restart > 0 else _ROTATED
 
 
-def follow_pod_log(server: Client, source: LogSource, path: Path, before: LogFollower | None = None) -> LogFollower:
+def follow_pod_log(
+    client: Client, source: LogSource, path: Path, predecessor: LogFollower | None = None
+) -> LogFollower:
     """The follower of a container's log: the one that an earlier watch of this process started, or a new one."""
-    for each in threading.enumerate():
-        if isinstance(each, LogFollower) and not each.whole.is_set() and (each.source, each.path) == (source, path):
-            return each
-    return LogFollower(server, source, path, before)
+    for thread in threading.enumerate():
+        if not isinstance(thread, LogFollower) or thread.complete.is_set():
+            continue
+        if (thread.source, thread.path) == (source, path):
+            return thread
+    return LogFollower(client, source, path, predecessor)

@@ -1,4 +1,4 @@
-"""Reports an API server that does not answer, or refuses to show the job."""
+"""Reports an API server that does not respond, or refuses to show the job."""
 
 import time
 
@@ -11,23 +11,32 @@ OutageCause = TransientError | ClusterError | None
 
 
 class OutageReporter:
-    """Logs once that the job cannot be seen, and why, and once that it is seen again."""
+    """Log one warning when the job cannot be observed, with the reason, and one message when it can be again."""
 
     def __init__(self) -> None:
-        self._since, self._said = 0.0, False
+        self._started_at = 0.0  # of the current outage, in monotonic seconds; 0 if there is none
+        self._is_reported = False
 
-    def report(self, trouble: OutageCause) -> None:
-        """Take what is wrong now, if anything. A refusal is logged at once: a person must fix it."""
+    def report(self, error: OutageCause) -> None:
+        """Take the current error; None if there is none. A refusal is logged at once: a person must fix it."""
         now = time.monotonic()
-        if trouble is None:
-            if self._said:
-                get_log().info("the API server answers again after %.0f s, and the job is seen", now - self._since)
-            self._since, self._said = 0.0, False
+        if error is None:
+            self._end_outage(now)
             return
-        self._since = self._since or now
-        refused = isinstance(trouble, ClusterError)
-        if not self._said and (refused or now - self._since > _REPORT_AFTER_S):
-            self._said = True
-            what = "refuses to show the job" if refused else "does not answer"
-            why = trouble.message if isinstance(trouble, ClusterError) else str(trouble)
-            get_log().warning("the API server %s (%s); the job goes on, and so does the wait", what, why)
+        self._started_at = self._started_at or now
+        is_refusal = isinstance(error, ClusterError)
+        if self._is_reported or not (is_refusal or now - self._started_at > _REPORT_AFTER_S):
+            return
+        self._is_reported = True
+        problem = "refuses to show the job" if is_refusal else "does not respond"
+        get_log().warning(
+            "the API server %s: %s. The job keeps running; still waiting for the API server", problem, error.message
+        )
+
+    def _end_outage(self, now: float) -> None:
+        if self._is_reported:
+            get_log().info(
+                "the API server responds again after %.0f s; the job is observed again", now - self._started_at
+            )
+        self._started_at = 0.0
+        self._is_reported = False

@@ -1,7 +1,7 @@
 """The logs of a job's pods: one follower per pod, started when its container first runs; and what the logs lack."""
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +12,16 @@ from torchyard.model.plan import ManifestPlan
 
 
 class PodLogs:
-    """Copies every pod's log to disk."""
+    """Copy every pod's log to disk, and report which are incomplete.
 
-    def __init__(self, server: Client, plan: ManifestPlan) -> None:
-        self._api, self._plan = server, plan
-        self._all: dict[str, LogFollower] = {}
+    One LogFollower (a thread) per pod uid. `update_pod` is called with each change of a pod; all methods are called by
+    one thread. The followers end by themselves when their pods have ended: they continue after the watch is closed.
+    """
+
+    def __init__(self, client: Client, plan: ManifestPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._followers: dict[str, LogFollower] = {}  # by pod uid, the oldest one first
 
     def update_pod(self, node: str, name: str, pod: Mapping[str, Any] | None) -> None:
         """Take a pod's current state, None if it is gone; its log is followed once its container has run at all.
@@ -24,89 +29,110 @@ class PodLogs:
         The log of a recreated pod continues in the same file.
         """
         uid = pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid"))
-        for pump in self._all.values():
-            if pump.source.pod == name and pump.source.uid != uid and not pump.over:
+        for follower in self._followers.values():
+            if follower.source.pod == name and follower.source.uid != uid and not follower.has_terminated:
                 with contextlib.suppress(RuntimeError):
-                    pump.update_pod(over=True)
+                    follower.update_pod(has_terminated=True)
         if pod is None or not uid:
             return
-        container = self._container(pod)
-        if uid not in self._all and _has_begun(pod, container):
-            path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
-            before = [pump for pump in self._all.values() if pump.path == path]
-            self._all[uid] = follow_pod_log(
-                self._api, LogSource(name, uid, container), path, before[-1] if before else None
-            )
-        if uid in self._all:
-            status = _container_status(pod, container)
-            ended = not pod_facts.get_mapping(status, "state", "running")
+        container = self._select_container(pod)
+        if uid not in self._followers and _has_started(pod, container):
+            self._followers[uid] = self._follow(node, LogSource(name, uid, container))
+        if uid in self._followers:
+            status = _get_container_status(pod, container)
             with contextlib.suppress(RuntimeError):  # no thread is available: `resume` tries again, and reports it
-                self._all[uid].update_pod(
-                    _is_over(pod, container), pod_facts.to_number(status.get("restartCount")), ended
+                self._followers[uid].update_pod(
+                    has_terminated=_has_terminated(pod, container),
+                    restart_count=pod_facts.to_number(status.get("restartCount")),
+                    has_ended=not pod_facts.get_mapping(status, "state", "running"),
                 )
 
+    def _follow(self, node: str, source: LogSource) -> LogFollower:
+        """A follower of the node's log, after the one of the node's earlier pod."""
+        path = Path(self._plan.logs.get(node) or f"{self._plan.folder}/{node}/log")
+        predecessors = [follower for follower in self._followers.values() if follower.path == path]
+        return follow_pod_log(self._client, source, path, predecessors[-1] if predecessors else None)
+
     def resume(self) -> None:
-        """Start what could not be started before. Raises RuntimeError if this process can have no more threads now."""
-        for pump in self._all.values():
-            pump.resume()
+        """Start the threads that could not be started. RuntimeError if this process can have no more threads now."""
+        for follower in self._followers.values():
+            follower.resume()
 
     def is_disconnected(self) -> bool:
-        """Whether a log of the job may grow unseen: its stream is broken, or not open yet."""
-        return not all(pump.is_heard for pump in self._job())
+        """Whether a log of the job may grow unread: its stream is broken, or not open yet."""
+        return not all(follower.is_current for follower in self._list_job_followers())
 
     @property
-    def received(self) -> int:
+    def received_bytes(self) -> int:
         """Bytes received so far."""
-        return sum(pump.received for pump in self._all.values())
+        return sum(follower.received_bytes for follower in self._followers.values())
 
-    def _job(self) -> list[LogFollower]:
-        """The followers of the job's own pods; the store's log goes on until teardown."""
-        return [pump for pump in self._all.values() if pump.node in self._plan.nodes]
+    def _list_job_followers(self) -> list[LogFollower]:
+        """The followers of the job's own pods; the store's log continues until teardown."""
+        return [follower for follower in self._followers.values() if follower.node in self._plan.nodes]
 
-    def _container(self, pod: Mapping[str, Any]) -> str:
+    def _select_container(self, pod: Mapping[str, Any]) -> str:
         """The container whose log counts: the plan's, or the pod's first if it has none of that name."""
-        names = [pod_facts.to_text(each.get("name")) for each in pod_facts.get_mappings(pod, "spec", "containers")]
+        containers = pod_facts.get_mappings(pod, "spec", "containers")
+        names = [pod_facts.to_text(container.get("name")) for container in containers]
         return self._plan.container if self._plan.container in names or not names else names[0]
 
     def losing_logs(self) -> dict[str, str]:
-        """What could not be written so far, by node."""
-        return {pump.node: pump.unwritten for pump in self._all.values() if pump.unwritten}
+        """The lines that could not be written so far, by node."""
+        return {follower.node: follower.unwritten for follower in self._followers.values() if follower.unwritten}
 
     def lost_logs(self) -> dict[str, str]:
-        """What is permanently missing, by node: a process that attaches may find a log's start, and its pod gone."""
-        followed = {pump.node for pump in self._all.values()}
-        begun = [node for node, path in self._plan.logs.items() if Path(path).exists()]
-        gone = {node: "perhaps its end: its pod is gone" for node in begun if node not in followed}
-        # The store's log goes on until teardown.
-        over = [pump for pump in self._all.values() if pump.whole.is_set() or pump.node in self._plan.nodes]
-        return gone | {pump.node: pump.lost for pump in over if pump.lost}
+        """What is permanently missing, by node.
 
-    def unfinished(self, ended: bool = False) -> bool:
-        """Whether a log of the job is still incomplete; `ended`: one whose container has ended."""
-        return any(pump.over >= ended and not pump.is_finished for pump in self._job())
+        A process that attaches may find the start of a log on disk, and its pod gone: the rest of that log is missing.
+        """
+        followed = {follower.node for follower in self._followers.values()}
+        lost = {}
+        for node, path in self._plan.logs.items():
+            if node not in followed and Path(path).exists():
+                lost[node] = "possibly the last lines: its pod is gone"
+        for follower in self._followers.values():
+            # The store's log continues until teardown.
+            is_expected_complete = follower.complete.is_set() or follower.node in self._plan.nodes
+            if is_expected_complete and follower.lost:
+                lost[follower.node] = follower.lost
+        return lost
+
+    def is_unfinished(self, *, only_terminated: bool = False) -> bool:
+        """Whether a log of the job is still incomplete; `only_terminated`: one whose container will not restart."""
+        return any(
+            not follower.is_finished
+            for follower in self._list_job_followers()
+            if follower.has_terminated or not only_terminated
+        )
 
 
-def _has_begun(pod: Mapping[str, Any], container: str) -> bool:
+def _has_started(pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container has run at all: from then on it has a log."""
-    status = _container_status(pod, container)
+    status = _get_container_status(pod, container)
     states = (*pod_facts.get_mapping(status, "state"), *pod_facts.get_mapping(status, "lastState"))
     return "running" in states or "terminated" in states
 
 
-def _is_over(pod: Mapping[str, Any], container: str) -> bool:
+def _has_terminated(pod: Mapping[str, Any], container: str) -> bool:
     """Whether a container will not run again; it may end before the other containers of its pod."""
     if pod_facts.get_pod_phase(pod) in pod_facts.ENDED_POD_PHASES:
         return True
-    ended = pod_facts.get_mapping(_container_status(pod, container), "state", "terminated")
-    own = next(
-        (each for each in pod_facts.get_mappings(pod, "spec", "containers") if each.get("name") == container), {}
-    )
-    policy = own.get("restartPolicy") or pod_facts.get_mapping(pod, "spec").get("restartPolicy")
-    final = policy == "Never" or (policy == "OnFailure" and ended.get("exitCode") == 0)
-    return bool(ended) and final and not own.get("restartPolicyRules")
+    terminated = pod_facts.get_mapping(_get_container_status(pod, container), "state", "terminated")
+    spec = _find_by_name(pod_facts.get_mappings(pod, "spec", "containers"), container)
+    policy = spec.get("restartPolicy") or pod_facts.get_mapping(pod, "spec").get("restartPolicy")
+    is_final = policy == "Never" or (policy == "OnFailure" and terminated.get("exitCode") == 0)
+    return bool(terminated) and is_final and not spec.get("restartPolicyRules")
 
 
-def _container_status(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
+def _get_container_status(pod: Mapping[str, Any], container: str) -> Mapping[str, Any]:
     """The status of the named container; empty if there is none yet."""
-    known = pod_facts.get_mappings(pod, "status", "containerStatuses")
-    return next((each for each in known if each.get("name") == container), {})
+    return _find_by_name(pod_facts.get_mappings(pod, "status", "containerStatuses"), container)
+
+
+def _find_by_name(entries: Iterable[Mapping[str, Any]], name: str) -> Mapping[str, Any]:
+    """The entry of this name; empty if there is none."""
+    for entry in entries:
+        if entry.get("name") == name:
+            return entry
+    return {}

@@ -18,15 +18,15 @@ from torchyard.cluster.log_file import (
 )
 
 SECOND = b"2026-01-01T00:00:07"
-STAMP = len(SECOND + b"Z ")
+STAMP_BYTES = len(SECOND + b"Z ")
 
 
-def written(path: Path, *lines: bytes) -> LogWriter:
-    tail = LogWriter(path, "worker-0")
-    overlap = tail.resume_point()
+def write(path: Path, *lines: bytes) -> LogWriter:
+    writer = LogWriter(path, "worker-0")
+    overlap = writer.resume_point()
     for line in lines:
-        tail.append([line], overlap)
-    return tail
+        writer.append([line], overlap)
+    return writer
 
 
 @pytest.fixture
@@ -35,154 +35,159 @@ def path(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("line", [b"\xff\xfe", b"", b"a | b", b"1%\r2%", "ü".encode(), b" x "])
-def test_line_is_known_again(path: Path, line: bytes) -> None:
+def test_repeated_line_is_written_once(path: Path, line: bytes) -> None:
     """A later process that gets the same line again, whatever its content, does not write it twice."""
-    written(path, SECOND + b".5Z " + line)
-    before = path.read_bytes()
-    written(path, SECOND + b".5Z " + line)
-    assert path.read_bytes() == before
+    write(path, SECOND + b".5Z " + line)
+    content = path.read_bytes()
+    write(path, SECOND + b".5Z " + line)
+    assert path.read_bytes() == content
 
 
-def test_line_that_was_said_twice_stays_twice(path: Path) -> None:
+def test_two_equal_lines_stay_two(path: Path) -> None:
     """If only one of two lines with the same text and stamp is on disk, the second one is written."""
-    written(path, SECOND + b"Z same")
-    written(path, SECOND + b"Z same", SECOND + b"Z same")
+    write(path, SECOND + b"Z same")
+    write(path, SECOND + b"Z same", SECOND + b"Z same")
     assert path.read_bytes().count(b"same") == 2
 
 
 @pytest.mark.parametrize("stamp", [b"2026-01-01T00:00:07.123456789Z", b"2026-01-01T01:00:07.1+01:00"])
-def test_log_is_asked_for_in_universal_time(path: Path, stamp: bytes) -> None:
+def test_log_is_requested_in_universal_time(path: Path, stamp: bytes) -> None:
     """The log is requested from some seconds before its last stamp on, in UTC, whatever the node's time zone."""
-    assert written(path, stamp + b" text").resume_point().since == "2026-01-01T00:00:05Z"
+    assert write(path, stamp + b" text").resume_point().since == "2026-01-01T00:00:05Z"
 
 
-def test_new_log_is_asked_for_from_its_beginning(path: Path) -> None:
+def test_new_log_is_requested_from_its_beginning(path: Path) -> None:
     """With nothing on disk the log is requested from its beginning."""
     assert LogWriter(path, "worker-0").resume_point().since is None
 
 
-def test_words_of_the_kubelet_are_no_time(path: Path) -> None:
-    """A kubelet's line without a stamp, which says that a log is gone, is kept but not read as a time."""
-    tail = written(path, SECOND + b"Z text", b"unable to retrieve container logs for containerd://0123")
-    assert tail.resume_point().since == "2026-01-01T00:00:05Z"
+def test_message_of_the_kubelet_is_not_a_time(path: Path) -> None:
+    """A kubelet's line without a time stamp, in place of a removed log, is kept but not read as a time."""
+    writer = write(path, SECOND + b"Z text", b"unable to retrieve container logs for containerd://0123")
+    assert writer.resume_point().since == "2026-01-01T00:00:05Z"
     assert path.read_bytes().endswith(b"unable worker-0 | to retrieve container logs for containerd://0123\n")
 
 
 def test_late_stamp_does_not_hide_earlier_ones(path: Path) -> None:
     """A line that is a little older than the previous one is written: stdout and stderr are stamped separately."""
-    written(path, b"2026-01-01T00:00:08.001Z out")
-    later = LogWriter(path, "worker-0")
-    assert later.resume_point().since == "2026-01-01T00:00:06Z"
-    written(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:07.999Z err")
+    write(path, b"2026-01-01T00:00:08.001Z out")
+    later_writer = LogWriter(path, "worker-0")
+    assert later_writer.resume_point().since == "2026-01-01T00:00:06Z"
+    write(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:07.999Z err")
     assert b"err" in path.read_bytes()
 
 
-def test_half_a_line_is_taken_off(path: Path) -> None:
+def test_half_a_line_is_removed(path: Path) -> None:
     """The half line that a killed process has left is removed, and the complete line is written."""
-    written(path, SECOND + b".1Z one")
+    write(path, SECOND + b".1Z one")
     with path.open("ab") as file:
         file.write(SECOND + b".2Z worker-0 | tw")
-    written(path, SECOND + b".1Z one", SECOND + b".2Z two")
+    write(path, SECOND + b".1Z one", SECOND + b".2Z two")
     assert path.read_bytes().splitlines() == [SECOND + b".1Z worker-0 | one", SECOND + b".2Z worker-0 | two"]
 
 
-def test_folder_that_cannot_be_made_loses_lines_only(tmp_path: Path) -> None:
+def test_lines_without_a_folder_are_counted_as_lost(tmp_path: Path) -> None:
     """If the log's folder cannot be created, the lost lines are counted."""
     (tmp_path / "worker-0").write_text("in the way")
-    tail = written(tmp_path / "worker-0" / "log", SECOND + b"Z text")
-    assert (tail.lost, tail.why) == (1, "File exists")
+    writer = write(tmp_path / "worker-0" / "log", SECOND + b"Z text")
+    assert (writer.lost, writer.write_error) == (1, "File exists")
 
 
 # --- repeated and missing lines
 
 
-def test_gap_is_not_written_over(path: Path) -> None:
+def test_lines_after_an_unknown_gap_are_not_written(path: Path) -> None:
     """If new lines arrive without the newest line on disk before them, nothing is written."""
-    written(path, SECOND + b".1Z one")
-    later = LogWriter(path, "worker-0")
+    write(path, SECOND + b".1Z one")
+    later_writer = LogWriter(path, "worker-0")
     with pytest.raises(GapError):
-        later.append([SECOND + b".9Z three"], later.resume_point())
+        later_writer.append([SECOND + b".9Z three"], later_writer.resume_point())
     assert path.read_bytes().count(b"\n") == 1
 
 
-def test_known_gap_is_told_also_by_a_later_process(path: Path) -> None:
+def test_known_gap_is_reported_by_a_later_process_too(path: Path) -> None:
     """If a gap cannot be closed, the lines after it are written, and a note about it is kept beside the log."""
-    written(path, SECOND + b".1Z one")
-    later = LogWriter(path, "worker-0")
-    overlap = later.resume_point()
-    overlap.otherwise = "perhaps some lines"
-    later.append([SECOND + b".9Z three"], overlap)
-    assert (path.read_bytes().count(b"\n"), LogWriter(path, "worker-0").missed) == (2, ["perhaps some lines"])
+    write(path, SECOND + b".1Z one")
+    later_writer = LogWriter(path, "worker-0")
+    overlap = later_writer.resume_point()
+    overlap.loss = "possibly some lines"
+    later_writer.append([SECOND + b".9Z three"], overlap)
+    assert (path.read_bytes().count(b"\n"), LogWriter(path, "worker-0").gaps) == (2, ["possibly some lines"])
 
 
-def test_late_line_is_not_waited_for(path: Path) -> None:
-    """A line stamped before the seconds that are requested again does not come again, and is no gap."""
-    written(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:01.999Z err")
-    written(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:09.001Z more")
+def test_late_line_is_not_awaited(path: Path) -> None:
+    """A line stamped before the seconds that are requested again does not come again, and is not a gap."""
+    write(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:01.999Z err")
+    write(path, b"2026-01-01T00:00:08.001Z out", b"2026-01-01T00:00:09.001Z more")
     assert path.read_bytes().endswith(b"more\n")
 
 
 def test_only_the_end_of_a_long_log_is_read(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A later process recognizes repeated lines even if it reads only the end of a long log."""
     lines = [b"2026-01-01T00:00:%02dZ step %d" % (number // 100, number) for number in range(5000)]
-    written(path, *lines)
+    write(path, *lines)
     monkeypatch.setattr(module, "_WINDOW_BYTES", 4000)
-    later = LogWriter(path, "worker-0")
-    overlap = later.resume_point()
-    assert (overlap.since, overlap.new([*lines[-300:], b"new"])) == ("2026-01-01T00:00:47Z", [b"new"])
+    later_writer = LogWriter(path, "worker-0")
+    overlap = later_writer.resume_point()
+    assert (overlap.since, overlap.drop_written([*lines[-300:], b"new"])) == ("2026-01-01T00:00:47Z", [b"new"])
 
 
-def test_end_of_a_log_is_read_in_pieces(path: Path) -> None:
+def test_end_of_a_log_is_read_in_windows(path: Path) -> None:
     """However many lines a log has in its last seconds, only a window of them is in memory at once."""
     path.parent.mkdir()
     with path.open("wb") as file:
         file.writelines(SECOND + b"Z worker-0 | %s %d\n" % (b"x" * 990, number) for number in range(20_000))
     tracemalloc.start()
     count = sum(1 for _ in _read_recent_lines(path))
-    most = tracemalloc.get_traced_memory()[1]
+    peak_bytes = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert count == 20_000
-    assert most < 5 * _WINDOW_BYTES
+    assert peak_bytes < 5 * _WINDOW_BYTES
 
 
-def test_log_of_a_removed_file_is_asked_for_anew(path: Path) -> None:
+def test_log_of_a_removed_file_is_read_again(path: Path) -> None:
     """If the file was removed, the log is read once more from its beginning."""
-    tail = written(path, SECOND + b".1Z one")
+    writer = write(path, SECOND + b".1Z one")
     shutil.rmtree(path.parent)
     with pytest.raises(GapError):
-        tail.append([SECOND + b".2Z two"], tail.resume_point())
-    overlap = tail.resume_point()
-    tail.append([SECOND + b".1Z one", SECOND + b".2Z two"], overlap)
-    assert (overlap.since, path.read_bytes().count(b"\n"), tail.lost) == (None, 2, 0)
+        writer.append([SECOND + b".2Z two"], writer.resume_point())
+    overlap = writer.resume_point()
+    writer.append([SECOND + b".1Z one", SECOND + b".2Z two"], overlap)
+    assert (overlap.since, path.read_bytes().count(b"\n"), writer.lost) == (None, 2, 0)
 
 
 def test_line_without_a_descriptor_is_not_lost(path: Path) -> None:
     """While no file can be opened, a line does not count as written, and is written later."""
-    tail, before = LogWriter(path, "worker-0"), resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (3, before[1]))
+    writer = LogWriter(path, "worker-0")
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
     try:
         with pytest.raises(OSError, match="Too many open files"):
-            tail.append([SECOND + b"Z text"], tail.resume_point())
+            writer.append([SECOND + b"Z text"], writer.resume_point())
     finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, before)
-    tail.append([SECOND + b"Z text"], tail.resume_point())
-    assert (tail.lost, path.read_bytes().count(b"text")) == (0, 1)
+        resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+    writer.append([SECOND + b"Z text"], writer.resume_point())
+    assert (writer.lost, path.read_bytes().count(b"text")) == (0, 1)
 
 
 @pytest.mark.parametrize("size", [1, 7, 4096, 1 << 22])
-def test_lines_are_whole_however_they_come(size: int) -> None:
-    """Lines are complete wherever the stream is cut into parts."""
+def test_lines_are_complete_for_any_chunking(size: int) -> None:
+    """Lines are complete wherever the stream is cut into chunks."""
     text = b"one\n\ntwo\r\n" + b"x" * 5000 + b"\nrest"
-    lines = LineSplitter()
-    found = [line for at in range(0, len(text), size) for line in lines.cut(text[at : at + size])]
-    assert ([*found, lines.rest]) == text.split(b"\n")
+    splitter = LineSplitter()
+    lines = []
+    for offset in range(0, len(text), size):
+        lines += splitter.split(text[offset : offset + size])
+    assert [*lines, splitter.rest] == text.split(b"\n")
 
 
 @pytest.mark.parametrize("size", [100_003, 1 << 20, 1 << 23])
 def test_line_without_an_end_is_written_in_pieces(size: int) -> None:
     """At most one MiB of a line is held; its pieces have its stamp and do not depend on where the stream is cut."""
     text = SECOND + b"Z " + b"x" * (2 * _MAX_LINE_BYTES) + b"\n"
-    lines = LineSplitter()
-    found = [line for at in range(0, len(text), size) for line in lines.cut(text[at : at + size])]
-    assert [len(line) for line in found] == [_MAX_LINE_BYTES, _MAX_LINE_BYTES, 3 * STAMP]
-    assert {line[:21] for line in found} == {SECOND + b"Z "}
+    splitter = LineSplitter()
+    lines = []
+    for offset in range(0, len(text), size):
+        lines += splitter.split(text[offset : offset + size])
+    assert [len(line) for line in lines] == [_MAX_LINE_BYTES, _MAX_LINE_BYTES, 3 * STAMP_BYTES]
+    assert {line[:21] for line in lines} == {SECOND + b"Z "}

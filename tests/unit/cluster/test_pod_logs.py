@@ -1,4 +1,4 @@
-"""The logs of a job's pods: when one is followed, when it is over, and what is missing from them."""
+"""The logs of a job's pods: when one is followed, when it is complete, and the parts that are missing."""
 
 from pathlib import Path
 from typing import Any, cast
@@ -8,21 +8,22 @@ import pytest
 from tests.conftest import Planned
 from tests.pod_jobs import Job, lines
 from tests.waiting import until
-from torchyard.cluster.pod_logs import PodLogs, _has_begun, _is_over
+from torchyard.cluster.pod_logs import PodLogs, _has_started, _has_terminated
 from torchyard.kube.client import Client, get_cluster_client
 
 
 def pod(policy: str, phase: str = "Running", **status: object) -> dict[str, object]:
-    known = {"name": "main", **status}
+    container_status = {"name": "main", **status}
     spec = {"restartPolicy": policy, "containers": [{"name": "main"}]}
-    return {"spec": spec, "status": {"phase": phase, "containerStatuses": [known]}}
+    return {"spec": spec, "status": {"phase": phase, "containerStatuses": [container_status]}}
 
 
-ENDED, FAILED = {"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}
+ENDED = {"terminated": {"exitCode": 0}}
+FAILED = {"terminated": {"exitCode": 1}}
 
 
 @pytest.mark.parametrize(
-    ("seen", "over"),
+    ("pod_status", "has_terminated"),
     [
         (pod("Never", state=FAILED), True),
         (pod("OnFailure", state=ENDED), True),
@@ -32,40 +33,42 @@ ENDED, FAILED = {"terminated": {"exitCode": 0}}, {"terminated": {"exitCode": 1}}
         (pod("Always", "Failed", state={"waiting": {}}), True),
     ],
 )
-def test_container_is_over_when_it_does_not_begin_again(seen: dict[str, object], over: bool) -> None:
-    """A container is over if its pod has ended, or if restart policy and exit code allow no restart."""
-    assert _is_over(seen, "main") is over
+def test_container_has_terminated_when_it_does_not_begin_again(
+    pod_status: dict[str, object], has_terminated: bool
+) -> None:
+    """A container has terminated if its pod has ended, or if restart policy and exit code allow no restart."""
+    assert _has_terminated(pod_status, "main") is has_terminated
 
 
-@pytest.mark.parametrize(("last", "begun"), [({}, False), (FAILED, True)])
-def test_container_that_waits_may_have_a_log(last: dict[str, object], begun: bool) -> None:
+@pytest.mark.parametrize(("last_state", "has_started"), [({}, False), (FAILED, True)])
+def test_container_that_waits_may_have_a_log(last_state: dict[str, object], has_started: bool) -> None:
     """A container that has crashed and waits for its restart has a log."""
-    assert _has_begun(pod("OnFailure", state={"waiting": {}}, lastState=last), "main") is begun
+    assert _has_started(pod("OnFailure", state={"waiting": {}}, lastState=last_state), "main") is has_started
 
 
 def test_recreated_pod_continues_the_log(job: Job) -> None:
-    """The log of a pod's successor follows the predecessor's in one file: no line is missing, and none is mixed."""
+    """The log of a pod's successor follows the predecessor's in one file: no line is lost or out of order."""
     logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
     job.server.logs[job.name("worker-0")] = b"".join(lines(3))
     logs.update_pod("worker-0", job.name("worker-0"), job.pod("worker-0", "uid-1"))
     until(lambda: len(job.log()) == 3)
     logs.update_pod("worker-0", job.name("worker-0"), None)
-    until(lambda: not logs.unfinished())
+    until(lambda: not logs.is_unfinished())
     job.server.logs[job.name("worker-0")] = b"".join(lines(5)[3:])
     logs.update_pod("worker-0", job.name("worker-0"), job.pod("worker-0", "uid-2"))
     until(lambda: len(job.log()) == 5)
     logs.update_pod("worker-0", job.name("worker-0"), None)
-    until(lambda: not logs.unfinished())
+    until(lambda: not logs.is_unfinished())
     assert (job.log(), logs.lost_logs()) == ([f"line {number}" for number in range(5)], {})
 
 
 def test_log_whose_pod_is_gone_lacks_its_end(job: Job) -> None:
-    """A process that attaches finds the start of a log whose pod is gone: what came after that is reported as lost."""
+    """A process that attaches finds the start of a log whose pod is gone: the rest is reported as lost."""
     logs = PodLogs(get_cluster_client(job.plan.cluster), job.plan)
     path = Path(job.plan.nodes["worker-1"])
     path.parent.mkdir(parents=True)
     path.write_text("2026-01-01T00:00:00.000Z worker-1 | one\n")
-    assert logs.lost_logs() == {"worker-1": "perhaps its end: its pod is gone"}
+    assert logs.lost_logs() == {"worker-1": "possibly the last lines: its pod is gone"}
 
 
 BARE: list[dict[str, Any]] = [
@@ -79,7 +82,7 @@ BARE: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("bare", BARE, ids=range(len(BARE)))
 def test_pod_without_containers_has_no_log(planned: Planned, bare: dict[str, Any]) -> None:
-    """A pod about which almost nothing is known is accepted, and its log is not followed yet."""
-    pumps = PodLogs(cast(Client, None), planned(nodes=2))
-    pumps.update_pod("worker-0", "sample-worker-0", bare)
-    assert not pumps.unfinished()
+    """A pod with almost no fields is accepted, and its log is not followed yet."""
+    logs = PodLogs(cast(Client, None), planned(nodes=2))
+    logs.update_pod("worker-0", "sample-worker-0", bare)
+    assert not logs.is_unfinished()

@@ -57,7 +57,7 @@ def test_every_writer_of_a_run_closes_its_files(tmp_path: Path) -> None:
         folder.note("start")
         folder.renew(60)
         _append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
-        LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").note_gap("something")
+        LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").record_gap("something")
         write_state(str(folder.attempt(1) / "node-0"), phase="running")
         record_heartbeat(str(folder.attempt(1) / "looked"), "me")
     assert open_to_others(tmp_path / "runs") == []
