@@ -1,42 +1,53 @@
-"""The runner: which faults end a run, which leave its job alone, and who may touch what another process owns."""
+"""Runner: which faults end a run, which leave its job running, and what the end of a run records and removes."""
 
 import asyncio
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
 from tests.conftest import RUN_ID, Planned, Write, load
 from tests.fake_api import FakeApi
 from tests.lone_processes import lone_profile
+from tests.reports import attempt
 from tests.waiting import until
 from torchyard.cluster import lease, lease_renewal
 from torchyard.common.project_root import ROOT
+from torchyard.host.processes import find_labelled
 from torchyard.kube.client import get_cluster_client
 from torchyard.loading.profile import load_profile
+from torchyard.machines.backend import MachinesBackend
 from torchyard.model.errors import DetachedError, FolderError, HandedOverError, HostError, RunInUseError
-from torchyard.model.run import RunEnd
+from torchyard.model.plan import CommandPlan
+from torchyard.model.run import Collected, End, Metrics, Report, Run, RunEnd
+from torchyard.model.trend import Trend
+from torchyard.pages.report import render_text
 from torchyard.pods import lease_record
+from torchyard.run.folder import list_run_folders, runs_folder
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 from torchyard.run.signals import SignalHold, protect_run
+from torchyard.steps.submit import submit
 from torchyard.tasks.flow_run.reporter import PrefectReporter
+from torchyard.trend.records import history_folder, read_history
 
 
 @pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])
-@pytest.mark.parametrize("runs", [True, False])
-def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, runs: bool) -> None:
+@pytest.mark.parametrize("may_run", [True, False])
+def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, may_run: bool) -> None:
     """Before the submit a fault ends the run; once there is a job, the process leaves it alone."""
-    line = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
-    line.may_run = runs
+    runner = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
+    runner.may_run = may_run
 
     def work() -> RunEnd:
         raise error
 
-    if runs:
+    if may_run:
         with pytest.raises(DetachedError):
-            protect_run(line, work, SignalHold())
+            protect_run(runner, work, SignalHold())
     else:
-        assert protect_run(line, work, SignalHold())[0] == "failed"
+        assert protect_run(runner, work, SignalHold())[0] == "failed"
 
 
 def test_no_step_begins_in_a_run_that_another_carries(
@@ -44,8 +55,8 @@ def test_no_step_begins_in_a_run_that_another_carries(
 ) -> None:
     """A launcher whose Lease was taken over ends before it collects or tears down what another one owns."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
-    line = Runner(load(write()), RUN_ID, LocalReporter())
-    line.plan = plan = planned(cluster={"namespace": "default"})
+    runner = Runner(load(write()), RUN_ID, LocalReporter())
+    runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
     taken_lease = {
         **lease._fill_lease(plan, get_cluster_client(plan.cluster)),
@@ -53,17 +64,17 @@ def test_no_step_begins_in_a_run_that_another_carries(
     }
     fake_api.put(taken_lease)
     with pytest.raises(RunInUseError, match="taken it over"):
-        until(line._check_owner)
-    for touch in (lambda: line._run_step("collect", lambda: "", str), lambda: line.remove(plan)):
+        until(runner._check_owner)
+    for touch in (lambda: runner._run_step("collect", lambda: "", str), lambda: runner.remove(plan)):
         with pytest.raises(RunInUseError):
             touch()
-    assert not line.folder.events()
+    assert not runner.folder.events()
     assert not fake_api.requests("DELETE", "")
 
 
 def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
     """If Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage, the run goes on."""
-    line, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
+    runner, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
 
     def work() -> RunEnd:
         if stop := next(tries):
@@ -71,7 +82,7 @@ def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
         return RunEnd("succeeded", "done")
 
     with SignalHold() as signals:
-        assert protect_run(line, work, signals) == ("succeeded", "done")
+        assert protect_run(runner, work, signals) == ("succeeded", "done")
 
 
 class HandedOn(LocalReporter):
@@ -83,15 +94,15 @@ class HandedOn(LocalReporter):
 
 def test_run_that_goes_on_elsewhere_is_not_torn_down(planned: Planned, fake_api: FakeApi, write: Write) -> None:
     """A stopped process whose run goes on in another one leaves the job, and its Lease to whoever comes."""
-    line = Runner(load(write()), RUN_ID, HandedOn())
-    line.plan = plan = planned(cluster={"namespace": "default"})
+    runner = Runner(load(write()), RUN_ID, HandedOn())
+    runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
 
     def work() -> RunEnd:
         raise KeyboardInterrupt
 
     with SignalHold() as signals, pytest.raises(HandedOverError):
-        protect_run(line, work, signals)
+        protect_run(runner, work, signals)
     assert lease_record.is_handed_over(lease.read_lease(get_cluster_client(plan.cluster), plan) or {})
     assert not fake_api.requests("DELETE", "")
 
@@ -104,9 +115,9 @@ def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path
     profile = lone_profile(write).model_copy(
         update={"program": str(binary), "args": ("-b", "8", "-g", "1"), "metrics": "nccl-tests"}
     )
-    line = Runner(profile, RUN_ID, LocalReporter())
-    assert line.run()[0] == "succeeded"
-    rows = line.attempts[0].collected.metrics.rows
+    runner = Runner(profile, RUN_ID, LocalReporter())
+    assert runner.run()[0] == "succeeded"
+    rows = runner.attempts[0].collected.metrics.rows
     assert [(row["size"], row["algbw"]) for row in rows] == [(8, 0.0), (4294967296, 664.33)]
 
 
@@ -120,3 +131,131 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
     assert [event["name"] for event in second.folder.events() if event["event"] == "step"] == [
         *("preflight", "submit", "wait", "collect", "teardown"),
     ]
+
+
+# --- the end of a run
+
+
+@pytest.fixture
+def runner(write: Write) -> Iterator[Runner]:
+    """A run of one process that would sleep for a minute; it is owned, and nothing has been started yet."""
+    runner = Runner(lone_profile(write), RUN_ID, LocalReporter())
+    with runner.folder.owned():
+        yield runner
+    if runner.plan:
+        runner.remove(runner.plan)
+
+
+def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
+    """The journal has the end that the run is coming to, and then the end; the saved report is the returned one."""
+    report = runner.finish("failed", "it broke")
+    assert [(event["event"], event["end"], event["sentence"]) for event in runner.folder.events()] == [
+        ("ending", "failed", "it broke"),
+        ("end", "failed", "it broke"),
+    ]
+    assert (runner.folder.report(), report.attempts, report.leftovers) == (report, (), ())
+
+
+def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
+    """Neither the journal nor the report repeats a secret that an error has quoted."""
+    report = runner.finish("failed", "train.py --token=abc123 failed")
+    assert (report.sentence.startswith("train.py --token="), report.sentence.endswith(" failed")) == (True, True)
+    assert "abc123" not in report.model_dump_json() + (runner.folder.path / "journal").read_text()
+
+
+def submit_attempt(runner: Runner) -> CommandPlan:
+    """Start the run's first attempt, for which nobody waits."""
+    run = Run(id=RUN_ID, attempt=1, folder=str(runner.folder.path))
+    plan = runner._prepare(run).plan
+    assert isinstance(plan, CommandPlan)
+    submit(plan, runner.profile.deadlines)
+    runner.open_attempt, runner.plan = (1, plan), plan
+    return plan
+
+
+def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
+    """An attempt that is cut short is stopped, collected and torn down, and the report has it as stopped."""
+    plan = submit_attempt(runner)
+    report = runner.finish("cancelled", "cancelled through Prefect")
+    (attempt,) = report.attempts
+    assert (attempt.outcome.cause, attempt.outcome.status.reason) == ("stopped", "cancelled through Prefect")
+    assert report.leftovers == ()
+    assert find_labelled(plan.label) == []
+    assert runner.open_attempt is None
+
+
+def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The report of an attempt that is cut short says which logs may lack their end."""
+    (name,) = submit_attempt(runner).nodes
+    monkeypatch.setattr(MachinesBackend, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
+    (attempt,) = runner.finish("stopped", "stopped by SIGTERM").attempts
+    assert [(log.node, log.lost) for log in attempt.collected.logs] == [(name, "perhaps its end: no answer")]
+
+
+def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
+    """A report that cannot be written is an error in the log; the run's end stays as it was decided."""
+    (runner.folder.path / "report.json").mkdir()
+    report = runner.finish("succeeded", "2 of 2 agents ended with 0")
+    assert (report.end, runner.folder.last("end")["end"]) == ("succeeded", "succeeded")
+    assert "the report is not on disk: " in caplog.text
+
+
+def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a refused release leaves behind is found only after the end is recorded, and is in the report."""
+    submit_attempt(runner)
+
+    def refuse(_: object) -> None:
+        raise FolderError("runs/x", "Permission denied", "make it writable")
+
+    monkeypatch.setattr(MachinesBackend, "release", refuse)
+    report = runner.finish("cancelled", "cancelled through Prefect")
+    assert ["Permission denied" in leftover for leftover in report.leftovers] == [True]
+    assert runner.folder.report() == report
+
+
+def ended(runner: Runner, busbw: float, end: End = "succeeded") -> Report:
+    """Finish a run whose job printed this number."""
+    runner.started_at += 1  # another run of the same profile
+    runner.attempts = [attempt(1, "").model_copy(update={"collected": measured(busbw)})]
+    return runner.finish(end, "2 of 2 agents ended with 0")
+
+
+def measured(busbw: float) -> Collected:
+    return Collected(logs=(), metrics=Metrics(rows=({"step": 1, "busbw": busbw},)), failure=None)
+
+
+@pytest.mark.parametrize(("on_regression", "end"), [("fail", "failed"), ("report", "succeeded")])
+def test_run_that_became_worse(runner: Runner, on_regression: Literal["fail", "report"], end: End) -> None:
+    """A number below the band ends the run as failed with a sentence, or is a row of its report, as asked for."""
+    trend = Trend(value="busbw", on_regression=on_regression)
+    runner.profile = runner.profile.model_copy(update={"trend": trend})
+    assert [ended(runner, 200.0).end for _ in range(6)] == ["succeeded"] * 6
+    report = ended(runner, 150.0)
+    trend_sentence = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
+    assert (report.end, runner.folder.last("end")["end"], runner.folder.last("ending")["end"]) == (end, end, end)
+    assert (report.sentence == f"{trend_sentence}; see {report.history}") == (end == "failed")
+    assert f"  trend        worse: {trend_sentence}\n" in render_text(report)
+    assert ended(runner, 200.0).end == "succeeded"
+
+
+def test_failed_run_is_recorded_and_stays_failed(runner: Runner) -> None:
+    """A run that failed is in the history with its end, and nothing is compared."""
+    runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw")})
+    report = ended(runner, 1.0, "failed")
+    (record,) = read_history(Path(report.history)).records
+    assert (record.end, record.numbers, report.trend) == ("failed", {"step": 1.0, "busbw": 1.0}, None)
+
+
+def test_history_is_taken_for_no_run(runner: Runner) -> None:
+    """The history lies in the runs folder, and is listed as none of its runs."""
+    report = ended(runner, 1.0)
+    assert Path(report.history).parent.parent == runs_folder()
+    assert [folder.name for folder in list_run_folders()] == [runner.folder.name]
+
+
+def test_unwritable_history_ends_no_run(runner: Runner) -> None:
+    """If the history cannot be kept, the run ends as its job did."""
+    history_folder(runs_folder()).write_text("")
+    runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw", on_regression="fail")})
+    report = ended(runner, 1.0)
+    assert (report.end, report.trend and report.trend.verdict) == ("succeeded", "unknown")
