@@ -1,4 +1,4 @@
-"""A collective that all ranks have called, and that does not end: do they call the same, and does the network work?"""
+"""A collective that all ranks have called and that does not end: do their calls differ, and do connections fail?"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -7,7 +7,9 @@ from typing import NamedTuple
 from torchyard.diagnosis.hang.pending_collectives import PendingCollective, clean_operation
 from torchyard.model.hang import Collective, Link, RankRecord
 
-_ONE_SIDED = ("coalesced", "send", "recv")
+_MAX_EVIDENCE = 8
+_ONE_SIDED = ("coalesced", "send", "recv")  # the ranks of one such operation need not make the same call
+# Operations to which every rank must bring equally many elements.
 _SAME_SIZE = {
     "all_reduce",
     "allreduce_coalesced",
@@ -23,6 +25,7 @@ _SAME_SIZE = {
     "all_gather_into_tensor",
     "all_gather_into_tensor_coalesced",
 }
+# Operations that no rank can complete before all have called them.
 _SYMMETRIC = {*_SAME_SIZE, "barrier", "all_reduce_barrier"} - {"reduce", "broadcast"}
 
 
@@ -34,25 +37,33 @@ class CallGroup(NamedTuple):
 
 
 def find_call_groups(collective: PendingCollective, records: Mapping[int, RankRecord]) -> tuple[CallGroup, ...]:
-    """The different calls of the ranks that wait in one collective, the fewest ranks first; one side: all agree."""
-    calls = {rank: call for rank in sorted(collective.waiting) if (call := records[rank].waits)}
-    comparable = {
-        rank: call for rank, call in calls.items() if not clean_operation(call.operation).startswith(_ONE_SIDED)
-    }
-    has_sizes = all(clean_operation(call.operation) in _SAME_SIZE and call.sizes for call in comparable.values())
-    has_dtypes = all(call.dtypes for call in comparable.values())
+    """Return the different calls of the ranks that wait in one collective, the fewest ranks first.
+
+    One group: all calls are the same. Calls without data, and one-sided ones, are not compared; () if no others exist.
+    """
+    calls: dict[int, Collective] = {}
+    for rank in sorted(collective.waiting):
+        call = records[rank].waits
+        if call and not clean_operation(call.operation).startswith(_ONE_SIDED):
+            calls[rank] = call
+    has_sizes = all(clean_operation(call.operation) in _SAME_SIZE and call.sizes for call in calls.values())
+    has_dtypes = all(call.dtypes for call in calls.values())
     ranks_by_call: dict[tuple[object, ...], list[int]] = {}
-    for rank, call in comparable.items():
+    for rank, call in calls.items():
         sizes = tuple(map(math.prod, call.sizes)) if has_sizes else ()
-        key = (clean_operation(call.operation), sizes, call.dtypes if has_dtypes else ())
-        ranks_by_call.setdefault(key, []).append(rank)
-    groups = [CallGroup(tuple(ranks), describe_call(comparable[ranks[0]])) for ranks in ranks_by_call.values()]
+        dtypes = call.dtypes if has_dtypes else ()
+        ranks_by_call.setdefault((clean_operation(call.operation), sizes, dtypes), []).append(rank)
+    groups = [CallGroup(tuple(ranks), describe_call(calls[ranks[0]])) for ranks in ranks_by_call.values()]
     return tuple(sorted(groups, key=lambda group: (len(group.ranks), group.ranks)))
 
 
 def find_completed_ranks(collective: PendingCollective, records: Mapping[int, RankRecord]) -> frozenset[int]:
-    """Ranks whose own call of this number is complete, though no rank can be done before all are."""
-    operations = {clean_operation(call.operation) for rank in collective.waiting if (call := records[rank].waits)}
+    """Return the ranks whose call of this number is complete while others wait in theirs, which must differ.
+
+    Empty if the operation can be complete in one rank before all ranks have called it, such as a broadcast.
+    """
+    pending_calls = [records[rank].waits for rank in collective.waiting]
+    operations = {clean_operation(call.operation) for call in pending_calls if call}
     if not operations or not operations <= _SYMMETRIC:
         return frozenset()
     others = collective.members - collective.waiting
@@ -65,54 +76,76 @@ def _count_completed(record: RankRecord | None, collective: PendingCollective) -
 
 
 def describe_call(call: Collective) -> str:
-    """`all_reduce of 1,000 float32`."""
+    """`all_reduce of 1,000 float32`; the operation alone if the record has no sizes."""
+    operation = clean_operation(call.operation)
+    if not call.sizes:
+        return operation
     elements = sum(map(math.prod, call.sizes))
-    amount = f"{elements:,} {', '.join(dict.fromkeys(call.dtypes)).lower()}".strip() if call.sizes else ""
-    return f"{clean_operation(call.operation)}{f' of {amount}' if amount else ''}"
+    dtypes = ", ".join(dict.fromkeys(call.dtypes)).lower()
+    return f"{operation} of {elements:,} {dtypes}".rstrip()
 
 
 class NetworkFault(NamedTuple):
-    """Connections that retransmit. `nodes`: the one that all of them share, or those that report them."""
+    """Connections that retransmit.
+
+    nodes: the one node that all of them share (`is_shared`), or else the nodes that report them.
+    evidence: one sentence for each connection.
+    """
 
     nodes: tuple[str, ...]
     is_shared: bool
     evidence: tuple[str, ...]
 
 
+class _BadLink(NamedTuple):
+    """A connection that retransmits, and the node that reports it, or `rank 3` if its node is unknown."""
+
+    node: str
+    link: Link
+
+
 def find_network_fault(collective: PendingCollective, records: Mapping[int, RankRecord]) -> NetworkFault | None:
-    """Where the network does not deliver, as far as the ranks' own connections show it."""
-    bad_links = [
-        (records[rank].node or f"rank {rank}", link)
-        for rank in sorted(collective.members & records.keys())
-        for link in records[rank].links
-        if link.retransmits > 0 and link.queued > 0
-    ]
+    """Return where the network loses what the collective's ranks send; None if all connections deliver."""
+    bad_links: list[_BadLink] = []
+    for rank in sorted(collective.members & records.keys()):
+        for link in records[rank].links:
+            if link.retransmits > 0 and link.queued > 0:
+                bad_links.append(_BadLink(records[rank].node or f"rank {rank}", link))
     if not bad_links:
         return None
     evidence = tuple(
         f"{node}: {link.queued:,} bytes to {link.peer} are not acknowledged after {link.retransmits:,} retransmits"
-        for node, link in bad_links[:8]
+        for node, link in bad_links[:_MAX_EVIDENCE]
     )
-    nodes = tuple(sorted({node for node, _ in bad_links}))
     shared_node = _find_shared_node(bad_links, records)
-    return NetworkFault((shared_node,), True, evidence) if shared_node else NetworkFault(nodes, False, evidence)
+    if shared_node is not None:
+        return NetworkFault((shared_node,), is_shared=True, evidence=evidence)
+    nodes = tuple(sorted({bad_link.node for bad_link in bad_links}))
+    return NetworkFault(nodes, is_shared=False, evidence=evidence)
 
 
-def _find_shared_node(bad_links: Sequence[tuple[str, Link]], records: Mapping[int, RankRecord]) -> str:
-    """The one node to which all lost connections belong; empty if there is only one pair of nodes, or no such node.
+def _find_shared_node(bad_links: Sequence[_BadLink], records: Mapping[int, RankRecord]) -> str | None:
+    """The one node that all bad links have in common; None if there is no such node, or only one pair of nodes.
 
-    A peer is a node by its name, or by an address that a rank of that node has on a connection of its own.
+    A peer belongs to a node if it is the node's name, or the own address of a connection that a rank there reports.
     """
-    node_by_host = {
-        _parse_host(link.local): record.node for record in records.values() for link in record.links if link.local
-    }
-    node_by_host |= {record.node: record.node for record in records.values()}
-    pairs = {
-        frozenset((node, node_by_host.get(_parse_host(link.peer), _parse_host(link.peer)))) for node, link in bad_links
-    }
-    common_nodes = frozenset.intersection(*pairs) & {record.node for record in records.values()}
-    return next(iter(common_nodes)) if len(pairs) > 1 and len(common_nodes) == 1 else ""
+    nodes = {record.node for record in records.values()}
+    node_by_host: dict[str, str] = {}
+    for record in records.values():
+        for link in record.links:
+            if link.local:
+                node_by_host[_parse_host(link.local)] = record.node
+    node_by_host |= {node: node for node in nodes}
+    pairs = set()
+    for bad_link in bad_links:
+        peer_host = _parse_host(bad_link.link.peer)
+        pairs.add(frozenset((bad_link.node, node_by_host.get(peer_host, peer_host))))
+    common_nodes = frozenset.intersection(*pairs) & nodes
+    if len(pairs) == 1 or len(common_nodes) != 1:
+        return None
+    return next(iter(common_nodes)) or None
 
 
 def _parse_host(address: str) -> str:
+    """`10.0.0.1:4000` as `10.0.0.1`; an IPv6 address as it is, because it has several colons."""
     return address.rpartition(":")[0] if address.count(":") == 1 else address

@@ -1,4 +1,7 @@
-"""Whether a job hangs, and which rank is to blame: a verdict that is right, or unknown, or none."""
+"""Detect whether a job hangs, and which ranks cause it, from the latest record of each rank.
+
+A verdict is correct or `unknown`: a rank is blamed only if its own record explains why the others wait.
+"""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -23,12 +26,14 @@ from torchyard.diagnosis.hang.pending_collectives import (
     find_cycle,
     find_dependents,
     find_pending_collectives,
+    is_stopped,
 )
 from torchyard.model.hang import Hang, HangClass, RankRecord
 
 FRESH_S = 25.0  # a stall is reported again within seconds, later every ten
 SILENT_AFTER_S = 90.0  # a healthy rank reports every 15 to 60 s
-IDLE_FLOOR_S = 12.0  # nobody waits in a collective, and nobody does anything
+IDLE_FLOOR_S = 12.0  # no rank waits in a collective, and none is active
+# The most certain first: if several ranks are missing, those with the first of these faults are blamed.
 _FAULT_PRIORITY: tuple[HangClass, ...] = (
     "stopped",
     "gil",
@@ -41,7 +46,13 @@ _FAULT_PRIORITY: tuple[HangClass, ...] = (
 
 
 class _JobSnapshot(NamedTuple):
-    """`records`: without those that are too old; `stalled`: the ranks that make no progress now."""
+    """What is known about a job at one moment.
+
+    records: the latest of each rank, without those older than `SILENT_AFTER_S`.
+    stalled: the ranks that reported a stall within the last `FRESH_S`.
+    world: the number of ranks in the job.
+    collectives: those in which stalled ranks wait.
+    """
 
     records: Mapping[int, RankRecord]
     stalled: frozenset[int]
@@ -49,22 +60,27 @@ class _JobSnapshot(NamedTuple):
     collectives: tuple[PendingCollective, ...]
 
 
-def detect_hang(latest: Mapping[int, RankRecord], world: int, ages: Mapping[int, float] | None = None) -> Hang | None:
-    """The hang that the ranks' records prove; None if there is none, or not yet.
+def detect_hang(
+    records: Mapping[int, RankRecord], world: int, record_ages: Mapping[int, float] | None = None
+) -> Hang | None:
+    """Return the hang that the latest record of each rank proves; None if they prove none, or not yet.
 
-    `ages`: how old each record is, in seconds. Without them the records' own clocks decide.
+    `world`: the number of ranks in the job. `record_ages`: seconds since each rank's record was made, 0 where it has
+    no entry; by default they are measured from the newest record, by the nodes' clocks.
     """
-    records = {rank: record for rank, record in latest.items() if 0 <= rank < world}
+    records = {rank: record for rank, record in records.items() if 0 <= rank < world}
     if not records:
         return None
-    newest = max(record.at for record in records.values())
-    ages_s = {rank: ages.get(rank, 0.0) if ages is not None else newest - record.at for rank, record in records.items()}
-    stalled = frozenset(rank for rank, record in records.items() if record.kind == "stall" and ages_s[rank] <= FRESH_S)
+    if record_ages is None:
+        newest = max(record.at for record in records.values())
+        ages = {rank: newest - record.at for rank, record in records.items()}
+    else:
+        ages = {rank: record_ages.get(rank, 0.0) for rank in records}
+
+    stalled = frozenset(rank for rank, record in records.items() if record.kind == "stall" and ages[rank] <= FRESH_S)
     if not stalled:
         return None
-    current = {
-        rank: record for rank, record in records.items() if record.kind == "end" or ages_s[rank] <= SILENT_AFTER_S
-    }
+    current = {rank: record for rank, record in records.items() if record.kind == "end" or ages[rank] <= SILENT_AFTER_S}
     snapshot = _JobSnapshot(current, stalled, world, find_pending_collectives(current, stalled, world))
     return (
         _detect_missing_ranks(snapshot)
@@ -78,27 +94,40 @@ def detect_hang(latest: Mapping[int, RankRecord], world: int, ages: Mapping[int,
 
 
 def _detect_missing_ranks(snapshot: _JobSnapshot) -> Hang | None:
-    """A rank that waits in nothing, and has not called what others wait in."""
-    waiting = frozenset().union(*(collective.waiting for collective in snapshot.collectives))
-    candidates = []
-    for collective in sorted(snapshot.collectives, key=lambda collective: -len(collective.waiting)):
-        suspects = collective.missing - waiting
-        if suspects and collective.waiting and (faults := _find_faults(snapshot, collective, suspects)):
+    """The hang of ranks that others wait for in a collective, and that wait in no collective themselves; or None."""
+    waiting_ranks = frozenset(rank for collective in snapshot.collectives for rank in collective.waiting)
+    candidates: list[tuple[PendingCollective, dict[int, Fault]]] = []
+    for collective in sorted(snapshot.collectives, key=_count_waiting_ranks, reverse=True):
+        suspects = collective.missing - waiting_ranks
+        if not suspects or not collective.waiting:
+            continue
+        faults = _find_faults(snapshot, collective, suspects)
+        if faults:
             candidates.append((collective, faults))
     if not candidates:
         return None
-    collective, faults = min(
-        candidates, key=lambda candidate: min(_FAULT_PRIORITY.index(fault.kind) for fault in candidate[1].values())
-    )
-    return messages.describe_missing_ranks(
-        collective, faults, snapshot.records, find_dependents(snapshot.collectives, faults.keys())
-    )
+    collective, faults = min(candidates, key=_get_candidate_priority)
+    dependents = find_dependents(snapshot.collectives, faults.keys())
+    return messages.describe_missing_ranks(collective, faults, snapshot.records, dependents)
+
+
+def _count_waiting_ranks(collective: PendingCollective) -> int:
+    return len(collective.waiting)
+
+
+def _get_candidate_priority(candidate: tuple[PendingCollective, dict[int, Fault]]) -> int:
+    """The index of the candidate's most certain fault in `_FAULT_PRIORITY`."""
+    _, faults = candidate
+    return min(_FAULT_PRIORITY.index(fault.kind) for fault in faults.values())
 
 
 def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects: frozenset[int]) -> dict[int, Fault]:
-    """The culprits among the ranks that have not come: those of the plainest kind; none if one may still come."""
+    """The faults of the culprits among the suspects, by rank: those of the most certain kind.
+
+    Empty if a suspect may still call the collective, unless the fault of another one is certain.
+    """
     if collective.group == UNCOUNTED_CALL and len(suspects) > 1:
-        return {}  # a torch without counters: which of them is to come, nobody says
+        return {}  # without torch's counters, no record shows which of them is expected
     waited_s = min(snapshot.records[rank].stalled_s for rank in collective.waiting)
     typical_pause_s = max(snapshot.records[rank].usual_s for rank in collective.waiting)
     faults = {rank: diagnose_missing_rank(snapshot.records.get(rank), typical_pause_s) for rank in sorted(suspects)}
@@ -112,10 +141,13 @@ def _find_faults(snapshot: _JobSnapshot, collective: PendingCollective, suspects
 
 
 def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_s: float) -> bool:
+    """Whether the rank, and those that have waited `waited_s` seconds for it, have stalled for the fault's limit."""
     record = snapshot.records.get(rank)
     if record is None or record.kind == "end":
         return waited_s >= fault.limit_s
-    stalled_s = min(record.stalled_s, record.blind_s) if fault.kind == "gil" else record.stalled_s
+    stalled_s = record.stalled_s
+    if fault.kind == "gil":
+        stalled_s = min(stalled_s, record.blind_s)
     return rank in snapshot.stalled and min(waited_s, stalled_s) >= fault.limit_s
 
 
@@ -123,85 +155,90 @@ def _has_exceeded_limit(snapshot: _JobSnapshot, rank: int, fault: Fault, waited_
 
 
 def _detect_deadlock(snapshot: _JobSnapshot) -> Hang | None:
-    """Ranks of which each waits in a collective that the next one has not called."""
+    """The hang of ranks of which each waits in a collective that the next one has not called; None without such."""
     collectives = snapshot.collectives
-    cycle = find_cycle(
-        tuple(
-            collective
-            for collective in collectives
-            if collective.group != UNCOUNTED_CALL or _is_mutual_wait(collectives, collective)
-        )
-    )
-    ranks = [rank for collective in cycle for rank in collective.waiting]
+    candidates = [
+        collective
+        for collective in collectives
+        if collective.group != UNCOUNTED_CALL or _is_mutual_wait(collectives, collective)
+    ]
+    cycle = find_cycle(tuple(candidates))
+    ranks = frozenset(rank for collective in cycle for rank in collective.waiting)
     if not cycle or not _have_all_stalled(snapshot, ranks, FLOOR_S):
         return None
-    return messages.describe_deadlock(cycle, snapshot.records, find_dependents(snapshot.collectives, frozenset(ranks)))
+    return messages.describe_deadlock(cycle, snapshot.records, find_dependents(collectives, ranks))
 
 
 def _is_mutual_wait(collectives: tuple[PendingCollective, ...], collective: PendingCollective) -> bool:
-    """Whether whichever rank a receive waits for waits for the receiver itself."""
+    """Whether all missing ranks depend on the waiting ones: whichever rank a receive waits for, it is a deadlock."""
     return bool(collective.missing) and collective.missing <= find_dependents(collectives, collective.waiting)
 
 
+# --- collectives that all of their ranks have called
+
+
 def _detect_stuck_collective(snapshot: _JobSnapshot) -> Hang | None:
-    """A collective that all of its ranks have called, and that does not end."""
-    for collective in sorted(snapshot.collectives, key=lambda collective: -len(collective.waiting)):
-        hang = None if collective.missing else _explain_stuck_collective(snapshot, collective)
+    """The hang in a collective that all of its ranks have called, and that does not end; None if there is none."""
+    for collective in sorted(snapshot.collectives, key=_count_waiting_ranks, reverse=True):
+        if collective.missing:
+            continue
+        hang = _explain_stuck_collective(snapshot, collective)
         if hang:
             return hang
     return None
 
 
 def _explain_stuck_collective(snapshot: _JobSnapshot, collective: PendingCollective) -> Hang | None:
-    call_groups, fault = (
-        find_call_groups(collective, snapshot.records),
-        find_network_fault(collective, snapshot.records),
-    )
-    dependents = find_dependents(snapshot.collectives, collective.waiting)
+    """The hang in one collective, by the strongest evidence; None if its ranks have not waited long enough for that."""
+    records = snapshot.records
+    waiting = collective.waiting
+    dependents = find_dependents(snapshot.collectives, waiting)
+
+    call_groups = find_call_groups(collective, records)
     if len(call_groups) > 1:
-        has_stalled = _have_all_stalled(snapshot, collective.waiting, FLOOR_S)
-        return (
-            messages.describe_mismatch(collective, call_groups, snapshot.records, dependents) if has_stalled else None
-        )
+        has_stalled = _have_all_stalled(snapshot, waiting, FLOOR_S)
+        return messages.describe_mismatch(collective, call_groups, records, dependents) if has_stalled else None
+
+    fault = find_network_fault(collective, records)
     if fault:
-        has_stalled = _have_all_stalled(snapshot, collective.waiting, BLOCKED_FLOOR_S)
-        return messages.describe_network_fault(collective, fault, snapshot.records, dependents) if has_stalled else None
-    completed_ranks = find_completed_ranks(collective, snapshot.records)
-    if (
-        completed_ranks
-        and completed_ranks <= snapshot.stalled
-        and _have_all_stalled(snapshot, collective.waiting | completed_ranks, START_FLOOR_S)
-    ):
-        return messages.describe_skipped_call(collective, completed_ranks, snapshot.records, dependents)
-    is_active = any(is_busy(snapshot.records[rank]) for rank in collective.waiting)
-    floor_s, factor = (ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR) if is_active else (START_FLOOR_S, PAUSE_FACTOR)
-    has_stalled = not completed_ranks and _have_all_stalled(snapshot, collective.waiting, floor_s, factor)
-    return messages.describe_stuck_collective(collective, snapshot.records, dependents) if has_stalled else None
+        has_stalled = _have_all_stalled(snapshot, waiting, BLOCKED_FLOOR_S)
+        return messages.describe_network_fault(collective, fault, records, dependents) if has_stalled else None
+
+    completed_ranks = find_completed_ranks(collective, records)
+    if completed_ranks:
+        are_stalled = completed_ranks <= snapshot.stalled
+        if not are_stalled or not _have_all_stalled(snapshot, waiting | completed_ranks, START_FLOOR_S):
+            return None
+        return messages.describe_skipped_call(collective, completed_ranks, records, dependents)
+
+    if any(is_busy(records[rank]) for rank in waiting):
+        has_stalled = _have_all_stalled(snapshot, waiting, ACTIVE_FLOOR_S, ACTIVE_PAUSE_FACTOR)
+    else:
+        has_stalled = _have_all_stalled(snapshot, waiting, START_FLOOR_S)
+    return messages.describe_stuck_collective(collective, records, dependents) if has_stalled else None
 
 
 def _have_all_stalled(
-    snapshot: _JobSnapshot, ranks: list[int] | frozenset[int], floor_s: float, factor: float = PAUSE_FACTOR
+    snapshot: _JobSnapshot, ranks: frozenset[int], floor_s: float, factor: float = PAUSE_FACTOR
 ) -> bool:
-    """Whether all of these ranks have made no progress for longer than is normal for them."""
+    """Whether all of `ranks` have stalled for `floor_s` seconds, and for `factor` times the longest normal pause."""
     typical_pause_s = max(snapshot.records[rank].usual_s for rank in ranks)
     return min(snapshot.records[rank].stalled_s for rank in ranks) >= max(floor_s, factor * typical_pause_s)
 
 
-# --- nobody waits in a collective
+# --- no rank waits in a collective
 
 
 def _detect_idle_job(snapshot: _JobSnapshot) -> Hang | None:
-    """All ranks stand still outside of collectives."""
-    if snapshot.collectives or len(snapshot.stalled) < snapshot.world or any(map(is_busy, snapshot.records.values())):
+    """The hang of a job whose ranks have all stalled outside of collectives; None if one may still be active."""
+    records = snapshot.records
+    if snapshot.collectives or len(snapshot.stalled) < snapshot.world or any(map(is_busy, records.values())):
         return None
-    if all(record.state in ("T", "t") for record in snapshot.records.values()):
-        return (
-            messages.describe_idle_job("stopped", snapshot.records)
-            if _have_all_stalled(snapshot, snapshot.stalled, START_FLOOR_S)
-            else None
-        )
-    if not any(record.groups for record in snapshot.records.values()):
-        return None  # whether such a job has a rhythm at all is not known
-    have_started = all(record.usual_s > 0 or has_completed_collective(record) for record in snapshot.records.values())
+    if all(map(is_stopped, records.values())):
+        has_stalled = _have_all_stalled(snapshot, snapshot.stalled, START_FLOOR_S)
+        return messages.describe_idle_job("stopped", records) if has_stalled else None
+    if not any(record.groups for record in records.values()):
+        return None  # a program without process groups may pause for any time
+    have_started = all(record.usual_s > 0 or has_completed_collective(record) for record in records.values())
     has_stalled = _have_all_stalled(snapshot, snapshot.stalled, IDLE_FLOOR_S if have_started else ACTIVE_FLOOR_S)
-    return messages.describe_idle_job("all-waiting-outside", snapshot.records) if has_stalled else None
+    return messages.describe_idle_job("all-waiting-outside", records) if has_stalled else None

@@ -128,9 +128,12 @@ def describe_skipped_call(
 ) -> Hang:
     """Return the hang of ranks whose call of this number is complete while others wait in theirs: another call."""
     if len(completed_ranks) == len(collective.waiting):
-        ranks = tuple(sorted(completed_ranks | collective.waiting))
+        blamed = completed_ranks | collective.waiting
+    elif len(completed_ranks) < len(collective.waiting):
+        blamed = completed_ranks
     else:
-        ranks = tuple(sorted(min(completed_ranks, collective.waiting, key=len)))
+        blamed = collective.waiting
+    ranks = tuple(sorted(blamed))
     subject = describe_ranks(completed_ranks) + _describe_nodes_of(completed_ranks, records)
     sentence = (
         f"{subject} {choose_verb(completed_ranks, 'has', 'have')} completed "

@@ -1,16 +1,16 @@
-"""Who waits for whom: each collective that ranks wait in, and the ranks of its group that have not called it."""
+"""The collectives in which ranks wait, the ranks that have not called them, and the cycles among them."""
 
 import re
 from collections.abc import Iterator, Mapping, Set
 from typing import NamedTuple
 
-from torchyard.model.hang import Collective, Frame, GroupProgress, RankRecord
+from torchyard.model.hang import Collective, Frame, RankRecord
 
 DEFAULT_GROUP = "0"
-SETUP = "set-up"  # of process groups, where all ranks meet in the store
-UNCOUNTED_CALL = "call"  # of torch.distributed, by the stack alone: which one, no counter says
+SETUP = "set-up"  # of process groups: all ranks wait for each other in the store
+UNCOUNTED_CALL = "call"  # of torch.distributed, which only the stack shows, because no counter of a group does
 PAIR_PREFIX = "pair "  # of a send or receive: the group is the pair of its ranks
-MAX_SEQUENCES = 16  # of one group, told apart
+MAX_SEQUENCES = 16  # pending collectives of one group that are examined, the oldest first
 _SETUP_CALLS = {
     "init_process_group",
     "new_group",
@@ -25,7 +25,14 @@ _P2P = re.compile(r"(send|recv|isend|irecv)\b(?: (\d+)(?:->|<-)(\d+))?")
 
 
 class PendingCollective(NamedTuple):
-    """One collective: the ranks that wait in it, and those of its group that have not come."""
+    """A collective in which ranks wait.
+
+    group: the process group's name in torch, SETUP, UNCOUNTED_CALL, or PAIR_PREFIX and a name.
+    sequence: the number of the call in its group, from 1; 0 if it is not counted.
+    members: the ranks of the group, as far as the records show them.
+    waiting: the stalled ranks that have called it.
+    missing: the members that have not called it.
+    """
 
     group: str
     sequence: int
@@ -35,7 +42,10 @@ class PendingCollective(NamedTuple):
 
 
 class _CollectiveKey(NamedTuple):
-    """A collective as one rank names it. `ranks`: of its group, as far as the rank says so; of a send, the peer."""
+    """A collective as one rank reports it. Ranks whose keys are equal wait in the same one.
+
+    `ranks`: the members of the group, or the two ranks of a send or receive; empty if the rank does not report them.
+    """
 
     group: str
     ranks: tuple[int, ...]
@@ -45,16 +55,20 @@ class _CollectiveKey(NamedTuple):
 def find_pending_collectives(
     records: Mapping[int, RankRecord], stalled: Set[int], world: int
 ) -> tuple[PendingCollective, ...]:
-    """What the stalled ranks wait in. `records` are those of all ranks that are known."""
-    running = [rank for rank in sorted(stalled) if not is_stopped(records[rank])]  # the counters of the others are old
-    keys = {rank: key for rank in running if (key := _find_collective_key(records[rank]))}
+    """Return the collectives in which the ranks of `stalled` wait. `records`: the current record of each rank."""
+    keys: dict[int, _CollectiveKey] = {}
+    for rank in sorted(stalled):
+        if is_stopped(records[rank]):
+            continue  # its counters are from before it was stopped
+        key = _find_collective_key(records[rank])
+        if key:
+            keys[rank] = key
     collectives = _build_collectives(keys, records, world)
     finished_ranks = _find_finished_ranks(collectives, records)
-    return (
-        _build_collectives({rank: key for rank, key in keys.items() if rank not in finished_ranks}, records, world)
-        if finished_ranks
-        else collectives
-    )
+    if not finished_ranks:
+        return collectives
+    keys = {rank: key for rank, key in keys.items() if rank not in finished_ranks}
+    return _build_collectives(keys, records, world)
 
 
 def is_in_collective(stack: tuple[Frame, ...]) -> bool:
@@ -63,6 +77,7 @@ def is_in_collective(stack: tuple[Frame, ...]) -> bool:
 
 
 def is_point_to_point(operation: str) -> bool:
+    """Whether an operation is a send or receive between two ranks."""
     return bool(_P2P.match(clean_operation(operation)))
 
 
@@ -72,24 +87,25 @@ def clean_operation(operation: str) -> str:
 
 
 def find_dependents(collectives: tuple[PendingCollective, ...], culprits: Set[int]) -> frozenset[int]:
-    """All ranks that wait for the culprits, or for ranks that do."""
-    blocked, has_grown = frozenset(culprits), True
+    """Return all ranks that wait for a culprit, or for a rank that does; without the culprits themselves."""
+    blocked = frozenset(culprits)
     remaining = list(collectives)
-    while has_grown:
+    while True:
         dependents = [collective for collective in remaining if collective.missing & blocked]
-        remaining = [collective for collective in remaining if collective not in dependents]
-        blocked, has_grown = blocked.union(*(collective.waiting for collective in dependents)), bool(dependents)
-    return blocked - culprits
+        if not dependents:
+            return blocked - culprits
+        remaining = [collective for collective in remaining if not collective.missing & blocked]
+        blocked = blocked.union(*(collective.waiting for collective in dependents))
 
 
 def find_cycle(collectives: tuple[PendingCollective, ...]) -> tuple[PendingCollective, ...]:
-    """Collectives of which each misses a rank that waits in the next one; empty if there is no such ring."""
-    by_rank: dict[int, PendingCollective] = {
-        rank: collective for collective in collectives for rank in collective.waiting
-    }
+    """Return collectives of which each misses a rank that waits in the next one; empty if there is no such cycle."""
+    by_waiting_rank = {rank: collective for collective in collectives for rank in collective.waiting}
     visited: set[PendingCollective] = set()
     for start in collectives:
-        path, successors = [start], [_iterate_successors(start, by_rank)]
+        # Depth-first search with its own stack: a chain may be longer than Python's limit of recursion.
+        path = [start]
+        successors = [_iterate_successors(start, by_waiting_rank)]
         while path and start not in visited:
             successor = next(successors[-1], None)
             if successor in path:
@@ -99,76 +115,81 @@ def find_cycle(collectives: tuple[PendingCollective, ...]) -> tuple[PendingColle
                 successors.pop()
             elif successor not in visited:
                 path.append(successor)
-                successors.append(_iterate_successors(successor, by_rank))
+                successors.append(_iterate_successors(successor, by_waiting_rank))
     return ()
 
 
 def _iterate_successors(
-    collective: PendingCollective, by_rank: Mapping[int, PendingCollective]
+    collective: PendingCollective, by_waiting_rank: Mapping[int, PendingCollective]
 ) -> Iterator[PendingCollective]:
-    return iter(dict.fromkeys(by_rank[rank] for rank in sorted(collective.missing) if rank in by_rank))
+    """The collectives in which the missing ranks of this one wait, each once."""
+    successors = (by_waiting_rank[rank] for rank in sorted(collective.missing) if rank in by_waiting_rank)
+    return iter(dict.fromkeys(successors))
 
 
 def _find_collective_key(record: RankRecord) -> _CollectiveKey | None:
-    """What a rank waits in: the oldest call that is not complete, as its counters or its stack show it."""
-    if record.waits and record.waits.peer is not None:
-        return _CollectiveKey(f"{PAIR_PREFIX}{record.waits.group}", tuple(sorted((record.rank, record.waits.peer))), 0)
-    if record.waits and is_point_to_point(record.waits.operation):
-        return _build_pair_key(record, record.waits)
-    if record.waits:
-        progress = record.groups.get(record.waits.group)
-        return _CollectiveKey(record.waits.group, progress.ranks if progress else (), record.waits.sequence)
-    pending = [
-        (name, progress) for name, progress in sorted(record.groups.items()) if progress.called > progress.completed
-    ]
-    if pending:
-        name, progress = pending[0]
-        return _CollectiveKey(name, progress.ranks, progress.completed + 1)
-    calls = [frame.function for frame in record.stack if _COLLECTIVE_FILE in frame.file]
-    if _SETUP_CALLS.intersection(calls):
+    """What a rank waits in: the oldest call that is not complete, by its counters or its stack; None if in nothing."""
+    call = record.waits
+    if call and call.peer is not None:
+        return _CollectiveKey(f"{PAIR_PREFIX}{call.group}", tuple(sorted((record.rank, call.peer))), 0)
+    if call and is_point_to_point(call.operation):
+        return _build_pair_key(record, call)
+    if call:
+        progress = record.groups.get(call.group)
+        return _CollectiveKey(call.group, progress.ranks if progress else (), call.sequence)
+    for name, progress in sorted(record.groups.items()):
+        if progress.called > progress.completed:
+            return _CollectiveKey(name, progress.ranks, progress.completed + 1)
+    functions = [frame.function for frame in record.stack if _COLLECTIVE_FILE in frame.file]
+    if _SETUP_CALLS.intersection(functions):
         return _CollectiveKey(SETUP, (), 0)
-    return _CollectiveKey(UNCOUNTED_CALL, (), 0) if calls else None
+    return _CollectiveKey(UNCOUNTED_CALL, (), 0) if functions else None
 
 
-def _build_pair_key(record: RankRecord, waits: Collective) -> _CollectiveKey:
-    """A send or receive: its group is the pair, if its name says which one."""
-    match, progress = _P2P.match(clean_operation(waits.operation)), record.groups.get(waits.group)
+def _build_pair_key(record: RankRecord, call: Collective) -> _CollectiveKey:
+    """The key of a send or receive, by the two ranks that its operation names (`send 0->1`, numbers in the group)."""
+    match = _P2P.match(clean_operation(call.operation))
     if not match or match[2] is None:
         return _CollectiveKey(UNCOUNTED_CALL, (), 0)
-    ranks = progress.ranks if progress else ()
-    pair = [ranks[int(index)] if int(index) < len(ranks) else int(index) for index in match.groups()[1:]]
-    return _CollectiveKey(f"{PAIR_PREFIX}{waits.group}", tuple(sorted(pair)), 0)
+    progress = record.groups.get(call.group)
+    members = progress.ranks if progress else ()
+    pair = []
+    for index in (int(match[2]), int(match[3])):
+        pair.append(members[index] if index < len(members) else index)
+    return _CollectiveKey(f"{PAIR_PREFIX}{call.group}", tuple(sorted(pair)), 0)
 
 
 def _build_collectives(
     keys: Mapping[int, _CollectiveKey], records: Mapping[int, RankRecord], world: int
 ) -> tuple[PendingCollective, ...]:
-    groups: dict[tuple[str, tuple[int, ...]], dict[int, set[int]]] = {}
+    """Join the ranks that wait in the same collective. `keys`: by the rank that waits."""
+    groups: dict[tuple[str, tuple[int, ...]], dict[int, set[int]]] = {}  # waiting ranks by sequence, by group
     for rank, key in keys.items():
         groups.setdefault((key.group, key.ranks), {}).setdefault(key.sequence, set()).add(rank)
     collectives = []
     for (name, ranks), sequences in groups.items():
-        members = _find_members(_CollectiveKey(name, ranks, 0), records, world).union(*sequences.values())
         waiting_ranks = frozenset().union(*sequences.values())
+        members = _find_members(name, ranks, records, world) | waiting_ranks
         for sequence in sorted(sequences)[:MAX_SEQUENCES]:
             if sequence > 0:
                 missing = frozenset(rank for rank in members if not _has_joined(records.get(rank), name, sequence))
-            else:  # not counted: whoever does not wait there has not come
+            else:  # not counted: a member that does not wait there is missing
                 missing = members - waiting_ranks
             collectives.append(PendingCollective(name, sequence, members, frozenset(sequences[sequence]), missing))
     return tuple(collectives)
 
 
-def _find_members(key: _CollectiveKey, records: Mapping[int, RankRecord], world: int) -> frozenset[int]:
-    """The ranks of a group; where nobody says which (gloo), those that know the group."""
-    if key.ranks:
-        return frozenset(key.ranks)
-    if key.group in (DEFAULT_GROUP, SETUP, UNCOUNTED_CALL):
+def _find_members(name: str, ranks: tuple[int, ...], records: Mapping[int, RankRecord], world: int) -> frozenset[int]:
+    """The ranks of a group; if none are reported (gloo), those that have the group."""
+    if ranks:
+        return frozenset(ranks)
+    if name in (DEFAULT_GROUP, SETUP, UNCOUNTED_CALL):
         return frozenset(range(world))
-    return frozenset(rank for rank, record in records.items() if key.group in record.groups)
+    return frozenset(rank for rank, record in records.items() if name in record.groups)
 
 
 def is_stopped(record: RankRecord) -> bool:
+    """Whether a signal or a debugger has stopped the rank's process."""
     return record.state in ("T", "t")
 
 
@@ -178,30 +199,32 @@ def _has_joined(record: RankRecord | None, group: str, sequence: int) -> bool:
 
 
 def count_called(record: RankRecord | None, group: str) -> int:
-    """How many collectives of a group a rank has called, as far as it says so."""
-    progress: GroupProgress | None = record.groups.get(group) if record else None
-    pending_sequence = record.waits.sequence if record and record.waits and record.waits.group == group else 0
-    return max(progress.called if progress else 0, pending_sequence)
+    """How many collectives of a group a rank has called, as far as its record shows; 0 without a record."""
+    if record is None:
+        return 0
+    progress = record.groups.get(group)
+    called = progress.called if progress else 0
+    pending_sequence = record.waits.sequence if record.waits and record.waits.group == group else 0
+    return max(called, pending_sequence)
 
 
 def _find_finished_ranks(
     collectives: tuple[PendingCollective, ...], records: Mapping[int, RankRecord]
 ) -> frozenset[int]:
-    """Ranks that only seem to wait: others have completed that call and wait for them in a later one.
+    """The ranks that only seem to wait: others have completed that call and wait for them in a later one.
 
-    NCCL's completions are seen late, and not at all in a rank whose processor or GIL is taken.
+    NCCL's completions are observed late, and not at all in a rank whose processor or GIL is taken.
     """
     finished_ranks: set[int] = set()
     for collective in collectives:
         if collective.missing or collective.sequence == 0:
             continue
-        later = [
-            other for other in collectives if other.group == collective.group and other.sequence > collective.sequence
-        ]
-        finished_ranks |= {
-            rank
-            for rank in collective.waiting
-            if records[rank].stack and not is_in_collective(records[rank].stack)
-            if any(rank in later_collective.missing for later_collective in later)
-        }
+        missing_later: set[int] = set()
+        for other in collectives:
+            if other.group == collective.group and other.sequence > collective.sequence:
+                missing_later |= other.missing
+        for rank in collective.waiting & missing_later:
+            stack = records[rank].stack
+            if stack and not is_in_collective(stack):
+                finished_ranks.add(rank)
     return frozenset(finished_ranks)

@@ -1,4 +1,4 @@
-"""The black box: the lines of all nodes' recorders as the latest record of each rank."""
+"""The black box: the latest record of each rank, from the lines that the nodes' recorders print into the logs."""
 
 import math
 import re
@@ -11,104 +11,128 @@ from pydantic import ValidationError
 
 from torchyard.model.hang import RECORD_PREFIX, RankRecord
 
-MAX_RECORD_BYTES = 4_000
+MAX_RECORD_BYTES = 4_000  # a recorder prints at most 3,900
 MAX_RANKS = 100_000
-MAX_WINDOWS = 12
+MAX_WINDOWS = 12  # of each rank
 _MAX_PARTIAL_LINE_CHARS = MAX_RECORD_BYTES + 500  # an unfinished line, with a prefix
 _COLOUR = re.compile(r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]")
-_CONTROL = re.compile(r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]")  # no name has one
-_CLOCK_WINDOW_S = 300.0
+_CONTROL = re.compile(
+    r"[\x00-\x1f\x7f]|\\u00[01][0-9a-fA-F]|\\u007[fF]|\\[nrtbf]"
+)  # not in any name that a recorder reports
+_CLOCK_WINDOW_S = 300.0  # over which the smallest delay is measured
 
 
 class Window(NamedTuple):
-    """What share of a window a rank has waited in collectives, and when its record arrived."""
+    """How long a rank has waited in collectives in one window.
+
+    arrived_at: when the record arrived, in seconds of our clock.
+    waited_share: the share of the window that the rank spent waiting, 0 to 1.
+    """
 
     arrived_at: float
     waited_share: float
 
 
 class _LogDelay:
-    """The least difference between a node's clock and ours, so that a log that comes late is not taken for new.
+    """How late a node's records arrive, so that a log that is delivered late does not count as new.
 
-    It is forgotten after ten minutes at most, because a clock may be set.
+    The smallest difference between a node's clock and ours stands for no delay. It is forgotten after two windows of
+    `_CLOCK_WINDOW_S`, because a clock may be set.
     """
 
     def __init__(self) -> None:
-        self._window_started_at, self._min_offset_s, self._previous_min_offset_s = -math.inf, math.inf, math.inf
+        self._window_started_at = -math.inf
+        self._min_offset_s = math.inf
+        self._previous_min_offset_s = math.inf  # of the window before
 
     def measure(self, recorded_at: float, arrived_at: float) -> float:
-        """How many seconds later than the fastest record this one has arrived."""
+        """Return how many seconds longer than the fastest record this one took to arrive.
+
+        `recorded_at` is by the node's clock, `arrived_at` by ours.
+        """
         if arrived_at - self._window_started_at >= _CLOCK_WINDOW_S:
-            self._window_started_at, self._previous_min_offset_s, self._min_offset_s = (
-                arrived_at,
-                self._min_offset_s,
-                math.inf,
-            )
-        self._min_offset_s = min(self._min_offset_s, arrived_at - recorded_at)
-        return arrived_at - recorded_at - min(self._min_offset_s, self._previous_min_offset_s)
+            self._window_started_at = arrived_at
+            self._previous_min_offset_s = self._min_offset_s
+            self._min_offset_s = math.inf
+        offset_s = arrived_at - recorded_at
+        self._min_offset_s = min(self._min_offset_s, offset_s)
+        return offset_s - min(self._min_offset_s, self._previous_min_offset_s)
 
 
 class BlackBox:
-    """The latest record of each rank. `clock` is monotonic; the nodes' own clocks may differ."""
+    """The latest record of each rank, and its last windows of waiting.
+
+    `process_text` takes the text of each node's log in order, in pieces of any size; lines that are not valid records
+    are ignored. `latest`, `windows` and `world`, the number of ranks, are then current. If the workers were restarted
+    (another process id or number of ranks), the ended ranks and the windows of the previous ones are forgotten.
+
+    Times are of `clock`, in seconds: the nodes' own clocks may differ from it and from each other.
+    """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self.world = 0
         self.latest: dict[int, RankRecord] = {}
         self.windows: dict[int, deque[Window]] = {}
         self._clock = clock
-        self._record_times: dict[int, float] = {}
-        self._partial_lines: dict[str, str] = {}
-        self._delays: dict[str, _LogDelay] = {}
+        self._record_times: dict[int, float] = {}  # when each latest record was made, by our clock
+        self._partial_lines: dict[str, str] = {}  # by node: the start of a record whose end has not been read
+        self._delays: dict[str, _LogDelay] = {}  # by node
 
     def process_text(self, node: str, text: str) -> bool:
-        """Take what a node has printed; true if it says more than that healthy ranks are healthy."""
+        """Process the next text of a node's log; return whether more is new than that healthy ranks are healthy."""
         text = self._partial_lines.pop(node, "") + text
-        partial_line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
+        last_line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
         changes = [self._add_record(node, record) for record in parse_records(text)]
-        if (
-            RECORD_PREFIX.strip() in partial_line
-            and len(partial_line) <= _MAX_PARTIAL_LINE_CHARS
-            and parse_line(partial_line) is None
-        ):
-            self._partial_lines[node] = partial_line
+        has_partial_record = RECORD_PREFIX.strip() in last_line and parse_line(last_line) is None
+        if has_partial_record and len(last_line) <= _MAX_PARTIAL_LINE_CHARS:
+            self._partial_lines[node] = last_line
         return any(changes)
 
     def get_record_ages(self) -> dict[int, float]:
-        """How many seconds ago each rank's latest record was true, at least."""
+        """How many seconds ago each rank's latest record was made, at least."""
         now = self._clock()
         return {rank: max(now - record_time, 0.0) for rank, record_time in self._record_times.items()}
 
     def _add_record(self, node: str, record: RankRecord) -> bool:
+        """Store a record; return False for the pulse of a rank whose previous record was a pulse, too."""
         arrived_at = self._clock()
         previous = self.latest.get(record.rank)
         if record.world != self.world or (previous and previous.pid != record.pid):
             self._forget_previous_workers(record.world)
         self.latest[record.rank] = record.model_copy(update={"node": node})
-        self._record_times[record.rank] = arrived_at - self._delays.setdefault(node, _LogDelay()).measure(
-            record.at, arrived_at
-        )
+        delay_s = self._delays.setdefault(node, _LogDelay()).measure(record.at, arrived_at)
+        self._record_times[record.rank] = arrived_at - delay_s
         if record.kind == "pulse":
-            self.windows.setdefault(record.rank, deque(maxlen=MAX_WINDOWS)).append(Window(arrived_at, record.waited))
+            windows = self.windows.setdefault(record.rank, deque(maxlen=MAX_WINDOWS))
+            windows.append(Window(arrived_at, record.waited))
         return record.kind != "pulse" or previous is None or previous.kind != "pulse"
 
     def _forget_previous_workers(self, world: int) -> None:
-        """The workers have been started again: what has ended was of those before."""
+        """The workers were restarted, in a job of `world` ranks: an end that was reported is of the previous ones."""
         self.world = world
-        for rank in [rank for rank, record in self.latest.items() if record.kind == "end" or rank >= world]:
-            del self.latest[rank], self._record_times[rank]
+        for rank, record in list(self.latest.items()):
+            if record.kind == "end" or rank >= world:
+                del self.latest[rank]
+                del self._record_times[rank]
         self.windows.clear()
 
 
 def parse_records(text: str) -> Iterator[RankRecord]:
-    """The records among the lines of a log; what is torn, malformed or too long is no record."""
-    if RECORD_PREFIX in text:
-        yield from (record for line in re.split(r"[\r\n]", text) if (record := parse_line(line)))
+    """Yield the records among the lines of a log; lines that are incomplete, malformed or too long are skipped."""
+    if RECORD_PREFIX not in text:
+        return
+    for line in re.split(r"[\r\n]", text):
+        record = parse_line(line)
+        if record:
+            yield record
 
 
 def parse_line(line: str) -> RankRecord | None:
-    """The record of a line, with whatever a launcher has put before its mark."""
+    """The record of a line, whatever a launcher has put before its prefix; None if it has no valid record."""
     _, prefix, text = line.partition(RECORD_PREFIX)
-    text = _COLOUR.sub("", text).strip() if prefix else ""
+    if not prefix:
+        return None
+    text = _COLOUR.sub("", text).strip()
     if not text or len(text.encode(errors="replace")) > MAX_RECORD_BYTES or _CONTROL.search(text):
         return None
     try:
@@ -119,7 +143,8 @@ def parse_line(line: str) -> RankRecord | None:
 
 
 def _has_valid_numbers(record: RankRecord) -> bool:
+    """Whether the rank is in its job, and all durations are finite: JSON's reader accepts NaN and Infinity."""
+    if not 0 <= record.rank < record.world <= MAX_RANKS:
+        return False
     numbers = (record.at, record.stalled_s, record.usual_s, record.blind_s, record.waited)
-    return 0 <= record.rank < record.world <= MAX_RANKS and all(
-        math.isfinite(number) and number >= 0 for number in numbers
-    )
+    return all(math.isfinite(number) and number >= 0 for number in numbers)
