@@ -1,4 +1,4 @@
-"""What a rank that has died was waiting for, by the last records of all ranks."""
+"""What a rank waited for when its process ended, by the last records of all ranks."""
 
 from collections.abc import Mapping
 
@@ -6,20 +6,25 @@ from torchyard.diagnosis.hang.pending_collectives import DEFAULT_GROUP, count_ca
 from torchyard.diagnosis.hang.stack_locations import describe_ranks
 from torchyard.model.hang import RankRecord
 
-_SETTLED_S = 2.0  # a rank's counts are up to 0.25 s old, and its end is seen up to 0.5 s late
+_SETTLED_S = 2.0  # a rank's counters are up to 0.25 s old, and its end is detected up to 0.5 s late
 
 
 def describe_last_wait(rank: int, records: Mapping[int, RankRecord]) -> str:
-    """`it had waited 31 s for rank 3 in collective number 61 of the default group`; empty if nothing shows that."""
+    """Return what a rank waited for when it ended; empty if its record does not show that it waited.
+
+    `it had waited 31 s for rank 3 in collective number 61 of the default group`. `records`: the latest of each rank.
+    """
     record = records.get(rank)
     if record is None or record.stalled_s < _SETTLED_S:
         return ""
     for name, progress in record.groups.items():
+        if progress.called <= progress.completed:
+            continue
         members = progress.ranks or tuple(records)
         missing = [
             member for member in members if member in records and count_called(records[member], name) < progress.called
         ]
-        if progress.called > progress.completed and missing:
+        if missing:
             group = "the default group" if name == DEFAULT_GROUP else f"group {name}"
             collective = f"collective number {progress.called:,} of {group}"
             return f"it had waited {record.stalled_s:.0f} s for {describe_ranks(missing)} in {collective}"

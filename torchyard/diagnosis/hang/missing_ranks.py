@@ -1,10 +1,12 @@
-"""Why a rank does not come to a collective that others wait in, and from when that is a hang."""
+"""Why a rank has not called a collective that others wait in, and after how long that is a hang."""
 
 import re
 from typing import NamedTuple
 
+from torchyard.diagnosis.hang.pending_collectives import is_stopped
 from torchyard.model.hang import HangClass, RankRecord
 
+# Seconds without progress after which a missing rank hangs, at least; a slow job gets a multiple of its usual pause.
 FLOOR_S = 3.0  # of a rank that does nothing
 STOPPED_FLOOR_S = 2.0
 ENDED_FLOOR_S = 10.0  # torchrun itself needs some seconds to notice it and to end the others
@@ -13,9 +15,9 @@ BLOCKED_FLOOR_S = 8.0  # storage, and a C call that holds the GIL
 FLUSH_FLOOR_S = 60.0  # an fsync of a large checkpoint writes nothing that the process's counters show
 START_FLOOR_S = 20.0  # before the first collective is complete
 ACTIVE_FLOOR_S = 300.0  # a rank that computes, compiles, evaluates or writes; or of which nothing is known
-PAUSE_FACTOR = 3.0
+PAUSE_FACTOR = 3.0  # times the longest pause so far
 ACTIVE_PAUSE_FACTOR = 20.0
-MIN_BLIND_S = 3.0
+MIN_BLIND_S = 3.0  # without a run of the recorder's thread: shorter gaps are normal on a loaded machine
 
 _FILE_CODE = re.compile(
     r"/torch/serialization\.py$|/torch/distributed/checkpoint/|/(?:shutil|pathlib|zipfile|tarfile|gzip|bz2|lzma)\.py$"
@@ -39,51 +41,56 @@ _STORE_CALL = re.compile(r"TCPStore|PrefixStore|store_wait|_store_get")
 _NETWORK_WCHAN = re.compile(r"sk_wait_data|inet_csk_accept|inet_stream_connect|wait_woken|(?:^|_)tcp_")
 
 
-class Fault(NamedTuple):
-    """Why a rank is missing. `limit_s`: it is a hang after that; `is_certain`: whatever others do."""
-
-    kind: HangClass
-    limit_s: float
-    is_certain: bool = False
-    predicate: str = ""  # in place of `hangs`
-
-
 HAS_ENDED = "has ended"
 IS_SILENT = "has sent no record"
 
 
+class Fault(NamedTuple):
+    """Why a rank is missing.
+
+    limit_s: seconds without progress after which it is a hang.
+    is_certain: it is a hang even if another missing rank may still call the collective.
+    predicate: of the sentence (`is stopped`); empty: `hangs`, or as the kind requires.
+    """
+
+    kind: HangClass
+    limit_s: float
+    is_certain: bool = False
+    predicate: str = ""
+
+
 def diagnose_missing_rank(record: RankRecord | None, others_pause_s: float) -> Fault:
-    """The fault of one rank; None: there is no record of it, or none for a long time."""
-    typical_pause_s = max(others_pause_s, record.usual_s if record else 0.0)
+    """Return the fault of one rank. `record` is None if the rank has sent none, or none for a long time.
+
+    `others_pause_s`: the longest normal pause of the ranks that wait for it, in seconds.
+    """
     if record is None:
-        return Fault("missing-rank", _get_active_limit(typical_pause_s), predicate=IS_SILENT)
+        return Fault("missing-rank", _get_active_limit(others_pause_s), predicate=IS_SILENT)
+    typical_pause_s = max(others_pause_s, record.usual_s)
+    slow_job_limit_s = PAUSE_FACTOR * typical_pause_s
     if record.kind == "end" or record.state in ("", "Z", "X"):
         return Fault("missing-rank", ENDED_FLOOR_S, is_certain=True, predicate=HAS_ENDED)
-    if record.state in ("T", "t"):
-        return Fault(
-            "stopped", max(STOPPED_FLOOR_S, PAUSE_FACTOR * typical_pause_s), is_certain=True, predicate="is stopped"
-        )
+    if is_stopped(record):
+        return Fault("stopped", max(STOPPED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate="is stopped")
     has_started = record.usual_s > 0 or has_completed_collective(record)
     if record.full and has_started and (is_busy(record) or _is_in_storage(record)):
-        return Fault(
-            "storage",
-            max(BLOCKED_FLOOR_S, PAUSE_FACTOR * typical_pause_s),
-            True,
-            f"is out of disk space at {record.full}",
-        )
+        predicate = f"is out of disk space at {record.full}"
+        return Fault("storage", max(BLOCKED_FLOOR_S, slow_job_limit_s), is_certain=True, predicate=predicate)
     kind, floor_s = _classify_fault(record)
     if is_busy(record) and kind != "gil":
         return Fault("compute" if kind == "missing-rank" else kind, _get_active_limit(typical_pause_s))
-    floor_s = floor_s if has_started else max(floor_s, START_FLOOR_S)
-    return Fault(kind, max(floor_s, PAUSE_FACTOR * typical_pause_s), is_certain=kind in ("gil", "storage"))
+    if not has_started:
+        floor_s = max(floor_s, START_FLOOR_S)
+    return Fault(kind, max(floor_s, slow_job_limit_s), is_certain=kind in ("gil", "storage"))
 
 
 def is_busy(record: RankRecord) -> bool:
-    """Whether something goes on in the rank, or in a process that it waits for."""
+    """Whether the rank, or a child process that it waits for, may be doing work."""
     return record.writes or record.is_active or any(_CHILD_CODE.search(frame.file) for frame in record.stack)
 
 
 def has_completed_collective(record: RankRecord) -> bool:
+    """Whether a collective of the rank is complete, in any of its groups."""
     return any(progress.completed > 0 for progress in record.groups.values())
 
 
@@ -92,11 +99,12 @@ def _get_active_limit(typical_pause_s: float) -> float:
 
 
 def _classify_fault(record: RankRecord) -> tuple[HangClass, float]:
-    """The class by the rank's facts, the strongest first, and the pause that is normal for it."""
+    """The class of a rank that does nothing, by the strongest evidence, and its limit in seconds."""
     if record.blind_s > MIN_BLIND_S and record.state != "D" and not record.writes:
         return "gil", BLOCKED_FLOOR_S
     if _is_in_storage(record):
-        return "storage", FLUSH_FLOOR_S if _is_flushing(record) else BLOCKED_FLOOR_S
+        floor_s = FLUSH_FLOOR_S if _is_flushing(record) else BLOCKED_FLOOR_S
+        return "storage", floor_s
     if any(_LOADER_CODE.search(frame.file) for frame in record.stack):
         return "data-loader", LOADER_FLOOR_S
     if _is_in_network(record):
@@ -105,6 +113,7 @@ def _classify_fault(record: RankRecord) -> tuple[HangClass, float]:
 
 
 def _is_in_storage(record: RankRecord) -> bool:
+    """Whether the main thread reads or writes files, by the process's state, its kernel function or its stack."""
     files = [frame.file for frame in record.stack]
     if record.state == "D" or _FILE_WCHAN.search(record.wchan) or any(map(_FILE_CODE.search, files)):
         return True
@@ -112,11 +121,13 @@ def _is_in_storage(record: RankRecord) -> bool:
 
 
 def _is_flushing(record: RankRecord) -> bool:
+    """Whether it waits for data to reach the disk, which for a large checkpoint takes long."""
     calls = [frame.function for frame in record.stack[:6]]
     return bool(_FLUSH_WCHAN.search(record.wchan)) or any(map(_FLUSH_CALL.search, calls))
 
 
 def _is_in_network(record: RankRecord) -> bool:
+    """Whether the main thread waits for another machine outside of torch.distributed."""
     if _NETWORK_WCHAN.search(record.wchan):
         return True
     return any(_NETWORK_CODE.search(frame.file) or _STORE_CALL.search(frame.function) for frame in record.stack)

@@ -83,8 +83,8 @@ class BlackBox:
         text = self._partial_lines.pop(node, "") + text
         last_line = text[max(text.rfind("\n"), text.rfind("\r")) + 1 :]
         changes = [self._add_record(node, record) for record in parse_records(text)]
-        has_partial_record = RECORD_PREFIX.strip() in last_line and parse_line(last_line) is None
-        if has_partial_record and len(last_line) <= _MAX_PARTIAL_LINE_CHARS:
+        is_short = len(last_line) <= _MAX_PARTIAL_LINE_CHARS  # else it is dropped: memory stays bounded
+        if is_short and RECORD_PREFIX.strip() in last_line and parse_line(last_line) is None:
             self._partial_lines[node] = last_line
         return any(changes)
 
