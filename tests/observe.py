@@ -25,6 +25,7 @@ from tests.recording import OBSERVED, Case, Moment, Seen, clocked, newer, normal
 from torchyard.cluster import create
 from torchyard.cluster import delete as removal
 from torchyard.cluster.job_watch import ClusterWatch
+from torchyard.cluster.reflector import ObjectChange
 from torchyard.kube.client import Client, get_cluster_client
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
@@ -201,8 +202,8 @@ class Witness(ClusterWatch):
         self.kept: list[tuple[float, Seen]] = []
         super().__init__(plan)
 
-    def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
-        super()._take(kind, name, thing)
+    def _apply_change(self, change: ObjectChange) -> None:
+        super()._apply_change(change)
         self.kept.append((time.time(), dict(self.seen)))
 
 

@@ -88,7 +88,7 @@ def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
 @pytest.fixture(params=FAULTS)
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
     """A fault, with timeouts of seconds instead of minutes for silent connections."""
-    monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 8.0)
+    monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 8.0)
     monkeypatch.setattr(http, "_ANSWER_TIMEOUT_S", 8.0)
     return FAULTS[request.param]
 
@@ -244,7 +244,7 @@ def test_watch_that_lied_is_found_out(jobs: Jobs, wire: Wire, monkeypatch: pytes
         until(lambda: run(watch))
         wire.stall("watch=1")
         jobs.delete(plan)
-        monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 2.0)
+        monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 2.0)
         wire.cut("watch=1")
         until(lambda: there(watch) == set())
 

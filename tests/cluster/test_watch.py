@@ -102,7 +102,7 @@ def test_outage_is_not_taken_for_silence(jobs: Jobs, wire: Wire) -> None:
 
 def test_silent_connection_is_noticed(jobs: Jobs, wire: Wire, monkeypatch: pytest.MonkeyPatch) -> None:
     """A connection that stalls without being closed is replaced after a timeout."""
-    monkeypatch.setattr(reflector, "_WATCH_SILENCE_S", 2.0)
+    monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 2.0)
     plan = jobs.start(wire)
     with ClusterWatch(plan) as watch:
         until(lambda: run(watch))

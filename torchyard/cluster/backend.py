@@ -67,7 +67,7 @@ class ClusterBackend:
             raise
         except (TorchyardError, OSError, RuntimeError, MemoryError) as error:
             get_log().warning("the last lines of %s may be missing: %s", self._plan.job, error)
-            return {node: f"perhaps its end: {error}" for node in self._plan.nodes}
+            return {node: f"possibly the last lines: {error}" for node in self._plan.nodes}
 
     def remove(self) -> list[str]:
         return delete.delete_all_objects(self._plan)

@@ -37,55 +37,77 @@ _LIST_POLL_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, wh
 
 
 class ClusterWatch:
-    """What the API server reports about a plan's objects: `seen` is current after each `poll`."""
+    """Observe a job in a cluster: its objects by watches, never by polling, and every pod's log to disk.
 
-    def __init__(self, plan: ManifestPlan, on_poll: Callable[[], object] = lambda: None) -> None:
+        with ClusterWatch(plan) as watch:   lists everything once
+            watch.poll(0.5)                 repeated by the caller: applies changes to `seen`
+            watch.drain_logs(20.0)          at the end: reads every log, saves the objects
+
+    `seen` has an object by `Kind/name`; a pod by `Pod/node`; and the first pod that a node lost by `Removed/node`.
+
+    Threads. One Reflector per watched kind puts changes into a queue, and one LogFollower per pod writes its log. All
+    methods are called by one thread, which alone changes `seen`. `__exit__` stops the reflectors; the followers end by
+    themselves, when their pods have ended.
+
+    Errors. `poll` raises RunInUseError if another process has taken the run over, and `__enter__` raises ClusterError.
+    Otherwise faults of the API server or of this process are logged and retried: `is_fully_seen` and `is_disconnected`
+    report whether objects and logs are current.
+    """
+
+    def __init__(self, plan: ManifestPlan, on_poll: Callable[[], object] | None = None) -> None:
         """`on_poll` is called every half second until the first lists have arrived."""
-        self._on_poll = on_poll
         self.seen: dict[str, Mapping[str, Any]] = {}
-        self._plan, self._api = plan, get_cluster_client(plan.cluster)
-        self._news: queue.Queue[ObjectChange] = queue.Queue()
-        self._over = threading.Event()
-        self._logs = PodLogs(self._api, plan)
-        self._endings: dict[tuple[str, float], ContainerFailure] = {}
-        self._removed: dict[str, set[str]] = {}  # the uids of the pods that have gone, by node
-        self._monitor, self._machines = ProgressMonitor(self._api, plan), dict[str, str]()
-        self._outage, self._own = OutageReporter(), LocalErrorGuard()
-        self._watchers = [Reflector(self._api, plan, watched, self._news, self._over) for watched in plan.watch]
+        self._plan = plan
+        self._client = get_cluster_client(plan.cluster)
+        self._on_poll = on_poll
+        self._changes: queue.Queue[ObjectChange] = queue.Queue()
+        self._stop_event = threading.Event()
+        self._logs = PodLogs(self._client, plan)
+        self._failures: dict[tuple[str, float], ContainerFailure] = {}  # by node and time
+        self._removed_uids: dict[str, set[str]] = {}  # of the pods that have gone, by node
+        self._machines: dict[str, str] = {}  # the last cluster node of each node of the job
+        self._monitor = ProgressMonitor(self._client, plan)
+        self._outage = OutageReporter()
+        self._local_errors = LocalErrorGuard()
+        self._reflectors = [
+            Reflector(self._client, plan, watched, self._changes, self._stop_event) for watched in plan.watch
+        ]
 
     def __enter__(self) -> Self:
-        """Wait until everything is listed once: after that an object that is not seen does not exist.
+        """Wait until everything is listed once: after that an object that is not in `seen` does not exist.
 
-        Raises ClusterError if the job or its pods may not be read, or the API server never answers.
+        Raises ClusterError if the job or its pods may not be read, or the API server never responds.
         """
-        began = time.monotonic()
+        started_at = time.monotonic()
         try:
-            for watcher in self._watchers:
-                watcher.start()
-            for watcher in self._watchers:
-                self._await_first_list(watcher, began)
+            for reflector in self._reflectors:
+                reflector.start()
+            for reflector in self._reflectors:
+                self._await_first_list(reflector, started_at)
         except BaseException:
-            self._over.set()
+            self._stop_event.set()
             raise
-        self._drain(0.0)
+        self._apply_changes(0.0)
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._over.set()
+        self._stop_event.set()
 
-    def _await_first_list(self, watcher: Reflector, began: float) -> None:
-        """Wait for a watcher's first list."""
-        while not watcher.looked.wait(_LIST_POLL_INTERVAL_S):
-            self._outage.report(self._trouble())
-            self._on_poll()
-            gone = time.monotonic() - began
-            if gone > _OPTIONAL_LIST_TIMEOUT_S and not watcher.vital:
+    def _await_first_list(self, reflector: Reflector, started_at: float) -> None:
+        """Wait for a reflector's first list, counted from `started_at`; a kind that only adds detail is given up."""
+        while not reflector.has_listed.wait(_LIST_POLL_INTERVAL_S):
+            self._outage.report(self._find_error())
+            if self._on_poll:
+                self._on_poll()
+            elapsed_s = time.monotonic() - started_at
+            if elapsed_s > _OPTIONAL_LIST_TIMEOUT_S and not reflector.is_vital:
                 return
-            if gone > _FIRST_LIST_TIMEOUT_S:
-                said = f"no answer for {_FIRST_LIST_TIMEOUT_S:.0f} s: {watcher.trouble or 'it is still listing'}"
-                raise ClusterError(self._api.host, f"list {watcher.kind}", said, 0)
-        if watcher.refusal:
-            raise watcher.refusal
+            if elapsed_s > _FIRST_LIST_TIMEOUT_S:
+                reason = reflector.error or "it is still listing"
+                message = f"no response for {_FIRST_LIST_TIMEOUT_S:.0f} s: {reason}"
+                raise ClusterError(self._client.host, f"list {reflector.kind}", message, 0)
+        if reflector.refusal:
+            raise reflector.refusal
 
     def poll(self, timeout: float) -> bool:
         """Wait for changes, at most `timeout` seconds; return whether `seen` has changed.
@@ -93,46 +115,56 @@ class ClusterWatch:
         Raises RunInUseError if another process has taken the run over.
         """
         get_renewer().check(self._plan)
-        self._outage.report(self._trouble())
-        with self._own.endured("follow every log"):
+        self._outage.report(self._find_error())
+        with self._local_errors.endured("follow every log"):
             self._logs.resume()
-        return self._drain(timeout)
+        return self._apply_changes(timeout)
 
-    def _drain(self, timeout: float) -> bool:
-        news = False
+    def _apply_changes(self, timeout_s: float) -> bool:
+        """Apply all changes that have arrived, after waiting for the first one; return whether there were any."""
+        has_changed = False
         with contextlib.suppress(queue.Empty):
-            self._take(*self._news.get(timeout=timeout) if timeout else self._news.get_nowait())
-            news = True
+            self._apply_change(self._changes.get(timeout=timeout_s) if timeout_s else self._changes.get_nowait())
+            has_changed = True
             while True:
-                self._take(*self._news.get_nowait())
-        return news
+                self._apply_change(self._changes.get_nowait())
+        return has_changed
 
-    def _take(self, kind: str, name: str, thing: Mapping[str, Any] | None) -> None:
-        key = f"{kind}/{self._plan.node(name)}" if kind == "Pod" else f"{kind}/{name}"
-        if thing is None and pod_facts.get_mapping(self.seen.get(key), "metadata").get("name") != name:
-            return  # another pod has taken that node's place by now
-        before = self.seen.pop(key, None) if thing is None else thing
-        if thing is not None:
-            self.seen[key] = thing
-        if kind == "Pod":
-            node = key.partition("/")[2]
-            if before and (thing is None or pod_facts.is_being_deleted(thing)):
-                self._note_removal(node, before)
-            failed = pod_facts.find_own_failure(before or {}) if node in self._plan.nodes else None
-            if failed and failed.failed_at < math.inf:
-                self._endings[node, failed.failed_at] = ContainerFailure(
-                    node=node, failed_at=failed.failed_at, exit_code=failed.exit_code
-                )
-            if machine := pod_facts.get_node_name(before or {}):
-                self._machines[node] = machine
-            self._logs.update_pod(node, name, thing)
+    def _apply_change(self, change: ObjectChange) -> None:
+        """Update `seen`. For a pod: its node's failures and machine too, and its log follower."""
+        node = self._plan.node(change.name)
+        key = f"Pod/{node}" if change.kind == "Pod" else f"{change.kind}/{change.name}"
+        if change.obj is None:
+            if pod_facts.get_mapping(self.seen.get(key), "metadata").get("name") != change.name:
+                return  # another pod has taken that node's place by now
+            last_seen = self.seen.pop(key, None)
+        else:
+            self.seen[key] = change.obj
+            last_seen = change.obj
+        if change.kind != "Pod":
+            return
+        if last_seen and (change.obj is None or pod_facts.is_being_deleted(change.obj)):
+            self._record_removal(node, last_seen)
+        self._record_failure(node, last_seen or {})
+        machine = pod_facts.get_node_name(last_seen or {})
+        if machine:
+            self._machines[node] = machine
+        self._logs.update_pod(node, change.name, change.obj)
 
-    def _note_removal(self, node: str, pod: Mapping[str, Any]) -> None:
-        """Keep the first pod of a node that goes, which may be why the others fail; count them all."""
-        removed = self._removed.setdefault(node, set())
-        removed.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
-        first = self.seen.get(f"Removed/{node}", pod)
-        self.seen[f"Removed/{node}"] = {**first, pod_facts.REMOVALS_KEY: len(removed)}
+    def _record_failure(self, node: str, pod: Mapping[str, Any]) -> None:
+        """Keep the failure of a pod of the job: its object may be removed or restarted later."""
+        failure = pod_facts.find_own_failure(pod) if node in self._plan.nodes else None
+        if failure and failure.failed_at < math.inf:
+            self._failures[node, failure.failed_at] = ContainerFailure(
+                node=node, failed_at=failure.failed_at, exit_code=failure.exit_code
+            )
+
+    def _record_removal(self, node: str, pod: Mapping[str, Any]) -> None:
+        """Keep the first pod of a node that is removed, which may be why the others fail; count them all."""
+        removed_uids = self._removed_uids.setdefault(node, set())
+        removed_uids.add(pod_facts.to_text(pod_facts.get_mapping(pod, "metadata").get("uid")))
+        first_pod = self.seen.get(f"Removed/{node}", pod)
+        self.seen[f"Removed/{node}"] = {**first_pod, pod_facts.REMOVALS_KEY: len(removed_uids)}
 
     def has_pods(self) -> bool:
         """Whether a pod of the job exists; the store's does not count."""
@@ -140,17 +172,20 @@ class ClusterWatch:
 
     def is_fully_seen(self) -> bool:
         """Whether `seen` is the job's current state."""
-        return self._trouble() is None
+        return self._find_error() is None
 
     def is_disconnected(self) -> bool:
-        """Whether logs may grow unseen: the API server does not answer, or a log's stream is not open."""
-        return self._trouble() is not None or self._logs.is_disconnected()
+        """Whether logs may grow unread: the API server does not respond, or a log's stream is not open."""
+        return self._find_error() is not None or self._logs.is_disconnected()
 
-    def _trouble(self) -> OutageCause:
-        """Why the job or its pods cannot be seen; None if they can."""
-        return next((each.trouble for each in self._watchers if each.vital and each.trouble), None)
+    def _find_error(self) -> OutageCause:
+        """Why the job or its pods cannot be observed; None if they can."""
+        for reflector in self._reflectors:
+            if reflector.is_vital and reflector.error:
+                return reflector.error
+        return None
 
-    # --- how it ended
+    # --- the job's end
 
     def read_ends(self, timeout_s: float) -> None:
         """Wait until `seen` has the ends of the pods that the job's own end follows from, at most `timeout_s`.
@@ -171,10 +206,10 @@ class ClusterWatch:
                 self.poll(_LOG_POLL_INTERVAL_S)
 
     def _list_pods(self) -> dict[str, Mapping[str, Any]] | None:
-        """The pods of the job by node, as the API server has them now; None if it does not answer."""
+        """The pods of the job by node, as the API server has them now; None if they cannot be read."""
         labels = ",".join(f"{key}={value}" for key, value in self._plan.labels.items())
         try:
-            response = self._api.get_once(self._api.path("v1", "Pod"), {"labelSelector": labels})
+            response = self._client.get_once(self._client.path("v1", "Pod"), {"labelSelector": labels})
             return {self._plan.node(pod["metadata"]["name"]): pod for pod in response["items"]}
         except (ClusterError, TransientError, ValueError, KeyError, TypeError):
             return None
@@ -193,21 +228,24 @@ class ClusterWatch:
             lease.record_outcome(self._plan, outcome)
 
     def exit_codes(self) -> dict[str, int | None]:
-        """Exit code by node; negative is a signal."""
-        codes = pod_facts.get_pod_exit_codes(self._pods())
-        return {name: 128 - code if code and code > 128 else code for name, code in codes.items()}
+        """Exit code by node; negative is a signal, None if the pod has not exited."""
+        exit_codes = pod_facts.get_pod_exit_codes(self._pods())
+        for node, code in exit_codes.items():
+            if code and code > 128:  # a shell's code for a process that a signal ended
+                exit_codes[node] = 128 - code
+        return exit_codes
 
     def ended_at(self) -> float | None:
-        """When the last container exited, by its node's clock."""
-        ends = [
+        """When the last container exited, by its node's clock; None if none has."""
+        end_times = [
             pod_facts.get_container_end(pod)
             for pod in self._pods().values()
             if pod_facts.get_pod_exit_code(pod) is not None
         ]
-        return max((end for end in ends if end < float("inf")), default=None)
+        return max((end_time for end_time in end_times if end_time < math.inf), default=None)
 
     def losing_logs(self) -> dict[str, str]:
-        """What could not be written so far, by node."""
+        """The lines that could not be written so far, by node."""
         return self._logs.losing_logs()
 
     def lost_logs(self) -> dict[str, str]:
@@ -232,41 +270,46 @@ class ClusterWatch:
         return self._machines
 
     def endings(self) -> tuple[ContainerFailure, ...]:
-        """The failures of the job's pods so far, also of those that were removed or restarted; the first one first."""
-        return tuple(sorted(self._endings.values(), key=lambda each: each.failed_at))
+        """The failures of the job's pods so far, in order of time, also of pods that were removed or restarted."""
+        return tuple(sorted(self._failures.values(), key=lambda failure: failure.failed_at))
 
     def drain_ended_logs(self, quiet: float, on_poll: Callable[[], object]) -> None:
         """Read the logs of ended pods to their end: stopping the job deletes its pods, and their logs with them."""
-        self._read_out(lambda: self._logs.is_unfinished(only_terminated=True), quiet, on_poll)
+        self._read_logs(lambda: self._logs.is_unfinished(only_terminated=True), quiet, on_poll)
 
-    def drain_logs(self, quiet: float, on_poll: Callable[[], object] = lambda: None) -> bool:
+    def drain_logs(self, quiet: float, on_poll: Callable[[], object] | None = None) -> bool:
         """Wait until every log is complete, or nothing has come for `quiet` seconds; return whether they are complete.
 
-        If the API server is away, wait for it too. The objects as last seen are saved.
+        While the API server is away, the seconds do not count. The objects as last seen are saved.
         """
-        is_whole = self._read_out(self._logs.is_unfinished, quiet, on_poll)
+        are_logs_complete = self._read_logs(self._logs.is_unfinished, quiet, on_poll)
         # One object per line: with indentation a thousand pods take seconds and 200 MB of memory.
-        said = ",\n".join(f"{json.dumps(name)}: {json.dumps(thing)}" for name, thing in self.seen.items())
+        text = ",\n".join(f"{json.dumps(name)}: {json.dumps(obj)}" for name, obj in self.seen.items())
         with contextlib.suppress(OSError):
             make_private_folder(Path(self._plan.folder))
-            write_private_text(Path(self._plan.folder, "objects.json"), f"{{\n{said}\n}}\n")
-        return is_whole
+            write_private_text(Path(self._plan.folder, "objects.json"), f"{{\n{text}\n}}\n")
+        return are_logs_complete
 
-    def _read_out(self, settling: Callable[[], bool], quiet: float, on_poll: Callable[[], object]) -> bool:
-        """Whether everything came before the wait was given up."""
-        arrival, said_at = ArrivalTimer(quiet, time.monotonic()), time.monotonic()
-        while settling():
+    def _read_logs(
+        self, is_unfinished: Callable[[], bool], idle_timeout_s: float, on_poll: Callable[[], object] | None
+    ) -> bool:
+        """Poll until `is_unfinished` is False; return False if nothing has come for `idle_timeout_s` before that."""
+        now = time.monotonic()
+        arrival = ArrivalTimer(idle_timeout_s, now)
+        last_message_at = now
+        while is_unfinished():
             now = time.monotonic()
-            if arrival.is_expired(now, self._logs.received_bytes, is_unreachable=self._trouble() is not None):
+            if arrival.is_expired(now, self._logs.received_bytes, is_unreachable=self._find_error() is not None):
                 return False
-            if now - said_at > _MESSAGE_INTERVAL_S:
-                said_at = now
-                get_log().info(
-                    "the job has ended, and its logs are still being read: %d MiB", self._logs.received_bytes >> 20
-                )
+            if now - last_message_at > _MESSAGE_INTERVAL_S:
+                last_message_at = now
+                received_mib = self._logs.received_bytes >> 20
+                get_log().info("the job has ended, and its logs are still being read: %d MiB", received_mib)
             self.poll(_LOG_POLL_INTERVAL_S)
-            on_poll()
+            if on_poll:
+                on_poll()
         return True
 
     def _pods(self) -> pod_facts.Pods:
+        """The pods in `seen`, by node."""
         return {name.partition("/")[2]: pod for name, pod in self.seen.items() if name.startswith("Pod/")}

@@ -1,103 +1,135 @@
 """Lists and watches one kind of a job's objects, through broken connections and refusals."""
 
 import json
+import queue
 import random
 import threading
 import time
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 from torchyard.kube.client import Client, KubeObject
 from torchyard.kube.retry import Backoff, TransientError
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan, WatchedKind
 
-_WATCH_SILENCE_S = 100.0  # a watch without a bookmark for so long counts as dead: the server sends one a minute
+# A watch without a bookmark for so long counts as dead: the server sends one a minute.
+_WATCH_IDLE_TIMEOUT_S = 100.0
 _MAX_RETRY_DELAY_S = 5.0  # seconds between two tries of a broken watch, at most
 _REFUSED_RETRY_DELAY_S = 60.0  # the same, of a kind that is not served, or not to this user
 # Seconds between two lists, at random: they correct a watch that missed changes. No proxy cuts a watch before 300.
 _RESYNC_RANGE_S = (240.0, 290.0)
 _GONE_STATUS = 410
-ObjectChange = tuple[str, str, Mapping[str, Any] | None]
+
+
+class ObjectChange(NamedTuple):
+    """An object that was created or changed; `obj` is None if it is gone."""
+
+    kind: str
+    name: str
+    obj: Mapping[str, Any] | None
 
 
 class Reflector(threading.Thread):
-    """Keeps track of one kind: a list, then a watch for every change.
+    """Publish the objects of one kind: list them, then watch for every change.
 
-    It lists again every few minutes, and when the server has forgotten the version read so far (410). Without a `vital`
-    kind nothing is known of a job; the others only add detail.
+    Threads. `run` is this thread; it is a daemon and ends soon after `stop_event` is set. It puts every change into
+    `changes`, in order. `has_listed`, `refusal` and `error` are read by the polling thread without a lock.
+
+    Resuming. A watch continues from the version read so far (`_version`). It lists again every few minutes, because a
+    watch may miss changes, and when the server has forgotten that version (410) or may have. A list publishes all
+    objects that exist, and None for each that has disappeared.
+
+    Errors. Nothing is raised. `error` is the current fault, None while the kind is observed. `refusal` is set if the
+    first list is refused or the kind is not served. A failed read publishes nothing: it does not prove absence. The
+    state of a job is unknown without an `is_vital` kind; faults of the others are not reported, they only add detail.
     """
 
-    def __init__(self, server: Client, plan: ManifestPlan, watched: WatchedKind, *shared: Any) -> None:
+    def __init__(
+        self,
+        client: Client,
+        plan: ManifestPlan,
+        watched: WatchedKind,
+        changes: "queue.Queue[ObjectChange]",
+        stop_event: threading.Event,
+    ) -> None:
         super().__init__(daemon=True, name=f"watch-{watched.kind}")
-        self._api, self._watched = server, watched
-        self._news, self._over = shared
         self.kind = watched.kind
-        self._path = server.path(watched.api, watched.kind)
-        labels = ",".join(f"{key}={value}" for key, value in plan.labels.items())
-        self._which = {"fieldSelector": f"metadata.name={plan.job}"} if watched.by_name else {"labelSelector": labels}
-        self._known: set[str] = set()
-        self._version, self._until = "", 0.0
-        self._pauses = Backoff()
-        self.vital = watched.kind in (plan.main["kind"], "Pod")
-        self.looked = threading.Event()
+        self.is_vital = watched.kind in (plan.main["kind"], "Pod")
+        self.has_listed = threading.Event()  # the first list has arrived, or is refused
         self.refusal: ClusterError | None = None
-        self.trouble: TransientError | ClusterError | None = None
+        self.error: TransientError | ClusterError | None = None
+        self._client = client
+        self._watched = watched
+        self._changes = changes
+        self._stop_event = stop_event
+        self._path = client.path(watched.api, watched.kind)
+        self._selector: dict[str, str]
+        if watched.by_name:
+            self._selector = {"fieldSelector": f"metadata.name={plan.job}"}
+        else:
+            self._selector = {"labelSelector": ",".join(f"{key}={value}" for key, value in plan.labels.items())}
+        self._names: set[str] = set()  # of the objects published as existing
+        self._version = ""  # the resourceVersion read so far; empty: list again
+        self._next_list_at = 0.0  # monotonic seconds
+        self._backoff = Backoff()
 
     def run(self) -> None:
-        while not self._over.is_set():
+        """List and watch until `stop_event` is set."""
+        while not self._stop_event.is_set():
             try:
-                if not self._version or self._is_due():
+                if not self._version or self._is_list_due(-1.0):
                     self._list()
                 self._watch()
-                rest = 0.0 if self._is_due() else self._pauses.next(_MAX_RETRY_DELAY_S)
+                delay_s = 0.0 if self._is_list_due(-1.0) else self._backoff.next(_MAX_RETRY_DELAY_S)
             except ClusterError as error:
-                rest = self._note_refusal(error)
+                delay_s = self._record_refusal(error)
             except TransientError as error:
-                rest = self._note_outage(error)
+                delay_s = self._record_outage(error)
             except (ValueError, KeyError, TypeError, AttributeError) as error:
-                rest = self._note_outage(TransientError(f"its answer is not an API server's: {error!r}"))
-            except Exception as error:  # this process's own trouble: without its watch nothing is known of the job
-                rest = self._note_outage(TransientError(f"it cannot be queried from here: {error!r}"))
-            self._over.wait(rest)
+                delay_s = self._record_outage(TransientError(f"its response is not an API server's: {error!r}"))
+            except Exception as error:  # a fault of this process must not end the watch: the job would be unobserved
+                delay_s = self._record_outage(TransientError(f"it cannot be queried from here: {error!r}"))
+            self._stop_event.wait(delay_s)
 
-    def _is_due(self, late: float = -1.0) -> bool:
-        """Whether it is time for a new list."""
-        return time.monotonic() >= self._until + late
+    def _is_list_due(self, delay_s: float) -> bool:
+        """Whether the time of the next list, plus `delay_s`, has come; negative: it comes within so many seconds."""
+        return time.monotonic() >= self._next_list_at + delay_s
 
     # --- faults: each returns the seconds until the next try
 
-    def _note_outage(self, error: TransientError) -> float:
-        """The server is away or busy. One that answers with an error may have forgotten the version read so far."""
+    def _record_outage(self, error: TransientError) -> float:
+        """The server is away or busy. One that responds with an error may have forgotten the version read so far."""
         if error.status:
             self._version = ""
-        self.trouble = error
-        return self._pauses.next(_MAX_RETRY_DELAY_S, error.retry_after_s)
+        self.error = error
+        return self._backoff.next(_MAX_RETRY_DELAY_S, error.retry_after_s)
 
-    def _note_refusal(self, error: ClusterError) -> float:
-        """401 and 403 may pass: a person can fix them. A 404 is believed if the server no longer knows the kind."""
+    def _record_refusal(self, error: ClusterError) -> float:
+        """401 and 403 may pass: a person can fix them. A 404 counts only if the server no longer serves the kind."""
         self._version = ""
         if error.status == _GONE_STATUS:
-            return self._pauses.next(_MAX_RETRY_DELAY_S)
-        absent = error.status == 404 and not self._is_served()
-        if error.status in (403, 404) and not self.vital:
-            self.looked.set()
-            self.trouble = None
+            return self._backoff.next(_MAX_RETRY_DELAY_S)
+        is_unserved = error.status == 404 and not self._is_served()
+        if error.status in (403, 404) and not self.is_vital:
+            self.has_listed.set()
+            self.error = None
             return _REFUSED_RETRY_DELAY_S
-        if (absent or error.status == 403) and not self.looked.is_set():
+        if (is_unserved or error.status == 403) and not self.has_listed.is_set():
             self.refusal = error
-            self.looked.set()
-        if absent:
-            self._replace_known({})
-        self.trouble = error
-        return self._pauses.next(_REFUSED_RETRY_DELAY_S if error.status in (401, 403, 404) else _MAX_RETRY_DELAY_S)
+            self.has_listed.set()
+        if is_unserved:
+            self._publish_list({})
+        self.error = error
+        is_permanent = error.status in (401, 403, 404)
+        return self._backoff.next(_REFUSED_RETRY_DELAY_S if is_permanent else _MAX_RETRY_DELAY_S)
 
     def _is_served(self) -> bool:
-        """Whether the API server knows the kind; True if it does not say."""
+        """Whether the API server serves the kind; True if that cannot be read."""
         root = "apis" if "/" in self._watched.api else "api"
         try:
-            known = self._api.get_once(f"/{root}/{self._watched.api}")["resources"]
-            return any(each["kind"] == self._watched.kind for each in known)
+            resources = self._client.get_once(f"/{root}/{self._watched.api}")["resources"]
+            return any(resource["kind"] == self._watched.kind for resource in resources)
         except ClusterError as error:
             return error.status != 404
         except (TransientError, KeyError, TypeError):
@@ -106,46 +138,55 @@ class Reflector(threading.Thread):
     # --- list and watch
 
     def _list(self) -> None:
-        found = self._api.get_once(self._path, self._which)
-        self._replace_known({each["metadata"]["name"]: each for each in found["items"]})
-        self.looked.set()
-        self._until = time.monotonic() + random.uniform(*_RESYNC_RANGE_S)
-        self._version = str(found["metadata"]["resourceVersion"])
+        response = self._client.get_once(self._path, self._selector)
+        self._publish_list({obj["metadata"]["name"]: obj for obj in response["items"]})
+        self.has_listed.set()
+        self._next_list_at = time.monotonic() + random.uniform(*_RESYNC_RANGE_S)
+        self._version = str(response["metadata"]["resourceVersion"])
 
-    def _replace_known(self, there: Mapping[str, KubeObject]) -> None:
-        """Publish all objects that exist now; known ones that are not among them have gone meanwhile."""
-        for name in self._known - there.keys():
+    def _publish_list(self, objects: Mapping[str, KubeObject]) -> None:
+        """Publish all objects that exist now, by name; published ones that are not among them have disappeared."""
+        for name in self._names - objects.keys():
             self._publish(name, None)
-        for name, thing in there.items():
-            self._publish(name, thing)
+        for name, obj in objects.items():
+            self._publish(name, obj)
 
     def _watch(self) -> None:
         """Follow the changes since the version read so far. Raises ClusterError if the server has forgotten it."""
-        left = str(max(1, round(self._until - time.monotonic())))
-        asked = {**self._which, "watch": "1", "allowWatchBookmarks": "true", "timeoutSeconds": left}
-        with self._api.watch(self._path, {**asked, "resourceVersion": self._version}, _WATCH_SILENCE_S) as lines:
-            self.trouble = None
+        remaining_s = max(1, round(self._next_list_at - time.monotonic()))
+        params = {
+            **self._selector,
+            "watch": "1",
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(remaining_s),
+            "resourceVersion": self._version,
+        }
+        with self._client.watch(self._path, params, _WATCH_IDLE_TIMEOUT_S) as lines:
+            self.error = None
             for line in lines:
-                if self._over.is_set() or self._is_due(_MAX_RETRY_DELAY_S) or not line.endswith(b"\n"):
+                # The server ends the watch in time; this check is for one that does not.
+                if self._stop_event.is_set() or self._is_list_due(_MAX_RETRY_DELAY_S) or not line.endswith(b"\n"):
                     return
-                self._read_event(json.loads(line))
-                self._pauses.reset()
+                self._apply_event(json.loads(line))
+                self._backoff.reset()
 
-    def _read_event(self, event: Mapping[str, Any]) -> None:
-        thing = event["object"]
+    def _apply_event(self, event: Mapping[str, Any]) -> None:
+        """Publish a change. Raises ClusterError 410 if the version is forgotten, TransientError for other errors."""
+        obj = event["object"]
         if event["type"] == "ERROR":
-            said, code = str(thing.get("message")), int(thing.get("code") or _GONE_STATUS)
-            raise (
-                ClusterError(self._api.host, "watch", said, code)
-                if code == _GONE_STATUS
-                else TransientError(said, code)
-            )
+            message = str(obj.get("message"))
+            status = int(obj.get("code") or _GONE_STATUS)
+            if status == _GONE_STATUS:
+                raise ClusterError(self._client.host, "watch", message, status)
+            raise TransientError(message, status)
         if event["type"] != "BOOKMARK":
-            self._publish(thing["metadata"]["name"], None if event["type"] == "DELETED" else thing)
-        self._version = thing["metadata"]["resourceVersion"]
+            self._publish(obj["metadata"]["name"], None if event["type"] == "DELETED" else obj)
+        self._version = obj["metadata"]["resourceVersion"]
 
-    def _publish(self, name: str, thing: KubeObject | None) -> None:
-        self._known = self._known | {name} if thing else self._known - {name}
-        if thing:
-            thing["metadata"].pop("managedFields", None)  # half of a pod's size, and not used here
-        self._news.put((self._watched.kind, name, thing))
+    def _publish(self, name: str, obj: KubeObject | None) -> None:
+        if obj:
+            self._names.add(name)
+            obj["metadata"].pop("managedFields", None)  # half of a pod's size, and not used here
+        else:
+            self._names.discard(name)
+        self._changes.put(ObjectChange(self._watched.kind, name, obj))

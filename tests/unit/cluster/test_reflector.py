@@ -17,8 +17,8 @@ from torchyard.model.plan import ManifestPlan, WatchedKind
 
 PODS = WatchedKind(api="v1", kind="Pod")
 GROUPS = WatchedKind(api="scheduling.volcano.sh/v1beta1", kind="PodGroup")
-PATIENCE_S = 20.0
-Begin = Callable[..., Reflector]
+TIMEOUT_S = 20.0
+StartReflector = Callable[..., Reflector]
 
 
 @pytest.fixture
@@ -27,182 +27,189 @@ def plan(planned: Planned) -> ManifestPlan:
 
 
 @pytest.fixture
-def news() -> "queue.Queue[ObjectChange]":
+def changes() -> "queue.Queue[ObjectChange]":
     return queue.Queue()
 
 
 @pytest.fixture
-def begin(fake_server: Client, plan: ManifestPlan, news: "queue.Queue[ObjectChange]") -> Iterator[Begin]:
+def start_reflector(
+    fake_server: Client, plan: ManifestPlan, changes: "queue.Queue[ObjectChange]"
+) -> Iterator[StartReflector]:
     """Start a watch; it ends with the test."""
-    over = threading.Event()
+    stop_event = threading.Event()
 
     def start(watched: WatchedKind = PODS) -> Reflector:
-        made = Reflector(fake_server, plan, watched, news, over)
-        made.start()
-        return made
+        watch = Reflector(fake_server, plan, watched, changes, stop_event)
+        watch.start()
+        return watch
 
     yield start
-    over.set()
+    stop_event.set()
 
 
 @pytest.fixture
-def often(monkeypatch: pytest.MonkeyPatch) -> None:
+def frequent_lists(monkeypatch: pytest.MonkeyPatch) -> None:
     """Do a full list every second instead of every four minutes."""
     monkeypatch.setattr(reflector, "_RESYNC_RANGE_S", (1.0, 1.5))
 
 
 def pod(plan: ManifestPlan, name: str, **labels: str) -> dict[str, Any]:
-    about = {"name": f"{plan.job}-{name}", "labels": {**plan.labels, **labels}}
-    return {"apiVersion": "v1", "kind": "Pod", "metadata": about, "status": {"phase": "Pending"}}
+    metadata = {"name": f"{plan.job}-{name}", "labels": {**plan.labels, **labels}}
+    return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": "Pending"}}
 
 
-def next_name(plan: ManifestPlan, news: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
+def next_name(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
     """The pod of the next change, and whether the pod still exists."""
-    _, name, thing = news.get(timeout=PATIENCE_S)
-    return name.removeprefix(f"{plan.job}-"), thing is not None
+    change = changes.get(timeout=TIMEOUT_S)
+    return change.name.removeprefix(f"{plan.job}-"), change.obj is not None
 
 
-def next_other(plan: ManifestPlan, news: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
-    """The first change that is not worker-0 seen again."""
-    while (found := next_name(plan, news)) == ("worker-0", True):
-        pass
-    return found
+def next_other(plan: ManifestPlan, changes: "queue.Queue[ObjectChange]") -> tuple[str, bool]:
+    """The first change that is not worker-0 published again."""
+    change = next_name(plan, changes)
+    while change == ("worker-0", True):
+        change = next_name(plan, changes)
+    return change
 
 
-def test_first_list_tells_what_is_there(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_first_list_reports_existing_objects(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """The first list reports every object with the run's labels, and none of another run."""
+    """The first list publishes the objects with the run's labels, and none of another run."""
     fake_api.put(pod(plan, "worker-0"))
     other = pod(plan, "other")
     fake_api.put({**other, "metadata": {"name": "other", "labels": {"torchyard/run": "another"}}})
-    watch = begin()
-    assert watch.looked.wait(PATIENCE_S)
-    assert next_name(plan, news) == ("worker-0", True)
-    assert news.empty()
+    watch = start_reflector()
+    assert watch.has_listed.wait(TIMEOUT_S)
+    assert next_name(plan, changes) == ("worker-0", True)
+    assert changes.empty()
 
 
 def test_changes_come_over_the_watch(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """Objects created, changed and deleted after the list are reported in order, without another list."""
-    assert begin().looked.wait(PATIENCE_S)
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
     fake_api.put(pod(plan, "worker-0"))
     fake_api.put(pod(plan, "worker-0", changed="yes"))
     fake_api.objects.delete(("v1/pods", "default", f"{plan.job}-worker-0"), {})
-    assert [next_name(plan, news) for _ in range(3)] == [("worker-0", True), ("worker-0", True), ("worker-0", False)]
-    lists = [each for each in fake_api.requests("GET", "/pods") if "watch" not in each.query]
+    assert [next_name(plan, changes) for _ in range(3)] == [("worker-0", True), ("worker-0", True), ("worker-0", False)]
+    lists = [request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]
     assert len(lists) == 1
 
 
-def test_forgotten_version_is_listed_anew(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_forgotten_version_causes_a_new_list(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """After a 410 the kind is listed again, and objects that have disappeared are reported as gone."""
     fake_api.put(pod(plan, "worker-0"))
-    assert begin().looked.wait(PATIENCE_S)
-    assert next_name(plan, news) == ("worker-0", True)
-    place = ("v1/pods", "default", f"{plan.job}-worker-0")
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
+    assert next_name(plan, changes) == ("worker-0", True)
+    key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, and forgotten before any watch could report it
-        del fake_api.objects._all[place]
+        del fake_api.objects._all[key]
         fake_api.objects.forget()
-    assert next_other(plan, news) == ("worker-0", False)
+    assert next_other(plan, changes) == ("worker-0", False)
 
 
-@pytest.mark.usefixtures("often")
-def test_watch_that_lies_is_found_out(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+@pytest.mark.usefixtures("frequent_lists")
+def test_list_finds_a_change_that_the_watch_missed(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
     """The full list every few minutes finds a change that the watch did not report."""
     fake_api.put(pod(plan, "worker-0"))
-    assert begin().looked.wait(PATIENCE_S)
-    assert next_name(plan, news) == ("worker-0", True)
-    place = ("v1/pods", "default", f"{plan.job}-worker-0")
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
+    assert next_name(plan, changes) == ("worker-0", True)
+    key = ("v1/pods", "default", f"{plan.job}-worker-0")
     with fake_api.objects.changed:  # gone, without an event
-        del fake_api.objects._all[place]
-    assert next_other(plan, news) == ("worker-0", False)
+        del fake_api.objects._all[key]
+    assert next_other(plan, changes) == ("worker-0", False)
 
 
-def test_refused_first_look_is_a_refusal(fake_api: FakeApi, begin: Begin) -> None:
+def test_refused_first_list_is_a_refusal(fake_api: FakeApi, start_reflector: StartReflector) -> None:
     """If the first list is refused, the watch keeps that refusal, and no object counts as absent."""
     fake_api.fail("GET", "/pods", 403)
-    watch = begin()
-    assert watch.looked.wait(PATIENCE_S)
+    watch = start_reflector()
+    assert watch.has_listed.wait(TIMEOUT_S)
     assert watch.refusal
     assert watch.refusal.status == 403
 
 
-def test_refusal_later_takes_nothing_away(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_later_refusal_removes_no_object(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """A right that is removed later is reported as trouble, and known objects stay known."""
+    """A right that is removed later is reported as an error, and published objects stay."""
     fake_api.put(pod(plan, "worker-0"))
-    watch = begin()
-    assert next_name(plan, news) == ("worker-0", True)
+    watch = start_reflector()
+    assert next_name(plan, changes) == ("worker-0", True)
     refuse_later(fake_api, watch, 403)
-    assert (news.empty(), watch.refusal) == (True, None)
+    assert (changes.empty(), watch.refusal) == (True, None)
 
 
-def test_served_kind_that_answers_404_is_not_gone(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_404_of_a_served_kind_removes_no_object(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """A 404 for a kind that discovery still names is only trouble: known objects stay known."""
+    """A 404 for a kind that discovery still lists is only an error: published objects stay."""
     fake_api.put(pod(plan, "worker-0"))
-    watch = begin()
-    assert next_name(plan, news) == ("worker-0", True)
+    watch = start_reflector()
+    assert next_name(plan, changes) == ("worker-0", True)
     refuse_later(fake_api, watch, 404)
-    assert news.empty()
+    assert changes.empty()
 
 
 def refuse_later(fake_api: FakeApi, watch: Reflector, status: int) -> None:
-    """Refuse all requests for pods from now on, and wait until the watch has noticed."""
+    """Refuse all requests for pods from now on, and wait until the watch has received one."""
     fake_api.fail("GET", "/namespaces/default/pods", status)
     fake_api.objects.forget()
-    until(lambda: getattr(watch.trouble, "status", 0) == status)
+    until(lambda: getattr(watch.error, "status", 0) == status)
 
 
-def test_unserved_kind_that_is_not_vital_is_no_trouble(fake_api: FakeApi, begin: Begin) -> None:
-    """In a cluster without PodGroups their watch reports neither a refusal nor trouble."""
+def test_unserved_kind_that_is_not_vital_is_not_an_error(fake_api: FakeApi, start_reflector: StartReflector) -> None:
+    """In a cluster without PodGroups their watch reports neither a refusal nor an error."""
     fake_api.fail("GET", "/podgroups", 404)
-    watch = begin(GROUPS)
-    assert watch.looked.wait(PATIENCE_S)
-    assert (watch.refusal, watch.trouble) == (None, None)
+    watch = start_reflector(GROUPS)
+    assert watch.has_listed.wait(TIMEOUT_S)
+    assert (watch.refusal, watch.error) == (None, None)
 
 
-def test_broken_connections_are_made_again(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_broken_connections_are_reopened(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """A server that breaks every connection is trouble; once it answers, the watch goes on."""
+    """A server that breaks every connection is an error; once it responds, the watch continues."""
     fake_api.fail("GET", "/pods", 0)
-    watch = begin()
-    until(lambda: watch.trouble)
-    assert not watch.looked.is_set()
+    watch = start_reflector()
+    until(lambda: watch.error)
+    assert not watch.has_listed.is_set()
     fake_api.put(pod(plan, "worker-0"))
     fake_api.heal()
-    assert next_name(plan, news) == ("worker-0", True)
-    until(lambda: watch.trouble is None)
+    assert next_name(plan, changes) == ("worker-0", True)
+    until(lambda: watch.error is None)
 
 
-def test_error_of_the_server_asks_for_a_new_list(
-    fake_api: FakeApi, plan: ManifestPlan, begin: Begin, news: "queue.Queue[ObjectChange]"
+def test_error_of_the_server_causes_a_new_list(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector, changes: "queue.Queue[ObjectChange]"
 ) -> None:
-    """A server that answers a watch with an error may have forgotten the version: the kind is listed again."""
-    assert begin().looked.wait(PATIENCE_S)
+    """A server that responds to a watch with an error may have forgotten the version: the kind is listed again."""
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
     until(lambda: fake_api.requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 503, times=1)
     fake_api.cut()
-    until(lambda: len([each for each in fake_api.requests("GET", "/pods") if "watch" not in each.query]) == 2)
+    until(lambda: len([request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]) == 2)
     fake_api.put(pod(plan, "worker-0"))
-    assert next_name(plan, news) == ("worker-0", True)
+    assert next_name(plan, changes) == ("worker-0", True)
 
 
-def test_broken_connection_goes_on_from_the_same_version(fake_api: FakeApi, plan: ManifestPlan, begin: Begin) -> None:
+def test_broken_connection_resumes_from_the_same_version(
+    fake_api: FakeApi, plan: ManifestPlan, start_reflector: StartReflector
+) -> None:
     """After a watch that ended without an error the next one continues it, and nothing is listed again."""
-    assert begin().looked.wait(PATIENCE_S)
+    assert start_reflector().has_listed.wait(TIMEOUT_S)
     until(lambda: fake_api.requests("GET", "/pods")[-1].query.get("watch"))
     fake_api.fail("GET", "watch=1", 0, times=1)
     fake_api.cut()
-    until(lambda: len([each for each in fake_api.requests("GET", "/pods") if "watch" in each.query]) == 3)
-    lists = [each for each in fake_api.requests("GET", "/pods") if "watch" not in each.query]
-    versions = {each.query["resourceVersion"] for each in fake_api.requests("GET", "/pods") if "watch" in each.query}
+    until(lambda: len([request for request in fake_api.requests("GET", "/pods") if "watch" in request.query]) == 3)
+    lists = [request for request in fake_api.requests("GET", "/pods") if "watch" not in request.query]
+    versions = {
+        request.query["resourceVersion"] for request in fake_api.requests("GET", "/pods") if "watch" in request.query
+    }
     assert (len(lists), len(versions)) == (1, 1)
