@@ -33,11 +33,14 @@ def wait(
     on_status: StatusCallback = lambda *_: None,
     on_hang: HangCallback = lambda _: None,
 ) -> Outcome:
-    """Wait until the job has ended. `on_poll` is called at least every half second with rank 0's new lines.
+    """Wait until the job has ended and its logs are read; return its outcome.
 
-    `on_status`: called with each status, whose reason says what the job waits for, and the seconds since the submit.
-    `on_hang`: called with what the black box tells of hangs and stragglers, whenever that changes.
-    A deadline ends the job as well; the outcome says so, nothing is raised. This process's own trouble ends nothing.
+    `on_poll`: called at least every half second with rank 0's new lines.
+    `on_status`: called with each status, whose reason is what the job waits for, and the seconds since the submit.
+    `on_hang`: called with the hang and the straggler that the ranks' records show, whenever they change.
+
+    An expired deadline ends the job too: the outcome has its cause, and nothing is raised. Errors of this process are
+    logged and retried, and end nothing. RunInUseError if another process has taken the run over.
     """
     poller = _JobPoller(handle, on_poll, on_status, on_hang)
     with ExitStack() as stack:
@@ -45,32 +48,47 @@ def wait(
             poller.open(stack)
         while poller.outcome is None:
             poller.poll()
-        while (outcome := poller.conclude()) is None:
-            pass
+        outcome = poller.conclude()
+        while outcome is None:
+            outcome = poller.conclude()
     return outcome
 
 
 class _JobPoller:
-    """Polls one job until it has ended and its logs are read."""
+    """Poll one job until it has ended, then read its logs to their end.
+
+    The caller repeats each step until it is done. A step that fails by an error of this process (a full disk, no free
+    descriptors) is logged once and can be called again:
+
+        open()      starts to watch the job; done when `is_open`
+        poll()      reads states and logs once; done when `outcome` is set
+        conclude()  stops what still runs and reads every log to its end; done when it returns the final outcome
+
+    All of it runs on the caller's thread; the watch has its own threads, which the caller's ExitStack stops. Callbacks
+    that fail are logged and end nothing. RunInUseError if another process has taken the run over.
+    """
 
     def __init__(
         self, handle: Handle, on_poll: RankZeroCallback, on_status: StatusCallback, on_hang: HangCallback
     ) -> None:
-        self.outcome: Outcome | None = None
-        self._handle, self._on_poll, self._on_status = handle, on_poll, on_status
-        self._submitted_at = time.monotonic() - handle.age_s
-        self._watch: JobWatch
+        now = time.monotonic()
         self.is_open = False
+        self.outcome: Outcome | None = None
+        self._handle = handle
+        self._on_poll = on_poll
+        self._on_status = on_status
+        self._submitted_at = now - handle.age_s
+        self._started_reason = ""  # of the first status that was `running`; empty until then
+        self._watch: JobWatch
         self._launcher = registry.load_launcher(handle.plan.launcher)
-        self._logs, self._local_errors = JobLogReader(handle.plan), LocalErrorGuard()
-        self._wait_reporter, self._lost_line_reporter, self._lost_worker_reporter = (
-            _WaitReporter(),
-            _LostLineReporter(),
-            _LostWorkerReporter(),
-        )
-        self._started_reason = ""
-        self._fabric, self._hangs = _FabricMonitor(handle.plan), HangMonitor(handle.plan, on_hang)
-        self._deadlines = DeadlineMonitor(handle.deadlines, handle.age_s, time.monotonic())
+        self._logs = JobLogReader(handle.plan)
+        self._local_errors = LocalErrorGuard()
+        self._deadlines = DeadlineMonitor(handle.deadlines, job_age_s=handle.age_s, now=now)
+        self._fabric = _FabricMonitor(handle.plan)
+        self._hangs = HangMonitor(handle.plan, on_hang)
+        self._wait_reporter = _WaitReporter()
+        self._lost_line_reporter = _LostLineReporter()
+        self._lost_worker_reporter = _LostWorkerReporter()
 
     def open(self, stack: ExitStack) -> None:
         """Start watching; if this process cannot, the next call tries again."""
@@ -80,30 +98,36 @@ class _JobPoller:
         self._local_errors.pause()
 
     def poll(self) -> None:
-        """Poll the job once, and act on what is seen."""
+        """Read states and logs once, report what has changed, and set `outcome` if the job has ended or must end."""
         with self._local_errors.endured("poll the job"):
             self._watch.poll(0.0 if self._logs.is_behind else _POLL_INTERVAL_S)
             self._lost_line_reporter.report(self._watch.losing_logs())
             logs_current = self._read_logs() and not self._watch.is_disconnected()
             self._lost_worker_reporter.report(self._logs.lost_workers)
             status, diagnosis = self._read_status(logs_current)
-            if status.state == "failed":
+            if status.state == "failed":  # its cause may be the end of a pod that the watch has not delivered yet
                 self._watch.read_ends(_ENDS_TIMEOUT_S)
                 status, diagnosis = self._read_status(logs_current)
             self._publish_status(status, diagnosis)
-            if status.state in ENDED_STATES:
-                self.outcome = Outcome(status=status, exit_codes=self._watch.exit_codes())
-            elif failed_status := self._fabric.check(self._logs) or self._check_hang():
-                self.outcome = Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
-            elif expired := self._deadlines.check(self._take_snapshot(status, logs_current)):
-                self.outcome = _deadline_outcome(expired, status, self._watch)
-            else:
+            self.outcome = self._find_outcome(status, logs_current)
+            if self.outcome is None:
                 self._log_progress(status, diagnosis)
         self._local_errors.pause()
 
+    def _find_outcome(self, status: Status, logs_current: bool) -> Outcome | None:
+        """The outcome of a job that has ended, or that its network, a hang or a deadline ends; else None."""
+        if status.state in ENDED_STATES:
+            return Outcome(status=status, exit_codes=self._watch.exit_codes())
+        failed_status = self._fabric.check(self._logs) or self._check_hang()
+        if failed_status:
+            return Outcome(status=failed_status, exit_codes=self._watch.exit_codes())
+        expired = self._deadlines.check(self._take_snapshot(status, logs_current))
+        return _build_deadline_outcome(expired, status, self._watch) if expired else None
+
     def _read_logs(self) -> bool:
-        """Pass rank 0's new lines on; returns whether all logs are read to their present end."""
-        lines, is_current = list[str](), False
+        """Pass rank 0's new lines to the callback; return whether all logs are read to their current end."""
+        lines: list[str] = []
+        is_current = False
         with self._local_errors.endured("read the logs"):
             lines = self._logs.read()
             is_current = not self._logs.is_behind
@@ -112,14 +136,17 @@ class _JobPoller:
         return is_current
 
     def _publish_status(self, status: Status, diagnosis: Diagnosis | None) -> None:
-        """Pass the status on. A job that had started before its node was lost has not waited since its submit."""
-        has_started = status.state == "pending" and self._started_reason
+        """Pass the status to the callback, with the seconds since the submit.
+
+        The seconds are 0 for a job that is pending again after it had started: it has not waited since its submit.
+        """
+        is_pending_again = status.state == "pending" and bool(self._started_reason)
         published = status.model_copy(update={"reason": diagnosis.failure.sentence}) if diagnosis else status
         with self._local_errors.endured("report the status", whatever=True):
-            self._on_status(published, 0.0 if has_started else time.monotonic() - self._submitted_at)
+            self._on_status(published, 0.0 if is_pending_again else time.monotonic() - self._submitted_at)
 
     def _read_status(self, logs_current: bool) -> tuple[Status, Diagnosis | None]:
-        """The job's status, and why it makes no progress, if it makes none.
+        """The job's status, and the diagnosis of what prevents its progress; None if nothing is known to prevent it.
 
         A permanent obstacle ends a job, but not before its logs are read: it may have started long ago.
         """
@@ -132,14 +159,14 @@ class _JobPoller:
         return status, diagnosis
 
     def _take_snapshot(self, status: Status, logs_current: bool) -> JobSnapshot:
-        """What the deadlines are judged by. A log that lacks lines may lack those that say that the job has started."""
+        """What the deadlines are checked with. Lines missing from a log may be those that show that the job started."""
         has_started = status.state == "running" or bool(self._started_reason) or bool(self._watch.losing_logs())
         return JobSnapshot(
             time.monotonic(), self._watch.is_fully_seen(), logs_current, has_started, self._logs.line_count
         )
 
     def _check_hang(self) -> Status | None:
-        """The failed status if a rank hangs and the profile wants that. Trouble with the verdict is not the job's."""
+        """The failed status if a rank hangs and the profile ends such a job; else None, also if the check fails."""
         with self._local_errors.endured("judge the ranks' records", whatever=True):
             return self._hangs.check(self._logs.black_box)
         return None
@@ -148,12 +175,10 @@ class _JobPoller:
         """Log once that the job has started, and what it waits for."""
         self._wait_reporter.report(status, diagnosis)
         if status.state == "running" and not self._started_reason:
-            self._started_reason, started_at = status.reason, _find_start_time(self._logs, self._watch)
-            get_log().info(
-                "%s%s",
-                self._started_reason,
-                f" after {started_at - self._handle.submitted_at:.1f} s" if started_at else "",
-            )
+            self._started_reason = status.reason
+            started_at = _find_start_time(self._logs, self._watch)
+            delay = f" after {started_at - self._handle.submitted_at:.1f} s" if started_at else ""
+            get_log().info("%s%s", self._started_reason, delay)
 
     def conclude(self) -> Outcome | None:
         """Stop what still runs, and read every log to its end; None if that must be tried again."""
@@ -171,13 +196,17 @@ class _JobPoller:
 
 
 class _FabricMonitor:
-    """Judges the network as soon as a log says something new about it."""
+    """Checks the network as soon as a log has a new line about it."""
 
     def __init__(self, plan: Plan) -> None:
-        self._plan, self._reported_verdict = plan, ""
+        self._plan = plan
+        self._reported_verdict = ""  # empty until a verdict was reported
 
     def check(self, logs: JobLogReader) -> Status | None:
-        """Report a broken promise once; the failed status if it is to end the attempt."""
+        """Warn once of a network that is not the expected one; return the failed status if it ends the attempt.
+
+        None if it does not, and while no log has a new line about the network.
+        """
         if not logs.has_nccl_update or not self._plan.expect:
             return None
         logs.has_nccl_update = False
@@ -195,15 +224,22 @@ class _WaitReporter:
     """Logs why a job makes no progress: when the reason changes, and at most every ten seconds."""
 
     def __init__(self) -> None:
-        self._reported_reason, self._next_report_at = "", time.monotonic() + _REPORT_INTERVAL_S
+        self._reported_reason = ""
+        self._next_report_at = time.monotonic() + _REPORT_INTERVAL_S
 
     def report(self, status: Status, diagnosis: Diagnosis | None) -> None:
         is_running = status.state == "running"
-        reason = diagnosis.failure.sentence if diagnosis else "" if is_running else status.reason
+        if diagnosis:
+            reason = diagnosis.failure.sentence
+        elif is_running:
+            return
+        else:
+            reason = status.reason
         if reason in ("", self._reported_reason) or time.monotonic() < self._next_report_at:
             return
-        self._reported_reason, self._next_report_at = reason, time.monotonic() + _REPORT_INTERVAL_S
-        get_log().info("%s: %s", "running, but not well" if is_running else "not started yet", reason)
+        self._reported_reason = reason
+        self._next_report_at = time.monotonic() + _REPORT_INTERVAL_S
+        get_log().info("%s: %s", "running with problems" if is_running else "not started yet", reason)
 
 
 class _LostLineReporter:
@@ -219,7 +255,7 @@ class _LostLineReporter:
 
 
 class _LostWorkerReporter:
-    """Warns of a worker that torchrun has lost, which its agent's end shows only some seconds later."""
+    """Warns of a worker that torchrun reports as failed, some seconds before its agent ends."""
 
     def __init__(self) -> None:
         self._reported_workers: set[tuple[str, int]] = set()
@@ -238,46 +274,60 @@ def _describe_end(exit_code: int) -> str:
 
 
 def _find_start_time(logs: JobLogReader, watch: JobWatch) -> float:
-    """When every node had joined, as the agents logged it; else when every container was running."""
+    """When every node had joined, as the agents logged it; else when every container was running. 0 if unknown."""
     return logs.joined_at or watch.started_at()
 
 
-def _deadline_outcome(expired: ExpiredDeadline, status: Status, watch: JobWatch) -> Outcome:
-    """The outcome of a deadline that has passed. If the cluster knows why it passed, that is the cause."""
-    failure = None if expired.cause == "run-deadline" else _select_failure(expired, watch.diagnose(last=True))
-    explanation = failure.sentence if failure else status.reason if expired.cause == "start-deadline" else ""
+def _build_deadline_outcome(expired: ExpiredDeadline, status: Status, watch: JobWatch) -> Outcome:
+    """The outcome of an expired deadline. If the cluster reports why it expired, that is the cause."""
+    failure = None
+    if expired.cause != "run-deadline":
+        failure = _select_failure(expired, watch.diagnose(last=True))
+    explanation = ""
+    if failure:
+        explanation = failure.sentence
+    elif expired.cause == "start-deadline":
+        explanation = status.reason
     reason = f"{expired.message}: {explanation}" if explanation else expired.message
-    deadline_failure = failure.model_copy(update={"sentence": reason}) if failure else None
-    failed_status = Status(state="failed", reason=reason, failure=deadline_failure, retries=status.retries)
+    if failure:
+        failure = failure.model_copy(update={"sentence": reason})
+    failed_status = Status(state="failed", reason=reason, failure=failure, retries=status.retries)
     return Outcome(status=failed_status, cause=expired.cause, exit_codes=watch.exit_codes())
 
 
 def _select_failure(expired: ExpiredDeadline, diagnosis: Diagnosis | None) -> Failure | None:
-    """The failure that explains a deadline. Silence is explained only by a lost node: elastic jobs may await pods."""
-    is_unexplained = (
-        expired.cause == "silence" and diagnosis and diagnosis.failure.cause not in ("node-lost", "host-silent")
-    )
-    return None if is_unexplained or not diagnosis else diagnosis.failure
+    """The failure that explains an expired deadline; None if none does.
+
+    Silence is explained only by a lost node: an elastic job may wait for pods while it trains.
+    """
+    if not diagnosis:
+        return None
+    if expired.cause == "silence" and diagnosis.failure.cause not in ("node-lost", "host-silent"):
+        return None
+    return diagnosis.failure
 
 
 def _finish_job(plan: Plan, watch: JobWatch, outcome: Outcome, read_logs: Callable[[], object]) -> Outcome:
     """Stop what still runs, so that every log is whole before it is read; add when the job ended, and where it ran."""
-    ended_at, container_failures = watch.ended_at(), watch.endings()
+    ended_at = watch.ended_at()
+    container_failures = watch.endings()
     watch.record_outcome(outcome)
     is_stopped = True
     if outcome.status.state != "succeeded":
         get_log().warning("%s; stopping what still runs", outcome.status.reason)
         watch.drain_ended_logs(_LOG_SILENCE_S, read_logs)
         is_stopped = _stop_job(plan)
-    # What could not be stopped may go on printing without end.
-    drain: Callable[[float, Callable[[], object]], object] = watch.drain_logs if is_stopped else watch.drain_ended_logs
-    drain(_LOG_SILENCE_S, read_logs)
-    return outcome.model_copy(
-        update={
-            **{"ended_at": ended_at, "lost": watch.lost_logs()},
-            **{"machines": watch.machines(), "container_failures": container_failures},
-        }
-    )
+    if is_stopped:
+        watch.drain_logs(_LOG_SILENCE_S, read_logs)
+    else:  # what could not be stopped may print forever
+        watch.drain_ended_logs(_LOG_SILENCE_S, read_logs)
+    update = {
+        "ended_at": ended_at,
+        "lost": watch.lost_logs(),
+        "machines": watch.machines(),
+        "container_failures": container_failures,
+    }
+    return outcome.model_copy(update=update)
 
 
 def _stop_job(plan: Plan) -> bool:
