@@ -70,7 +70,7 @@ def no_renewals() -> Iterator[None]:
     """Stop renewing a test's Leases when it ends: a renewal would use the next test's credentials."""
     yield
     renewer = get_renewer()
-    for _, plan in list(renewer._due.values()):
+    for _, plan in list(renewer._pending.values()):
         renewer.drop(plan)
 
 

@@ -22,7 +22,7 @@ from torchyard.model.run import End, Handle
 
 
 class ClusterBackend:
-    """The `Backend` of a cluster. The run's Lease owns its objects, and records what a successor must know."""
+    """The `Backend` of a cluster. The run's Lease owns its objects, and records what a successor needs to continue."""
 
     def __init__(self, plan: ManifestPlan) -> None:
         self._plan = plan
@@ -34,9 +34,12 @@ class ClusterBackend:
         await_api_server(self._plan)
 
     def check(self) -> tuple[Check, ...]:
-        here = [need for need in self._plan.requires if isinstance(need, WritableFolder)]
-        folders = (check_requirement(need, PROBES[need.kind](need.model_dump())) for need in here)
-        return (*folders, *check_cluster(self._plan))
+        checks = []
+        for requirement in self._plan.requires:
+            if isinstance(requirement, WritableFolder):  # a folder of this machine; the others are the cluster's
+                probe = PROBES[requirement.kind](requirement.model_dump())
+                checks.append(check_requirement(requirement, probe))
+        return (*checks, *check_cluster(self._plan))
 
     def prepare(self) -> Plan:
         return create.drop_forbidden_objects(self._plan)
@@ -48,11 +51,12 @@ class ClusterBackend:
         plan = self._plan
         # A job that exists already must not be given up because it cannot be read for a while.
         job, created = retry_step(OUTAGE_TIMEOUT_S if since is None else None)(create.create_job)(plan)
-        kind, where, count = plan.main["kind"], plan.cluster.namespace, len(plan.nodes)
-        get_log().info("%s %s %s/%s: %d pods", "created" if created else "attached to", kind, where, plan.job, count)
-        made = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # unknown if the job is gone
-        age = 0.0 if created else max(time.time() - (since or made), 0.0)
-        return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=made, age_s=age)
+        action = "created" if created else "attached to"
+        kind = plan.main["kind"]
+        get_log().info("%s %s %s/%s: %d pods", action, kind, plan.cluster.namespace, plan.job, len(plan.nodes))
+        created_at = parse_timestamp(job["metadata"].get("creationTimestamp")) or time.time()  # a job that is gone
+        age_s = 0.0 if created else max(time.time() - (since or created_at), 0.0)
+        return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=created_at, age_s=age_s)
 
     def watch(self, on_poll: PollCallback) -> ClusterWatch:
         return ClusterWatch(self._plan, on_poll)

@@ -6,6 +6,7 @@ The interval is RENEW_INTERVAL_S of lease.py; docs/kubernetes.md gives it to use
 import functools
 import threading
 import time
+from typing import NamedTuple
 
 from torchyard.cluster import lease
 from torchyard.cluster.lease import RENEW_INTERVAL_S
@@ -18,72 +19,89 @@ _THREAD_COUNT = 4  # one thread could need longer than the interval for hundreds
 _RENEWER_LOCK = threading.Lock()
 
 
+class _Renewal(NamedTuple):
+    """When a Lease is renewed next, in monotonic seconds."""
+
+    due_at: float
+    plan: ManifestPlan
+
+
 class LeaseRenewer:
-    """Knows the runs that this process owns, and those that another process has taken over."""
+    """Renew the Leases of the runs that this process owns, each every `RENEW_INTERVAL_S`.
+
+    Threads. `_THREAD_COUNT` daemon threads execute `run` for as long as the process lives. Each takes the renewal that
+    is due next, and schedules it again before it sends it, so that another thread does not take it too. `add`, `drop`
+    and `check` are called by the threads of the runs. `_changed` guards `_pending` and wakes a waiting thread.
+
+    Errors. A renewal that fails is logged and tried again at the next interval. If another process has taken a run
+    over, its Lease is dropped, and `check` raises that RunInUseError until `add` is called again.
+    """
 
     def __init__(self) -> None:
-        self._lost: dict[str, RunInUseError] = {}
-        self._due: dict[str, tuple[float, ManifestPlan]] = {}
-        self._news = threading.Condition()
+        self._taken_over: dict[str, RunInUseError] = {}  # by run
+        self._pending: dict[str, _Renewal] = {}  # by run
+        self._changed = threading.Condition()
 
     def add(self, plan: ManifestPlan) -> None:
         """Renew a Lease from now on; the caller has just acquired it."""
-        with self._news:
-            self._lost.pop(plan.run, None)
-            self._due[plan.run] = time.monotonic() + RENEW_INTERVAL_S, plan
-            self._news.notify()
+        with self._changed:
+            self._taken_over.pop(plan.run, None)
+            self._pending[plan.run] = _Renewal(time.monotonic() + RENEW_INTERVAL_S, plan)
+            self._changed.notify()
 
     def drop(self, plan: ManifestPlan) -> None:
-        with self._news:
-            self._due.pop(plan.run, None)
+        """Stop renewing a Lease; one that is not renewed is ignored."""
+        with self._changed:
+            self._pending.pop(plan.run, None)
 
     def check(self, plan: ManifestPlan) -> None:
         """Raise RunInUseError if another process has taken the run over."""
-        if lost := self._lost.get(plan.run):
-            raise lost
+        error = self._taken_over.get(plan.run)
+        if error:
+            raise error
 
     def run(self) -> None:
         """Renew one Lease after the other, forever."""
         while True:
-            plan = self._next()
+            plan = self._await_next()
             try:
                 lease.renew_lease(plan)
             except RunInUseError as error:
-                self._lost[plan.run] = error
+                self._taken_over[plan.run] = error
                 self.drop(plan)
             except ClusterError as error:  # away, or no longer allowed: the watches report it
                 get_log().debug("the Lease of %s is not renewed: %s", plan.run, error)
-            except Exception:  # this process's own trouble, such as too few descriptors: other runs need this thread
+            except Exception:  # a fault of this process, such as too few descriptors: other runs need this thread
                 get_log().exception("the Lease of %s is not renewed", plan.run)
 
-    def _next(self) -> ManifestPlan:
+    def _await_next(self) -> ManifestPlan:
         """Wait until a renewal is due; return its plan."""
-        with self._news:
+        with self._changed:
             while True:
                 now = time.monotonic()
-                due, plan = min(self._due.values(), key=lambda each: each[0], default=(now + RENEW_INTERVAL_S, None))
-                if plan and due <= now:
-                    self._due[plan.run] = now + RENEW_INTERVAL_S, plan
-                    return plan
-                self._news.wait(due - now)
+                renewal = min(self._pending.values(), key=lambda pending: pending.due_at, default=None)
+                if renewal and renewal.due_at <= now:
+                    self._pending[renewal.plan.run] = _Renewal(now + RENEW_INTERVAL_S, renewal.plan)
+                    return renewal.plan
+                self._changed.wait(renewal.due_at - now if renewal else RENEW_INTERVAL_S)
 
 
 def hold_lease(plan: ManifestPlan) -> KubeObject:
     """Acquire a run's Lease, and renew it until the run is over. Raises RunInUseError if a living process holds it."""
-    held = lease.acquire_lease(plan)
+    acquired = lease.acquire_lease(plan)
     get_renewer().add(plan)
-    return held
+    return acquired
 
 
 def get_renewer() -> LeaseRenewer:
-    """The renewer of this process: one, even if two waits start at once."""
+    """The renewer of this process: one, even if two threads call this at once."""
     with _RENEWER_LOCK:
         return _start_renewer()
 
 
 @functools.cache
 def _start_renewer() -> LeaseRenewer:
-    made = LeaseRenewer()
+    renewer = LeaseRenewer()
     for _ in range(_THREAD_COUNT):
-        threading.Thread(target=made.run, daemon=True, name="leases").start()
-    return made
+        threading.Thread(target=renewer.run, daemon=True, name="leases").start()
+    return renewer

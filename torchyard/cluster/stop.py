@@ -1,4 +1,4 @@
-"""Stops a job that nobody waits for any more, and reads what its pods print until they are gone."""
+"""Stops a job that no process waits for any more, and reads the logs of its pods until they are gone."""
 
 import time
 
@@ -8,35 +8,35 @@ from torchyard.kube.client import get_cluster_client
 from torchyard.model.errors import ClusterError
 from torchyard.model.plan import ManifestPlan
 
-_OUTAGE_TIMEOUT_S = 30.0  # without an answer of the API server, after which the logs are not waited for
-_LOG_SILENCE_S = 10.0  # an incomplete log that brings no byte for so long is given up
-_END_MARGIN_S = 5.0  # that pods may take to go, besides their grace period
+_OUTAGE_TIMEOUT_S = 30.0  # without a response of the API server; after it, the logs are given up
+_LOG_IDLE_TIMEOUT_S = 10.0  # an incomplete log without a new byte for so long is given up
+_END_MARGIN_S = 5.0  # that pods may take to disappear, besides their grace period
 _POLL_INTERVAL_S = 0.25
 
 
 def stop_and_read(plan: ManifestPlan) -> dict[str, str]:
-    """Delete the job, and read its logs until its pods are gone; returns what is missing from them, by node.
+    """Delete the job, and read its logs until its pods are gone; return what is missing from them, by node.
 
-    The watch is opened first, because a pod that goes takes its log with it. ClusterError if the API server refuses, or
-    does not answer for 30 s.
+    The watch is opened first, because a pod's log is deleted with the pod. Raises ClusterError if the API server
+    refuses, or does not respond for `_OUTAGE_TIMEOUT_S`.
     """
-    answered_at = time.monotonic()
+    last_seen_at = time.monotonic()
 
     def check_outage() -> None:
-        nonlocal answered_at
+        nonlocal last_seen_at
         if watch.is_fully_seen():
-            answered_at = time.monotonic()
-        elif time.monotonic() - answered_at > _OUTAGE_TIMEOUT_S:
-            host, said = get_cluster_client(plan.cluster).host, f"no answer for {_OUTAGE_TIMEOUT_S:.0f} s"
-            raise ClusterError(host, "watch the job", said, 0)
+            last_seen_at = time.monotonic()
+        elif time.monotonic() - last_seen_at > _OUTAGE_TIMEOUT_S:
+            host = get_cluster_client(plan.cluster).host
+            raise ClusterError(host, "watch the job", f"no response for {_OUTAGE_TIMEOUT_S:.0f} s", 0)
 
     watch = ClusterWatch(plan, check_outage)
     with watch:
-        watch.drain_ended_logs(_LOG_SILENCE_S, check_outage)
+        watch.drain_ended_logs(_LOG_IDLE_TIMEOUT_S, check_outage)
         delete_object(plan, plan.main)
-        until = time.monotonic() + read_grace_period(plan) + _END_MARGIN_S
-        while watch.has_pods() and time.monotonic() < until:
+        deadline = time.monotonic() + read_grace_period(plan) + _END_MARGIN_S
+        while watch.has_pods() and time.monotonic() < deadline:
             watch.poll(_POLL_INTERVAL_S)
             check_outage()
-        watch.drain_ended_logs(_LOG_SILENCE_S, check_outage)  # a pod that stays may go on printing
+        watch.drain_ended_logs(_LOG_IDLE_TIMEOUT_S, check_outage)  # a pod that remains may still print
         return watch.lost_logs()

@@ -75,7 +75,7 @@ def test_lost_run_stays_lost(plan: ManifestPlan, fake_api: FakeApi, monkeypatch:
     until(lambda: fake_api.requests("PATCH", f"/leases/{RUN}"))
     renewer.check(plan)
     fake_api.objects.patch(WHERE, {"spec": {"holderIdentity": "elsewhere:/runs"}})
-    until(lambda: not renewer._due)
+    until(lambda: not renewer._pending)
     for _ in range(2):
         with pytest.raises(RunInUseError, match="taken it over"):
             renewer.check(plan)

@@ -85,7 +85,7 @@ def test_container_that_starts_during_the_stop_is_followed(job: Job) -> None:
 def test_pod_that_stays_is_not_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A pod that outlives its grace period is left to the removal; its log may lack its end."""
     monkeypatch.setattr(stop, "_END_MARGIN_S", 0.0)
-    monkeypatch.setattr(stop, "_LOG_SILENCE_S", 0.2)
+    monkeypatch.setattr(stop, "_LOG_IDLE_TIMEOUT_S", 0.2)
     last_words(job, "worker-0")
     job.server.logs[job.name("worker-1")] = slowly(2, 3.0, first=lines(1))
     lost = stop_and_read(job.plan)
@@ -102,7 +102,7 @@ def test_outage_does_not_hold_up_the_end(job: Job, monkeypatch: pytest.MonkeyPat
     """A server that gives no answer is not waited for beyond the limit, and every log may then lack its end."""
     monkeypatch.setattr(stop, "_OUTAGE_TIMEOUT_S", 0.5)
     job.server.fail("GET", "/pods", 0)
-    with pytest.raises(ClusterError, match="no answer for"):
+    with pytest.raises(ClusterError, match="no response for"):
         stop_and_read(job.plan)
     lost = ClusterBackend(job.plan).stop_unwatched()
     assert set(lost) == set(job.plan.nodes)
