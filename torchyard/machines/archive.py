@@ -9,7 +9,7 @@ from typing import IO, Self
 
 from torchyard.common.private_files import make_private_folder
 
-END_MEMBER = "whole"  # the last member: without it a stream that breaks between two files would look whole
+END_MEMBER = "whole"  # the last member: without it a stream that breaks between two files would look complete
 _MAX_MEMBERS = 1_000_000
 _MAX_NAME_BYTES = 1024
 _MAX_HEADER_BYTES = 64 * 2**10  # of a name or of extended attributes, which are read into memory at once
@@ -24,18 +24,23 @@ _HEADER_TYPES = (
 
 
 class _BoundedMember(tarfile.TarInfo):
-    """A member whose headers fit into memory."""
+    """A member whose headers fit into memory. Reading a larger one, or a sparse file, raises OSError."""
 
     @classmethod
     def frombuf(cls, buf: bytes | bytearray, encoding: str | None, errors: str) -> Self:
         member = super().frombuf(buf, encoding or "utf-8", errors)
-        if member.type == tarfile.GNUTYPE_SPARSE or (member.type in _HEADER_TYPES and member.size > _MAX_HEADER_BYTES):
+        is_large_header = member.type in _HEADER_TYPES and member.size > _MAX_HEADER_BYTES
+        if member.type == tarfile.GNUTYPE_SPARSE or is_large_header:
             raise OSError(f"not a tar of ours: a header of {member.size} bytes")
         return member
 
 
 def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> bool:
-    """Unpack a tar from another machine under `files`, whole or not at all; nothing in it leads outside."""
+    """Unpack the tar that a command prints on `stdout` under `files`, completely or not at all; returns True.
+
+    Nothing in the tar is written outside of `files`: members that lead outside are skipped. Files that exist are
+    replaced. Raises OSError if the tar is incomplete or too large for this machine; `files` is unchanged then.
+    """
     stdin.close()
     temp_folder = files.with_name(f"{files.name}.part")
     shutil.rmtree(temp_folder, ignore_errors=True)
@@ -52,15 +57,16 @@ def unpack_archive(files: Path, stdin: IO[bytes], stdout: IO[bytes]) -> bool:
 def _extract_members(stream: IO[bytes], folder: Path) -> None:
     """Unpack into an empty folder. OSError if the tar is incomplete or too large; what leads outside is skipped.
 
-    Links are made last, so that no file can be written through one.
+    Links are created last, so that no file can be written through one.
     """
-    last_name, links = "", []
+    last_name = ""
+    links: list[tuple[str, str]] = []
     try:
         with tarfile.open(fileobj=stream, mode="r|", tarinfo=_BoundedMember) as archive:
-            for number, member in enumerate(archive):
+            for index, member in enumerate(archive):
                 archive.members = []  # type: ignore[attr-defined]  # else it keeps every name in memory
                 last_name = member.name
-                _check_limits(member, number, folder)
+                _check_limits(member, index, folder)
                 if member.issym():
                     links.append((member.name, member.linkname))
                 elif last_name != END_MEMBER and _is_extractable(member, folder):
@@ -71,18 +77,18 @@ def _extract_members(stream: IO[bytes], folder: Path) -> None:
     if last_name != END_MEMBER:
         raise OSError("the archive is incomplete")
     for name, target in links:
-        _make_link(folder, name.lstrip("/"), target)
+        _create_link(folder, name.lstrip("/"), target)
 
 
-def _check_limits(member: tarfile.TarInfo, number: int, folder: Path) -> None:
+def _check_limits(member: tarfile.TarInfo, index: int, folder: Path) -> None:
     """OSError if a tar would take more than this machine can give."""
-    if number > _MAX_MEMBERS:
+    if index > _MAX_MEMBERS:
         raise OSError(f"the archive holds more than {_MAX_MEMBERS} files")
     if len(os.fsencode(member.name)) > _MAX_NAME_BYTES:
         raise OSError(f"the archive holds a name of more than {_MAX_NAME_BYTES} bytes: {member.name[:60]}...")
-    free = shutil.disk_usage(folder).free
-    if member.isreg() and member.size > max(0, free - _RESERVED_BYTES):
-        raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free >> 20} MiB are free")
+    free_bytes = shutil.disk_usage(folder).free
+    if member.isreg() and member.size > max(0, free_bytes - _RESERVED_BYTES):
+        raise OSError(f"no room here for {member.name}: {member.size >> 20} MiB, and {free_bytes >> 20} MiB are free")
 
 
 def _is_extractable(member: tarfile.TarInfo, folder: Path) -> bool:
@@ -90,24 +96,28 @@ def _is_extractable(member: tarfile.TarInfo, folder: Path) -> bool:
     return member.isreg() or member.isdir() or (member.islnk() and os.path.isfile(folder / member.linkname))
 
 
-def _make_link(folder: Path, name: str, target: str) -> None:
-    """Make a link only if it stays inside, whatever other links exist: it goes up (not too far), then down."""
-    name_parts, target_parts = PurePosixPath(name).parts, PurePosixPath(target).parts
-    up_count = next((index for index, step in enumerate(target_parts) if step != ".."), len(target_parts))
-    stays_inside = (
-        up_count < len(name_parts)
-        and ".." not in (*name_parts, *target_parts[up_count:])
-        and not target.startswith("/")
-    )
+def _create_link(folder: Path, name: str, target: str) -> None:
+    """Create a symbolic link only if it stays inside the folder, whatever other links exist.
+
+    Its target goes up, but not above the folder, and then down. No folder on the way to the link may be a link itself.
+    """
+    name_parts = PurePosixPath(name).parts
+    target_parts = PurePosixPath(target).parts
+    up_count = 0
+    while up_count < len(target_parts) and target_parts[up_count] == "..":
+        up_count += 1
+    goes_up_later = ".." in name_parts or ".." in target_parts[up_count:]
+    if up_count >= len(name_parts) or goes_up_later or target.startswith("/"):
+        return
     link_path = folder.joinpath(*name_parts)
-    parents = (folder.joinpath(*name_parts[:depth]) for depth in range(1, len(name_parts)))
-    if (
-        stays_inside
-        and not os.path.lexists(link_path)
-        and not any(parent.is_symlink() or parent.is_file() for parent in parents)
-    ):
-        make_private_folder(link_path.parent)
-        link_path.symlink_to(target)
+    if os.path.lexists(link_path):
+        return
+    for depth in range(1, len(name_parts)):
+        parent = folder.joinpath(*name_parts[:depth])
+        if parent.is_symlink() or parent.is_file():
+            return
+    make_private_folder(link_path.parent)
+    link_path.symlink_to(target)
 
 
 def _merge_folder(source: Path, destination: Path) -> None:

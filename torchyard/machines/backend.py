@@ -36,7 +36,7 @@ class MachinesBackend:
         return self._plan
 
     def reach(self) -> None:
-        """Nothing to do: `check` asks each host once."""
+        """Nothing to do: `check` queries each host once."""
 
     def check(self) -> tuple[Check, ...]:
         return check_hosts(self._plan.requires, self._plan.sites)
@@ -50,7 +50,7 @@ class MachinesBackend:
     def submit(self, deadlines: Deadlines, since: float | None) -> Handle:
         if since is None:
             return _start_agents(self._plan, deadlines)
-        # The watch asks the hosts later: one that is away now does not hold up the others.
+        # The watch queries the hosts later: one that is away now does not hold up the others.
         get_log().info("attached to %s: %d agents", self._plan.job, len(self._plan.processes))
         return Handle(
             plan=self._plan, deadlines=deadlines, created=False, submitted_at=since, age_s=_seconds_since(since)
@@ -82,13 +82,16 @@ class MachinesBackend:
         """Nothing to do: each supervisor ends its process once the lease is no longer renewed."""
 
     def hand_over(self) -> None:
-        """Nothing to do: each supervisor takes the next process of the run for its launcher."""
+        """Nothing to do: each supervisor accepts heartbeats of the run's next process."""
 
     def record_ending(self, end: End, sentence: str) -> None:
         """Nothing to do: the run's folder has it already."""
 
     def take_over(self, plan_of: Callable[[int], Plan], begun: Sequence[int]) -> RemoteAttempt | None:
-        """The latest attempt that the hosts know, if none is known here; the run's folder there names its owner."""
+        """The latest attempt that has a folder on a host, if no attempt is known here; None if there is none.
+
+        Nothing is taken over yet: staging in, and then each heartbeat, is refused while another owner is alive.
+        """
         number = find_last_attempt(self._plan) if self._plan.sites and not begun else 0
         return RemoteAttempt(number, plan_of(number), {}) if number else None
 
@@ -102,20 +105,24 @@ def _start_agents(plan: CommandPlan, deadlines: Deadlines) -> Handle:
         if isinstance(response, HostError):
             raise response
         if response["phase"] in ("failed", "starting"):
-            raise HostError(
-                process.host, f"start {process.name}", response.get("error") or "the supervisor does not answer"
-            )
-    created = all(said["created"] for said in responses)
+            reason = response.get("error") or "the supervisor does not answer"
+            raise HostError(process.host, f"start {process.name}", reason)
+    created = all(response["created"] for response in responses)
     submitted_at = min((response["started"] for response in responses if "started" in response), default=time.time())
     get_log().info("%s %s: %d agents", "started" if created else "attached to", plan.job, len(plan.processes))
-    age = 0.0 if created else _seconds_since(submitted_at)
-    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age)
+    age_s = 0.0 if created else _seconds_since(submitted_at)
+    return Handle(plan=plan, deadlines=deadlines, created=created, submitted_at=submitted_at, age_s=age_s)
 
 
 def _remove_job(plan: CommandPlan) -> list[str]:
-    """Stop everything, the store last, and remove what was staged in. Returns what is left."""
-    responses = {**_stop_processes(plan.processes), **_stop_processes((plan.store,) if plan.store else ())}
-    # A host that cannot be asked counts as left over.
+    """Stop everything, the store last, and remove what was staged in. Returns what is left.
+
+    A host that cannot be queried counts as left over, and a process that cannot be stopped keeps its folder. The folder
+    of a host without the supervisor is removed without copying logs: only a supervisor can print them.
+    """
+    responses = _stop_processes(plan.processes)
+    if plan.store:
+        responses |= _stop_processes((plan.store,))
     leftovers = {
         process.name: read_leftovers(process.host, responses[process.name])
         for process in plan.all_processes
@@ -123,25 +130,28 @@ def _remove_job(plan: CommandPlan) -> list[str]:
     }
     unstaged = [process for process in plan.all_processes if _is_unstaged(responses.get(process.name))]
     leftovers |= end_unstaged(plan, unstaged)
-    # A process that cannot be stopped keeps its folder.
-    held_hosts = {process.host for process in plan.all_processes if leftovers.get(process.name)}
-    incomplete_hosts = {process.host for process in unstaged} - held_hosts
-    complete_hosts = {process.host for process in plan.all_processes if process.site} - incomplete_hosts - held_hosts
-    remaining = [leftover for host_leftovers in leftovers.values() for leftover in host_leftovers]
-    return [*remaining, *stage_out_and_remove(plan, complete_hosts), *remove_incomplete_folders(plan, incomplete_hosts)]
+
+    busy_hosts = {process.host for process in plan.all_processes if leftovers.get(process.name)}
+    incomplete_hosts = {process.host for process in unstaged} - busy_hosts
+    complete_hosts = {process.host for process in plan.all_processes if process.site} - incomplete_hosts - busy_hosts
+    remaining: list[str] = []
+    for process_leftovers in leftovers.values():
+        remaining += process_leftovers
+    remaining += stage_out_and_remove(plan, complete_hosts)
+    remaining += remove_incomplete_folders(plan, incomplete_hosts)
+    return remaining
 
 
 def _stop_processes(job_processes: tuple[Process, ...]) -> dict[str, Any]:
-    """Stop processes, all at once. Returns the answer of each, or the HostError in its place."""
+    """Stop processes, all at once. Returns the response of each by name, or the HostError in its place."""
     cancels = [(process, process.cancel) for process in job_processes if process.cancel]
-    responses = processes.run_commands(
-        [(process.host, command) for process, command in cancels], timeout_s=_STOP_TIMEOUT_S
-    )
+    commands = [(process.host, command) for process, command in cancels]
+    responses = processes.run_commands(commands, timeout_s=_STOP_TIMEOUT_S)
     return {process.name: response for (process, _), response in zip(cancels, responses, strict=True)}
 
 
 def _is_unstaged(response: Any) -> bool:
-    """Whether a host says that it has no supervisor of the run: its folder is absent, or a part of it was removed."""
+    """Whether a host reports that it has no supervisor of the run: its folder is absent, or partly removed."""
     return isinstance(response, dict) and response.get("site") is False
 
 

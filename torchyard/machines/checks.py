@@ -3,7 +3,7 @@
 import sys
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import groupby
+from typing import NamedTuple
 
 from torchyard.diagnosis.host_facts import check_requirement
 from torchyard.machines import processes
@@ -13,42 +13,45 @@ from torchyard.model.plan import THIS_MACHINE, Site
 from torchyard.model.requirements import Check, HostRequirement, Package
 
 
+class _Target(NamedTuple):
+    """A host, and the interpreter that answers for it."""
+
+    host: str
+    python: str
+
+
 def check_hosts(requires: Iterable[HostRequirement], sites: Sequence[Site] = ()) -> tuple[Check, ...]:
-    """One check per requirement; each host (and each interpreter) is asked once, all at the same time."""
+    """One check per requirement; each host (and each interpreter) is queried once, all at the same time."""
     supervisor_pythons = {site.host: site.python for site in sites}
+    by_target: dict[_Target, list[HostRequirement]] = {}
+    for requirement in requires:
+        python = supervisor_pythons.get(requirement.host, sys.executable)
+        if isinstance(requirement, Package):
+            python = requirement.python
+        by_target.setdefault(_Target(requirement.host, python), []).append(requirement)
 
-    def get_target(requirement: HostRequirement) -> tuple[str, str]:
-        """The host to ask, and the interpreter to ask with."""
-        return requirement.host, requirement.python if isinstance(requirement, Package) else supervisor_pythons.get(
-            requirement.host, sys.executable
-        )
-
-    targets = [
-        (target, tuple(requirements))
-        for target, requirements in groupby(sorted(requires, key=get_target), key=get_target)
-    ]
+    checks: dict[Check, None] = {}  # a host that is down is reported once
+    targets = sorted(by_target)
     with ThreadPoolExecutor(max(len(targets), 1)) as pool:
-        checks = [
-            check
-            for host_checks in pool.map(lambda target: _check_host(target[0], target[1]), targets)
-            for check in host_checks
-        ]
-    return tuple(dict.fromkeys(checks))  # a host that is down is reported once
+        for host_checks in pool.map(_check_host, targets, [by_target[target] for target in targets]):
+            checks |= dict.fromkeys(host_checks)
+    return tuple(checks)
 
 
-def _check_host(target: tuple[str, str], requirements: tuple[HostRequirement, ...]) -> list[Check]:
-    """The checks of one host and interpreter."""
+def _check_host(target: _Target, requirements: Sequence[HostRequirement]) -> list[Check]:
+    """The checks of one host and interpreter; a single one if it cannot be queried."""
     host, python = target
-    command = script_command(host, python, "facts.py").model_copy(
-        update={"input": {"needs": [requirement.model_dump() for requirement in requirements]}}
-    )
+    request = {"needs": [requirement.model_dump() for requirement in requirements]}
+    command = script_command(host, python, "facts.py").model_copy(update={"input": request})
     try:
         probe_results = processes.run_command(host, command, retry_timeout_s=0)
     except UnreachedError as error:
         return [Check(name=host, verdict="failed", detail=f"{error.action}: {error.message}")]
     except HostError as error:
-        others = "options.python" if host in THIS_MACHINE else "options.python, or options.keeper_python"
-        remedy = f"choose another interpreter with {others}" if python != sys.executable else ""
+        remedy = ""
+        if python != sys.executable:
+            options = "options.python" if host in THIS_MACHINE else "options.python, or options.keeper_python"
+            remedy = f"choose another interpreter with {options}"
         detail = f"{error.action}: {error.message}"
         return [Check(name=f"{python} on {host}", verdict="failed", detail=detail, remedy=remedy)]
     return [

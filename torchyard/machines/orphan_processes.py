@@ -9,7 +9,11 @@ _ORPHAN_GRACE_S = 10.0
 
 
 class OrphanProcess(NamedTuple):
-    """A process of a run without a folder. With a supervisor it ends with its lease; without one nothing ends it."""
+    """The processes of one label whose run has no folder.
+
+    pids: as they were found; they may have ended since.
+    is_supervised: they end with their lease. Without a supervisor nothing ends them.
+    """
 
     run: str
     label: str
@@ -23,18 +27,18 @@ class OrphanProcess(NamedTuple):
 
 def find_orphan_processes(runs: Path) -> list[OrphanProcess]:
     """The processes that were started from a folder of runs, and whose plan is no longer in it."""
-    orphans = []
+    orphans: list[OrphanProcess] = []
     for label, job in sorted(processes.list_local_jobs().items()):
         folder = Path(job["folder"] or "/")
-        attempt = folder.parent
-        is_run_process = (
-            processes.parse_label(str(folder)) == label and attempt.parent.parent.resolve() == runs.resolve()
-        )
-        if is_run_process and attempt.name.startswith("attempt-") and not (attempt / "plan.json").exists():
-            orphans.append(OrphanProcess(attempt.parent.name, label, tuple(job["pids"]), bool(job["keepers"])))
+        attempt_folder = folder.parent
+        run_folder = attempt_folder.parent
+        if processes.parse_label(str(folder)) != label or run_folder.parent.resolve() != runs.resolve():
+            continue
+        if attempt_folder.name.startswith("attempt-") and not (attempt_folder / "plan.json").exists():
+            orphans.append(OrphanProcess(run_folder.name, label, tuple(job["pids"]), bool(job["keepers"])))
     return orphans
 
 
-def end_orphan_process(orphan: OrphanProcess, grace_s: float = _ORPHAN_GRACE_S) -> tuple[str, ...]:
-    """End its processes; returns what is left."""
+def end_orphan_process(orphan: OrphanProcess, *, grace_s: float = _ORPHAN_GRACE_S) -> tuple[str, ...]:
+    """End its processes, by SIGKILL after `grace_s` seconds; returns what is left, as `localhost: process 123`."""
     return tuple(f"localhost: {leftover}" for leftover in processes.end_processes(orphan.label, grace_s=grace_s))

@@ -1,4 +1,13 @@
-"""The only module that starts processes: on this machine, or the same command behind the user's own `ssh HOST`."""
+"""The only module that starts processes: on this machine, or the same command behind the user's own `ssh HOST`.
+
+    run_command, run_commands  a command that prints one JSON value; ssh itself is called again if it fails
+    pipe_command               a transfer through a command's stdin and stdout
+    start_stream               a command whose output is read while it runs; the caller ends it with close_stream
+
+Every command ends or is killed: at its timeout, with its transfer, or by close_stream. Only a Watchdog outlives this
+process. No pipe is left unread while a command runs, as a full one would block it. Errors are HostError, with
+UnreachedError if ssh could not reach the host.
+"""
 
 import contextlib
 import json
@@ -24,8 +33,15 @@ T = TypeVar("T")
 ChildProcess = subprocess.Popen[bytes]
 # The user's configuration applies, except what needs a person to answer or outlives the command.
 _SSH_OPTIONS = (
-    *("-T", "-oBatchMode=yes", "-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"),
-    *("-oControlMaster=no", "-oClearAllForwardings=yes", "-oRemoteCommand=none", "-oPermitLocalCommand=no"),
+    "-T",
+    "-oBatchMode=yes",
+    "-oConnectTimeout=15",
+    "-oServerAliveInterval=10",
+    "-oServerAliveCountMax=3",
+    "-oControlMaster=no",
+    "-oClearAllForwardings=yes",
+    "-oRemoteCommand=none",
+    "-oPermitLocalCommand=no",
 )
 _SSH_FAILED_EXIT_CODE = 255
 _PERMANENT_SSH_ERRORS = (
@@ -35,7 +51,8 @@ _PERMANENT_SSH_ERRORS = (
     "Bad configuration",
     "Bad owner",
 )
-_RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is tried again: every verb can be called again
+_COMMAND_TIMEOUT_S = 60.0
+_RETRY_TIMEOUT_S = 10.0  # seconds in which a failed connection is retried: every verb can be called again
 _MAX_TITLE_ARG_CHARS = 200
 _MAX_STDERR_BYTES = 4096  # of a command's stderr: the last of it
 _MAX_OUTPUT_BYTES = 16 * 2**20
@@ -46,7 +63,8 @@ def _build_argv(host: str, command: Command) -> tuple[str, ...]:
     """The command line to start here; TORCHYARD_SSH may name another ssh, or give it options."""
     if host in THIS_MACHINE:
         return command.argv
-    return (*shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh"), *_SSH_OPTIONS, host, shlex.join(command.argv))
+    ssh_argv = shlex.split(os.environ.get("TORCHYARD_SSH") or "ssh")
+    return (*ssh_argv, *_SSH_OPTIONS, host, shlex.join(command.argv))
 
 
 def _start_command(host: str, command: Command) -> ChildProcess:
@@ -60,7 +78,10 @@ def _start_command(host: str, command: Command) -> ChildProcess:
 
 
 def start_stream(host: str, command: Command) -> ChildProcess:
-    """Start a long-lived command: one descriptor for its stdin and stdout, and one for its stderr."""
+    """Start a long-lived command: one descriptor for its stdin and stdout, and one for its stderr.
+
+    Raises HostError if it cannot be started.
+    """
     try:
         ours, theirs = socket.socketpair()
     except OSError as error:
@@ -75,7 +96,7 @@ def start_stream(host: str, command: Command) -> ChildProcess:
 
 
 def read_output(process: ChildProcess) -> bytes:
-    """Wait for a stream's output; empty at its end, even if it did not read all of its input."""
+    """Wait for a stream's output; empty at its end, even if the command did not read all of its input."""
     assert process.stdout
     with contextlib.suppress(ConnectionResetError):
         return os.read(process.stdout.fileno(), 1 << 16)
@@ -83,7 +104,10 @@ def read_output(process: ChildProcess) -> bytes:
 
 
 def read_stderr(process: ChildProcess) -> bytes:
-    """A stream's stderr so far; it must be read, as the command would block at 64 KiB."""
+    """The last of what a stream has printed on stderr since the last call; empty if nothing.
+
+    It must be called from time to time, as the command would block at 64 KiB.
+    """
     assert process.stderr
     with contextlib.suppress(BlockingIOError):
         return os.read(process.stderr.fileno(), 1 << 16)[-_MAX_STDERR_BYTES:]
@@ -98,16 +122,23 @@ def _spawn_process(host: str, command: Command, **streams: Any) -> ChildProcess:
         raise HostError(host, f"start {argv[0]}", error.strerror or str(error)) from error
 
 
-def run_command(host: str, command: Command, timeout_s: float = 60.0, retry_timeout_s: float = _RETRY_TIMEOUT_S) -> Any:
-    """Run a command to its end; returns the JSON that it printed. HostError with its error if it failed.
+def run_command(
+    host: str, command: Command, *, timeout_s: float = _COMMAND_TIMEOUT_S, retry_timeout_s: float = _RETRY_TIMEOUT_S
+) -> Any:
+    """Run a command to its end; returns the JSON value that it printed.
 
-    If ssh itself failed, it is called again for `patience` seconds.
+    Raises HostError with the command's error if it failed, timed out or printed something else. If ssh itself failed,
+    it is called again for `retry_timeout_s` seconds.
     """
-    return retry_ssh(lambda: _read_response(host, command, _start_command(host, command), timeout_s), retry_timeout_s)
+
+    def run() -> Any:
+        return _read_response(host, command, _start_command(host, command), timeout_s)
+
+    return retry_ssh(run, retry_timeout_s=retry_timeout_s)
 
 
-def retry_ssh(operation: Callable[[], T], retry_timeout_s: float = _RETRY_TIMEOUT_S) -> T:
-    """What `work` returns; tried again if ssh itself failed for a reason that may pass."""
+def retry_ssh(operation: Callable[[], T], *, retry_timeout_s: float = _RETRY_TIMEOUT_S) -> T:
+    """The result of `operation`, which is repeated if ssh itself failed for a reason that may pass."""
 
     def is_transient(error: BaseException) -> bool:
         return isinstance(error, UnreachedError) and not any(text in error.message for text in _PERMANENT_SSH_ERRORS)
@@ -118,26 +149,29 @@ def retry_ssh(operation: Callable[[], T], retry_timeout_s: float = _RETRY_TIMEOU
 
 
 def run_commands(
-    commands: Sequence[tuple[str, Command]], timeout_s: float = 60.0, retry_timeout_s: float = _RETRY_TIMEOUT_S
+    commands: Sequence[tuple[str, Command]],
+    *,
+    timeout_s: float = _COMMAND_TIMEOUT_S,
+    retry_timeout_s: float = _RETRY_TIMEOUT_S,
 ) -> list[Any]:
-    """Run one command per host, all at once: the answers in the same order, a HostError in place of a missing one."""
+    """Run commands, each on its host, all at once; returns their responses in the same order.
+
+    The response of a command that failed is its HostError.
+    """
+
+    def try_command(host_and_command: tuple[str, Command]) -> Any:
+        host, command = host_and_command
+        try:
+            return run_command(host, command, timeout_s=timeout_s, retry_timeout_s=retry_timeout_s)
+        except HostError as error:
+            return error
+
     with ThreadPoolExecutor(max(len(commands), 1)) as pool:
-        return list(
-            pool.map(
-                lambda host_command: _try_command(host_command[0], host_command[1], timeout_s, retry_timeout_s),
-                commands,
-            )
-        )
-
-
-def _try_command(host: str, command: Command, timeout_s: float, retry_timeout_s: float) -> Any:
-    try:
-        return run_command(host, command, timeout_s, retry_timeout_s)
-    except HostError as error:
-        return error
+        return list(pool.map(try_command, commands))
 
 
 def _read_response(host: str, command: Command, process: ChildProcess, timeout_s: float) -> Any:
+    """The JSON value that a command prints. The command has ended, or is killed, when this returns or raises."""
     try:
         stdout, stderr = _collect_output(process, timeout_s)
     except (TimeoutError, OverflowError) as error:
@@ -151,22 +185,22 @@ def _read_response(host: str, command: Command, process: ChildProcess, timeout_s
     try:
         return json.loads(stdout)
     except (ValueError, RecursionError) as error:
-        noise_message = (
-            b"answers `%s`: its shell must not print anything by itself" % decode_last_line(stdout)[:60].encode()
-        )
-        raise _command_error(
-            host, command, process.returncode, stderr or noise_message if stdout else stderr
-        ) from error
+        if stdout and not stderr:
+            noise = decode_last_line(stdout)[:60].encode()
+            stderr = b"answers `%s`: its shell must not print anything by itself" % noise
+        raise _command_error(host, command, process.returncode, stderr) from error
 
 
 def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, bytes]:
     """A command's stdout and the end of its stderr, once no process has them open any more.
 
-    TimeoutError if that takes too long, OverflowError if it prints too much.
+    Raises TimeoutError after `timeout_s` seconds, and OverflowError if the command prints too much.
     """
     assert process.stdout
     assert process.stderr
-    stdout, stderr, deadline = bytearray(), b"", time.monotonic() + timeout_s
+    stdout = bytearray()
+    stderr = b""
+    deadline = time.monotonic() + timeout_s
     if process.stdin:
         process.stdin.close()
     with selectors.PollSelector() as selector:
@@ -184,65 +218,80 @@ def _collect_output(process: ChildProcess, timeout_s: float) -> tuple[bytes, byt
                 else:
                     stdout += data
             if len(stdout) > _MAX_OUTPUT_BYTES:
-                raise OverflowError(f"it answers more than {_MAX_OUTPUT_BYTES >> 20} MiB")
+                raise OverflowError(f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB")
     with contextlib.suppress(subprocess.TimeoutExpired):
         process.wait(max(0.1, deadline - time.monotonic()))
     return bytes(stdout), stderr
 
 
-def _command_error(host: str, command: Command, code: int, stderr: bytes) -> HostError:
-    """Why a command failed, in one sentence."""
+def _command_error(host: str, command: Command, exit_code: int, stderr: bytes) -> HostError:
+    """The error of a command that failed, with the last line of its stderr as the reason."""
     reason = decode_last_line(stderr)
-    if code == _SSH_FAILED_EXIT_CODE and host not in THIS_MACHINE:
+    if exit_code == _SSH_FAILED_EXIT_CODE and host not in THIS_MACHINE:
         advice = f"`ssh {host} true` must work without a question"
         return UnreachedError(host, "reach it by ssh", f"{reason or 'ssh failed'}; {advice}")
-    return HostError(host, _command_title(command), reason or f"exit code {code}, no answer")
+    return HostError(host, _command_title(command), reason or f"exit code {exit_code}, no answer")
 
 
 def _command_title(command: Command) -> str:
     """A command in few words, without the text of a script that is sent along."""
-    words = [
-        Path(word).name
-        for word in command.argv[-3:]
-        if len(word) < _MAX_TITLE_ARG_CHARS and " " not in word and word != "-c"
-    ]
-    return " ".join(words) or command.argv[0]
+    names: list[str] = []
+    for arg in command.argv[-3:]:
+        if len(arg) < _MAX_TITLE_ARG_CHARS and " " not in arg and arg != "-c":
+            names.append(Path(arg).name)
+    return " ".join(names) or command.argv[0]
 
 
-def decode_last_line(stderr: bytes) -> str:
-    return (stderr.decode(errors="replace").strip().splitlines() or [""])[-1].strip()
+def decode_last_line(output: bytes) -> str:
+    """The last line of an output that is not blank, as text; empty if there is none."""
+    lines = output.decode(errors="replace").strip().splitlines()
+    return lines[-1].strip() if lines else ""
 
 
 def pipe_command(host: str, command: Command, transfer: Callable[[IO[bytes], IO[bytes]], T]) -> T:
-    """What `work` returns for a command's stdin and stdout. HostError if it or the command fails."""
+    """The result of `transfer`, which is called with a command's stdin and stdout.
+
+    Raises HostError if the command fails, takes longer than `_TRANSFER_TIMEOUT_S`, or if `transfer` raises OSError or
+    ValueError or returns None. Other errors of `transfer` are raised as they are.
+    """
     process = _start_command(host, command)
     assert process.stdin
     assert process.stdout
     stderr_reader = _StderrReader(process)
-    timer = threading.Timer(_TRANSFER_TIMEOUT_S, process.kill)
-    timer.start()
+    kill_timer = threading.Timer(_TRANSFER_TIMEOUT_S, process.kill)
+    kill_timer.start()
+    result: T | None = None
+    transfer_error: Exception | None = None
     try:
-        result, failure = transfer(process.stdin, process.stdout), None
+        result = transfer(process.stdin, process.stdout)
     except (OSError, ValueError) as error:
-        result, failure = None, error
+        transfer_error = error
     finally:
-        timer.cancel()
+        kill_timer.cancel()
         for stream in (process.stdin, process.stdout):
             with contextlib.suppress(OSError):
                 stream.close()
-        stderr, code = stderr_reader.get_tail(), process.wait()
-    if code or failure or result is None:
-        raise _command_error(host, command, code, stderr or str(failure or "").encode()) from failure
+        stderr = stderr_reader.read_end()
+        exit_code = process.wait()
+    if exit_code or transfer_error or result is None:
+        reason = stderr or str(transfer_error or "").encode()
+        raise _command_error(host, command, exit_code, reason) from transfer_error
     return result
 
 
 class _StderrReader(threading.Thread):
-    """Reads a command's stderr, and keeps the last of it."""
+    """Read a command's stderr until no process has it open, and keep the last of it.
+
+    Without this thread, a command with more than 64 KiB on stderr would block in the middle of a transfer. It starts
+    itself, ends with the stream and closes it; `read_end` waits for that and must be called once. It is a daemon: a
+    process that keeps the stream open does not keep this one from exiting.
+    """
 
     def __init__(self, process: ChildProcess) -> None:
         super().__init__(daemon=True)
         assert process.stderr
-        self._stream, self._stderr = process.stderr, b""
+        self._stream = process.stderr
+        self._stderr = b""
         self.start()
 
     def run(self) -> None:
@@ -250,14 +299,14 @@ class _StderrReader(threading.Thread):
             while data := os.read(self._stream.fileno(), 1 << 16):
                 self._stderr = (self._stderr + data)[-_MAX_STDERR_BYTES:]
 
-    def get_tail(self) -> bytes:
-        """The end of stderr, once the command has ended."""
+    def read_end(self) -> bytes:
+        """Wait until the command's stderr is closed; returns its last `_MAX_STDERR_BYTES`."""
         self.join()
         return self._stderr
 
 
-def close_stream(process: ChildProcess, timeout_s: float) -> bytes:
-    """End a stream, by a kill if it lasts longer than `patience` seconds. Returns its last stderr output, if any.
+def close_stream(process: ChildProcess, *, timeout_s: float) -> bytes:
+    """End a stream, by a kill if the command does not exit within `timeout_s`. Returns its last stderr output, if any.
 
     Its pipes are not read to their end: other processes may hold them open.
     """
@@ -266,26 +315,33 @@ def close_stream(process: ChildProcess, timeout_s: float) -> bytes:
     process.kill()
     process.wait()
     stderr = read_stderr(process)
-    for pipe in (process.stdin, process.stdout, process.stderr):
-        if pipe:
-            pipe.close()
+    for stream in (process.stdin, process.stdout, process.stderr):
+        if stream:
+            stream.close()
     return stderr
 
 
 class Watchdog:
-    """A detached process that notices, by a pipe, when this process dies (torchyard/run/watchdog.py)."""
+    """A detached process that detects, by a pipe, that this process has died (torchyard/run/watchdog.py).
+
+    The pipe is its stdin: its end means that this process has died. The watchdog is in its own session, so that a
+    Ctrl-C or a signal to this process's group does not reach it, and exits after `done`.
+    """
 
     def __init__(self, argv: Iterable[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, *argv], stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+            [sys.executable, *argv],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
             start_new_session=True,
-        )  # fmt: skip
+        )
 
     def send(self, word: str) -> None:
-        """Send `ending` (teardown has begun) or `done` (nothing is left to watch)."""
+        """Send `ending` (teardown has started) or `done` (nothing is left to watch)."""
         try:
             assert self._process.stdin is not None
             self._process.stdin.write(word.encode() + b"\n")
             self._process.stdin.flush()
         except BrokenPipeError:
-            return  # the watchdog was killed; the run goes on without it
+            return  # the watchdog was killed; the run continues without it

@@ -10,7 +10,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple
 
 from torchyard.agents import black_box
 from torchyard.machines import processes
@@ -35,6 +35,7 @@ _SUPERVISOR_FILES = (
     "supervisor.py",
     *(f"black_box/{name}" for name in black_box.FILES),
 )
+_REMOVAL_TIMEOUT_S = 120.0
 _END_GRACE_S = 10.0  # for processes without a folder that says how long theirs is
 _LOG_IDLE_TIMEOUT_S = 60.0  # seconds without a byte of a log that is still being copied
 # One line, for every login shell. The script is compiled after the check: an old Python must get that far.
@@ -45,33 +46,45 @@ _BOOTSTRAP_CODE = (
 )
 
 
-def script_command(host: str, python: str, name: str, *args: str) -> Command:
+def script_command(host: str, python: str, name: str, *script_argv: str) -> Command:
     """Runs a script of torchyard/host: its file on this machine, its text on hosts that have none of our files."""
     if host in THIS_MACHINE:
-        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *args))
-    return Command(argv=_inline_script(python, name, *args))
+        return Command(argv=(python, str(_SCRIPTS_FOLDER / name), *script_argv))
+    return Command(argv=_inline_script(python, name, *script_argv))
 
 
-def _inline_script(python: str, name: str, *args: str) -> tuple[str, ...]:
+def _inline_script(python: str, name: str, *script_argv: str) -> tuple[str, ...]:
     """A command line that contains a script of torchyard/host and needs no file."""
     packed = base64.b64encode(zlib.compress((_SCRIPTS_FOLDER / name).read_bytes())).decode()
-    return (python, "-c", _BOOTSTRAP_CODE, packed, *args)
+    return (python, "-c", _BOOTSTRAP_CODE, packed, *script_argv)
+
+
+class _SentFile(NamedTuple):
+    """A file to copy to a host, and its name in the run's folder there."""
+
+    path: Path
+    name: str
 
 
 def stage_in(sites: Sequence[Site]) -> None:
-    """Create the run's folder on each host that lacks it. HostError if a host refuses, or the program cannot be copied.
+    """Create the run's folder on each host that lacks it.
 
-    RunInUseError if another living launcher owns the run.
+    Raises HostError if a host refuses or the program cannot be copied, and RunInUseError if another living launcher
+    owns the run.
     """
-    checkpoints_by_folders = {
-        previous_folders: _list_checkpoints(previous_folders)
-        for previous_folders in {site.previous_folders for site in sites}
-    }
+    checkpoints: dict[tuple[str, ...], list[_SentFile]] = {}
+    for site in sites:  # most sites share their previous folders, which are searched once
+        if site.previous_folders not in checkpoints:
+            checkpoints[site.previous_folders] = _list_checkpoints(site.previous_folders)
+
+    def stage_in_site(site: Site) -> None:
+        _stage_in_site(site, checkpoints[site.previous_folders])
+
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        list(pool.map(lambda site: _stage_in_site(site, checkpoints_by_folders[site.previous_folders]), sites))
+        list(pool.map(stage_in_site, sites))  # `list` raises a thread's error
 
 
-def _stage_in_site(site: Site, checkpoints: Sequence[tuple[Path, str]]) -> None:
+def _stage_in_site(site: Site, checkpoints: Sequence[_SentFile]) -> None:
     request = json.dumps({"carrier": node_holder_identity(site.files)})
     command = script_command(site.host, site.python, "staging.py", "place", site.folder, request)
     processes.retry_ssh(partial(processes.pipe_command, site.host, command, partial(_send_archive, site, checkpoints)))
@@ -85,20 +98,21 @@ def find_last_attempt(plan: CommandPlan) -> int:
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "begun", site.folder)) for site in plan.sites
     ]
-    attempt_lists = [
-        response["attempts"] for response in processes.run_commands(commands) if _has_attempt_numbers(response)
-    ]
-    return max((attempt for attempts in attempt_lists for attempt in attempts), default=0)
+    last_attempt = 0
+    for response in processes.run_commands(commands):
+        if _has_attempt_numbers(response):
+            last_attempt = max([last_attempt, *response["attempts"]])
+    return last_attempt
 
 
 def _has_attempt_numbers(response: Any) -> bool:
-    """Whether a host has reported which attempts it knows."""
+    """Whether a host has reported the attempts that have a folder there."""
     attempts = response.get("attempts") if isinstance(response, dict) else None
     return isinstance(attempts, list) and all(isinstance(attempt, int) for attempt in attempts)
 
 
-def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
-    """The files to copy and their names there. HostError if they are too large or do not exist."""
+def _list_site_files(site: Site) -> Iterator[_SentFile]:
+    """The files to copy: the program and the supervisor. HostError if they are too large or do not exist."""
     source = Path(site.work or _SCRIPTS_FOLDER)
     if not source.exists():
         raise HostError(site.host, f"copy {source} there", "it does not exist on this machine")
@@ -108,24 +122,33 @@ def _list_site_files(site: Site) -> Iterator[tuple[Path, str]]:
         max_mib = _MAX_PROGRAM_BYTES >> 20
         reason = f"it holds {size >> 20} MiB, and {max_mib} MiB can be copied: see options.source and program_there"
         raise HostError(site.host, f"copy {source} there", reason)
-    yield from ((path, f"work/{name}") for path, name in program_files)
-    yield from ((_SCRIPTS_FOLDER / name, f"keeper/torchyard/host/{name}") for name in _SUPERVISOR_FILES)
+    for path, name in program_files:
+        yield _SentFile(path, f"work/{name}")
+    for name in _SUPERVISOR_FILES:
+        yield _SentFile(_SCRIPTS_FOLDER / name, f"keeper/torchyard/host/{name}")
 
 
-def _walk_files(source: Path) -> Iterator[tuple[Path, str]]:
-    """A file, or every file of a folder except what is not part of a program, each with its name."""
+def _walk_files(source: Path) -> Iterator[_SentFile]:
+    """A file, or every file of a folder except what is not part of a program, with its name relative to the folder."""
     if source.is_file():
-        yield source, source.name
+        yield _SentFile(source, source.name)
     for directory, folders, files in os.walk(source):
         folders[:] = [name for name in folders if name not in _SKIPPED_NAMES]
-        yield from ((path, str(path.relative_to(source))) for name in files if (path := Path(directory, name)).exists())
+        for name in files:
+            path = Path(directory, name)
+            if path.exists():  # not a dangling link
+                yield _SentFile(path, str(path.relative_to(source)))
 
 
-def _send_archive(site: Site, checkpoints: Sequence[tuple[Path, str]], stdin: IO[bytes], stdout: IO[bytes]) -> Any:
-    """Send the tar that host/staging.py unpacks, if the host wants it: else the program may be gone here by now."""
+def _send_archive(site: Site, checkpoints: Sequence[_SentFile], stdin: IO[bytes], stdout: IO[bytes]) -> Any:
+    """Send the tar that host/staging.py unpacks, if the host wants it; returns the JSON value that it then prints.
+
+    The program is read only if it is wanted: it may have been removed here since it was copied. Raises RunInUseError if
+    another living launcher owns the run, HostError if the program cannot be copied, ValueError or OSError otherwise.
+    """
     response = json.loads(stdout.readline(_MAX_RESPONSE_BYTES))
     if not isinstance(response, dict):
-        raise ValueError("it does not say whether the run's folder exists")
+        raise ValueError("it did not report whether the run's folder exists")
     if response.get("carrier"):
         raise RunInUseError(f"{site.host}:{site.folder}", str(response["carrier"]))
     if response.get("wanted"):
@@ -143,39 +166,46 @@ def _strip_owner(member: tarfile.TarInfo) -> tarfile.TarInfo:
     return member
 
 
-def _list_checkpoints(previous_folders: Iterable[str]) -> list[tuple[Path, str]]:
+def _list_checkpoints(previous_folders: Iterable[str]) -> list[_SentFile]:
     """The checkpoints that the previous attempt left on any host, the newest last: rank 0 may be elsewhere now.
 
     Links that lead out of what a host has sent are skipped: they would give it a file of this machine.
     """
-    checkpoints = [
-        (path, f"checkpoints/{path.relative_to(folder / 'checkpoints')}")
-        for folder in map(Path, _expand_patterns(previous_folders))
-        for path in (folder / "checkpoints").rglob("*")
-        if path.is_file() and path.resolve().is_relative_to(folder.resolve())
-    ]
-    return sorted(checkpoints, key=lambda checkpoint: checkpoint[0].stat().st_mtime)
+    checkpoints: list[_SentFile] = []
+    for folder in map(Path, _expand_patterns(previous_folders)):
+        root = folder / "checkpoints"
+        for path in root.rglob("*"):
+            if path.is_file() and path.resolve().is_relative_to(folder.resolve()):
+                checkpoints.append(_SentFile(path, f"checkpoints/{path.relative_to(root)}"))
+    return sorted(checkpoints, key=lambda checkpoint: checkpoint.path.stat().st_mtime)
 
 
 def _expand_patterns(previous_folders: Iterable[str]) -> Iterator[str]:
     """The folders that paths and patterns stand for: patterns keep a plan for thousands of hosts small."""
     for pattern in previous_folders:
-        yield from [pattern] if os.path.isdir(pattern) else sorted(glob.glob(pattern))
+        if os.path.isdir(pattern):
+            yield pattern
+        else:
+            yield from sorted(glob.glob(pattern))
 
 
 def stage_out_and_remove(plan: CommandPlan, hosts: Collection[str]) -> list[str]:
-    """Stage everything out and remove the run's folder from some hosts. Returns what is left, and why."""
-    blocks = [process for process in plan.all_processes if process.site and process.host in hosts]
+    """Copy the rest of the logs and everything that the job left on `hosts`, and remove the run's folder there.
+
+    A folder of which something could not be copied is kept. Returns what is left, and why.
+    """
+    host_processes = [process for process in plan.all_processes if process.site and process.host in hosts]
     sites = [site for site in plan.sites if site.host in hosts]
-    with ThreadPoolExecutor(1) as pool, ProcessWatch(blocks, logs_only=True) as watch:
+    with ThreadPoolExecutor(1) as pool, ProcessWatch(host_processes, logs_only=True) as watch:
         staging_out = pool.submit(_stage_out, sites)
         watch.drain_logs(_LOG_IDLE_TIMEOUT_S)
-        incomplete_logs = {
-            process.host: f"log of {process.name}: {loss}"
-            for process in blocks
-            if (loss := watch.lost_logs().get(process.name))
+        losses = watch.lost_logs()
+        missing_by_host = {
+            process.host: f"log of {process.name}: {losses[process.name]}"
+            for process in host_processes
+            if process.name in losses
         }
-        missing_by_host = {**incomplete_logs, **staging_out.result()}
+        missing_by_host |= staging_out.result()
     return _remove_complete(sites, missing_by_host)
 
 
@@ -189,28 +219,36 @@ def remove_incomplete_folders(plan: CommandPlan, hosts: Collection[str]) -> list
 
 
 def _remove_complete(sites: Sequence[Site], missing_by_host: Mapping[str, str]) -> list[str]:
-    """Remove the folders of which everything is here; `lacking` says what is not, by host. Returns what is left."""
-    remaining = [
-        f"{site.host}: folder {site.folder}: {missing}" for site in sites if (missing := missing_by_host.get(site.host))
-    ]
-    return remaining + _remove_site_folders([site for site in sites if site.host not in missing_by_host])
+    """Remove the folders of the hosts from which everything was copied.
+
+    `missing_by_host` describes what was not. Returns what is left, and why.
+    """
+    leftovers: list[str] = []
+    complete_sites: list[Site] = []
+    for site in sites:
+        if site.host in missing_by_host:
+            leftovers.append(f"{site.host}: folder {site.folder}: {missing_by_host[site.host]}")
+        else:
+            complete_sites.append(site)
+    return leftovers + _remove_site_folders(complete_sites)
 
 
 def _stage_out(sites: Sequence[Site]) -> dict[str, str]:
     """Stage out what the job left on each host; returns why that failed, by host."""
     with ThreadPoolExecutor(max(len(sites), 1)) as pool:
-        return {site.host: error for site, error in zip(sites, pool.map(_stage_out_site, sites), strict=True) if error}
+        errors = list(pool.map(_stage_out_site, sites))
+    return {site.host: str(error) for site, error in zip(sites, errors, strict=True) if error is not None}
 
 
-def _stage_out_site(site: Site) -> str:
+def _stage_out_site(site: Site) -> HostError | None:
+    """Stage out what the job left on one host; returns why that failed, None if it did not."""
     command = script_command(site.host, site.python, "staging.py", "bring", site.folder)
+    unpack = partial(unpack_archive, Path(site.files))
     try:
-        processes.retry_ssh(
-            partial(processes.pipe_command, site.host, command, partial(unpack_archive, Path(site.files)))
-        )
+        processes.retry_ssh(partial(processes.pipe_command, site.host, command, unpack))
     except HostError as error:
-        return str(error)
-    return ""
+        return error
+    return None
 
 
 def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
@@ -218,28 +256,39 @@ def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
     commands = [
         (site.host, script_command(site.host, site.python, "staging.py", "clear", site.folder)) for site in sites
     ]
-    site_responses = zip(sites, processes.run_commands(commands, timeout_s=120), strict=True)
-    return [leftover for site, response in site_responses for leftover in read_leftovers(site.host, response)]
+    leftovers: list[str] = []
+    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
+    for site, response in zip(sites, responses, strict=True):
+        leftovers += read_leftovers(site.host, response)
+    return leftovers
 
 
 def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, list[str]]:
-    """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process."""
-    by_host = {process.host: (process, process.site) for process in unstaged if process.site}
-    commands = [
-        (host, script_command(host, site.python, "processes.py", "end", plan.label, f"{_END_GRACE_S:g}"))
-        for host, (_, site) in by_host.items()
-    ]
-    host_responses = zip(by_host.items(), processes.run_commands(commands, timeout_s=120), strict=True)
-    return {process.name: read_leftovers(host, response) for (host, (process, _)), response in host_responses}
+    """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process.
+
+    A host is asked once for all of its processes, and what is left there counts for the last of them.
+    """
+    process_by_host = {process.host: process for process in unstaged if process.site}
+    commands: list[tuple[str, Command]] = []
+    for host, process in process_by_host.items():
+        assert process.site
+        script_argv = ("end", plan.label, f"{_END_GRACE_S:g}")
+        commands.append((host, script_command(host, process.site.python, "processes.py", *script_argv)))
+    responses = processes.run_commands(commands, timeout_s=_REMOVAL_TIMEOUT_S)
+    leftovers: dict[str, list[str]] = {}
+    for (host, process), response in zip(process_by_host.items(), responses, strict=True):
+        leftovers[process.name] = read_leftovers(host, response)
+    return leftovers
 
 
 def read_leftovers(host: str, response: Any) -> list[str]:
-    """What a host reports as left over. A host that cannot be asked, or does not say, counts as left over."""
+    """What a host reports as left over, as `host: process 123`.
+
+    A host that cannot be queried (`response` is its HostError), or does not report its leftovers, counts as left over.
+    """
     if isinstance(response, HostError):
         return [str(response)]
     leftovers = response.get("left") if isinstance(response, dict) else None
-    return (
-        [f"{host}: {leftover}" for leftover in leftovers]
-        if isinstance(leftovers, list)
-        else [f"{host}: does not say what is left"]
-    )
+    if not isinstance(leftovers, list):
+        return [f"{host}: did not report what is left"]
+    return [f"{host}: {leftover}" for leftover in leftovers]

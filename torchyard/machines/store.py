@@ -17,11 +17,14 @@ _STORE_START_TIMEOUT_S = 30.0
 
 
 class StoreNotReadyError(Exception):
-    """The store does not answer yet."""
+    """The store does not respond yet; the message is the reason."""
 
 
 def start_store(plan: CommandPlan) -> None:
-    """Start the store, if it is the run's own, and wait until it serves."""
+    """Start the store, if it is the run's own, and wait until it serves the v2 API.
+
+    Raises RendezvousError if it does not within `_STORE_START_TIMEOUT_S`, and HostError if it cannot be started.
+    """
     if plan.store and plan.store.submit:
         stage_in([plan.store.site] if plan.store.site else [])
         processes.run_command(plan.store.host, plan.store.submit)
@@ -39,7 +42,10 @@ def start_store(plan: CommandPlan) -> None:
     reraise=True,
 )
 def _wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
-    """One GET: /health says true even where the v2 API is off, so only /v2/keys counts."""
+    """Query /v2/keys until it is served: /health reports a healthy store even where the v2 API is off.
+
+    `site` is the first agent's. Raises RendezvousError if the store responds with an error or has exited.
+    """
     response = _query_store(url, site)
     if "error" in response:
         if store:
@@ -51,18 +57,22 @@ def _wait_for_store(url: str, store: Process | None, site: Site | None) -> None:
 
 
 def _query_store(url: str, site: Site | None) -> dict[str, Any]:
-    """The store's answer, asked from the first agent's host: this machine may have no route to it."""
+    """The store's response, requested from the first agent's host: this machine may have no route to it."""
     requirement = {"kind": "store", "url": url}
     if site is None:
         return dict(PROBES["store"](requirement))
-    command = script_command(site.host, site.python, "facts.py").model_copy(update={"input": {"needs": [requirement]}})
+    command = script_command(site.host, site.python, "facts.py")
+    command = command.model_copy(update={"input": {"needs": [requirement]}})
     (response,) = processes.run_command(site.host, command)
     return dict(response)
 
 
 def _check_store_alive(url: str, store: Process) -> None:
-    """RendezvousError if the store has ended: it will not answer any more."""
+    """RendezvousError with the store's last line if it has exited: it will not respond any more."""
     state = processes.run_command(store.host, store.status)
-    if state["phase"] != "running":
-        last_lines = [line for line, _ in read_new_lines(Path(store.log), 0)][-1:] or ["nothing"]
-        raise RendezvousError(url, f"the store ended with {state.get('exit')} and said: {last_lines[0]}", _NO_V2_REMEDY)
+    if state["phase"] == "running":
+        return
+    last_line = "nothing"
+    for line, _ in read_new_lines(Path(store.log), 0):
+        last_line = line
+    raise RendezvousError(url, f"the store ended with {state.get('exit')} and printed: {last_line}", _NO_V2_REMEDY)

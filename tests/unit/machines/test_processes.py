@@ -59,7 +59,7 @@ def test_flood_on_stderr_does_not_block_a_pipe() -> None:
 
 def test_endless_response_is_refused() -> None:
     """An answer that would fill the memory is refused."""
-    with pytest.raises(HostError, match=f"it answers more than {_MAX_OUTPUT_BYTES >> 20} MiB"):
+    with pytest.raises(HostError, match=f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB"):
         run_command("localhost", python("while True: print('x' * 65536)"))
 
 

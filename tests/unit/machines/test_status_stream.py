@@ -83,7 +83,7 @@ def test_endless_line_breaks_only_the_stream(make_process: MakeProcess) -> None:
     with watch_until(make_process(status), lambda watch: watch.diagnose()) as watch:
         diagnosis = watch.diagnose()
         assert diagnosis
-        assert diagnosis.failure.sentence == "a cannot be asked: a line of more than 64 KiB, where a state should be"
+        assert diagnosis.failure.sentence == "a cannot be queried: a line of more than 64 KiB, where a state should be"
     assert _MAX_STATE_BYTES == 64 << 10
 
 

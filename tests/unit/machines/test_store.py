@@ -50,7 +50,7 @@ def test_store_without_v2_is_refused(plan: CommandPlan) -> None:
 def test_store_that_exits_is_reported_with_its_output(plan: CommandPlan) -> None:
     """A store that ends at its start is reported at once, with its output."""
     failing_plan = with_store_argv(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
-    with pytest.raises(RendezvousError, match=r"ended with 2 and said: .*not defined: -enable-v2"):
+    with pytest.raises(RendezvousError, match=r"ended with 2 and printed: .*not defined: -enable-v2"):
         ensure_rendezvous(failing_plan)
 
 
