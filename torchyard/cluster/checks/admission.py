@@ -13,70 +13,71 @@ from torchyard.pods.etcd import is_companion_object, is_optional_object
 _VERDICT_ORDER: tuple[Verdict, ...] = ("failed", "warning", "ok")
 
 
-def check_admission(api: Client, need: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
+def check_admission(client: Client, requirement: AdmissionAccepted, name: str, plan: ManifestPlan) -> Check:
     """Dry-run the job's objects, or a pod like those that the job will create."""
-    if need.target == "pod":
-        return _try_pod(api, name, plan.pod)
-    found = [_try_object(api, thing, plan) for thing in plan.admitted_objects]
-    worst = next((each for each in _VERDICT_ORDER if any(check.verdict == each for check in found)), "ok")
-    told = [check for check in found if check.verdict == worst]
-    detail = "; ".join(f"{check.name} {check.detail}" for check in told)
-    return Check(name=name, verdict=worst, detail=detail, remedy="; ".join(dict.fromkeys(c.remedy for c in told)))
+    if requirement.target == "pod":
+        return _try_pod(client, name, plan.pod)
+    checks = [_try_object(client, obj, plan) for obj in plan.admitted_objects]
+    worst = next((verdict for verdict in _VERDICT_ORDER if any(check.verdict == verdict for check in checks)), "ok")
+    worst_checks = [check for check in checks if check.verdict == worst]
+    detail = "; ".join(f"{check.name} {check.detail}" for check in worst_checks)
+    return Check(
+        name=name, verdict=worst, detail=detail, remedy="; ".join(dict.fromkeys(check.remedy for check in worst_checks))
+    )
 
 
-def _object_title(thing: dict[str, Any]) -> str:
-    return f"{thing['kind']} {thing['metadata']['name']}"
+def _object_title(obj: dict[str, Any]) -> str:
+    return f"{obj['kind']} {obj['metadata']['name']}"
 
 
-def _try_object(api: Client, thing: dict[str, Any], plan: ManifestPlan) -> Check:
+def _try_object(client: Client, obj: dict[str, Any], plan: ManifestPlan) -> Check:
     """Check that an object could be created, or already belongs to this run."""
     try:
-        api.create(thing, dry_run=True)
+        client.create(obj, dry_run=True)
     except ClusterError as error:
         if error.status == 409:
-            return _check_existing(api, thing, plan.labels)
-        if is_optional_object(thing) and error.status == 403:
+            return _check_existing(client, obj, plan.labels)
+        if is_optional_object(obj) and error.status == 403:
             return warning_check(
-                _object_title(thing),
+                _object_title(obj),
                 f"cannot be created: {error.message}",
                 f"{RBAC_COMMAND} makes role torchyard-policy, which allows it",
             )
         if is_known_refusal(plan, error.message):
-            return warning_check(_object_title(thing), "cannot be checked without the right to create it")
-        return _report_refusal(api, _object_title(thing), error)
-    return passed_check(_object_title(thing), "is accepted")
+            return warning_check(_object_title(obj), "cannot be checked without the right to create it")
+        return _report_refusal(client, _object_title(obj), error)
+    return passed_check(_object_title(obj), "is accepted")
 
 
-def _check_existing(api: Client, thing: dict[str, Any], labels: dict[str, str]) -> Check:
+def _check_existing(client: Client, obj: dict[str, Any], labels: dict[str, str]) -> Check:
     """Check who owns the existing object of that name."""
-    meta = thing["metadata"]
-    there = api.get(thing["apiVersion"], thing["kind"], meta["name"], meta.get("namespace", ""))
-    if there is None:
-        return passed_check(_object_title(thing), "existed, and is gone now")
-    if labels.items() <= there["metadata"].get("labels", {}).items():
-        return passed_check(_object_title(thing), "already exists, and belongs to this run")
-    if is_companion_object(thing):
-        return passed_check(_object_title(thing), "already exists, and is used as it is")
-    remedy = (
-        f"give the profile another name, or see `kubectl -n {api.namespace} get {thing['kind'].lower()} {meta['name']}`"
-    )
-    return failed_check(_object_title(thing), f"already exists, and {_describe_owner(there['metadata'])}", remedy)
+    metadata = obj["metadata"]
+    existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
+    if existing is None:
+        return passed_check(_object_title(obj), "existed, and is gone now")
+    if labels.items() <= existing["metadata"].get("labels", {}).items():
+        return passed_check(_object_title(obj), "already exists, and belongs to this run")
+    if is_companion_object(obj):
+        return passed_check(_object_title(obj), "already exists, and is used as it is")
+    command = f"kubectl -n {client.namespace} get {obj['kind'].lower()} {metadata['name']}"
+    remedy = f"give the profile another name, or see `{command}`"
+    return failed_check(_object_title(obj), f"already exists, and {_describe_owner(existing['metadata'])}", remedy)
 
 
-def _describe_owner(meta: dict[str, Any]) -> str:
+def _describe_owner(metadata: dict[str, Any]) -> str:
     """Who created an object, as far as its metadata says."""
-    if run := meta.get("labels", {}).get("torchyard/run"):
+    if run := metadata.get("labels", {}).get("torchyard/run"):
         return f"belongs to the run {run}"
-    if owners := meta.get("ownerReferences"):
+    if owners := metadata.get("ownerReferences"):
         return f"belongs to {owners[0]['kind']} {owners[0]['name']}"
-    managers = [each["manager"] for each in meta.get("managedFields", ()) if "manager" in each]
+    managers = [entry["manager"] for entry in metadata.get("managedFields", ()) if "manager" in entry]
     return f"does not belong to this run: {managers[0]} created it" if managers else "does not belong to this run"
 
 
-def _try_pod(api: Client, name: str, pod: dict[str, Any]) -> Check:
+def _try_pod(client: Client, name: str, pod: dict[str, Any]) -> Check:
     """Check that a pod of the job could be created; the controller creates it, so this user need not have the right."""
     try:
-        api.create(pod, dry_run=True)
+        client.create(pod, dry_run=True)
     except ClusterError as error:
         if error.status == 409:
             return passed_check(name, "a pod of this name already exists")
@@ -86,38 +87,38 @@ def _try_pod(api: Client, name: str, pod: dict[str, Any]) -> Check:
                 f"cannot be checked: {error.message}",
                 "grant the right to create pods, which only this check needs",
             )
-        return _report_refusal(api, name, error)
+        return _report_refusal(client, name, error)
     return passed_check(name, "a pod like the job's is accepted")
 
 
-def _report_refusal(api: Client, name: str, error: ClusterError) -> Check:
+def _report_refusal(client: Client, name: str, error: ClusterError) -> Check:
     """The server's message, and a remedy."""
-    said = error.message.strip()
-    if "does not support dry run" in said:
-        return warning_check(name, f"cannot be checked: {said}")
-    return failed_check(name, f"is refused: {said}", _find_remedy(api, error))
+    message = error.message.strip()
+    if "does not support dry run" in message:
+        return warning_check(name, f"cannot be checked: {message}")
+    return failed_check(name, f"is refused: {message}", _find_remedy(client, error))
 
 
-def _find_remedy(api: Client, error: ClusterError) -> str:
+def _find_remedy(client: Client, error: ClusterError) -> str:
     """The remedy for a refusal; empty if its message suggests none."""
-    said = error.message
-    if "violates PodSecurity" in said:
+    message = error.message
+    if "violates PodSecurity" in message:
         level = "pod-security.kubernetes.io/enforce=privileged"
-        return f"`kubectl label namespace {api.namespace} {level} --overwrite`"
-    if "failed calling webhook" in said:
-        return f"this admission webhook does not answer: {_webhook_remedy(said)}"
-    if "exceeded quota" in said:
-        return f"ask for less, or see `kubectl -n {api.namespace} describe quota`"
-    if "cannot create resource" in said:
+        return f"`kubectl label namespace {client.namespace} {level} --overwrite`"
+    if "failed calling webhook" in message:
+        return f"this admission webhook does not answer: {_webhook_remedy(message)}"
+    if "exceeded quota" in message:
+        return f"ask for less, or see `kubectl -n {client.namespace} describe quota`"
+    if "cannot create resource" in message:
         return f"{RBAC_COMMAND}, and bind its role to this user"
     if error.status == 404:
         return "install what provides this kind, or see `kubectl api-resources`"
     return ""
 
 
-def _webhook_remedy(said: str) -> str:
+def _webhook_remedy(message: str) -> str:
     """Where to look for a webhook that does not answer: at its Service, or among all webhooks."""
-    service = re.search(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc", said)
+    service = re.search(r"https?://([a-z0-9-]+)\.([a-z0-9-]+)\.svc", message)
     if service:
         return f"see `kubectl -n {service[2]} get endpoints {service[1]}` and the controller's pods there"
     return "see that its controller runs (`kubectl get validatingwebhookconfigurations,mutatingwebhookconfigurations`)"

@@ -30,55 +30,61 @@ _CREATE_REMEDIES = {
 }
 
 
-def check_reference(api: Client, need: ReferencedObject, name: str, pods: int) -> Check:
-    place = None if need.object_kind in _CLUSTER_WIDE_KINDS else need.namespace or api.namespace
-    version = _API_VERSIONS.get(need.object_kind, "v1")
-    found = api.get(version, need.object_kind, need.name, namespace=place)
-    remedy = _CREATE_REMEDIES[need.object_kind].format(name=need.name, place=place)
-    if found is None:
-        where = f"in namespace {place}" if place else "in this cluster"
-        return failed_check(name, f"is not {where}; {_list_similar_names(api, need, version, place)}", remedy)
-    if need.object_kind == "PersistentVolumeClaim":
-        return _check_claim(api, name, found, pods)
-    present = sorted({**found.get("data", {}), **found.get("binaryData", {})})
-    if missing := [key for key in need.required_entries if key not in present]:
+def check_reference(client: Client, reference: ReferencedObject, name: str, pod_count: int) -> Check:
+    namespace = None if reference.object_kind in _CLUSTER_WIDE_KINDS else reference.namespace or client.namespace
+    version = _API_VERSIONS.get(reference.object_kind, "v1")
+    obj = client.get(version, reference.object_kind, reference.name, namespace=namespace)
+    remedy = _CREATE_REMEDIES[reference.object_kind].format(name=reference.name, place=namespace)
+    if obj is None:
+        location = f"in namespace {namespace}" if namespace else "in this cluster"
+        return failed_check(
+            name, f"is not {location}; {_list_similar_names(client, reference, version, namespace)}", remedy
+        )
+    if reference.object_kind == "PersistentVolumeClaim":
+        return _check_claim(client, name, obj, pod_count)
+    present = sorted({**obj.get("data", {}), **obj.get("binaryData", {})})
+    if missing := [key for key in reference.required_entries if key not in present]:
         detail = f"has no key {', '.join(missing)}; there are: {', '.join(present) or 'none'}"
-        return failed_check(name, detail, f"`kubectl edit {need.object_kind.lower()} {need.name} -n {place}`")
-    return passed_check(name, f"has {', '.join(need.required_entries)}" if need.required_entries else "exists")
+        return failed_check(
+            name, detail, f"`kubectl edit {reference.object_kind.lower()} {reference.name} -n {namespace}`"
+        )
+    return passed_check(
+        name, f"has {', '.join(reference.required_entries)}" if reference.required_entries else "exists"
+    )
 
 
-def _list_similar_names(api: Client, need: ReferencedObject, version: str, place: str | None) -> str:
+def _list_similar_names(client: Client, reference: ReferencedObject, version: str, namespace: str | None) -> str:
     """The names that exist, the most similar ones first."""
     try:
-        found = api.request("GET", api.path(version, need.object_kind, namespace=place))["items"]
+        objects = client.request("GET", client.path(version, reference.object_kind, namespace=namespace))["items"]
     except ClusterError as error:
         if error.status == 404:
             return f"this cluster does not know the kind ({version})"
         return f"what exists cannot be listed: {error.message}"
-    names = sorted(each["metadata"]["name"] for each in found)
-    shown = (difflib.get_close_matches(need.name, names, n=5, cutoff=0.5) or names)[:5]
-    more = f" and {len(names) - len(shown)} more" if len(names) > len(shown) else ""
-    return f"there are: {', '.join(shown) or 'none'}{more}"
+    names = sorted(obj["metadata"]["name"] for obj in objects)
+    visible = (difflib.get_close_matches(reference.name, names, n=5, cutoff=0.5) or names)[:5]
+    suffix = f" and {len(names) - len(visible)} more" if len(names) > len(visible) else ""
+    return f"there are: {', '.join(visible) or 'none'}{suffix}"
 
 
-def _check_claim(api: Client, name: str, claim: dict[str, Any], pods: int) -> Check:
+def _check_claim(client: Client, name: str, claim: dict[str, Any], pod_count: int) -> Check:
     """Check that a claim has a volume, or gets one with its first pod, and that enough nodes may mount it."""
     phase, spec = claim.get("status", {}).get("phase", "Pending"), claim["spec"]
-    see = f"see `kubectl -n {claim['metadata']['namespace']} describe pvc {claim['metadata']['name']}`"
+    remedy = f"see `kubectl -n {claim['metadata']['namespace']} describe pvc {claim['metadata']['name']}`"
     if phase not in ("Bound", "Pending"):
-        return failed_check(name, f"is {phase}: its volume is gone", see)
-    if phase == "Pending" and not _is_binding_delayed(api, spec.get("storageClassName")):
-        return warning_check(name, "is Pending: its pods wait until it has a volume", see)
+        return failed_check(name, f"is {phase}: its volume is gone", remedy)
+    if phase == "Pending" and not _is_binding_delayed(client, spec.get("storageClassName")):
+        return warning_check(name, "is Pending: its pods wait until it has a volume", remedy)
     modes = spec.get("accessModes", [])
-    if pods > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
-        detail = f"is {phase} and {', '.join(modes)}: its {pods} pods must share one node"
+    if pod_count > 1 and not {"ReadWriteMany", "ReadOnlyMany"} & set(modes):
+        detail = f"is {phase} and {', '.join(modes)}: its {pod_count} pods must share one node"
         return warning_check(name, detail, "use a claim that is ReadWriteMany or ReadOnlyMany")
     return passed_check(name, f"is {phase}" + (", until its first pod" if phase == "Pending" else ""))
 
 
-def _is_binding_delayed(api: Client, storage_class: str | None) -> bool:
+def _is_binding_delayed(client: Client, storage_class: str | None) -> bool:
     """Whether a volume of the class is created only when its first pod mounts it."""
     if not storage_class:
         return False
-    found = api.get("storage.k8s.io/v1", "StorageClass", storage_class, namespace=None) or {}
-    return found.get("volumeBindingMode") == "WaitForFirstConsumer"
+    obj = client.get("storage.k8s.io/v1", "StorageClass", storage_class, namespace=None) or {}
+    return obj.get("volumeBindingMode") == "WaitForFirstConsumer"

@@ -23,15 +23,18 @@ def plan(planned: Planned, fake_server: Client) -> ManifestPlan:
 
 def test_accepted_job_leaves_nothing(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """A job and a pod that the server accepts are not created by the check."""
-    assert [check_admission(fake_server, each, "x", plan).verdict for each in (OBJECTS, POD)] == ["ok", "ok"]
+    assert [check_admission(fake_server, requirement, "x", plan).verdict for requirement in (OBJECTS, POD)] == [
+        "ok",
+        "ok",
+    ]
     assert fake_api.objects._all == {}
 
 
 def test_a_policy_that_may_not_be_made_is_a_warning(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
     """Preflight warns about a policy that may not be created, and lets the run start."""
     fake_api.fail("POST", "/networkpolicies", 403)
-    found = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", plan)
-    assert (found.verdict, "NetworkPolicy" in found.detail, "torchyard-policy" in found.remedy) == (
+    check = check_admission(fake_server, AdmissionAccepted(target="objects"), "admission", plan)
+    assert (check.verdict, "NetworkPolicy" in check.detail, "torchyard-policy" in check.remedy) == (
         "warning",
         True,
         True,
@@ -39,7 +42,7 @@ def test_a_policy_that_may_not_be_made_is_a_warning(fake_api: FakeApi, fake_serv
 
 
 @pytest.mark.parametrize(
-    ("about", "owner"),
+    ("metadata", "owner"),
     [
         ({"labels": {"torchyard/run": "other-00000001"}}, "belongs to the run other-00000001"),
         ({"ownerReferences": [{"kind": "Workflow", "name": "nightly"}]}, "belongs to Workflow nightly"),
@@ -48,15 +51,15 @@ def test_a_policy_that_may_not_be_made_is_a_warning(fake_api: FakeApi, fake_serv
     ],
 )
 def test_name_that_is_taken_is_reported_with_its_owner(
-    fake_api: FakeApi, plan: ManifestPlan, about: dict[str, Any], owner: str
+    fake_api: FakeApi, plan: ManifestPlan, metadata: dict[str, Any], owner: str
 ) -> None:
     """An object of somebody else with the job's name fails the check, and the finding says whose it is."""
-    server = get_cluster_client(plan.cluster)
-    fake_api.put({**plan.main, "metadata": {"name": plan.job, **about}})
-    found = check_admission(server, OBJECTS, "x", plan)
-    assert (found.verdict, found.detail) == ("failed", f"Job {plan.job} already exists, and {owner}")
+    client = get_cluster_client(plan.cluster)
+    fake_api.put({**plan.main, "metadata": {"name": plan.job, **metadata}})
+    check = check_admission(client, OBJECTS, "x", plan)
+    assert (check.verdict, check.detail) == ("failed", f"Job {plan.job} already exists, and {owner}")
     fake_api.put(plan.main)
-    assert check_admission(server, OBJECTS, "x", plan).verdict == "ok"
+    assert check_admission(client, OBJECTS, "x", plan).verdict == "ok"
 
 
 def test_pod_is_tried_as_the_controller_would(fake_api: FakeApi, fake_server: Client, plan: ManifestPlan) -> None:
@@ -71,7 +74,7 @@ SERVICE = 'failed calling webhook "v.sh": Post "https://volcano-admission.volcan
 
 
 @pytest.mark.parametrize(
-    ("said", "remedy"),
+    ("message", "remedy"),
     [
         ('pods "x" is forbidden: violates PodSecurity "baseline:latest"', "`kubectl label namespace default "),
         (SERVICE, "`kubectl -n volcano-system get endpoints volcano-admission`"),
@@ -80,14 +83,14 @@ SERVICE = 'failed calling webhook "v.sh": Post "https://volcano-admission.volcan
         ('jobs is forbidden: User "a" cannot create resource "jobs"', "`kubectl apply -f deploy/kubernetes/rbac.yaml`"),
     ],
 )
-def test_refusal_comes_with_its_remedy(fake_server: Client, said: str, remedy: str) -> None:
+def test_refusal_comes_with_its_remedy(fake_server: Client, message: str, remedy: str) -> None:
     """For the refusals that clusters make most, the finding has the command that helps."""
-    assert remedy in _find_remedy(fake_server, ClusterError("https://x", "create Pod x", said, 403))
+    assert remedy in _find_remedy(fake_server, ClusterError("https://x", "create Pod x", message, 403))
 
 
 def test_refusal_without_a_known_remedy_has_none(fake_server: Client) -> None:
     """The server's own message stands alone if nothing is known to help; a missing kind must be installed."""
-    refused = ClusterError("https://x", "create Job x", "spec.tasks: Required value", 422)
-    absent = ClusterError("https://x", "create Job x", "the server could not find the requested resource", 404)
-    assert _find_remedy(fake_server, refused) == ""
-    assert "install what provides this kind" in _find_remedy(fake_server, absent)
+    refusal = ClusterError("https://x", "create Job x", "spec.tasks: Required value", 422)
+    missing_kind = ClusterError("https://x", "create Job x", "the server could not find the requested resource", 404)
+    assert _find_remedy(fake_server, refusal) == ""
+    assert "install what provides this kind" in _find_remedy(fake_server, missing_kind)

@@ -18,8 +18,8 @@ NEEDS = (
 
 def test_every_right_is_asked_for_once(fake_api: FakeApi, fake_server: Client) -> None:
     """The finding counts the different rights, and no right is asked for twice."""
-    (found,) = check_permissions(fake_server, NEEDS)
-    assert (found.verdict, found.detail) == ("ok", "all 7 are granted")
+    (check,) = check_permissions(fake_server, NEEDS)
+    assert (check.verdict, check.detail) == ("ok", "all 7 are granted")
     assert len(fake_api.requests("POST", "/selfsubjectaccessreviews")) == 7
     assert check_permissions(fake_server, ()) == []
 
@@ -27,37 +27,37 @@ def test_every_right_is_asked_for_once(fake_api: FakeApi, fake_server: Client) -
 def test_all_missing_rights_are_named_at_once(fake_api: FakeApi, fake_server: Client) -> None:
     """The finding has the user's name, every missing verb by resource, and the command that makes the role."""
     fake_api.denied = {("create", "jobs.batch.volcano.sh"), ("get", "pods/log"), ("get", "pods"), ("watch", "pods")}
-    (found,) = check_permissions(fake_server, NEEDS)
+    (check,) = check_permissions(fake_server, NEEDS)
     missing = "create jobs.batch.volcano.sh, nor get, watch pods, nor get pods/log"
-    assert (found.verdict, found.detail) == ("failed", f"fake-user may not {missing} in namespace default")
-    assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in found.remedy
-    assert found.remedy.endswith("bind it to fake-user")
+    assert (check.verdict, check.detail) == ("failed", f"fake-user may not {missing} in namespace default")
+    assert "`kubectl apply -f deploy/kubernetes/rbac.yaml`" in check.remedy
+    assert check.remedy.endswith("bind it to fake-user")
 
 
 def test_old_server_does_not_know_the_user_by_name(fake_api: FakeApi, fake_server: Client) -> None:
     """A server that cannot say who the user is still says what is missing."""
     fake_api.denied = {("get", "pods/log")}
     fake_api.fail("POST", "/selfsubjectreviews", 404)
-    (found,) = check_permissions(fake_server, NEEDS)
-    assert found.detail == "this user may not get pods/log in namespace default"
+    (check,) = check_permissions(fake_server, NEEDS)
+    assert check.detail == "this user may not get pods/log in namespace default"
 
 
 def test_rights_that_cannot_be_checked_are_not_granted(fake_api: FakeApi, fake_server: Client) -> None:
     """If the question itself is refused, the check fails."""
     fake_api.fail("POST", "/selfsubjectaccessreviews", 403)
-    (found,) = check_permissions(fake_server, NEEDS)
-    assert (found.verdict, found.detail.partition(":")[0]) == ("failed", "cannot be checked")
+    (check,) = check_permissions(fake_server, NEEDS)
+    assert (check.verdict, check.detail.partition(":")[0]) == ("failed", "cannot be checked")
 
 
 def test_subresource_and_group_are_asked_for_separately(fake_api: FakeApi, fake_server: Client) -> None:
     """`pods/log` is a subresource and `jobs.batch.volcano.sh` has a group: a right to one is none to the other."""
     fake_api.denied = {("get", "pods/log"), ("get", "jobs.batch.volcano.sh")}
-    asked = ("pods", "pods/log", "jobs.batch", "jobs.batch.volcano.sh")
-    assert [is_allowed(fake_server, "get", each) for each in asked] == [True, False, True, False]
+    resources = ("pods", "pods/log", "jobs.batch", "jobs.batch.volcano.sh")
+    assert [is_allowed(fake_server, "get", resource) for resource in resources] == [True, False, True, False]
 
 
 @pytest.mark.parametrize(
-    ("said", "known"),
+    ("message", "is_known"),
     [
         (
             'jobs is forbidden: User "a" cannot create resource "jobs" in API group "batch.volcano.sh"',
@@ -68,6 +68,6 @@ def test_subresource_and_group_are_asked_for_separately(fake_api: FakeApi, fake_
         ('jobs.batch.volcano.sh "x" is forbidden: exceeded quota: q', False),
     ],
 )
-def test_refusal_to_create_is_reported_once(planned: Planned, said: str, known: bool) -> None:
+def test_refusal_to_create_is_reported_once(planned: Planned, message: str, is_known: bool) -> None:
     """A dry run that is refused for a right which the check of rights has named is no second failure."""
-    assert is_known_refusal(planned(), said) is known
+    assert is_known_refusal(planned(), message) is is_known

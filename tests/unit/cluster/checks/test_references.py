@@ -13,33 +13,33 @@ CONFIG = ReferencedObject(object_kind="ConfigMap", name="train-conf", required_e
 CLAIM = ReferencedObject(object_kind="PersistentVolumeClaim", name="data")
 
 
-def put(fake_api: FakeApi, kind: str, name: str, **more: Any) -> None:
-    fake_api.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **more})
+def put(fake_api: FakeApi, kind: str, name: str, **fields: Any) -> None:
+    fake_api.put({"apiVersion": "v1", "kind": kind, "metadata": {"name": name}, **fields})
 
 
 def test_missing_object_is_reported_with_similar_names(fake_api: FakeApi, fake_server: Client) -> None:
     """A missing object is reported with those of a similar name, and with the command that creates it."""
     for name in ("other", "train-config"):
         put(fake_api, "ConfigMap", name)
-    found = check_reference(fake_server, CONFIG, "x", 2)
-    assert (found.verdict, found.detail) == (
+    check = check_reference(fake_server, CONFIG, "x", 2)
+    assert (check.verdict, check.detail) == (
         "failed",
         "is not in namespace default; there are: train-config and 1 more",
     )
-    assert found.remedy == "`kubectl create configmap train-conf -n default --from-file=FILE`"
+    assert check.remedy == "`kubectl create configmap train-conf -n default --from-file=FILE`"
 
 
 def test_names_are_bounded(fake_api: FakeApi, fake_server: Client) -> None:
     """If no name is similar, the first five are listed, and how many more there are."""
-    for at in range(7):
-        put(fake_api, "ConfigMap", f"zz-{at}")
+    for index in range(7):
+        put(fake_api, "ConfigMap", f"zz-{index}")
     assert check_reference(fake_server, CONFIG, "x", 2).detail.endswith("zz-0, zz-1, zz-2, zz-3, zz-4 and 2 more")
 
 
 def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Client) -> None:
     """Where the cluster does not know the kind, or may not show it, the finding says so."""
-    need = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
-    assert check_reference(fake_server, need, "x", 2).detail.endswith(
+    reference = ReferencedObject(object_kind="NetworkAttachmentDefinition", name="sriov")
+    assert check_reference(fake_server, reference, "x", 2).detail.endswith(
         "this cluster does not know the kind (k8s.cni.cncf.io/v1)"
     )
     fake_api.fail("GET", "/configmaps$", 403)
@@ -47,18 +47,18 @@ def test_unknown_kind_is_no_missing_object(fake_api: FakeApi, fake_server: Clien
 
 
 @pytest.mark.parametrize(
-    ("more", "detail"),
+    ("fields", "detail"),
     [
         ({"data": {"a.yaml": "1"}, "binaryData": {"b.bin": "MQ=="}}, "has a.yaml, b.bin"),
         ({"data": {"a.yaml": "1", "c": "2"}}, "has no key b.bin; there are: a.yaml, c"),
         ({}, "has no key a.yaml, b.bin; there are: none"),
     ],
 )
-def test_keys_are_looked_for(fake_api: FakeApi, fake_server: Client, more: dict[str, Any], detail: str) -> None:
+def test_keys_are_looked_for(fake_api: FakeApi, fake_server: Client, fields: dict[str, Any], detail: str) -> None:
     """A ConfigMap must have the keys that the pods read, as text or as binary data."""
-    put(fake_api, "ConfigMap", "train-conf", **more)
-    found = check_reference(fake_server, CONFIG, "x", 2)
-    assert (found.verdict, found.detail) == ("ok" if "binaryData" in more else "failed", detail)
+    put(fake_api, "ConfigMap", "train-conf", **fields)
+    check = check_reference(fake_server, CONFIG, "x", 2)
+    assert (check.verdict, check.detail) == ("ok" if "binaryData" in fields else "failed", detail)
 
 
 def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
@@ -66,7 +66,7 @@ def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("claim", "found"),
+    ("claim", "expected"),
     [
         (("Bound", "ReadWriteMany", 2), ("ok", "is Bound")),
         (("Bound", "ReadOnlyMany", 2), ("ok", "is Bound")),
@@ -77,18 +77,18 @@ def put_claim(fake_api: FakeApi, phase: str, mode: str, **spec: Any) -> None:
     ],
 )
 def test_claim_must_have_a_volume_that_the_pods_can_share(
-    fake_api: FakeApi, fake_server: Client, claim: tuple[str, str, int], found: tuple[str, str]
+    fake_api: FakeApi, fake_server: Client, claim: tuple[str, str, int], expected: tuple[str, str]
 ) -> None:
     """A claim needs a volume, and a mode in which all pods can mount it from their nodes."""
     put_claim(fake_api, claim[0], claim[1])
-    seen = check_reference(fake_server, CLAIM, "x", claim[2])
-    assert (seen.verdict, seen.detail) == found
+    check = check_reference(fake_server, CLAIM, "x", claim[2])
+    assert (check.verdict, check.detail) == expected
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [("WaitForFirstConsumer", "ok"), ("Immediate", "warning")])
 def test_claim_may_wait_for_its_first_pod(fake_api: FakeApi, fake_server: Client, mode: str, verdict: str) -> None:
     """A claim without a volume is all right if its class makes the volume for the first pod."""
-    about = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
-    fake_api.put({**about, "volumeBindingMode": mode})
+    storage_class = {"apiVersion": "storage.k8s.io/v1", "kind": "StorageClass", "metadata": {"name": "fast"}}
+    fake_api.put({**storage_class, "volumeBindingMode": mode})
     put_claim(fake_api, "Pending", "ReadWriteMany", storageClassName="fast")
     assert check_reference(fake_server, CLAIM, "x", 2).verdict == verdict
