@@ -31,22 +31,37 @@ _MAX_SETTLE_S = 600.0  # and for one that is slow
 
 
 class RunArchive:
-    """One run in the archive. Only the process that owns the run may have one; without a store it does nothing.
+    """Copy one run's folder to the archive while the run continues. Without a store, nothing is done.
 
-    fault   why there is no store although there should be one
+    Only the process that owns the run may have one: `check_owner` raises RunInUseError before each pass if it no longer
+    does, and then nothing more is copied.
+
+    Threads. `start` starts a daemon thread that copies what has changed, every `_COPY_INTERVAL_S`; `stop` ends it after
+    the current pass. All public methods are called by the run's thread. Nothing is locked: only the run's thread writes
+    `_requested_copies`, and only the copying thread `_finished_copies`; it reads the request's number before a pass.
+
+    Order of calls. `fetch` first, if the run is resumed; then `start`; `settle` at the end, and `stop`.
+
+    Errors. Nothing is raised for a store that fails: the first error of a row is logged, every pass tries again, and
+    `describe` and `settle` return the error as text for the report.
     """
 
     def __init__(self, folder: Path, check_owner: Callable[[], None], store: Store | None, fault: str = "") -> None:
-        self._store, self._folder, self._check_owner = store, folder, check_owner
+        """`fault`: why there is no store although TORCHYARD_ARCHIVE names one; empty if it names none."""
+        self._store = store
+        self._folder = folder
+        self._check_owner = check_owner
         self._copied_versions: dict[str, Version] = {}
         self._archived_journal: bytes | None = None  # the journal that was in the archive, once that is known
         self._pending_history: HistoryKey | None = None  # of the history that is still to be fetched
-        self._fault, self._last_progress_at = fault, time.monotonic()
-        self._wake, self._pass_finished, self._stop_event = threading.Event(), threading.Event(), threading.Event()
+        self._fault = fault  # of the last pass; empty if it succeeded
+        self._last_progress_at = time.monotonic()
+        self._wake = threading.Event()
+        self._pass_finished = threading.Event()
+        self._stop_event = threading.Event()
         self._stop_event.set()  # until it is started
-        self._requested_copies = self._finished_copies = (
-            0  # complete copies: how many were asked for, and which one is done
-        )
+        self._requested_copies = 0  # how many complete copies `settle` has requested
+        self._finished_copies = 0  # the number of the last one that is finished
 
     # --- called by the run
 
@@ -194,9 +209,11 @@ class RunArchive:
         assert self._store is not None
         changed = self._select_changed({**list_records(self._folder), **list_ended_logs(self._folder)})
         names = [*changed, *([JOURNAL] if not changed or self._fault else [])]
-        logs = sum(map(is_log, names))
+        log_count = sum(map(is_log, names))
+        record_count = len(names) - log_count
         reason = self._fault or "it takes too long"
-        return f"incomplete: {len(names) - logs} of its records and {logs} of its logs are only in {self._folder}: {reason}"
+        counts = f"{record_count} of its records and {log_count} of its logs"
+        return f"incomplete: {counts} are only in {self._folder}: {reason}"
 
 
 @contextlib.contextmanager

@@ -53,7 +53,15 @@ class AttemptPlan(FrozenModel):
 
 
 class RunFolder:
-    """The folder of one run. It can be read without any other run's folder."""
+    """The folder of one run: its lock, lease, journal, attempts and report. It needs no other run's folder.
+
+    Any process may read it and append to the journal, one line per write. Only the process inside `owned` runs the run:
+    it holds an flock on `lock`, which the kernel releases if the process dies. The object has no state but its path, so
+    threads may share it.
+
+    Errors. FolderError if a file cannot be read or written. A missing file is None or empty; `outcome` and `ended` also
+    return None for a file that cannot be parsed, because their facts can be collected again.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path

@@ -77,7 +77,9 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
         elapsed_s = _elapsed_seconds(last_event["at"], last_seen_at)
         yield Step(name=last_event["name"], seconds=elapsed_s, detail="cut off: the launcher was lost")
     seen_text = datetime.fromtimestamp(last_seen_at, UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
-    detail = f"the launcher ({_describe_process(process_events[0])}) {loss}{during_step} at {seen_text}; {_describe_process(next_start)} took over"
+    launcher = _describe_process(process_events[0])
+    successor = _describe_process(next_start)
+    detail = f"the launcher ({launcher}) {loss}{during_step} at {seen_text}; {successor} took over"
     yield Step(name="comeback", seconds=_elapsed_seconds(last_seen_at, next_start["at"]), detail=detail)
 
 

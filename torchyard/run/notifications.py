@@ -59,15 +59,31 @@ def notify_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) ->
 
 
 class RunNotifier:
-    """The messages and the metrics of one run; `link`: where the orchestrator shows it, if it does."""
+    """Send the messages and the metrics of one run.
+
+    Order of calls: `open` at each attempt, then `add_row`, `record_status` and `notify_hang` while its job runs, and at
+    the end `finish`, which waits at most `_END_TIMEOUT_S` and returns what could not be delivered.
+
+    Threads. All methods are called by the run's thread; a thread for each tracker and address sends, and `finish` ends
+    them. Each message is sent once per address: the file `messages` of the run's folder records what was sent, so that
+    the next process of the run does not repeat it.
+
+    Errors. Failures to send are warnings and part of the result of `finish`; none ends the run.
+    """
 
     def __init__(self, profile: Profile, run_id: str, folder: RunFolder, link: str = "") -> None:
-        self._profile, self._run_id, self._folder, self._link = profile, run_id, folder, link
+        """`link`: the run's address in the orchestrator; empty if it has none."""
+        self._profile = profile
+        self._run_id = run_id
+        self._folder = folder
+        self._link = link
         self._addresses = profile.notify.to if profile.notify else ()
         self._delivery = Delivery(self._addresses, os.environ)
         self._tracker_workers: list[TrackerWorker] = []
-        self._steps, self._attempt = RowSteps(), 0
-        self._has_started, self._sent_keys = False, set[str]()
+        self._steps = RowSteps()
+        self._attempt = 0
+        self._has_started = False
+        self._sent_keys: set[str] = set()
         self._local_errors = LocalErrorGuard()
         if profile.notify:
             remember_addresses(profile.notify, os.environ)
@@ -171,7 +187,7 @@ class RunNotifier:
     def _read_sent(self, key: str) -> Iterator[int]:
         try:
             events = journal.read_events(self._sent_path)
-        except OSError as error:  # better twice than never
+        except OSError as error:  # send it again: a duplicate is better than none
             get_log().warning("notify: what was sent before cannot be read: %s", error)
             return
         yield from (

@@ -27,7 +27,12 @@ HangCallback = Callable[[HangUpdate], None]
 
 
 class HangMonitor:
-    """Judges the ranks' records at every poll. `hang` and `straggler` are what is true now, or was at the end.
+    """Check the ranks' records at every poll. `hang` and `straggler` are what is true now, or was at the end.
+
+    A hang is reported immediately (a warning, the page in the attempt's folder, the callback), but ends the job only
+    after `_ACT_AFTER_S` and `_ACT_FACTOR` times the longest usual pause, so that a false alarm cannot stop a healthy
+    job.
+    It is called by the polling thread alone. Errors of the callback and OSError of the page are raised to the caller.
 
     `on_news` is called whenever one of them changes, and once when a hang is beyond doubt.
     """

@@ -100,14 +100,22 @@ def read_records(plan: Plan) -> Iterator[LogLine]:
 
 
 class JobLogReader:
-    """Reads the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
+    """Read the logs of a job while they grow: which nodes joined, how many lines there are, what rank 0 printed.
 
-    It reads a bounded piece at a time, and is `is_behind` until it has reached the end of every log.
+    Each call of `read` takes at most about `_MAX_READ_BYTES` of all logs together, so that the job is polled in
+    between; `is_behind` until a call has reached the end of every log. The next call continues with the next node, so
+    that one long log does not delay the others. A log that was replaced or cut is read again from its start.
+
+    Each complete line is used once: a rank's record goes to `black_box`; any other line counts in `line_count`, is read
+    for NCCL's network (`nccl`; `has_nccl_update` is reset by the caller) and for workers that torchrun lost, and is
+    returned if rank 0 printed it. A missing file is an empty log; other errors are raised as OSError.
     """
 
     def __init__(self, plan: Plan) -> None:
-        self.line_count, self.is_behind = 0, True
-        self.nccl, self.has_nccl_update = NcclLogReader(), False
+        self.line_count = 0
+        self.is_behind = True
+        self.nccl = NcclLogReader()
+        self.has_nccl_update = False
         self.black_box = BlackBox()
         self.lost_workers: dict[tuple[str, int], int] = {}  # exit codes by node and local rank
         self._paths = plan.nodes
