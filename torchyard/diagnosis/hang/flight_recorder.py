@@ -1,6 +1,6 @@
-"""Dumps of torch's flight recorder, pickled or JSON, as records of ranks, so that the same judge reads them.
+"""Read dumps of torch's flight recorder, pickled or JSON, as records of ranks, so that the same rules detect a hang.
 
-Formats 1.5 to 2.10 (torch 2.4 to 2.13). A dump is input: of a pickle only plain containers, texts and numbers are read.
+Formats 1.5 to 2.10 (torch 2.4 to 2.13). A dump is untrusted: of a pickle only plain values are read.
 """
 
 import json
@@ -13,9 +13,11 @@ from typing import Any, NamedTuple
 from torchyard.model.hang import Collective, Frame, GroupProgress, RankRecord
 
 MAX_DUMP_BYTES = 256 * 1024 * 1024
-_MAX_MEMO = 1 << 24
-_MAX_TENSORS, _MAX_FRAMES, _MAX_TEXT_CHARS = 8, 64, 300
-_UNKNOWN_STATE = "?"
+_MAX_MEMO = 1 << 24  # objects of a pickle: the C reader allocates a table of the highest index
+_MAX_TENSORS = 8  # of a call, and dimensions of a tensor
+_MAX_FRAMES = 64
+_MAX_TEXT_CHARS = 300
+_UNKNOWN_STATE = "?"  # of the process: a dump does not contain it
 _DEFAULT_TIMEOUT_MS = 600_000
 _PLAIN_OPCODES = {
     *("PROTO", "FRAME", "STOP", "MARK", "NONE", "NEWTRUE", "NEWFALSE", "BININT", "BININT1", "BININT2", "LONG1"),
@@ -26,11 +28,14 @@ _PLAIN_OPCODES = {
 
 
 class DumpError(ValueError):
-    """A file that is no dump of a flight recorder."""
+    """A file that is not a dump of a flight recorder, or that is refused."""
 
 
 class Dump(NamedTuple):
-    """What one rank's flight recorder holds: its groups, and the oldest call that is not complete."""
+    """What one rank's flight recorder holds.
+
+    waits, stack, timeout_s: of the oldest call that is not complete; None, () and torch's default if all are.
+    """
 
     groups: dict[str, GroupProgress]
     waits: Collective | None
@@ -39,7 +44,7 @@ class Dump(NamedTuple):
 
 
 def build_record(dump: Dump, rank: int, world: int) -> RankRecord:
-    """A dump as if the rank's recorder had printed it; what a dump does not hold is unknown."""
+    """Return a dump as a stall that the rank's recorder could have printed; the process's state is unknown."""
     return RankRecord(
         kind="stall",
         at=0.0,
@@ -56,12 +61,12 @@ def build_record(dump: Dump, rank: int, world: int) -> RankRecord:
 
 
 def parse_dump(data: bytes) -> Dump:
-    """A rank's dump; a DumpError that says why it is none."""
+    """Parse a rank's dump. DumpError with the reason if `data` is not one, is too large, or is refused."""
     if len(data) > MAX_DUMP_BYTES:
         raise DumpError(f"a dump of {len(data):,} bytes is too large: {MAX_DUMP_BYTES:,} are read at most")
     dump = _parse_json(data) if data.lstrip()[:1] == b"{" else _parse_pickle(data)
     if not isinstance(dump, dict) or not re.fullmatch(r"[12]\.\d{1,3}", str(dump.get("version", ""))[:20]):
-        raise DumpError("this is no dump of torch's flight recorder of version 1.x or 2.x: it has no such `version`")
+        raise DumpError("this is not a dump of torch's flight recorder, version 1.x or 2.x: it has no such `version`")
     entries = [entry for entry in _to_list(dump.get("entries")) if isinstance(entry, dict)]
     entries.sort(key=lambda entry: _to_int(entry.get("record_id")))
     pending = [entry for entry in entries if not _is_complete(entry)]
@@ -79,11 +84,11 @@ def _parse_json(data: bytes) -> object:
     try:
         return json.loads(data)
     except (ValueError, RecursionError) as error:
-        raise DumpError(f"the dump is no valid JSON: {str(error)[:200]}") from None
+        raise DumpError(f"the dump is not valid JSON: {str(error)[:200]}") from None
 
 
 def _parse_pickle(data: bytes) -> object:
-    """A pickle of plain values: every opcode is checked before the first one is executed."""
+    """The value of a pickle of plain values; every opcode is checked before the first one is executed."""
     try:
         for opcode, argument, _ in pickletools.genops(data):
             if opcode.name not in _PLAIN_OPCODES:
@@ -95,19 +100,19 @@ def _parse_pickle(data: bytes) -> object:
         return pickle.loads(data)
     except DumpError:
         raise
-    except Exception as error:  # a pickle may fail in any way
-        raise DumpError(f"the dump is no whole pickle: {str(error)[:200]}") from None
+    except Exception as error:  # a malformed pickle can raise any exception
+        raise DumpError(f"the dump is not a complete pickle: {str(error)[:200]}") from None
 
 
 def _is_complete(entry: Mapping[str, Any]) -> bool:
-    """Gloo only retires what is complete; NCCL's watchdog retires what has timed out, too."""
+    """Whether a call is complete. Gloo retires only complete calls; NCCL's watchdog also those that have timed out."""
     if str(entry.get("profiling_name")).startswith("gloo:"):
         return bool(entry.get("retired"))
     return entry.get("state") == "completed"
 
 
 def _parse_groups(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, GroupProgress]:
-    """How far the rank has come in each group: by its calls, and by the counters that newer versions have."""
+    """How far the rank has come in each group, by its calls and by the counters of newer versions."""
     ranks = {str(name): _parse_ranks(config) for name, config in _to_dict(dump.get("pg_config")).items()}
     status = _to_dict(dump.get("pg_status"))
     calls: dict[str, list[Mapping[str, Any]]] = {}
@@ -130,7 +135,7 @@ def _parse_groups(dump: Mapping[str, Any], entries: Sequence[Mapping[str, Any]])
 
 
 def _parse_ranks(config: object) -> tuple[int, ...]:
-    """`[0, 1]`, a text in all versions; empty where gloo does not say it."""
+    """The members of a group, which are text in all versions (`[0, 1]`); empty if gloo does not list them."""
     text = str(_to_dict(config).get("ranks", ""))[:1_000_000]
     return tuple(int(rank) for rank in re.findall(r"\d{1,7}", text))
 
@@ -148,15 +153,14 @@ def _parse_collective(entry: Mapping[str, Any]) -> Collective:
 
 
 def _get_group_name(entry: Mapping[str, Any]) -> str:
-    """The group's name: a pair of name and description, or its number in the oldest versions."""
+    """The group's name, from a pair of name and description; in the oldest versions its number."""
     group = entry.get("process_group")
-    name = (
-        group[0]
-        if isinstance(group, list | tuple) and group
-        else group
-        if isinstance(group, str)
-        else entry.get("pg_id", "0")
-    )
+    if isinstance(group, list | tuple) and group:
+        name = group[0]
+    elif isinstance(group, str):
+        name = group
+    else:
+        name = entry.get("pg_id", "0")
     return str(name)[:_MAX_TEXT_CHARS]
 
 
@@ -182,7 +186,7 @@ def _parse_frames(entry: Mapping[str, Any]) -> tuple[Frame, ...]:
 
 
 def _to_int(value: object) -> int:
-    """A number; gloo's JSON writes its counters as texts."""
+    """An integer, also from text, as which gloo's JSON writes its counters; 0 for any other value."""
     if isinstance(value, str):
         return int(value) if re.fullmatch(r"-?\d{1,18}", value) else 0
     return value if isinstance(value, int) else 0

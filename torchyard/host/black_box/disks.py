@@ -1,4 +1,4 @@
-"""Which file systems of this machine are full: a checkpoint that finds no room may be tried again for ever."""
+"""Find file systems of this machine that have become full: a program may retry a checkpoint there forever."""
 
 from __future__ import annotations
 
@@ -6,35 +6,38 @@ import contextlib
 import os
 import re
 
-# Those of a network are not asked: one whose server is away does not answer.
+# Network file systems are not queried: a call on one whose server is down does not return.
 _LOCAL_TYPES = frozenset({"bcachefs", "btrfs", "ext2", "ext3", "ext4", "f2fs", "jfs", "overlay", "tmpfs", "xfs", "zfs"})
 _ESCAPE = re.compile(r"\\([0-7]{3})")  # a blank is \040 in /proc
 _MAX_PATH_CHARS = 200
-_CHECK_INTERVAL_S = 10.0  # the ranks of a node are seen to go on one after the other
+_CHECK_INTERVAL_S = 10.0  # the ranks of a node report progress one after the other
 
 
 class DiskWatch:
-    """Tells which file systems have become full lately: since the last look but one at ranks that went on.
+    """Find file systems that have become full since the last check but one at which the ranks made progress.
 
-    At the last look, a rank may have stood still already, for too short a time to be seen.
+    The last check itself does not count: a rank may have stalled by then, for too short a time to be detected.
     """
 
     def __init__(self, mounts: str = "/proc/self/mounts") -> None:
         self._mounts = mounts
-        self._last_full = self._previous_full = self._list_full()
+        self._last_full = self._list_full()
+        self._previous_full = self._last_full
         self._newly_full: set[str] = set()
         self._checked_at = -_CHECK_INTERVAL_S
 
     def record_progress(self, now: float) -> None:
-        """The ranks go on: what was full at the look before this one stops nobody."""
+        """Record that the ranks make progress: a file system that was full at the check before does not stop them."""
         if now - self._checked_at >= _CHECK_INTERVAL_S:
-            self._previous_full, self._last_full, self._checked_at = self._last_full, self._list_full(), now
+            self._previous_full = self._last_full
+            self._last_full = self._list_full()
+            self._checked_at = now
             self._newly_full = set()
 
     def find_newly_full(self) -> str:
-        """The mount point of a file system that has become full lately; empty if there is none.
+        """The mount point of a file system that has become full recently; empty if there is none.
 
-        One that is full at times only still counts: a file that is written again is emptied before.
+        It counts even if it is not full now: a program that retries first truncates the file, which frees blocks.
         """
         self._newly_full |= self._list_full() - self._previous_full
         return min(self._newly_full, default="")[:_MAX_PATH_CHARS]
@@ -52,7 +55,7 @@ class DiskWatch:
 
 
 def _is_full(path: str) -> bool:
-    """Whether it has no block or no inode left."""
+    """Whether a file system has no free block or no free inode; False if it cannot be queried."""
     with contextlib.suppress(OSError):
         stats = os.statvfs(path)
         return (stats.f_blocks > 0 and stats.f_bavail <= 0) or (stats.f_files > 0 and stats.f_favail <= 0)

@@ -1,7 +1,7 @@
-"""The node's recorder: a thread in torchrun that prints its ranks' records, often while one makes no progress.
+"""The node's recorder: a thread in torchrun that prints the records of the node's ranks into the log.
 
-A healthy job gets a pulse of each rank every 15 s in the first two minutes, then every minute. A rank without progress
-for longer than its rhythm has a line every half second, soon every one or two, then every ten.
+For a healthy rank it prints a pulse every 15 s in the first two minutes, then every minute; for a rank without progress
+for longer than usual a line every half second, later every one, two and ten seconds.
 """
 
 from __future__ import annotations
@@ -19,14 +19,19 @@ from .slot import Json, read_slots
 
 RECORD_PREFIX = "torchyard-recorder: "
 _POLL_INTERVAL_S = 0.5
-_FIRST_PULSES_S, _PULSE_INTERVAL_S, _LATER_PULSE_INTERVAL_S = 120.0, 15.0, 60.0
-_STALL_FLOOR_S, _STALL_FACTOR = 1.5, 2.0
+_FIRST_PULSES_S = 120.0  # of the recorder, during which the first interval applies
+_PULSE_INTERVAL_S = 15.0
+_LATER_PULSE_INTERVAL_S = 60.0
+# A rank stalls after both: seconds without progress, and times its longest pause so far.
+_STALL_FLOOR_S = 1.5
+_STALL_FACTOR = 2.0
 _START_FLOOR_S = 10.0  # before the first process group: the program imports torch, and waits for the other nodes
-# Of a stall: the processes of a healthy job are not looked at.
-_SAMPLED_FROM_S, _SAMPLE_INTERVAL_S, _FIRST_INTERVAL_S = 0.5, 0.7, 0.4
+_SAMPLED_FROM_S = 0.5  # without progress: the processes of a healthy job are not sampled
+_SAMPLE_INTERVAL_S = 0.7
+_FIRST_INTERVAL_S = 0.4  # between the first two samples of a stall
 # Between the lines of a stalled rank, by the seconds up to which it has stalled.
 _INTERVALS_S = ((6.0, 0.5), (12.0, 1.0), (40.0, 2.0), (math.inf, 10.0))
-_SIGNAL_INTERVAL_S = 10.0  # between two questions for a blind rank's stacks
+_SIGNAL_INTERVAL_S = 10.0  # between two requests for a blind rank's stacks
 _BLIND_S = 1.5  # without a tick of the rank's thread
 _MAX_LINE_BYTES = 3900  # a pipe takes 4,096 bytes at once or not at all
 _MIN_FRAMES = 8  # of a stack: the innermost ones, which name the line
@@ -34,27 +39,41 @@ _FRAME = re.compile(r'^  File "(.{1,300})", line (\d{1,7}) in (.{1,200})$')
 
 
 class _RankWatch:
-    """What is remembered of one rank between two turns."""
+    """What the recorder remembers of one rank between two polls. Times are monotonic seconds.
+
+    previous_sample, latest_sample: of the current pause; None while the rank makes progress.
+    printed_at, pulse_at: when its last line, and its last pulse, was printed.
+    signalled_at: when its stacks were last requested.
+    """
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
         self.previous_sample: processes.Sample | None = None
         self.latest_sample: processes.Sample | None = None
-        self.printed_at = self.pulse_at = 0.0
-        self.is_stalled = self.has_ended = False
+        self.printed_at = 0.0
+        self.pulse_at = 0.0
+        self.is_stalled = False
+        self.has_ended = False
         self.signalled_at = 0.0
 
 
 class NodeRecorder:
-    """Reads the records in a folder; `run` never returns, and `poll` gives the lines of this moment."""
+    """Print the records of a folder's ranks to the file descriptor `output`.
+
+    `run` never returns: it is the target of a daemon thread, which ends with the process. It polls every
+    `_POLL_INTERVAL_S` and ignores all errors, so that they cannot end the agent's process. `poll` returns the lines
+    that are due at one moment.
+    """
 
     def __init__(self, folder: str, output: int = 1) -> None:
-        self._folder, self._output = folder, output
+        self._folder = folder
+        self._output = output
         self._watches: dict[int, _RankWatch] = {}
         self._disks = DiskWatch()
         self._started_at = time.monotonic()
 
     def run(self) -> None:
+        """Print the lines that are due, for as long as the process runs."""
         while True:
             with contextlib.suppress(Exception):
                 for line in self.poll(time.monotonic()):
@@ -62,7 +81,7 @@ class NodeRecorder:
             time.sleep(_POLL_INTERVAL_S)
 
     def poll(self, now: float) -> list[bytes]:
-        """One line for each rank that has something to say."""
+        """The lines that are due at `now`, at most one for each rank."""
         lines = []
         for rank, record in sorted(read_slots(self._folder).items()):
             watch = self._watches.get(rank)
@@ -76,12 +95,12 @@ class NodeRecorder:
         return lines
 
     def _choose_kind(self, watch: _RankWatch, record: Json, now: float) -> str | None:
-        """What to say of a rank now, if anything."""
+        """The kind of line that is due for a rank; None if none is."""
         if not processes.read_state(watch.pid):
             watch.has_ended = True
             return "end"
         if not record["torch"]:
-            return None  # no rank of torch, or not yet
+            return None  # the program does not use torch.distributed, or not yet
         stalled_s = now - record["moved"]
         is_blind = now - record["tick"] > _BLIND_S
         floor_s = _STALL_FLOOR_S if record["groups"] else _START_FLOOR_S
@@ -95,7 +114,8 @@ class NodeRecorder:
             watch.is_stalled = True
             return "stall" if is_due else None
         if stalled_s <= _SAMPLED_FROM_S:
-            watch.previous_sample = watch.latest_sample = None
+            watch.previous_sample = None
+            watch.latest_sample = None
         if watch.is_stalled:
             watch.is_stalled = False
             return "resume"
@@ -108,10 +128,11 @@ class NodeRecorder:
         return "pulse"
 
     def _sample_process(self, watch: _RankWatch, record: Json, now: float) -> None:
-        """Take a sample of what the process uses; two of them tell whether it is active."""
+        """Sample what the process uses: two samples show whether it is active. Request a blind rank's stacks."""
         interval_s = _SAMPLE_INTERVAL_S if watch.previous_sample else _FIRST_INTERVAL_S
         if watch.latest_sample is None or now - watch.latest_sample.taken_at >= interval_s:
-            watch.previous_sample, watch.latest_sample = watch.latest_sample, processes.Sample(now, watch.pid, record)
+            watch.previous_sample = watch.latest_sample
+            watch.latest_sample = processes.Sample(now, watch.pid, record)
         if now - record["tick"] > _BLIND_S and now - watch.signalled_at > _SIGNAL_INTERVAL_S:
             watch.signalled_at = now
             if processes.read_state(watch.pid) not in "Tt" and processes.has_signal_handler(
@@ -125,12 +146,14 @@ class NodeRecorder:
         return os.path.join(self._folder, "stack-%d" % record["rank"])
 
     def _complete_record(self, kind: str, watch: _RankWatch, record: Json, now: float) -> Json:
-        """The record with what only the kernel says."""
+        """The record to print; for a stall with what the kernel reports about the process."""
         blind_s = max(now - record["tick"] - rank_recorder.TICK_S, 0.0)
         details = {
             "kind": kind,
             "at": round(time.time(), 3),
-            **{key: record[key] for key in ("rank", "world", "pid")},
+            "rank": record["rank"],
+            "world": record["world"],
+            "pid": record["pid"],
             "stalled_s": round(now - record["moved"], 2),
             "usual_s": round(record["usual"], 2),
             "waited": round(record["waited"], 3),
@@ -156,7 +179,10 @@ class NodeRecorder:
 
 
 def _format_line(record: Json) -> bytes:
-    """The record as a line that a pipe takes whole: outer frames go first, then members of groups, then groups."""
+    """The record as a line that fits into one write to a pipe.
+
+    To shorten it, outer frames are left out first, then members of groups, connections, groups, and the stack.
+    """
     while True:
         line = (RECORD_PREFIX + json.dumps(record, separators=(",", ":")) + "\n").encode()
         if len(line) <= _MAX_LINE_BYTES:
@@ -176,7 +202,7 @@ def _format_line(record: Json) -> bytes:
 
 
 def _read_stack_file(path: str) -> list[Json]:
-    """The main thread's frames as faulthandler wrote them: it is the last thread of its list."""
+    """The main thread's frames as faulthandler wrote them, which lists it last; [] if there are none."""
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read(1 << 18)

@@ -1,4 +1,4 @@
-"""What the kernel says of a rank: whether anything goes on in it, where it sleeps, which connections retransmit."""
+"""Read from /proc whether a rank is active, in which kernel function it sleeps, and which connections retransmit."""
 
 from __future__ import annotations
 
@@ -22,14 +22,17 @@ _ESTABLISHED = "01"
 
 
 class Sample:
-    """What a process and its descendants have used so far.
+    """What a process and its descendants have used so far, read from /proc when the sample is made.
 
-    Of the rank itself, the wakes of Python's threads count: those of libraries poll.
+    Of the rank's own threads only Python's wakes are counted, because those of libraries poll. What cannot be read
+    counts as 0: the process may have ended, or belong to another user.
     """
 
     def __init__(self, taken_at: float, pid: int, record: dict[str, Any]) -> None:
         self.taken_at = taken_at
-        self.cpu_s, self.wakes, self.io_bytes = 0.0, 0, _read_io(pid)
+        self.cpu_s = 0.0
+        self.wakes = 0
+        self.io_bytes = _read_io(pid)
         self._add_threads(pid, record["tid"], frozenset(record["threads"]))
         children = _list_descendants(pid)
         for child in children:
@@ -70,7 +73,7 @@ def is_writing(before: Sample, after: Sample) -> bool:
 
 
 def read_state(pid: int) -> str:
-    """The state of the main thread: R, S, D, T, t or Z; empty if the process is gone."""
+    """The state of the main thread: R, S, D, T, t or Z; empty if the process has ended."""
     try:
         return _read_text("/proc/%d/stat" % pid).rpartition(")")[2].split()[0]
     except (OSError, IndexError):
@@ -78,7 +81,7 @@ def read_state(pid: int) -> str:
 
 
 def read_wchan(pid: int) -> str:
-    """The kernel function in which the main thread sleeps; empty if the kernel does not say."""
+    """The kernel function in which the main thread sleeps; empty if it runs, or the kernel does not report it."""
     try:
         wchan = _read_text("/proc/%d/wchan" % pid).strip()
     except OSError:
@@ -96,16 +99,24 @@ def has_signal_handler(pid: int, signal_number: int) -> bool:
 
 
 def list_retransmitting_links(pid: int) -> list[dict[str, Any]]:
-    """The established TCP connections of a process whose last segments were sent again."""
-    inodes, links = socket_bytes.list_socket_inodes(pid), []
+    """The established TCP connections of a process that retransmit, 16 at most, as JSON."""
+    inodes = socket_bytes.list_socket_inodes(pid)
+    links = []
     for path in ("/proc/%d/net/tcp" % pid, "/proc/%d/net/tcp6" % pid):
         with contextlib.suppress(OSError, ValueError, IndexError):
             for line in _read_text(path).splitlines()[1:]:
                 fields = line.split()
-                queued, retransmits = int(fields[4].partition(":")[0], 16), int(fields[6], 16)
+                queued = int(fields[4].partition(":")[0], 16)
+                retransmits = int(fields[6], 16)
                 if fields[3] == _ESTABLISHED and queued and retransmits and fields[9] in inodes:
-                    addresses = {"local": _parse_address(fields[1]), "peer": _parse_address(fields[2])}
-                    links.append({**addresses, "retransmits": retransmits, "queued": queued})
+                    links.append(
+                        {
+                            "local": _parse_address(fields[1]),
+                            "peer": _parse_address(fields[2]),
+                            "retransmits": retransmits,
+                            "queued": queued,
+                        }
+                    )
     return links[:16]
 
 

@@ -15,30 +15,39 @@ from . import torch_facts
 from .slot import Json, RecordSlot
 
 TICK_S = 0.25
-_STALLED_S, _STALL_FACTOR = 1.0, 1.5  # without progress, after which the record says where the rank is
+# Without progress for longer than both (seconds; times the longest pause so far), the record contains the stack.
+_STALLED_S = 1.0
+_STALL_FACTOR = 1.5
 WINDOW_S = 15.0  # over which waiting is averaged
-_PAUSE_MEMORY_S = 600.0  # how long a pause belongs to the rhythm
+_PAUSE_MEMORY_S = 600.0  # after which a pause no longer counts as usual
 _MAX_FRAMES = 24
 STACK_SIGNAL = 60  # a real-time signal: faulthandler writes the stacks, even while a C call holds the GIL
 
 
 class RankRecorder:
-    """Observes this process; `run` never returns, and `tick` makes one record."""
+    """Keep the record of this process, which is a rank, in its slot.
+
+    `run` never returns: it is the target of a daemon thread, which ends with the process. It writes a record every
+    `TICK_S` and ignores all errors: a torch that is being imported or torn down must not end the recording. `tick`
+    builds one record. Nothing is locked: torch's counters and the stacks are read while the program runs.
+    """
 
     def __init__(self, slot: RecordSlot, rank: int, world: int) -> None:
-        self._slot, self._world = slot, world
+        self._slot = slot
+        self._world = world
         self._identity = {"rank": rank, "world": world, "pid": os.getpid(), "tid": threading.get_ident()}
         self._main_thread_id = threading.main_thread().ident
-        self._counts: dict[str, tuple[int, int]] = {}
+        self._counts: dict[str, tuple[int, int]] = {}  # called and completed, by torch's number of the group
         self._last_progress_at = time.monotonic()
         self._oldest_wait: Json | None = None
         self._inspected_stall_at = 0.0
-        self._settled_groups: list[str] = []
+        self._settled_groups: list[str] = []  # in this stall every call is complete, whatever torch counts
         self._group_names = torch_facts.GroupNames()
-        self._pauses: deque[tuple[float, float]] = deque(maxlen=256)
+        self._pauses: deque[tuple[float, float]] = deque(maxlen=256)  # when each ended, and its seconds
         self._waiting_ticks: deque[bool] = deque(maxlen=int(WINDOW_S / TICK_S))
 
     def run(self) -> None:
+        """Write a record every `TICK_S`, for as long as the process runs."""
         self._identity["tid"] = threading.get_native_id()
         while True:
             with contextlib.suppress(Exception):  # of a torch that is being imported, or torn down
@@ -46,7 +55,7 @@ class RankRecorder:
             time.sleep(TICK_S)
 
     def tick(self, now: float) -> Json:
-        """The record of this moment. A torch that cannot be asked gives no groups, but the rank is not blind."""
+        """The record at the time `now`. Without an answer from torch it has no groups, but the rank is not blind."""
         try:
             counts = torch_facts.count_collectives()
             groups = self._group_names.build_groups(counts, self._world)
@@ -55,7 +64,8 @@ class RankRecorder:
         if counts != self._counts:
             if self._counts:
                 self._pauses.append((now, now - self._last_progress_at))
-            self._counts, self._last_progress_at = counts, now
+            self._counts = counts
+            self._last_progress_at = now
         is_waiting = any(called > completed for called, completed in counts.values())
         self._waiting_ticks.append(is_waiting)
         record: Json = {
@@ -78,9 +88,11 @@ class RankRecorder:
         return record
 
     def _find_wait(self, groups: dict[str, Json]) -> Json | None:
-        """What the rank waits for; torch is asked once in a stall, because that takes milliseconds."""
+        """The call that the rank waits in, or None. torch is queried once per stall: that takes milliseconds."""
         if self._inspected_stall_at != self._last_progress_at:
-            self._inspected_stall_at, self._oldest_wait, self._settled_groups = self._last_progress_at, None, []
+            self._inspected_stall_at = self._last_progress_at
+            self._oldest_wait = None
+            self._settled_groups = []
             with contextlib.suppress(Exception):
                 entries = torch_facts.list_entries()
                 self._oldest_wait = torch_facts.find_oldest_wait(entries, groups)
@@ -88,7 +100,7 @@ class RankRecorder:
         return self._oldest_wait
 
     def _read_stack(self) -> tuple[list[Json], Json | None]:
-        """The main thread's frames, the innermost first; and the send or receive that it is in."""
+        """The main thread's frames, the innermost first, and the send or receive that it is in; None if in neither."""
         frame = _list_frames().get(self._main_thread_id or 0)
         frames: list[Json] = []
         transfer = None
@@ -116,6 +128,6 @@ def _list_frames() -> dict[int, Json]:
 
 
 def register_stack_signal(path: str) -> None:
-    """Let STACK_SIGNAL write the stacks of all threads to a file; the program has no use for that signal."""
+    """Let STACK_SIGNAL write the stacks of all threads to a file. Programs do not use that signal."""
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
     faulthandler.register(STACK_SIGNAL, file=fd, all_threads=True)

@@ -15,14 +15,17 @@ _HEADER = struct.Struct("<III")  # length, CRC-32 of the text, process id of its
 
 
 class RecordSlot:
-    """Written by the rank, read by the node's recorder; a read that meets a write is repeated at the next turn."""
+    """The file of one rank's record, which the rank writes and the node's recorder reads.
+
+    It is not locked: a checksum shows that a record is incomplete, and the reader tries again at its next poll.
+    """
 
     def __init__(self, fd: int) -> None:
         self._fd = fd
 
     @classmethod
     def claim(cls, folder: str, rank: int) -> RecordSlot | None:
-        """The slot of a rank; None if a living process has it already: this one is then a helper of that."""
+        """The slot of a rank; None if another living process has it: this process is then a helper of that rank."""
         fd = os.open(os.path.join(folder, "rank-%d" % rank), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         header = os.pread(fd, _HEADER.size, 0)
         if len(header) == _HEADER.size:
@@ -36,7 +39,7 @@ class RecordSlot:
         return slot
 
     def write(self, record: Json) -> None:
-        """Write the record; one that is too long for the slot loses the members of its groups, then its stack."""
+        """Write the record. If it is too long, the members of its groups are left out, then also its stack."""
         without_members = dict(
             record, groups={name: dict(group, ranks=[]) for name, group in record.get("groups", {}).items()}
         )
@@ -49,7 +52,7 @@ class RecordSlot:
 
 
 def read_slots(folder: str) -> dict[int, Json]:
-    """The records of the node's ranks, by rank; one that is being written is left out."""
+    """The records of the node's ranks, by rank; incomplete ones are left out."""
     records: dict[int, Json] = {}
     for name in os.listdir(folder):
         if name.startswith("rank-") and name[5:].isdigit():

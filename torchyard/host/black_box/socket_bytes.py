@@ -1,6 +1,6 @@
-"""How many bytes a process has received on its TCP connections: a slow download is work. The kernel's sock_diag tells.
+"""Count the bytes that processes have received on TCP connections, by the kernel's sock_diag: a slow download is work.
 
-The answer is a list of messages: a header of 16 bytes, `struct inet_diag_msg`, and attributes, one of them
+The response is a list of messages: a header of 16 bytes, `struct inet_diag_msg`, and attributes, one of them
 `struct tcp_info`. Offsets are those of linux/inet_diag.h and linux/tcp.h, which only ever grow at their ends.
 """
 
@@ -12,20 +12,25 @@ import socket
 import struct
 from typing import Iterable, Iterator
 
-_NETLINK_SOCK_DIAG, _SOCK_DIAG_BY_FAMILY = 4, 20
-_REQUEST, _DUMP = 0x1, 0x300
-_TCP_INFO, _ESTABLISHED = 2, 1
+_NETLINK_SOCK_DIAG = 4
+_SOCK_DIAG_BY_FAMILY = 20
+_REQUEST = 0x1
+_DUMP = 0x300
+_TCP_INFO = 2
+_ESTABLISHED = 1
 _HEADER = struct.Struct("=IHHII")  # of a message: length, kind, flags, number, port
 _ATTRIBUTE = struct.Struct("=HH")  # length, kind
-_MESSAGE_BYTES, _INODE_OFFSET = 72, 68  # of struct inet_diag_msg
+_MESSAGE_BYTES = 72  # of struct inet_diag_msg
+_INODE_OFFSET = 68
 _RECEIVED = struct.Struct("=Q")
 _RECEIVED_OFFSET = 128  # tcpi_bytes_received in struct tcp_info
-_DONE, _ERROR = 3, 2
+_DONE = 3
+_ERROR = 2
 _RESPONSE_TIMEOUT_S = 1.0
 
 
 def count_received_bytes(pids: Iterable[int]) -> dict[int, int]:
-    """Bytes received, by the inode of the connection; empty if the kernel does not tell."""
+    """Bytes received by these processes, by the inode of the connection; empty if the kernel does not report them."""
     inodes = {int(inode) for pid in pids for inode in list_socket_inodes(pid)}
     received: dict[int, int] = {}
     with contextlib.suppress(OSError, struct.error, AttributeError):
@@ -35,7 +40,7 @@ def count_received_bytes(pids: Iterable[int]) -> dict[int, int]:
 
 
 def list_socket_inodes(pid: int) -> set[str]:
-    """The inodes of a process's sockets."""
+    """The inodes of a process's sockets; empty if the process is gone or belongs to another user."""
     inodes = set()
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/%d/fd" % pid):

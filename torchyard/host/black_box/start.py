@@ -1,4 +1,4 @@
-"""Which recorders a process starts: a rank's in a rank, the node's in torchrun, both in a rank without an agent."""
+"""Start the recorders of a process: a rank's in a rank, the node's in torchrun, both in a rank without an agent."""
 
 from __future__ import annotations
 
@@ -9,24 +9,26 @@ from typing import Callable
 from . import node_recorder, rank_recorder, torch_facts
 from .slot import RecordSlot
 
-FOLDER_VARIABLE = "TORCHYARD_BLACK_BOX"  # the folder of this node's records, which it has for itself
-_AGENT_SCRIPT, _AGENT_MODULES = "torchrun", ("torch.distributed.run", "torch.distributed.launch")
+FOLDER_VARIABLE = "TORCHYARD_BLACK_BOX"  # the folder of this node's records; no other node uses it
+_AGENT_SCRIPT = "torchrun"
+_AGENT_MODULES = ("torch.distributed.run", "torch.distributed.launch")
 
 
 def start_recorders() -> None:
-    """Start what this process is to record. Helpers of a rank inherit its environment, and start nothing."""
+    """Start the recorders of this process. Helper processes of a rank inherit its environment, and start none."""
     folder = os.environ[FOLDER_VARIABLE]
     if is_agent(_read_command_line()):
         os.makedirs(folder, mode=0o700, exist_ok=True)
         _start_thread(node_recorder.NodeRecorder(folder).run)
         return
-    rank, world = os.environ.get("RANK", ""), os.environ.get("WORLD_SIZE", "")
+    rank = os.environ.get("RANK", "")
+    world = os.environ.get("WORLD_SIZE", "")
     if not rank.isdigit() or not world.isdigit():
         return
     os.makedirs(folder, mode=0o700, exist_ok=True)
     slot = RecordSlot.claim(folder, int(rank))
     if slot is None:
-        return
+        return  # a helper of the rank that has the slot
     torch_facts.enable_flight_recorder()
     rank_recorder.register_stack_signal(os.path.join(folder, "stack-%s" % int(rank)))
     _start_thread(rank_recorder.RankRecorder(slot, int(rank), int(world)).run)

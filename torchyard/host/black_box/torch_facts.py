@@ -1,8 +1,9 @@
-"""What torch says of this process's collectives: the one place that knows its flight recorder and its private names.
+"""Query torch about this process's collectives: the only module that uses its flight recorder and private names.
 
 The flight recorder has NCCL's collectives (`_dump_nccl_trace_json`) and, in newer versions, gloo's
 (`_dump_fr_trace_json`), if `enable_flight_recorder` was called before torch was imported. Every torch counts calls
-(`_get_sequence_number_for_group`). A torch that has none of it gives no groups: the record then has the stack alone.
+(`_get_sequence_number_for_group`). With a torch that has none of them no groups are reported: the record then has only
+the stack.
 """
 
 from __future__ import annotations
@@ -16,12 +17,12 @@ from typing import Any
 
 Json = Any
 _DUMPS = ("_dump_fr_trace_json", "_dump_nccl_trace_json")
-_BUFFER_SIZE = "2000"  # that torch remembers, as its newer versions do: so many take 60 ms to read
+_BUFFER_SIZE = "2000"  # calls that torch keeps, as its newer versions do by default: reading 2,000 takes 60 ms
 _VERSION = re.compile(r"__version__ = '(\d+)\.(\d+)")
-_RENAMED_IN = (2, 9)  # from then on torch warns of the older name
+_RENAMED_IN = (2, 9)  # from then on torch warns about the older name
 _TRANSFERS = {"send": ("dst", "group_dst"), "recv": ("src", "group_src")}  # and the names of the peer's rank there
 _DEFAULT_GROUP = "0"  # its ranks, all of them, are not listed
-_MAX_MEMBERS = 256  # ranks of a group that are listed: a line has room for no more
+_MAX_MEMBERS = 256  # ranks of a group that are listed: more do not fit into a line
 
 
 def enable_flight_recorder() -> None:
@@ -33,7 +34,7 @@ def enable_flight_recorder() -> None:
 
 
 def _read_torch_version() -> tuple[int, int] | None:
-    """The version of the torch that this Python would import, without importing it."""
+    """The version of the torch that this Python would import, without importing it; None if there is none."""
     spec = importlib.util.find_spec("torch")
     if spec is None or not spec.origin:
         return None
@@ -58,14 +59,14 @@ def count_collectives() -> dict[str, tuple[int, int]]:
 
 
 class GroupNames:
-    """The names of the process groups, which are the same in every rank: torch's numbers of them are not."""
+    """Names of process groups, by torch's number of them. Names are the same in every rank, numbers are not."""
 
     def __init__(self) -> None:
         self._names: dict[str, str] = {}
         self._queried_counts: dict[str, tuple[int, int]] = {}
 
     def build_groups(self, counts: dict[str, tuple[int, int]], world: int) -> dict[str, Json]:
-        """The groups by name, with their members. torch is asked again only about a group that is new or has moved."""
+        """The groups by name, with their members. torch is queried again only if an unnamed group progresses."""
         unknown = {number: count for number, count in counts.items() if number not in self._names}
         if unknown and unknown != self._queried_counts:
             self._queried_counts = unknown
@@ -90,7 +91,8 @@ def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[st
     open_flags: dict[str, list[bool]] = {}
     newest_sequences: dict[str, int] = {}
     for entry in entries:
-        name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        name = str(entry["process_group"][0])
+        sequence = int(entry["collective_seq_id"])
         if name in incomplete and not entry.get("is_p2p") and sequence > incomplete[name]["completed"]:
             open_flags.setdefault(name, []).append(not entry.get("retired") and entry.get("state") != "completed")
             newest_sequences[name] = max(newest_sequences.get(name, 0), sequence)
@@ -102,9 +104,10 @@ def list_settled_groups(entries: list[Json], groups: dict[str, Json]) -> list[st
 
 
 def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | None:
-    """The oldest collective that is called and not complete."""
+    """The oldest collective that is called and not complete; None if there is none."""
     for entry in entries:
-        name, sequence = str(entry["process_group"][0]), int(entry["collective_seq_id"])
+        name = str(entry["process_group"][0])
+        sequence = int(entry["collective_seq_id"])
         if entry.get("retired") or entry.get("state") == "completed" or entry.get("is_p2p"):
             continue
         if name in groups and sequence <= groups[name]["completed"]:
@@ -120,7 +123,7 @@ def find_oldest_wait(entries: list[Json], groups: dict[str, Json]) -> Json | Non
 
 
 def find_transfer(frame: Any) -> Json | None:
-    """The send or receive in which a frame waits: gloo's are not in the flight recorder."""
+    """The send or receive in which a frame waits, because gloo's are not in the flight recorder; None for others."""
     names = _TRANSFERS.get(frame.f_code.co_name)
     if names is None or not frame.f_code.co_filename.endswith("distributed_c10d.py"):
         return None
@@ -129,7 +132,7 @@ def find_transfer(frame: Any) -> Json | None:
 
 
 def list_entries() -> list[Json]:
-    """The calls that torch remembers, the oldest first; reading 2,000 of them takes 60 ms."""
+    """The calls that torch has kept, the oldest first; reading 2,000 of them takes 60 ms."""
     return [entry for dump in _find_dumps() for entry in json.loads(dump(True, False)).get("entries") or []]
 
 
@@ -139,7 +142,7 @@ def _find_dumps() -> list[Any]:
 
 
 def _count_sequence_numbers(c10d: object) -> dict[str, tuple[int, int]]:
-    """Only the calls are counted: a collective that is waited for passes for a completed one."""
+    """The counts of a torch that counts only calls: a pending collective counts as complete."""
     counts = {}
     for group, name in getattr(c10d, "_world").pg_names.items():  # noqa: B009
         number = int(group._get_sequence_number_for_group())

@@ -99,17 +99,17 @@ class Evil:
     ("data", "words"),
     [
         (pickle.dumps({"version": Evil()}), "more than plain values"),
-        (dump(entry(1))[:-9], "no whole pickle"),
-        (b"", "no whole pickle"),
-        (b"{", "no valid JSON"),
-        (b"{" + b'"a":[' * 100_000, "no valid JSON"),
-        (json.dumps({"version": "3.0"}).encode(), "no dump"),
-        (pickle.dumps([1], protocol=2), "no dump"),
+        (dump(entry(1))[:-9], "not a complete pickle"),
+        (b"", "not a complete pickle"),
+        (b"{", "not valid JSON"),
+        (b"{" + b'"a":[' * 100_000, "not valid JSON"),
+        (json.dumps({"version": "3.0"}).encode(), "not a dump"),
+        (pickle.dumps([1], protocol=2), "not a dump"),
         (b"\x80\x02r\xff\xff\xff\x7f.", "refused"),
     ],
 )
 def test_what_is_no_dump_is_one_clear_error(data: bytes, words: str) -> None:
-    """A file that is no dump, or that would do something, is refused in one sentence."""
+    """A file that is not a dump, or whose pickle runs code, is refused in one sentence."""
     with pytest.raises(DumpError, match=words):
         parse_dump(data)
 
