@@ -2,6 +2,7 @@
 
 import time
 from datetime import UTC, datetime
+from http import HTTPStatus
 from pathlib import Path
 
 from torchyard.common.identity import holder_identity, is_holder
@@ -17,7 +18,7 @@ RENEW_INTERVAL_S = 40.0
 HOLDER_DEAD_AFTER_S = 3 * RENEW_INTERVAL_S + 10.0  # without a renewal for so long, the holder is dead
 _HOLDER_POLL_INTERVAL_S = 5.0  # seconds between two checks whether a holder is alive
 _SUCCESSOR = "another process, which has taken it over"
-TEST_FAILED_STATUS = 422  # the API server's answer if a test in a JSON patch fails
+TEST_FAILED_STATUS = 422  # the API server's response if a test in a JSON patch fails
 
 
 def _holder_identity(plan: ManifestPlan) -> str:
@@ -36,138 +37,142 @@ def is_held_here(plan: ManifestPlan, lease: KubeObject) -> bool:
 
 
 def acquire_lease(plan: ManifestPlan) -> KubeObject:
-    """The run's Lease, held from here: created, found, or taken over from a dead holder.
+    """Create the run's Lease, or take it over from a holder that is dead or has handed it over; return it.
 
     Raises RunInUseError if another living process holds it.
     """
-    server = get_cluster_client(plan.cluster)
-    fresh = _fill_lease(plan, server)
+    client = get_cluster_client(plan.cluster)
+    desired = _build_lease(plan, client)
     try:
-        return server.create(fresh)
+        return client.create(desired)
     except ClusterError as error:
-        if error.status != 409:
+        if error.status != HTTPStatus.CONFLICT:
             raise
-    there = _await_holder(server, plan)
-    if there is None:
-        return server.create(fresh)
-    if not is_held_here(plan, there):
-        why = "has handed it over" if lease_record.is_handed_over(there) else "no longer renews its Lease"
-        get_log().info("%s is taken over from %s, which %s", plan.run, lease_record.read_holder(there), why)
-    for fault in lease_record.list_lease_faults(there, server.now()):
+
+    existing = _wait_until_takeover_is_safe(client, plan)
+    if existing is None:  # deleted in the meantime
+        return client.create(desired)
+    if not is_held_here(plan, existing):
+        reason = "has handed it over" if lease_record.is_handed_over(existing) else "no longer renews its Lease"
+        get_log().info("%s is taken over from %s, which %s", plan.run, lease_record.read_holder(existing), reason)
+    for fault in lease_record.list_lease_faults(existing, client.now()):
         get_log().warning("Lease %s: %s; this is corrected", plan.run, fault)
-    found = (
-        _patch_lease(
-            plan,
-            "another process, which was faster",
-            lease_record.build_unchanged_test(there),
-            *spec_patch(fresh["spec"]),
-        )
-        or fresh
+
+    unchanged_test = lease_record.build_unchanged_test(existing)  # the patch fails if the Lease was renewed since
+    updated = _patch_lease(plan, "another process, which was faster", unchanged_test, *spec_patch(desired["spec"]))
+    return _update_metadata(client, updated or desired, desired)
+
+
+def _update_metadata(client: Client, existing: KubeObject, desired: KubeObject) -> KubeObject:
+    """Give the Lease this process's labels and annotations; a new attempt also clears the ending of the last one."""
+    desired_annotations = desired["metadata"]["annotations"]
+    desired_labels = desired["metadata"]["labels"]
+    existing_labels = existing["metadata"].get("labels") or {}
+    is_new_attempt = lease_record.read_attempt(existing) != lease_record.read_attempt(desired)
+    annotations_differ = any(
+        lease_record.read_annotation(existing, key) != value for key, value in desired_annotations.items()
     )
-    return _update_metadata(server, found, fresh)
+    labels_differ = not desired_labels.items() <= existing_labels.items()
+    if not (is_new_attempt or annotations_differ or labels_differ):
+        return existing
+
+    annotations = dict(desired_annotations) if is_new_attempt or annotations_differ else {}
+    if is_new_attempt:
+        annotations[lease_record.ENDING_ANNOTATION] = ""
+    labels = desired_labels if labels_differ else {}
+    return client.patch(desired, {"metadata": {"annotations": annotations, "labels": labels}})
 
 
-def _update_metadata(server: Client, found: KubeObject, fresh: KubeObject) -> KubeObject:
-    """The Lease with this process's annotations and labels; a new attempt clears the recorded ending."""
-    about = fresh["metadata"]
-    told = (
-        {**about["annotations"], lease_record.ENDING_ANNOTATION: ""}
-        if lease_record.read_attempt(found) != lease_record.read_attempt(fresh)
-        else {}
-    )
-    if any(lease_record.read_annotation(found, key) != value for key, value in about["annotations"].items()):
-        told = {**about["annotations"], **told}
-    labels = {} if about["labels"].items() <= (found["metadata"].get("labels") or {}).items() else about["labels"]
-    if not told and not labels:
-        return found
-    return server.patch(fresh, {"metadata": {"annotations": told, "labels": labels}})
-
-
-def _fill_lease(plan: ManifestPlan, server: Client) -> KubeObject:
-    """The Lease as this process acquires it."""
-    now = format_server_time(server)
+def _build_lease(plan: ManifestPlan, client: Client) -> KubeObject:
+    """The Lease as this process acquires it, sealed if the run has a key."""
+    now = format_server_time(client)
     spec = {**plan.lease["spec"], "holderIdentity": _holder_identity(plan), "acquireTime": now, "renewTime": now}
-    about = dict(plan.lease["metadata"])
-    if seal := lease_record.seal_lease(plan.lease, server.namespace, lease_record.get_lease_key(plan.lease)):
-        about["annotations"] = {**about["annotations"], lease_record.SEAL_ANNOTATION: seal}
-    return {**plan.lease, "metadata": about, "spec": spec}
+    metadata = dict(plan.lease["metadata"])
+    seal = lease_record.seal_lease(plan.lease, client.namespace, lease_record.get_lease_key(plan.lease))
+    if seal:
+        metadata["annotations"] = {**metadata["annotations"], lease_record.SEAL_ANNOTATION: seal}
+    return {**plan.lease, "metadata": metadata, "spec": spec}
 
 
-def format_server_time(server: Client) -> str:
+def format_server_time(client: Client) -> str:
     """The time by the API server's clock, in the format of a Lease's times."""
-    return datetime.fromtimestamp(server.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+    return datetime.fromtimestamp(client.now(), UTC).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def spec_patch(spec: KubeObject) -> list[KubeObject]:
+    """JSON patch operations that set these fields of a Lease's spec."""
     return [{"op": "add", "path": f"/spec/{key}", "value": value} for key, value in spec.items()]
 
 
-def _await_holder(server: Client, plan: ManifestPlan) -> KubeObject | None:
-    """Wait until the Lease's holder is this place, or dead; None if there is no Lease.
+def _wait_until_takeover_is_safe(client: Client, plan: ManifestPlan) -> KubeObject | None:
+    """Wait until the Lease's holder is this place, or dead; return the Lease, None if there is none.
 
     A holder is dead if it has not renewed for HOLDER_DEAD_AFTER_S, by the API server's clock or while watched here.
     Raises RunInUseError if it renews.
     """
-    there = first = read_lease(server, plan)
-    told, began = False, time.monotonic()
-    while (
-        there and first and _is_held_elsewhere(server, plan, there) and time.monotonic() - began < HOLDER_DEAD_AFTER_S
-    ):
-        if lease_record.read_renew_time(there) != lease_record.read_renew_time(first):
-            raise RunInUseError(plan.run, lease_record.read_holder(there))
-        if not told:
-            told = True
-            get_log().info(
-                "%s is held by %s: waiting to see whether it is still alive", plan.run, lease_record.read_holder(there)
-            )
+    first = read_lease(client, plan)
+    existing = first
+    is_reported = False
+    started_at = time.monotonic()
+    while existing and first and _is_held_elsewhere(client, plan, existing):
+        if time.monotonic() - started_at >= HOLDER_DEAD_AFTER_S:
+            break
+        holder = lease_record.read_holder(existing)
+        if lease_record.read_renew_time(existing) != lease_record.read_renew_time(first):
+            raise RunInUseError(plan.run, holder)
+        if not is_reported:
+            is_reported = True
+            get_log().info("%s is held by %s: waiting to see whether it is still alive", plan.run, holder)
         time.sleep(_HOLDER_POLL_INTERVAL_S)
-        there = read_lease(server, plan)
-    return there
+        existing = read_lease(client, plan)
+    return existing
 
 
-def _is_held_elsewhere(server: Client, plan: ManifestPlan, there: KubeObject) -> bool:
+def _is_held_elsewhere(client: Client, plan: ManifestPlan, existing: KubeObject) -> bool:
     """Whether another place, which may be alive, holds the Lease."""
-    if lease_record.is_handed_over(there):
+    if lease_record.is_handed_over(existing):
         return False
-    age = lease_record.measure_lease_age(there, server.now())
-    return not is_held_here(plan, there) and (age is None or age < HOLDER_DEAD_AFTER_S)
+    age_s = lease_record.measure_lease_age(existing, client.now())
+    return not is_held_here(plan, existing) and (age_s is None or age_s < HOLDER_DEAD_AFTER_S)
 
 
 def refuse_held_lease(plan: ManifestPlan) -> None:
     """Raise RunInUseError if another machine holds the Lease: until it expires, that one may resume the run."""
-    server = get_cluster_client(plan.cluster)
-    there = read_lease(server, plan)
-    if not there or is_held_here(plan, there):
+    client = get_cluster_client(plan.cluster)
+    existing = read_lease(client, plan)
+    if not existing or is_held_here(plan, existing):
         return
-    left = lease_record.measure_time_left(there, server.now())
-    if _is_held_elsewhere(server, plan, there) or left is None or left >= 0:
-        raise RunInUseError(plan.run, lease_record.read_holder(there))
+    remaining_s = lease_record.measure_time_left(existing, client.now())
+    if _is_held_elsewhere(client, plan, existing) or remaining_s is None or remaining_s >= 0:
+        raise RunInUseError(plan.run, lease_record.read_holder(existing))
 
 
-def read_lease(server: Client, plan: ManifestPlan) -> KubeObject | None:
-    """The run's Lease as it is now."""
-    return server.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
+def read_lease(client: Client, plan: ManifestPlan) -> KubeObject | None:
+    """The run's Lease as it is now; None if there is none."""
+    return client.get(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run)
 
 
-# --- recording what a successor must know
+# --- recording what a successor needs to continue
 
 
-def _patch_lease(plan: ManifestPlan, who: str, *changes: KubeObject) -> KubeObject | None:
-    """Change the Lease in one patch; None if it is gone. Raises RunInUseError if another place holds it by now.
+def _patch_lease(plan: ManifestPlan, other_holder: str, *changes: KubeObject) -> KubeObject | None:
+    """Change the Lease in one patch; None if it is gone.
+
+    Raises RunInUseError, which names `other_holder`, if another place holds it by now.
 
     Deleting a Lease deletes the job with it: the job's own watch reports that.
     """
     try:
         return get_cluster_client(plan.cluster).patch(plan.lease, list(changes))
     except ClusterError as error:
-        if error.status == 404:
+        if error.status == HTTPStatus.NOT_FOUND:
             return None
         if error.status != TEST_FAILED_STATUS:
             raise
-    there = read_lease(get_cluster_client(plan.cluster), plan)
-    if there and not is_held_here(plan, there):
-        raise RunInUseError(plan.run, who)
-    return there  # done before: the answer was lost
+    existing = read_lease(get_cluster_client(plan.cluster), plan)
+    if existing and not is_held_here(plan, existing):
+        raise RunInUseError(plan.run, other_holder)
+    return existing  # the patch was applied before: its response was lost, and the request was repeated
 
 
 def _holder_test(plan: ManifestPlan) -> KubeObject:
@@ -213,15 +218,15 @@ def record_ending(plan: ManifestPlan, end: End, sentence: str) -> None:
 
 
 def hand_lease_over(plan: ManifestPlan) -> None:
-    """Leave the Lease to the next process of the run, which need not wait to see whether this one is dead."""
+    """Leave the Lease to the next process of the run, which then does not wait to see whether this one is dead."""
     path = f"/metadata/annotations/{lease_record.HANDED_OVER_ANNOTATION.replace('/', '~1')}"
-    left_by = {"op": "add", "path": path, "value": _holder_identity(plan)}
-    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), *spec_patch({"holderIdentity": ""}), left_by)
+    handed_over = {"op": "add", "path": path, "value": _holder_identity(plan)}
+    _patch_lease(plan, _SUCCESSOR, _holder_test(plan), *spec_patch({"holderIdentity": ""}), handed_over)
 
 
 def release_lease(plan: ManifestPlan) -> None:
     """Delete the Lease if it is held from here: the run is over, and nothing of it is left."""
-    server = get_cluster_client(plan.cluster)
-    there = read_lease(server, plan)
-    if there and is_held_here(plan, there):
-        server.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run, force=True)
+    client = get_cluster_client(plan.cluster)
+    existing = read_lease(client, plan)
+    if existing and is_held_here(plan, existing):
+        client.delete(lease_record.LEASE_API, lease_record.LEASE_KIND, plan.run, force=True)

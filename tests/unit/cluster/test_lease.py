@@ -13,9 +13,9 @@ from torchyard.cluster import lease as holding
 from torchyard.cluster.lease import (
     HOLDER_DEAD_AFTER_S,
     RENEW_INTERVAL_S,
-    _await_holder,
     _holder_identity,
     _is_held_elsewhere,
+    _wait_until_takeover_is_safe,
     acquire_lease,
     hand_lease_over,
     read_lease,
@@ -166,7 +166,7 @@ def test_renewal_in_the_future_is_waited_out(
     monkeypatch.setattr(holding, "HOLDER_DEAD_AFTER_S", 0.2)
     monkeypatch.setattr(holding, "_HOLDER_POLL_INTERVAL_S", 0.01)
     put(fake_api, spec={"renewTime": "9999-01-01T00:00:00.000000Z"})
-    assert _await_holder(client.get_cluster_client(plan.cluster), plan)
+    assert _wait_until_takeover_is_safe(client.get_cluster_client(plan.cluster), plan)
 
 
 def test_new_attempt_begins_with_nothing_told(plan: ManifestPlan, planned: Planned, fake_server: Client) -> None:
@@ -227,8 +227,8 @@ def pods(write: Write, fake_server: Client) -> ManifestPlan:
 def hold(server: Client, plan: ManifestPlan, who: str) -> None:
     """Create a Lease that was renewed a moment ago."""
     server.create(
-        holding._fill_lease(plan, server)
-        | {"spec": {**holding._fill_lease(plan, server)["spec"], "holderIdentity": who}}
+        holding._build_lease(plan, server)
+        | {"spec": {**holding._build_lease(plan, server)["spec"], "holderIdentity": who}}
     )
 
 

@@ -59,7 +59,7 @@ def test_no_step_begins_in_a_run_that_another_carries(
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
     taken_lease = {
-        **lease._fill_lease(plan, get_cluster_client(plan.cluster)),
+        **lease._build_lease(plan, get_cluster_client(plan.cluster)),
         "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"},
     }
     fake_api.put(taken_lease)
