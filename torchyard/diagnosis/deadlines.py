@@ -1,7 +1,7 @@
-"""Whether a job is late, judged from what is seen of it, by this machine's monotonic clock.
+"""Which deadline of a job has expired, decided from what its polls have shown, by this machine's monotonic clock.
 
-Only what is known is judged: a log that is still arriving is not silent, and a job that ended while no process watched
-it is not late.
+Only what was observed counts: a log that is still arriving is not silent, and a job that may have ended while no
+process watched it is not late.
 """
 
 import math
@@ -9,18 +9,19 @@ from typing import Literal, NamedTuple
 
 from torchyard.model.profile import Deadlines
 
-_SUSPENDED_AFTER_S = (
-    10.0  # between two polls; after more, this process was stopped or its machine slept, and saw nothing
-)
-_LOG_GRACE_S = 10.0  # from the moment that all logs are heard again until the lines written before it have arrived
+_SUSPENDED_AFTER_S = 10.0  # between two polls; after more, this process was suspended and observed nothing
+_LOG_GRACE_S = 10.0  # after a gap, until the lines written during it have arrived
 _MAX_ARRIVAL_S = 7200.0  # that the logs of an ended job may take to arrive
 
 
 class JobSnapshot(NamedTuple):
-    """What one poll of a job shows.
+    """What one poll shows of a job.
 
-    `known`: every process has reported its state. `heard`: every log is read to its current end. `lines`: how many so
-    far.
+    time: of the poll, in monotonic seconds.
+    states_known: every process has reported its state.
+    logs_current: every log is read to its current end.
+    started: the job is running, or has been.
+    line_count: log lines read so far, of all logs.
     """
 
     time: float
@@ -31,38 +32,57 @@ class JobSnapshot(NamedTuple):
 
 
 class ExpiredDeadline(NamedTuple):
-    """A deadline that has passed."""
+    """A deadline that has expired: its cause slug, and the message for the report."""
 
     cause: Literal["start-deadline", "run-deadline", "silence"]
     message: str
 
 
 class DeadlineMonitor:
-    """The deadlines of one job, judged at each poll. Once the job has started, its start deadline no longer applies."""
+    """Check a job's deadlines at every poll.
 
-    def __init__(self, deadlines: Deadlines, job_age_s: float, now: float) -> None:
-        """`age`: the seconds since the submit, at the moment `at`."""
-        self._deadlines, self._submitted_at, self._last_poll_at = deadlines, now - job_age_s, now
-        self._silence_s, self._last_log_gap_at, self._last_suspension_at = 0.0, -math.inf, -math.inf
-        self._has_started, self._line_count = False, 0
+    All times are seconds of this machine's monotonic clock: no wall clock, here or on a node, expires a deadline.
+    A deadline is checked only while the job is fully observed:
+
+    - `start` and `run` need the state of every process, and `start` and `silence` every log, read to its end.
+    - After a gap (a log stream was broken, or this process was suspended) they are checked again `_LOG_GRACE_S` later,
+      because what was written during the gap is still arriving. `run` does not wait for logs.
+    - `silence` is the time since the last new line, once the job has started. Gaps are not counted and do not reset it.
+
+    A job that has started once is never late for its start. `check` returns an expired deadline; nothing is raised.
+    """
+
+    def __init__(self, deadlines: Deadlines, *, job_age_s: float, now: float) -> None:
+        """`job_age_s`: seconds since the job was submitted, at the time `now`."""
+        self._deadlines = deadlines
+        self._submitted_at = now - job_age_s
+        self._last_poll_at = now
+        self._last_log_gap_at = -math.inf
+        self._last_suspension_at = -math.inf
+        self._silence_s = 0.0
+        self._line_count = 0
+        self._has_started = False
 
     def check(self, snapshot: JobSnapshot) -> ExpiredDeadline | None:
-        """The deadline that has passed, if one has."""
+        """Record a poll, and return the deadline that has expired by then; None if none has."""
         self._update(snapshot)
-        limits, job_age_s = self._deadlines, snapshot.time - self._submitted_at
+        deadlines = self._deadlines
+        job_age_s = snapshot.time - self._submitted_at
         states_current = snapshot.states_known and snapshot.time - self._last_suspension_at >= _LOG_GRACE_S
-        logs_current = snapshot.time - max(self._last_log_gap_at, self._last_suspension_at) >= _LOG_GRACE_S
-        if states_current and logs_current and not self._has_started and job_age_s > limits.start:
-            return ExpiredDeadline("start-deadline", f"not started within {limits.start:g} s (deadlines.start)")
-        if states_current and job_age_s > limits.run:
-            return ExpiredDeadline("run-deadline", f"not ended within {limits.run:g} s (deadlines.run)")
-        if logs_current and self._has_started and self._silence_s > limits.silence:
-            message = f"no line in any log for {limits.silence:g} s (deadlines.silence): the job hangs"
+        last_gap_at = max(self._last_log_gap_at, self._last_suspension_at)
+        logs_current = snapshot.time - last_gap_at >= _LOG_GRACE_S
+
+        if states_current and logs_current and not self._has_started and job_age_s > deadlines.start:
+            return ExpiredDeadline("start-deadline", f"not started within {deadlines.start:g} s (deadlines.start)")
+        if states_current and job_age_s > deadlines.run:
+            return ExpiredDeadline("run-deadline", f"not ended within {deadlines.run:g} s (deadlines.run)")
+        if logs_current and self._has_started and self._silence_s > deadlines.silence:
+            message = f"no line in any log for {deadlines.silence:g} s (deadlines.silence): the job hangs"
             return ExpiredDeadline("silence", message)
         return None
 
     def _update(self, snapshot: JobSnapshot) -> None:
-        """Count the silence: the time since the last line arrived, as far as every log was heard."""
+        """Add the time since the last poll to the silence, unless it was a gap; reset the silence on a new line."""
         elapsed_s = snapshot.time - self._last_poll_at
         if elapsed_s > _SUSPENDED_AFTER_S:
             self._last_suspension_at = snapshot.time
@@ -72,23 +92,28 @@ class DeadlineMonitor:
             self._silence_s += elapsed_s
         if snapshot.line_count != self._line_count:
             self._silence_s = 0.0
-        self._last_poll_at, self._line_count = snapshot.time, snapshot.line_count
+        self._last_poll_at = snapshot.time
+        self._line_count = snapshot.line_count
         self._has_started = self._has_started or snapshot.started
 
 
 class ArrivalTimer:
-    """How long to wait for data on its way: while some of it arrives, and `quiet` seconds after the last of it."""
+    """How long to wait for the rest of an ended job's logs.
+
+    The wait goes on while data arrives, and ends `idle_timeout_s` seconds after the last of it, `_MAX_ARRIVAL_S` after
+    the start at the latest. While the sender cannot be reached, the idle time does not run.
+    """
 
     def __init__(self, idle_timeout_s: float, now: float) -> None:
-        self._idle_timeout_s, self._deadline, self._last_growth_at, self._size = (
-            idle_timeout_s,
-            now + _MAX_ARRIVAL_S,
-            now,
-            -1,
-        )
+        """`now`: monotonic seconds, as in `is_expired`."""
+        self._idle_timeout_s = idle_timeout_s
+        self._deadline = now + _MAX_ARRIVAL_S
+        self._last_growth_at = now
+        self._size = -1  # no size that was reported: the first one counts as growth
 
-    def is_expired(self, now: float, size: int, is_unreachable: bool = False) -> bool:
-        """Whether to give up. `size`: what has arrived so far; `away`: its sender does not answer."""
+    def is_expired(self, now: float, size: int, *, is_unreachable: bool = False) -> bool:
+        """Whether to give up. `size`: bytes or lines that have arrived so far; `is_unreachable`: the sender."""
         if size != self._size or is_unreachable:
-            self._size, self._last_growth_at = size, now
+            self._size = size
+            self._last_growth_at = now
         return now - self._last_growth_at > self._idle_timeout_s or now > self._deadline

@@ -1,4 +1,4 @@
-"""What a process printed, line by line: without escapes, prefixes and noise, and the exceptions that it raised."""
+"""Parse the lines that a process printed: strip escapes and prefixes, drop noise, find exceptions."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from torchyard.model.run import LogLine
 
-_MAX_END_CHARS = 1000
+_MAX_END_CHARS = 1000  # kept of each end of a long line
 _MAX_LINE_PARTS = 20  # kept of a line with carriage returns: a progress bar may write thousands
 # A colour code may lack its first character.
 _COLOUR_CODE = r"\x1b\[[0-?]{0,20}[ -/]{0,4}[@-~]|\[(?:[01]|22|[39]\d)(?:;\d{1,3}){0,8}m"
@@ -26,7 +26,7 @@ _INFORMATION = re.compile(
     r"|NCCL WARN.{0,80}\bRAS\b|\bRAS\b.{0,80}\bbind|Retrying \(Retry\(|thrown while requesting"
     r"|\b[Rr]etrying (?:in|after|with)\b|^wandb: "
 )
-_SERIOUS_WARNING = re.compile("death signal|worker (?:process has )?died")  # what torchrun and Ray only warn about
+_SERIOUS_WARNING = re.compile("death signal|worker (?:process has )?died")  # torchrun and Ray log these as warnings
 LOST_WORKER_MARKER = "failed (exitcode: "
 _LOST_WORKER = re.compile(r"failed \(exitcode: (-?\d{1,5})\) local_rank: (\d{1,5}) ")
 _TRACEBACK_HEADER = "Traceback (most recent call last)"
@@ -42,7 +42,13 @@ _WRAPPER_EXCEPTION = re.compile(
 
 
 class LogLinePart(NamedTuple):
-    """A line without escapes; `text` is also without the prefixes."""
+    """One part of a log line: the whole line, or what was printed between two of its carriage returns.
+
+    timestamp: of the line, in seconds since the epoch.
+    text: without escapes and prefixes.
+    line: without escapes, with its prefixes.
+    local_rank, rank: of the process that printed it, as its prefixes name them; None if they do not.
+    """
 
     timestamp: float
     text: str
@@ -51,23 +57,42 @@ class LogLinePart(NamedTuple):
     rank: int | None = None
 
 
+class LostWorker(NamedTuple):
+    """A worker that torchrun has lost; a negative exit code is a signal."""
+
+    local_rank: int
+    exit_code: int
+
+
 def parse_line(line: LogLine) -> Iterator[LogLinePart]:
-    """The last parts of a line that a terminal shows one over the other; a long part loses its middle."""
-    local: str | None = None
+    """Yield the first and the last parts of a line whose parts overwrite each other; a long part loses its middle.
+
+    A part without a rank in its own prefixes has that of the part before it.
+    """
+    local_rank: str | None = None
     rank: str | None = None
     parts = [part for part in re.split(r"[\r\n]+", line.text) if part] or [""]
     for part in [*parts[:1], *parts[1:][-_MAX_LINE_PARTS:]]:
-        excerpt = part if len(part) <= 2 * _MAX_END_CHARS else f"{part[:_MAX_END_CHARS]} ... {part[-_MAX_END_CHARS:]}"
-        text = clean_line = _ESCAPE.sub("", excerpt)
+        excerpt = part
+        if len(part) > 2 * _MAX_END_CHARS:
+            excerpt = f"{part[:_MAX_END_CHARS]} ... {part[-_MAX_END_CHARS:]}"
+        clean_line = _ESCAPE.sub("", excerpt)
+        text = clean_line
         while prefix := _LINE_PREFIX.match(text):
             text = text[prefix.end() :]
-            local = prefix["local"] or prefix["bare"] or local
+            local_rank = prefix["local"] or prefix["bare"] or local_rank
             rank = prefix["rank"] or prefix["mpi"] or prefix["task"] or rank
-        yield LogLinePart(line.timestamp, text, clean_line, int(local) if local else None, int(rank) if rank else None)
+        yield LogLinePart(
+            line.timestamp,
+            text,
+            clean_line,
+            int(local_rank) if local_rank else None,
+            int(rank) if rank else None,
+        )
 
 
 def drop_noise(lines: Iterable[LogLinePart]) -> Iterator[LogLinePart]:
-    """The lines without traceback frames, whose source may contain any words, and without warnings and information."""
+    """The lines without traceback frames, whose source may contain any text, and without warnings and information."""
     frame_depth: int | None = None
     for line in lines:
         depth = len(line.text) - len(line.text.lstrip(" \t|"))
@@ -75,15 +100,21 @@ def drop_noise(lines: Iterable[LogLinePart]) -> Iterator[LogLinePart]:
             frame_depth = depth
         elif frame_depth is not None and depth < frame_depth:
             frame_depth = None
-        if frame_depth is None and not (_INFORMATION.search(line.text) and not _SERIOUS_WARNING.search(line.text)):
+        if frame_depth is None and (not _INFORMATION.search(line.text) or _SERIOUS_WARNING.search(line.text)):
             yield line
 
 
 def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
-    """The exceptions that were raised, each with those that caused it; without a traceback, what looks like one."""
+    """The exceptions that were raised: of each, the last line of every traceback in its chain, in the printed order.
+
+    Without any traceback, each line that looks like an exception is one. Exceptions that Python ignored are left out.
+    """
     chains: list[list[LogLinePart]] = []
-    bare_exceptions, chain = list[list[LogLinePart]](), list[LogLinePart]()
-    in_traceback = is_chained = is_ignored = False
+    chain: list[LogLinePart] = []
+    bare_exceptions: list[list[LogLinePart]] = []
+    in_traceback = False
+    is_chained = False  # a sentence has announced that the next traceback belongs to this chain
+    is_ignored = False  # Python has announced that the next traceback is of an exception that it ignores
     indent = ""
     for line in lines:
         text = line.text.removeprefix(indent)
@@ -92,8 +123,11 @@ def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
                 indent = header[1]
             if not in_traceback and not is_chained:
                 chain = []
-                chains += [] if is_ignored else [chain]
-            in_traceback, is_chained, is_ignored = True, False, False
+                if not is_ignored:
+                    chains.append(chain)
+            in_traceback = True
+            is_chained = False
+            is_ignored = False
         elif in_traceback and _EXCEPTION.match(text):
             chain.append(line._replace(text=text))
             in_traceback = False
@@ -101,14 +135,17 @@ def find_exceptions(lines: Iterable[LogLinePart]) -> list[list[LogLinePart]]:
             bare_exceptions.append([line])
         is_chained = is_chained or text.startswith(_CHAIN_SENTENCES)
         is_ignored = is_ignored or line.text.startswith("Exception ignored")
-    chains = [
-        [line for line in chain if not _WRAPPER_EXCEPTION.match(line.text)]
-        for chain in (chains if any(chains) else bare_exceptions)
-    ]
-    return [chain for chain in chains if chain]
+
+    exceptions = []
+    for candidate in chains if any(chains) else bare_exceptions:
+        # A wrapper only reports that a child has failed.
+        own_lines = [line for line in candidate if not _WRAPPER_EXCEPTION.match(line.text)]
+        if own_lines:
+            exceptions.append(own_lines)
+    return exceptions
 
 
-def parse_lost_worker(text: str) -> tuple[int, int] | None:
-    """Local rank and exit code of a worker, as torchrun logs them the moment it has lost it."""
+def parse_lost_worker(text: str) -> LostWorker | None:
+    """The worker that torchrun has just lost, as it logs it; None if the line is not about a lost worker."""
     match = _LOST_WORKER.search(text)
-    return (int(match[2]), int(match[1])) if match else None
+    return LostWorker(local_rank=int(match[2]), exit_code=int(match[1])) if match else None

@@ -9,7 +9,7 @@ from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.hang.last_wait import describe_last_wait
 from torchyard.diagnosis.hang.records import BlackBox
 from torchyard.diagnosis.job_status import describe_retries
-from torchyard.diagnosis.log_patterns import CAUSES, DISTANCE_OWN, UNKNOWN_CAUSE
+from torchyard.diagnosis.log_patterns import CAUSES, UNKNOWN_CAUSE, Distance
 from torchyard.diagnosis.nccl_log import NcclLogReader
 from torchyard.diagnosis.root_cause import TAIL_LINES, diagnose_failure
 from torchyard.machines.job_watch import INCOMPLETE_COPY, SUPERVISOR_KILLED
@@ -141,7 +141,7 @@ def _blame_disk(failure: Failure, logs: tuple[LogFile, ...], behind_ssh: Set[str
         (log for log in logs if log.lost and not log.lost.startswith((INCOMPLETE_COPY, SUPERVISOR_KILLED))), None
     )
     if incomplete_log is None or any(
-        cause.slug == failure.cause and cause.distance == DISTANCE_OWN for cause in CAUSES
+        cause.slug == failure.cause and cause.distance == Distance.OWN for cause in CAUSES
     ):
         return failure
     folder = "options.folder" if incomplete_log.node in behind_ssh else "TORCHYARD_RUNS"

@@ -17,12 +17,12 @@ SEES = JobSnapshot(time=0.0, states_known=True, logs_current=True, started=True,
 
 
 def attached(job_age_s: float) -> DeadlineMonitor:
-    return DeadlineMonitor(LIMITS, job_age_s, 0.0)
+    return DeadlineMonitor(LIMITS, job_age_s=job_age_s, now=0.0)
 
 
 def judged(snapshot: JobSnapshot, duration_s: float, monitor: DeadlineMonitor | None = None, start: float = 0.0) -> str:
     """The deadline that has passed after so many seconds of identical samples, two per second."""
-    monitor = monitor or DeadlineMonitor(LIMITS, 0.0, start)
+    monitor = monitor or DeadlineMonitor(LIMITS, job_age_s=0.0, now=start)
     for index in range(int(duration_s * 2) + 1):
         expired = monitor.check(snapshot._replace(time=start + index / 2))
         if expired:
@@ -58,7 +58,7 @@ def test_start_is_judged_only_where_all_is_known(gap: dict[str, bool]) -> None:
 
 def test_start_does_not_judge_what_has_run() -> None:
     """A job that has run once, and waits again, is not late for its start."""
-    monitor = DeadlineMonitor(LIMITS, 600, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=600, now=0.0)
     monitor.check(SEES)
     assert judged(SEES._replace(started=False), 90, monitor) == ""
 
@@ -70,7 +70,7 @@ def test_start_of_an_attached_run_is_still_judged() -> None:
 
 def test_log_that_is_still_on_its_way_is_not_silent() -> None:
     """The silence clock stops while a stream is broken or behind, and goes on once all are heard again."""
-    monitor = DeadlineMonitor(LIMITS, 0, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=0, now=0.0)
     assert judged(SEES, 60, monitor) == ""
     assert judged(SEES._replace(logs_current=False), 300, monitor, start=60.5) == ""
     assert judged(SEES, 39, monitor, start=361) == ""
@@ -79,7 +79,7 @@ def test_log_that_is_still_on_its_way_is_not_silent() -> None:
 
 def test_stream_that_is_opened_anew_does_not_hide_a_hang() -> None:
     """Streams are reopened all the time; a short gap does not reset the silence before it."""
-    monitor = DeadlineMonitor(LIMITS, 0, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=0, now=0.0)
     judged(SEES, 95, monitor)
     monitor.check(SEES._replace(time=95.5, logs_current=False))
     assert judged(SEES, 3 + _LOG_GRACE_S, monitor, start=96) == "silence"
@@ -87,7 +87,7 @@ def test_stream_that_is_opened_anew_does_not_hide_a_hang() -> None:
 
 def test_backlog_has_time_to_come_before_it_is_missed() -> None:
     """Just after a stream is reopened its backlog is still on its way, so the job does not count as silent."""
-    monitor = DeadlineMonitor(LIMITS, 0, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=0, now=0.0)
     judged(SEES, 99, monitor)
     monitor.check(SEES._replace(time=99.5, logs_current=False))
     assert judged(SEES, _LOG_GRACE_S - 1, monitor, start=100) == ""
@@ -95,7 +95,7 @@ def test_backlog_has_time_to_come_before_it_is_missed() -> None:
 
 def test_lines_that_arrive_end_the_silence() -> None:
     """What counts is that a line has arrived here, whatever its stamp."""
-    monitor = DeadlineMonitor(LIMITS, 0, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=0, now=0.0)
     judged(SEES, 95, monitor)
     assert judged(SEES._replace(line_count=1), 95, monitor, start=95.5) == ""
     assert judged(SEES._replace(line_count=1), 10, monitor, start=191) == "silence"
@@ -103,7 +103,7 @@ def test_lines_that_arrive_end_the_silence() -> None:
 
 def test_process_that_was_stopped_has_heard_nothing_meanwhile() -> None:
     """After a long gap between two samples nothing is judged until the events of that time have arrived."""
-    monitor = DeadlineMonitor(LIMITS, 0, 0.0)
+    monitor = DeadlineMonitor(LIMITS, job_age_s=0, now=0.0)
     judged(SEES, 90, monitor)
     resumed_at = 90 + _SUSPENDED_AFTER_S + 2000
     assert monitor.check(SEES._replace(time=resumed_at)) is None

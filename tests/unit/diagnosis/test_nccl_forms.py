@@ -32,7 +32,7 @@ def test_channel_to_another_node_is_read(line: str) -> None:
     """Transport, device and what follows it, and whether the end of the line is another's."""
     match = forms.CHANNEL.search(line)
     assert match
-    assert (match["net"], match["device"], match["how"], bool(match["torn"])) == CHANNELS[line]
+    assert (match["transport"], match["device"], match["flags"], bool(match["spliced"])) == CHANNELS[line]
 
 
 @pytest.mark.parametrize("line", NEAR)
@@ -40,7 +40,7 @@ def test_channel_within_a_node_is_read(line: str) -> None:
     """Peer access and shared memory stay within a node."""
     match = forms.CHANNEL.search(line)
     assert match
-    assert (match["net"], bool(match["near"])) == (None, True)
+    assert (match["transport"], bool(match["local"])) == (None, True)
 
 
 @pytest.mark.parametrize("end", range(len("Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/")))
