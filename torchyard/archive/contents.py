@@ -11,7 +11,9 @@ import re
 from pathlib import Path
 from typing import Any, NamedTuple
 
-JOURNAL, RECORD, REPORT = "journal", "record.json", "report.json"
+JOURNAL = "journal"
+RECORD = "record.json"
+REPORT = "report.json"
 _RECORDS = re.compile(
     rf"{JOURNAL}|profile\.json|{REPORT}|{RECORD}"
     r"|attempt-\d{1,6}/(?:(?:plan|outcome|ended)\.json|hang/(?:hang|stacks)\.txt)"
@@ -61,7 +63,8 @@ def merge_journals(local: bytes, remote: bytes) -> bytes:
 
     They differ if a run went on elsewhere, and if the process here was lost before its last lines were archived.
     """
-    local_lines, remote_lines = _list_complete_lines(local), _list_complete_lines(remote)
+    local_lines = _list_complete_lines(local)
+    remote_lines = _list_complete_lines(remote)
     if set(remote_lines) <= set(local_lines):
         return local
     remote_line_set = set(remote_lines)

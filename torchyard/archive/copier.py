@@ -69,7 +69,8 @@ class RunArchive:
         """Bring the folder up to what the archive has. False if the archive does not say, which is reported."""
         if self._store is None:
             return not self._fault
-        store, deadline = self._store, time.monotonic() + (timeout_s or _FETCH_TIMEOUT_S)
+        store = self._store
+        deadline = time.monotonic() + (timeout_s or _FETCH_TIMEOUT_S)
         while True:
             try:
                 remaining_s = max(deadline - time.monotonic(), _SETTLE_PAUSE_S)
@@ -137,7 +138,8 @@ class RunArchive:
                 pause = _COPY_INTERVAL_S
                 if self._fault:
                     get_log().info("the archive takes this run again")
-                self._fault, self._finished_copies = "", requested_copies
+                self._fault = ""
+                self._finished_copies = requested_copies
             self._pass_finished.set()
             self._wake.wait(pause)
 

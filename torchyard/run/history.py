@@ -71,7 +71,8 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
             detail=last_event["sentence"],
         )
         return
-    during_step, loss = "", "handed the run over" if _is_handed_over(process_events) else "was lost"
+    during_step = ""
+    loss = "handed the run over" if _is_handed_over(process_events) else "was lost"
     if last_event["event"] == "step":
         during_step = f" in {last_event['name']}"
         elapsed_s = _elapsed_seconds(last_event["at"], last_seen_at)

@@ -93,7 +93,8 @@ class RunNotifier:
         if self._profile.notify or self._profile.metrics_to:
             with self._local_errors.endured("keep what is to be told of a run", whatever=True):
                 write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
-        self._attempt, self._steps = attempt, RowSteps()
+        self._attempt = attempt
+        self._steps = RowSteps()
         self._has_started = False
         with self._local_errors.endured("record metrics", whatever=True):
             self._tracker_workers = self._tracker_workers or self._create_tracker_workers()
@@ -149,7 +150,8 @@ class RunNotifier:
 
     def notify_end(self, end: End, sentence: str) -> None:
         """Send what the end of a run without a report is worth."""
-        name, folder = self._profile.name, self._folder
+        name = self._profile.name
+        folder = self._folder
         self.finish(
             Report(
                 profile=name,

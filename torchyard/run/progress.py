@@ -27,7 +27,10 @@ class Progress:
     def __init__(
         self, name: str, metrics: MetricsFormat, reporter: Reporter, on_row: Callable[[Row], object] = lambda _: None
     ) -> None:
-        self._name, self._parse_row, self._reporter, self._on_row = name, LINE_READERS[metrics], reporter, on_row
+        self._name = name
+        self._parse_row = LINE_READERS[metrics]
+        self._reporter = reporter
+        self._on_row = on_row
         self._row: Row = {}
         self._rows = Rows()
         self._next_report_at = 0.0
@@ -56,7 +59,8 @@ class Progress:
             self._row = {}
             if time.monotonic() >= self._next_page_at:
                 self._next_page_at = time.monotonic() + _PAGE_INTERVAL_S
-                name, rows = self._name, self._rows.all()
+                name = self._name
+                rows = self._rows.all()
                 self._reporter.show_page("metrics", lambda: render_metrics_page(name, rows))
 
     def _describe(self, progress: RowProgress) -> str:

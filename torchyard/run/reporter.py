@@ -71,7 +71,8 @@ class LocalReporter:
     link = ""
 
     def __init__(self, count: int = 1, is_retry_requested: bool = True) -> None:
-        self.count, self._is_retry_requested = count, is_retry_requested
+        self.count = count
+        self._is_retry_requested = is_retry_requested
         self._old_handler: Callable[[int, Any], Any] | int | None = None
 
     def __enter__(self) -> Self:

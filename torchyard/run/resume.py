@@ -14,7 +14,8 @@ MAX_LOSSES = 3
 # Processes that die in a row are a loop only if each of them died sooner after its start than this.
 _SHORT_LAUNCH_S = 600.0
 # Our messages in Prefect when we schedule a run: they distinguish us from a user who schedules it.
-LOST_MESSAGE, NEVER_STARTED_MESSAGE = "its process was lost: it comes back", "its worker died before it began"
+LOST_MESSAGE = "its process was lost: it comes back"
+NEVER_STARTED_MESSAGE = "its worker died before it began"
 SILENT_MESSAGE = "no heartbeat for"  # of the state that an automation sets: the launcher is dead or cut off
 CRASHED = "Crashed"  # the name of a lost run's state; every intended end has another name
 WORKER_START_TIMEOUT_S = 120.0  # how long a worker may take from a run's Pending to its Running
@@ -151,10 +152,12 @@ def is_lost(events: Sequence[JournalEvent]) -> bool:
 
 def find_submission_time(events: Sequence[JournalEvent]) -> float | None:
     """When the job that may still run was submitted; None if the submit did not finish, or the job is over."""
-    submitting_since, submitted_at = None, None
+    submitting_since = None
+    submitted_at = None
     for event in events:
         if _is_job_over(event):
-            submitting_since, submitted_at = None, None
+            submitting_since = None
+            submitted_at = None
         elif _is_step(event, "submit"):
             submitting_since = submitting_since or float(event["at"])
         elif _is_step(event, "wait"):

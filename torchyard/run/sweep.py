@@ -45,7 +45,8 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
                 split_by_start(events)[-1] if events else ()
             )  # the ending of an earlier launch no longer counts
             ending = find_last_event(process_events, "ending")
-            end, sentence = ending.get("end", "swept"), ending.get("sentence", reason)
+            end = ending.get("end", "swept")
+            sentence = ending.get("sentence", reason)
             folder.note("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
     except RunInUseError:
         return None

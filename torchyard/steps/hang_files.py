@@ -9,7 +9,9 @@ from torchyard.common.private_files import make_private_folder, write_private_te
 from torchyard.common.ranks import format_ranks
 from torchyard.model.hang import Frame, Hang, RankRecord
 
-HANG_FOLDER, HANG_PAGE, STACKS_PAGE = "hang", "hang.txt", "stacks.txt"
+HANG_FOLDER = "hang"
+HANG_PAGE = "hang.txt"
+STACKS_PAGE = "stacks.txt"
 
 
 def write_hang_files(folder: str | Path, hang: Hang, records: Mapping[int, RankRecord]) -> Path:

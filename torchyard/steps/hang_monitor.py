@@ -40,7 +40,9 @@ class HangMonitor:
     def __init__(self, plan: Plan, on_update: HangCallback = lambda _: None) -> None:
         self.hang: Hang | None = None
         self.straggler: Straggler | None = None
-        self._plan, self._on_update, self._published = plan, on_update, HangUpdate()
+        self._plan = plan
+        self._on_update = on_update
+        self._published = HangUpdate()
         self._folder = Path(next(iter(plan.nodes.values()))).parents[1]  # of the attempt: ATTEMPT/NODE/log
         self._last_straggler_warning: tuple[int, float] = (-1, 0.0)
 

@@ -144,7 +144,8 @@ class JobLogReader:
 
     def read(self) -> list[str]:
         """Read on in every log, _MAX_READ_BYTES in all; returns rank 0's new lines."""
-        lines, remaining_bytes = list[str](), _MAX_READ_BYTES
+        lines = list[str]()
+        remaining_bytes = _MAX_READ_BYTES
         for name in tuple(self._node_queue):
             self._node_queue.rotate(-1)
             previous_offset = self._positions[name].offset
@@ -158,7 +159,8 @@ class JobLogReader:
 
     def _read_new_lines(self, name: str, max_bytes: int) -> Iterator[LogLine]:
         """The next lines of a log, from its beginning if the file was replaced."""
-        path, position = Path(self._paths[name]), self._positions[name]
+        path = Path(self._paths[name])
+        position = self._positions[name]
         try:
             stat = path.stat()
         except FileNotFoundError:

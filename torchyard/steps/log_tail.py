@@ -64,7 +64,8 @@ class LogTails(Mapping[str, list[LogLine]]):
     """
 
     def __init__(self, paths: Mapping[str, str], early: bool = False) -> None:
-        self._paths, count = paths, max(len(paths), 1)
+        self._paths = paths
+        count = max(len(paths), 1)
         self._early = early
         self._max_lines = min(_MAX_NODE_LINES, _MAX_TOTAL_LINES // count)
         self._max_bytes = max(_MIN_NODE_BYTES, _MAX_TOTAL_BYTES // count)
