@@ -45,10 +45,10 @@ def dump(*entries: dict[str, Any], version: str = "2.4", **more: Any) -> bytes:
 @pytest.mark.parametrize("suffix", ["json", "pickle"])
 def test_recorded_dumps_name_the_missing_rank(suffix: str) -> None:
     """Of two recorded gloo ranks, the one that did not call the fifth all_reduce is named."""
-    found = detect_hang({rank: build_record(parse_dump(data), rank, 2) for rank, data in recorded(suffix).items()}, 2)
-    assert found is not None
-    assert (found.kind, found.ranks, found.waiting) == ("missing-rank", (1,), (0,))
-    assert "all_reduce number 5 of the default group" in found.sentence
+    hang = detect_hang({rank: build_record(parse_dump(data), rank, 2) for rank, data in recorded(suffix).items()}, 2)
+    assert hang is not None
+    assert (hang.kind, hang.ranks, hang.waiting) == ("missing-rank", (1,), (0,))
+    assert "all_reduce number 5 of the default group" in hang.sentence
 
 
 def test_frames_of_the_open_call() -> None:
@@ -59,18 +59,18 @@ def test_frames_of_the_open_call() -> None:
 
 def test_nccl_retires_what_has_timed_out() -> None:
     """A retired call of NCCL that is not completed has timed out: the rank waits in it."""
-    found = parse_dump(dump(entry(1), entry(2, "started")))
-    assert found.waits is not None
-    assert (found.waits.sequence, found.waits.operation, found.waits.sizes) == (2, "all_reduce", ((3, 4),))
-    assert (found.groups["0"].called, found.groups["0"].completed, found.groups["0"].ranks) == (2, 1, (0, 1))
+    parsed = parse_dump(dump(entry(1), entry(2, "started")))
+    assert parsed.waits is not None
+    assert (parsed.waits.sequence, parsed.waits.operation, parsed.waits.sizes) == (2, "all_reduce", ((3, 4),))
+    assert (parsed.groups["0"].called, parsed.groups["0"].completed, parsed.groups["0"].ranks) == (2, 1, (0, 1))
 
 
 def test_old_dumps_have_one_sequence() -> None:
     """Version 1.5 has `seq_id`, and no counters of groups."""
     old = {**entry(7, "scheduled"), "seq_id": 7}
     del old["collective_seq_id"], old["p2p_seq_id"]
-    found = parse_dump(dump(old, version="1.5"))
-    assert found.groups["0"].called == 7
+    parsed = parse_dump(dump(old, version="1.5"))
+    assert parsed.groups["0"].called == 7
 
 
 def test_calls_that_the_buffer_has_lost_count() -> None:
@@ -82,10 +82,10 @@ def test_calls_that_the_buffer_has_lost_count() -> None:
 def test_sends_do_not_count_as_collectives() -> None:
     """Sends and receives have numbers of their own."""
     send = entry(1, "started", profiling_name="nccl:send 0->1", p2p_seq_id=40, is_p2p=True, record_id=5)
-    found = parse_dump(dump(entry(1), send))
-    assert found.groups["0"].called == 1
-    assert found.waits is not None
-    assert found.waits.operation == "send 0->1"
+    parsed = parse_dump(dump(entry(1), send))
+    assert parsed.groups["0"].called == 1
+    assert parsed.waits is not None
+    assert parsed.waits.operation == "send 0->1"
 
 
 class Evil:

@@ -12,9 +12,9 @@ from torchyard.model.hang import Frame, GroupProgress, Hang, Link, RankRecord
 
 
 def judge(records: dict[int, RankRecord]) -> Hang:
-    found = detect_hang(records, 4)
-    assert found is not None
-    return found
+    hang = detect_hang(records, 4)
+    assert hang is not None
+    return hang
 
 
 def test_sentence_names_rank_place_and_waiting_ranks() -> None:
@@ -50,8 +50,8 @@ def test_class_of_missing_rank(kind: str, facts: dict[str, Any]) -> None:
     """A rank that others wait for has the class that its own facts show."""
     records = plant_absent(**facts)
     long = {rank: its.model_copy(update={"stalled_s": 320.0}) for rank, its in records.items() if rank < 3}
-    found = judge({**records, **long})
-    assert (found.kind, found.ranks, found.waiting) == (kind, (3,), (0, 1, 2))
+    hang = judge({**records, **long})
+    assert (hang.kind, hang.ranks, hang.waiting) == (kind, (3,), (0, 1, 2))
 
 
 NO_HANG: list[tuple[str, dict[str, Any]]] = [
@@ -102,9 +102,9 @@ def test_one_old_stall_is_not_blamed() -> None:
 def test_silent_rank_is_named_late() -> None:
     """A rank without any record is named, once even a slow rank would have come."""
     records = {rank: plant_waiting(rank, stalled_s=301.0) for rank in range(3)}
-    found = judge(records)
-    assert (found.kind, found.ranks) == ("missing-rank", (3,))
-    assert found.sentence.startswith("rank 3 has sent no record: ")
+    hang = judge(records)
+    assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
+    assert hang.sentence.startswith("rank 3 has sent no record: ")
     assert detect_hang({rank: plant_waiting(rank, stalled_s=100.0) for rank in range(3)}, 4) is None
 
 
@@ -115,10 +115,10 @@ def pair(called: int, completed: int) -> GroupProgress:
 def test_chain_ends_at_the_first_cause() -> None:
     """A rank that is itself kept waiting is not blamed: the one that it waits for is."""
     default = GroupProgress(ranks=(0, 1, 2, 3), called=5, completed=5)
-    kept = plant(2, groups={"0": default, "7": pair(3, 2)}, waits=name_call(sequence=3, group="7"), stack=STEP)
-    records = table(plant_waiting(0), plant_waiting(1), kept, plant(3, groups={"0": default, "7": pair(2, 2)}))
-    found = judge(records)
-    assert (found.ranks, found.waiting) == ((3,), (0, 1, 2))
+    dependent = plant(2, groups={"0": default, "7": pair(3, 2)}, waits=name_call(sequence=3, group="7"), stack=STEP)
+    records = table(plant_waiting(0), plant_waiting(1), dependent, plant(3, groups={"0": default, "7": pair(2, 2)}))
+    hang = judge(records)
+    assert (hang.ranks, hang.waiting) == ((3,), (0, 1, 2))
 
 
 def test_ring_is_a_deadlock() -> None:
@@ -128,27 +128,27 @@ def test_ring_is_a_deadlock() -> None:
         plant(0, world=2, groups={"a": one, "b": two}, waits=name_call(sequence=3, group="a"), stack=STEP),
         plant(1, world=2, groups={"a": two, "b": one}, waits=name_call("barrier", 3, group="b"), stack=LOAD),
     )
-    found = detect_hang(records, 2)
-    assert found is not None
-    assert (found.kind, found.ranks) == ("deadlock-between-groups", (0, 1))
-    assert "number 3 of group a (ranks 0-1)" in found.sentence
-    assert "number 3 of group b (ranks 0-1)" in found.sentence
+    hang = detect_hang(records, 2)
+    assert hang is not None
+    assert (hang.kind, hang.ranks) == ("deadlock-between-groups", (0, 1))
+    assert "number 3 of group a (ranks 0-1)" in hang.sentence
+    assert "number 3 of group b (ranks 0-1)" in hang.sentence
 
 
 def test_receive_that_nobody_can_serve() -> None:
     """A rank in a receive that no counter shows, while all others wait for it in a collective, is a deadlock."""
     receive = (Frame(function="recv", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
-    found = judge(plant_absent(stack=receive))
-    assert (found.kind, found.ranks) == ("deadlock-between-groups", (0, 1, 2, 3))
+    hang = judge(plant_absent(stack=receive))
+    assert (hang.kind, hang.ranks) == ("deadlock-between-groups", (0, 1, 2, 3))
 
 
 def test_minority_of_a_mismatch_is_to_blame() -> None:
     """Where one rank calls another operation than the others, both sides are named, and the fewer are to blame."""
     other = plant_waiting(3, waits=name_call(size=500), stack=(*STEP[:2], Frame(function="step", file=TRAIN, line=44)))
-    found = judge(table(*map(plant_waiting, range(3)), other))
-    assert (found.kind, found.ranks, found.waiting) == ("collective-mismatch", (3,), (0, 1, 2))
-    assert "ranks 0-2 call all_reduce of 1,000 float (train.py:40)" in found.sentence
-    assert "rank 3 calls all_reduce of 500 float (train.py:44)" in found.sentence
+    hang = judge(table(*map(plant_waiting, range(3)), other))
+    assert (hang.kind, hang.ranks, hang.waiting) == ("collective-mismatch", (3,), (0, 1, 2))
+    assert "ranks 0-2 call all_reduce of 1,000 float (train.py:40)" in hang.sentence
+    assert "rank 3 calls all_reduce of 500 float (train.py:44)" in hang.sentence
 
 
 def test_sizes_of_all_to_all_may_differ() -> None:
@@ -159,15 +159,15 @@ def test_sizes_of_all_to_all_may_differ() -> None:
 
 def test_completed_by_one_rank_alone() -> None:
     """A rank that is through an all_reduce that all others still wait in has called something else."""
-    through = plant(3, groups={"0": GroupProgress(ranks=(0, 1, 2, 3), called=6, completed=6)}, stalled_s=30.0)
-    found = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(3)), through))
-    assert (found.kind, found.ranks) == ("collective-mismatch", (3,))
+    finished = plant(3, groups={"0": GroupProgress(ranks=(0, 1, 2, 3), called=6, completed=6)}, stalled_s=30.0)
+    hang = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(3)), finished))
+    assert (hang.kind, hang.ranks) == ("collective-mismatch", (3,))
 
 
 def test_all_inside_is_unknown() -> None:
     """Where all ranks are in the same call and nothing moves, nobody is blamed."""
-    found = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(4))))
-    assert (found.kind, found.ranks) == ("unknown", ())
+    hang = judge(table(*(plant_waiting(rank, stalled_s=30.0) for rank in range(4))))
+    assert (hang.kind, hang.ranks) == ("unknown", ())
 
 
 def test_all_inside_and_active_is_patient() -> None:
@@ -178,22 +178,22 @@ def test_all_inside_and_active_is_patient() -> None:
 def test_network_of_the_node_that_all_lost_connections_share() -> None:
     """If one node's connections to several others retransmit, that node is to blame."""
     links = tuple(Link(peer=f"10.0.0.{host}:7", retransmits=5, queued=9000) for host in (2, 3))
-    found = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
-    assert (found.kind, found.nodes, found.ranks) == ("network", ("node-1",), (2, 3))
+    hang = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
+    assert (hang.kind, hang.nodes, hang.ranks) == ("network", ("node-1",), (2, 3))
 
 
 def test_one_lost_connection_blames_neither_end() -> None:
     """One connection that retransmits does not show which end is at fault."""
     links = (Link(peer="10.0.0.2:7", retransmits=5, queued=9000),)
-    found = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
-    assert (found.kind, found.ranks) == ("network", ())
+    hang = judge(table(*(plant_waiting(rank, links=links if rank == 3 else ()) for rank in range(4))))
+    assert (hang.kind, hang.ranks) == ("network", ())
 
 
 def test_all_idle_outside_collectives() -> None:
     """If nobody waits in a collective and nobody does anything, the clusters say where the ranks are."""
-    found = judge(table(*(plant(rank, stalled_s=70.0) for rank in range(4))))
-    assert found.kind == "all-waiting-outside"
-    assert [(each.ranks, each.location) for each in found.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
+    hang = judge(table(*(plant(rank, stalled_s=70.0) for rank in range(4))))
+    assert hang.kind == "all-waiting-outside"
+    assert [(each.ranks, each.location) for each in hang.rank_groups] == [((0, 1, 2, 3), "load (train.py:88)")]
 
 
 @pytest.mark.parametrize("busy", [{"is_active": True}, {"writes": True}, {"kind": "pulse"}, {"stalled_s": 10.0}])
@@ -213,16 +213,16 @@ def test_setup_waits_for_the_rank_that_is_elsewhere() -> None:
     setup = (Frame(function="init_process_group", file=f"{TORCH}/distributed/distributed_c10d.py", line=9), *LOAD)
     facts: dict[str, Any] = {"groups": {}, "usual_s": 0.0, "stalled_s": 25.0}
     records = table(*(plant(rank, stack=setup, **facts) for rank in range(3)), plant(3, **facts))
-    found = judge(records)
-    assert (found.kind, found.ranks) == ("missing-rank", (3,))
-    assert "the set-up of a process group" in found.sentence
+    hang = judge(records)
+    assert (hang.kind, hang.ranks) == ("missing-rank", (3,))
+    assert "the set-up of a process group" in hang.sentence
 
 
 def test_late_completion_is_no_wait() -> None:
     """A rank that hangs outside, and has not yet seen that its last call is complete, is still the culprit."""
     lag = GroupProgress(ranks=(0, 1, 2, 3), called=5, completed=4)
-    found = judge(plant_absent(groups={"0": lag}, waits=name_call(sequence=5), stack=LOADER))
-    assert (found.kind, found.ranks) == ("data-loader", (3,))
+    hang = judge(plant_absent(groups={"0": lag}, waits=name_call(sequence=5), stack=LOADER))
+    assert (hang.kind, hang.ranks) == ("data-loader", (3,))
 
 
 def test_asynchronous_calls_ahead() -> None:
@@ -261,11 +261,11 @@ _RECORD = st.fixed_dictionaries(
 def test_no_records_break_the_judge(facts: dict[int, dict[str, Any]]) -> None:
     """Any records give a verdict or none, and no rank is missing from a collective that it waits in."""
     records = {rank: plant(rank, **its) for rank, its in facts.items()}
-    found = detect_hang(records, 4)
-    if found is None:
+    hang = detect_hang(records, 4)
+    if hang is None:
         return
-    assert found.sentence
-    assert not set(found.ranks) & set(found.waiting)
-    if found.kind not in ("collective-mismatch", "network", "deadlock-between-groups") and found.collective:
-        waits = [records[rank].waits for rank in found.ranks if rank in records and records[rank].kind == "stall"]
-        assert found.collective not in waits
+    assert hang.sentence
+    assert not set(hang.ranks) & set(hang.waiting)
+    if hang.kind not in ("collective-mismatch", "network", "deadlock-between-groups") and hang.collective:
+        waits = [records[rank].waits for rank in hang.ranks if rank in records and records[rank].kind == "stall"]
+        assert hang.collective not in waits

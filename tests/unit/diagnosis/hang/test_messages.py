@@ -24,23 +24,23 @@ from torchyard.diagnosis.hang.judge import detect_hang
 )
 def test_sentence_by_kind(facts: dict[str, Any], words: str) -> None:
     """The sentence says what is known of the culprit."""
-    found = detect_hang(plant_absent(**facts), 4)
-    assert found is not None
-    assert words in found.sentence
+    hang = detect_hang(plant_absent(**facts), 4)
+    assert hang is not None
+    assert words in hang.sentence
 
 
 def test_two_culprits_in_one_sentence() -> None:
     """Two ranks of the same fault are named together."""
-    found = detect_hang(table(plant_waiting(0), plant_waiting(1), plant(2), plant(3)), 4)
-    assert found is not None
-    assert found.sentence.startswith("ranks 2-3 on node-1 hang in load (train.py:88): ranks 0-1 wait for them in ")
+    hang = detect_hang(table(plant_waiting(0), plant_waiting(1), plant(2), plant(3)), 4)
+    assert hang is not None
+    assert hang.sentence.startswith("ranks 2-3 on node-1 hang in load (train.py:88): ranks 0-1 wait for them in ")
 
 
 def test_evidence_has_counts_and_facts() -> None:
     """The evidence names the counters of both sides and the culprit's process."""
-    found = detect_hang(plant_absent(wchan="hrtimer_nanosleep"), 4)
-    assert found is not None
-    assert found.evidence == (
+    hang = detect_hang(plant_absent(wchan="hrtimer_nanosleep"), 4)
+    assert hang is not None
+    assert hang.evidence == (
         "rank 3 has called 5 collectives of the default group",
         "ranks 0-2 wait in number 6, all_reduce of 1,000 float",
         (

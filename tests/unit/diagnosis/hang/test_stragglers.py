@@ -18,15 +18,15 @@ def find(*turns: tuple[float, ...], late_s: float = 0.0) -> Straggler | None:
 
 def test_rank_that_never_waits() -> None:
     """A rank that waits much less than the others in four windows costs them that share of their time."""
-    found = find(*[(0.42, 0.40, 0.02, 0.41)] * 4)
-    assert found == Straggler(rank=2, node="node-2", lost_percent=39.0, lost_s=93.6, window_s=240.0)
+    straggler = find(*[(0.42, 0.40, 0.02, 0.41)] * 4)
+    assert straggler == Straggler(rank=2, node="node-2", lost_percent=39.0, lost_s=93.6, window_s=240.0)
 
 
 def test_chance_of_one_window_counts_little() -> None:
     """A share is known to about 5 % in a window of 15 s: the mean of all windows counts."""
-    found = find((0.30, 0.10, 0.31), (0.30, 0.14, 0.32), (0.30, 0.05, 0.30), (0.31, 0.07, 0.30))
-    assert found is not None
-    assert found.rank == 1
+    straggler = find((0.30, 0.10, 0.31), (0.30, 0.14, 0.32), (0.30, 0.05, 0.30), (0.31, 0.07, 0.30))
+    assert straggler is not None
+    assert straggler.rank == 1
 
 
 @pytest.mark.parametrize(
@@ -72,9 +72,9 @@ def test_more_windows_show_a_smaller_difference() -> None:
 
 def test_one_of_two_with_a_clear_difference() -> None:
     """With two ranks the difference must be clear."""
-    found = find(*[(0.6, 0.02)] * 4)
-    assert found is not None
-    assert found.rank == 1
+    straggler = find(*[(0.6, 0.02)] * 4)
+    assert straggler is not None
+    assert straggler.rank == 1
 
 
 def test_windows_of_different_times() -> None:

@@ -53,10 +53,10 @@ class Node:
 
 @pytest.fixture
 def node(tmp_path: Path) -> Iterator[Node]:
-    made = Node(tmp_path)
-    yield made
-    made.rank.kill()
-    made.rank.wait()
+    node = Node(tmp_path)
+    yield node
+    node.rank.kill()
+    node.rank.wait()
 
 
 def test_mark_is_the_one_that_readers_look_for() -> None:

@@ -40,8 +40,8 @@ def test_torn_record_is_left_out(tmp_path: Path) -> None:
 def test_slot_has_its_size_from_the_start(tmp_path: Path) -> None:
     """The blocks of a slot are there before a disk can be full."""
     claim(tmp_path)
-    about = (tmp_path / "rank-0").stat()
-    assert (about.st_size, about.st_blocks * 512 >= SLOT_BYTES) == (SLOT_BYTES, True)
+    stat = (tmp_path / "rank-0").stat()
+    assert (stat.st_size, stat.st_blocks * 512 >= SLOT_BYTES) == (SLOT_BYTES, True)
 
 
 def test_long_record_loses_its_stack(tmp_path: Path) -> None:
@@ -62,8 +62,8 @@ def test_helper_of_a_rank_gets_no_slot(tmp_path: Path) -> None:
     """A process that inherits a living rank's environment does not take its slot."""
     claim(tmp_path)
     code = f"from torchyard.host.black_box.slot import RecordSlot; print(RecordSlot.claim({str(tmp_path)!r}, 0))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout == "None\n"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout == "None\n"
 
 
 def test_slot_of_a_dead_rank_is_taken(tmp_path: Path) -> None:

@@ -43,5 +43,5 @@ def test_folder_is_not_on_the_programs_path() -> None:
 
 def test_black_box_that_cannot_start_costs_nothing_else() -> None:
     """The program runs, and its log says what is missing."""
-    said = run("print('trained')", TORCHYARD_BLACK_BOX="/proc/none", RANK="0", WORLD_SIZE="1")
-    assert (said.stdout, said.stderr.startswith("torchyard: no black box in this process: ")) == ("trained\n", True)
+    result = run("print('trained')", TORCHYARD_BLACK_BOX="/proc/none", RANK="0", WORLD_SIZE="1")
+    assert (result.stdout, result.stderr.startswith("torchyard: no black box in this process: ")) == ("trained\n", True)
