@@ -23,21 +23,19 @@ _NO_POLICY = "this user may not create one; role torchyard-policy of deploy/kube
 
 
 def resolve_cluster(plan: ManifestPlan) -> ManifestPlan:
-    """The plan with the cluster and namespace that the kubeconfig names now, for later processes to find."""
+    """The plan with the cluster and namespace that the kubeconfig names now, for later processes."""
     return plan.model_copy(update={"cluster": get_cluster_client(plan.cluster).cluster})
 
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def drop_forbidden_objects(plan: ManifestPlan) -> ManifestPlan:
     """The plan without optional objects that this user may not create: no later step looks for them."""
-    server, optional = (
-        get_cluster_client(plan.cluster),
-        [thing for thing in plan.store if etcd.is_optional_object(thing)],
-    )
-    if not optional or all(is_allowed(server, verb, _NETWORK_POLICIES) for verb in etcd.PERMISSION_VERBS):
+    client = get_cluster_client(plan.cluster)
+    optional = [obj for obj in plan.store if etcd.is_optional_object(obj)]
+    if not optional or all(is_allowed(client, verb, _NETWORK_POLICIES) for verb in etcd.PERMISSION_VERBS):
         return plan
     get_log().warning("no NetworkPolicy protects the rendezvous store: %s", _NO_POLICY)
-    return plan.model_copy(update={"store": tuple(thing for thing in plan.store if thing not in optional)})
+    return plan.model_copy(update={"store": tuple(obj for obj in plan.store if obj not in optional)})
 
 
 # --- creating
@@ -49,77 +47,80 @@ def create_job(plan: ManifestPlan) -> tuple[KubeObject, bool]:
     A job that this run created before, and that is gone, is not created again. Raises RunInUseError if another living
     process owns the run.
     """
-    server, held = get_cluster_client(plan.cluster), hold_lease(plan)
-    if lease_record.is_submitted(held) and not server.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
+    client = get_cluster_client(plan.cluster)
+    run_lease = hold_lease(plan)
+    if lease_record.is_submitted(run_lease) and not client.get(plan.main["apiVersion"], plan.main["kind"], plan.job):
         return plan.main, False
-    things = [_add_owner(thing, held) for thing in plan.objects]
-    for thing in things:
-        _adopt_or_create(server, plan, thing, dry_run=True)
-    made = [_adopt_or_create(server, plan, thing) for thing in things]
-    job, created = made[-1]
+    objects = [_add_owner(obj, run_lease) for obj in plan.objects]
+    for obj in objects:
+        _adopt_or_create(client, plan, obj, dry_run=True)
+    results = [_adopt_or_create(client, plan, obj) for obj in objects]
+    job, created = results[-1]  # the job is the last object of a plan
     lease.record_submission(plan)
-    _tie_store_to_job(server, plan, job)
+    _tie_store_to_job(client, plan, job)
     return job, created
 
 
-def _add_owner(thing: KubeObject, held: KubeObject) -> KubeObject:
-    """The object, owned by the run's Lease if it is the run's; what holds data gets no owner."""
-    if RUN_LABEL not in (thing["metadata"].get("labels") or {}):
-        return thing
-    return {**thing, "metadata": {**thing["metadata"], "ownerReferences": [lease_record.owner_reference(held)]}}
+def _add_owner(obj: KubeObject, run_lease: KubeObject) -> KubeObject:
+    """The object, owned by the run's Lease if it is the run's; objects that hold data get no owner."""
+    if RUN_LABEL not in (obj["metadata"].get("labels") or {}):
+        return obj
+    return {**obj, "metadata": {**obj["metadata"], "ownerReferences": [lease_record.owner_reference(run_lease)]}}
 
 
 def _adopt_or_create(
-    server: Client, plan: ManifestPlan, thing: KubeObject, dry_run: bool = False
+    client: Client, plan: ManifestPlan, obj: KubeObject, *, dry_run: bool = False
 ) -> tuple[KubeObject, bool]:
     """The object, and whether it is new. Raises ClusterError if the name is taken, or the server refuses the object.
 
     A companion of a manifest is used as it is, whoever created it: a claim may be older than the run.
     """
-    about = thing["metadata"]
-    for last in (False, True):
+    metadata = obj["metadata"]
+    for is_last_try in (False, True):
         try:
-            return server.create(thing, dry_run=dry_run), True
+            return client.create(obj, dry_run=dry_run), True
         except ClusterError as error:
             if error.status != 409:
                 raise
-        there = server.get(thing["apiVersion"], thing["kind"], about["name"], about.get("namespace", ""))
-        if there and (is_own_object(plan, there) or etcd.is_companion_object(thing)):
-            return there, False
-        if there or last:  # otherwise it has gone meanwhile, and the name is free
+        existing = client.get(obj["apiVersion"], obj["kind"], metadata["name"], metadata.get("namespace", ""))
+        if existing and (is_own_object(plan, existing) or etcd.is_companion_object(obj)):
+            return existing, False
+        if existing or is_last_try:  # otherwise it was deleted in the meantime, and the name is free
             break
-    said = "it exists and does not belong to this run"
-    raise ClusterError(server.host, f"create {thing['kind']} {about['name']}", said, 409)
+    message = "it exists and does not belong to this run"
+    raise ClusterError(client.host, f"create {obj['kind']} {metadata['name']}", message, 409)
 
 
-def is_own_object(plan: ManifestPlan, thing: KubeObject) -> bool:
-    return plan.labels.items() <= (thing.get("metadata", {}).get("labels") or {}).items()
+def is_own_object(plan: ManifestPlan, obj: KubeObject) -> bool:
+    """Whether an object has all labels of the run."""
+    return plan.labels.items() <= (obj.get("metadata", {}).get("labels") or {}).items()
 
 
-def _tie_store_to_job(server: Client, plan: ManifestPlan, job: KubeObject) -> None:
-    """Make the job own the store, which then goes with it, whoever deletes the job."""
+def _tie_store_to_job(client: Client, plan: ManifestPlan, job: KubeObject) -> None:
+    """Make the job own the store, which is then deleted with the job, also by another user."""
     owner = {"apiVersion": job["apiVersion"], "kind": job["kind"], "name": plan.job, "uid": job["metadata"]["uid"]}
-    for thing in plan.store:
-        there = server.get(thing["apiVersion"], thing["kind"], thing["metadata"]["name"])
-        if there and is_own_object(plan, there):
-            server.patch(thing, {"metadata": {"ownerReferences": [owner]}})
+    for obj in plan.store:
+        existing = client.get(obj["apiVersion"], obj["kind"], obj["metadata"]["name"])
+        if existing and is_own_object(plan, existing):
+            client.patch(obj, {"metadata": {"ownerReferences": [owner]}})
 
 
 @retry_step(OUTAGE_TIMEOUT_S)
 def create_store(plan: ManifestPlan) -> None:
-    """Create the rendezvous store and wait until it is ready. Raises RendezvousError if it never will be."""
-    server, held = get_cluster_client(plan.cluster), hold_lease(plan)
-    for thing in plan.store:
-        _, created = _adopt_or_create(server, plan, _add_owner(thing, held))
+    """Create the rendezvous store and wait until it is ready. RendezvousError if it does not become ready."""
+    client = get_cluster_client(plan.cluster)
+    run_lease = hold_lease(plan)
+    for obj in plan.store:
+        _, created = _adopt_or_create(client, plan, _add_owner(obj, run_lease))
         if not created:
-            get_log().info("%s %s already exists, and is used", thing["kind"], thing["metadata"]["name"])
-    pods = {thing["metadata"]["name"] for thing in plan.store if thing["kind"] == "Pod"}
-    until = time.monotonic() + _STORE_READY_TIMEOUT_S
+            get_log().info("%s %s already exists, and is used", obj["kind"], obj["metadata"]["name"])
+    pods = {obj["metadata"]["name"] for obj in plan.store if obj["kind"] == "Pod"}
+    deadline = time.monotonic() + _STORE_READY_TIMEOUT_S
     with ClusterWatch(plan) as watch:
         while waiting := [name for name in pods if not _is_pod_ready(plan, watch, name)]:
-            if time.monotonic() > until:
-                said = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
-                raise RendezvousError(str(plan.probe), said, f"kubectl describe pod {waiting[0]}", retry=True)
+            if time.monotonic() > deadline:
+                message = f"{', '.join(waiting)} not ready within {_STORE_READY_TIMEOUT_S:.0f} s"
+                raise RendezvousError(str(plan.probe), message, f"kubectl describe pod {waiting[0]}", retry=True)
             watch.poll(_STORE_POLL_INTERVAL_S)
 
 
@@ -129,21 +130,22 @@ def _is_pod_ready(plan: ManifestPlan, watch: ClusterWatch, name: str) -> bool:
     pod = watch.seen.get(f"Pod/{node}")
     if pod is None:
         return False
-    known = pod_reasons.find_pod_failure({node: pod}, time.time())
-    if known or pod_facts.get_pod_exit_code(pod) is not None:
-        said = _read_last_line(watch, node)
-        sentence = known.sentence if known else f"{node} {pod_facts.describe_exit(pod_facts.get_pod_exit_code(pod))}"
+    failure = pod_reasons.find_pod_failure({node: pod}, time.time())
+    exit_code = pod_facts.get_pod_exit_code(pod)
+    if failure or exit_code is not None:
+        last_line = _read_last_line(watch, node)
+        sentence = failure.sentence if failure else f"{node} {pod_facts.describe_exit(exit_code)}"
         remedy = "use an etcd that serves the v2 API: 3.5 with --enable-v2 does, 3.6 does not (docs/etcd.md)"
-        killed = known.retry if known else (pod_facts.get_pod_exit_code(pod) or 0) > 128
-        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {said}", remedy, retry=killed)
+        is_retryable = failure.retry if failure else (exit_code or 0) > 128  # a signal ended it
+        raise RendezvousError(str(plan.probe), f"{sentence}; it said: {last_line}", remedy, retry=is_retryable)
     conditions = pod.get("status", {}).get("conditions") or ()
-    return any(each["type"] == "Ready" and each["status"] == "True" for each in conditions)
+    return any(condition["type"] == "Ready" and condition["status"] == "True" for condition in conditions)
 
 
 def _read_last_line(watch: ClusterWatch, node: str) -> str:
-    """The last line of a pod that has ended, whose log may still be on its way."""
-    until = time.monotonic() + _STORE_LOG_TIMEOUT_S
-    while not watch.last_line(node) and time.monotonic() < until:
+    """The last line of a pod that has ended, whose log may still arrive; `nothing` if it has none."""
+    deadline = time.monotonic() + _STORE_LOG_TIMEOUT_S
+    while not watch.last_line(node) and time.monotonic() < deadline:
         watch.poll(_STORE_POLL_INTERVAL_S)
     watch.poll(_STORE_POLL_INTERVAL_S)
     return watch.last_line(node) or "nothing"

@@ -41,7 +41,7 @@ def test_no_part_of_a_store_is_adopted_from_somebody_else(
         with pytest.raises(
             ClusterError, match=f"create {thing['kind']} .*-etcd: it exists and does not belong to this run"
         ):
-            create._adopt_or_create(fake_server, plan, thing, dry_run)
+            create._adopt_or_create(fake_server, plan, thing, dry_run=dry_run)
 
 
 def test_a_part_of_this_run_is_adopted(fake_server: Client, plan: ManifestPlan) -> None:
