@@ -21,14 +21,14 @@ def node(ready: str = "True", **spec: Any) -> ClusterNode:
     return {"metadata": {"name": "a"}, "spec": spec, "status": status}
 
 
-def room(alone: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
-    asked = {GPU if name == "gpus" else name: amount for name, amount in resources.items()}
-    return Capacity(pods=2, labels={}, tolerations=tolerations, resources=asked, one_per_node=alone)
+def room(one_per_node: bool = False, tolerations: tuple[str, ...] = (), **resources: str) -> Capacity:
+    requests = {GPU if name == "gpus" else name: amount for name, amount in resources.items()}
+    return Capacity(pods=2, labels={}, tolerations=tolerations, resources=requests, one_per_node=one_per_node)
 
 
-def why(found: ClusterNode, need: Capacity) -> str:
-    lack = _find_mismatch(found, need)
-    return lack.why if lack else ""
+def why(node: ClusterNode, requirement: Capacity) -> str:
+    mismatch = _find_mismatch(node, requirement)
+    return mismatch.reason if mismatch else ""
 
 
 def test_scarcest_resource_counts() -> None:
@@ -39,7 +39,7 @@ def test_scarcest_resource_counts() -> None:
 
 def test_pods_that_keep_apart_count_once_a_node() -> None:
     """If each pod needs a node of its own, a node with room for eight counts once."""
-    assert _count_pods(node(), room(alone=True, gpus="1")) == 1
+    assert _count_pods(node(), room(one_per_node=True, gpus="1")) == 1
 
 
 def test_pods_that_ask_for_nothing_fit() -> None:
@@ -72,24 +72,26 @@ def test_toleration_without_a_key_tolerates_every_taint() -> None:
 
 def test_taint_of_kubernetes_itself_is_not_to_be_tolerated() -> None:
     """For a taint of Kubernetes itself, such as memory pressure, the remedy is to check the node."""
-    found = _find_mismatch(node(taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]), room())
-    assert found is not None
-    assert "kubectl describe node" in found.remedy
+    mismatch = _find_mismatch(
+        node(taints=[{"key": "node.kubernetes.io/memory-pressure", "effect": "NoSchedule"}]), room()
+    )
+    assert mismatch is not None
+    assert "kubectl describe node" in mismatch.remedy
 
 
 def test_only_nodes_with_one_of_the_values_hold_pods() -> None:
     """A node without the label, or with another value, is none of those that the job may use."""
-    need = room().model_copy(update={"only": {"kubernetes.io/hostname": ("a", "b"), "none": ()}})
-    assert why(node(), need) == "label kubernetes.io/hostname is none of a, b"
-    named = node()
-    named["metadata"]["labels"] = {"kubernetes.io/hostname": "b"}
-    assert why(named, need) == ""
+    requirement = room().model_copy(update={"only": {"kubernetes.io/hostname": ("a", "b"), "none": ()}})
+    assert why(node(), requirement) == "label kubernetes.io/hostname is none of a, b"
+    labelled_node = node()
+    labelled_node["metadata"]["labels"] = {"kubernetes.io/hostname": "b"}
+    assert why(labelled_node, requirement) == ""
 
 
 def test_remedy_names_three_nodes() -> None:
     """A remedy for many nodes stays one line: it names three of them, and how many more there are."""
-    lack = NodeMismatch("not Ready", "`kubectl describe node {nodes}`")
-    assert _list_remedies({"a": lack}) == ["`kubectl describe node a`"]
-    (said,) = _list_remedies({f"node-{at}": lack for at in range(43)})
-    assert said == "`kubectl describe node node-0 node-1 node-2`, and 40 more"
+    mismatch = NodeMismatch("not Ready", "`kubectl describe node {nodes}`")
+    assert _list_remedies({"a": mismatch}) == ["`kubectl describe node a`"]
+    (remedy,) = _list_remedies({f"node-{index}": mismatch for index in range(43)})
+    assert remedy == "`kubectl describe node node-0 node-1 node-2`, and 40 more"
     assert _list_remedies({name: NodeMismatch("no gpu", "ask for less gpu") for name in "abcd"}) == ["ask for less gpu"]

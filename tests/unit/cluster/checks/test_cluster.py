@@ -29,8 +29,8 @@ def plan(planned: Planned, fake_api: FakeApi) -> ManifestPlan:
     return planned()
 
 
-def named(checks: tuple[Check, ...], need: str) -> Check:
-    return next(each for each in checks if each.name.startswith(need))
+def named(checks: tuple[Check, ...], name: str) -> Check:
+    return next(check for check in checks if check.name.startswith(name))
 
 
 # --- the cluster itself
@@ -38,9 +38,9 @@ def named(checks: tuple[Check, ...], need: str) -> Check:
 
 def test_every_requirement_has_one_finding(plan: ManifestPlan) -> None:
     """All rights together are one finding, and every other requirement of the cluster is one of its own."""
-    others = [need for need in plan.requires if need.kind not in ("permission", "folder")]
+    requirements = [requirement for requirement in plan.requires if requirement.kind not in ("permission", "folder")]
     checks = check_cluster(plan)
-    assert len(checks) == 1 + len(others)
+    assert len(checks) == 1 + len(requirements)
     assert (named(checks, "rights").verdict, named(checks, "kind jobs.batch.volcano.sh").verdict) == ("ok", "ok")
 
 
@@ -49,26 +49,26 @@ def test_refused_credentials_are_the_only_finding(
 ) -> None:
     """If the server does not know the user, nothing else is checked, and the remedy is to log in."""
     monkeypatch.setattr(client, "BRIEF_TIMEOUT_S", 0.05)
-    for status, said in ((401, "refuses the credentials"), (503, "does not answer")):
+    for status, message in ((401, "refuses the credentials"), (503, "does not answer")):
         fake_api.heal()
         fake_api.fail("GET", "^/api$", status)
-        (found,) = check_cluster(plan)
-        assert (found.verdict, said in found.detail) == ("failed", True)
+        (check,) = check_cluster(plan)
+        assert (check.verdict, message in check.detail) == ("failed", True)
 
 
 def test_missing_namespace_hides_nothing_else(fake_api: FakeApi, planned: Planned) -> None:
     """A missing namespace is one finding; what would be in it is not checked, and the rest of the cluster is."""
     checks = check_cluster(planned())
     assert (checks[0].detail, checks[0].remedy) == ("there is no such namespace", "`kubectl create namespace default`")
-    assert not [each for each in checks if each.name.startswith("admission")]
+    assert not [check for check in checks if check.name.startswith("admission")]
     assert named(checks, "kind jobs.batch.volcano.sh").verdict == "ok"
     assert fake_api.requests("POST", "/jobs") == []
 
 
 def test_namespace_that_is_being_deleted_is_no_place_for_a_job(fake_api: FakeApi, plan: ManifestPlan) -> None:
     """A namespace that is terminating accepts nothing new."""
-    place = ("v1/namespaces", "", "default")
-    fake_api.objects.patch(place, {"status": {"phase": "Terminating"}})
+    key = ("v1/namespaces", "", "default")
+    fake_api.objects.patch(key, {"status": {"phase": "Terminating"}})
     assert check_cluster(plan)[0].detail == "is being deleted"
 
 
@@ -86,14 +86,14 @@ def test_what_may_not_be_read_is_a_warning(fake_api: FakeApi, plan: ManifestPlan
 
 def test_kind_of_the_same_name_is_another_one(fake_server: Client) -> None:
     """A kind that is not installed is not confused with one of the same name in another group."""
-    need = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
-    found = _check_crd_served(fake_server, need, "x")
-    assert (found.verdict, found.remedy) == ("failed", "helm install example")
-    assert found.detail == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
+    requirement = CrdServed(crd="jobs.example.org", version="v1", install="helm install example")
+    check = _check_crd_served(fake_server, requirement, "x")
+    assert (check.verdict, check.remedy) == ("failed", "helm install example")
+    assert check.detail == "is not installed; jobs.batch.volcano.sh is another kind of the same name"
 
 
 @pytest.mark.parametrize(
-    ("name", "state", "found"),
+    ("name", "state", "expected"),
     [
         ("default", "Open", ("ok", "is open")),
         ("default", "Closed", ("failed", "is Closed; open queues: spare")),
@@ -101,13 +101,13 @@ def test_kind_of_the_same_name_is_another_one(fake_server: Client) -> None:
         ("other", "Closed", ("failed", "there is no such queue; open queues: spare")),
     ],
 )
-def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, found: tuple[str, str]) -> None:
+def test_queue_must_be_open(fake_api: FakeApi, name: str, state: str | None, expected: tuple[str, str]) -> None:
     """A queue that is missing or not open fails the check, and the open ones are listed."""
-    for each, is_open in ((name, state), ("spare", "Open")):
-        queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": each}}
+    for queue_name, is_open in ((name, state), ("spare", "Open")):
+        queue = {"apiVersion": "scheduling.volcano.sh/v1beta1", "kind": "Queue", "metadata": {"name": queue_name}}
         fake_api.put({**queue, "status": {"state": is_open} if is_open else {}})
     check = check_queue(client.get_cluster_client(Cluster()), OpenQueue(name="default"), "x")
-    assert (check.verdict, check.detail) == found
+    assert (check.verdict, check.detail) == expected
 
 
 def deployment(available: int, *args: str, **labels: str) -> dict[str, Any]:
@@ -128,15 +128,15 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
         (deployment(1), "warning", "kubeflow/training-operator v1.8.1 runs without --gang: "),
         (deployment(1, "--gang=volcano", app="training-operator"), "ok", "kubeflow/training-operator v1.8.1"),
     )
-    for thing, verdict, detail in stages:
-        if thing:
-            fake_api.put(thing, "kubeflow")
-        found = _check_controller(fake_server, NEEDED, "x")
-        assert (found.verdict, found.detail[: len(detail)]) == (verdict, detail)
+    for obj, verdict, detail in stages:
+        if obj:
+            fake_api.put(obj, "kubeflow")
+        check = _check_controller(fake_server, NEEDED, "x")
+        assert (check.verdict, check.detail[: len(detail)]) == (verdict, detail)
 
 
 @pytest.mark.parametrize(
-    ("args", "found"),
+    ("args", "is_found"),
     [
         (["--gang=volcano"], True),
         (["--gang", "volcano"], True),
@@ -145,7 +145,7 @@ def test_controller_must_run_with_its_flag(fake_api: FakeApi, fake_server: Clien
         ([], False),
     ],
 )
-def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], found: bool) -> None:
+def test_flag_of_a_controller_is_found_however_it_is_written(args: list[str], is_found: bool) -> None:
     """A flag may be one argument or two; `none` counts as no flag."""
     deployment = {"spec": {"template": {"spec": {"containers": [{"command": ["/manager"], "args": args}]}}}}
-    assert _has_flag(deployment, "--gang") is found
+    assert _has_flag(deployment, "--gang") is is_found
