@@ -123,11 +123,11 @@ def _query_cluster(api: Client, plan: ManifestPlan, seen: SeenObjects, age: floa
         "events": (bool(pods), lambda: _list_events(api, bool(pods))),
     }
     if room and (words or not pods):
-        questions["room"] = (room.model_dump_json(), lambda: check_capacity(api, room, "room", _list_nodes(api, age)))
+        questions["capacity"] = (room.model_dump_json(), lambda: check_capacity(api, room, "room", _list_nodes(api, age)))
     if queue and (words or not pods):
         questions["queue"] = (queue.name, lambda: check_queue(api, queue, f"queue {queue.name}"))
     if any(" free ports" in word.message for word in words.values()):
-        questions["pods"] = ("", lambda: api.list("v1", "Pod", {"labelSelector": RUN_LABEL}))
+        questions["other_pods"] = ("", lambda: api.list("v1", "Pod", {"labelSelector": RUN_LABEL}))
     answers = {what: _get_cache(api).get((what, key), age, ask) for what, (key, ask) in questions.items()}
     found = {what: answer.found for what, answer in answers.items() if answer.found is not None}
     return ClusterContext(**found), min(answer.at for answer in answers.values())

@@ -25,7 +25,7 @@ class NodeMismatch(NamedTuple):
 def check_capacity(
     client: Client, requirement: Capacity, name: str, listed_nodes: list[ClusterNode] | None = None
 ) -> Check:
-    """Count the pods of the gang that fit; say what the other nodes lack. `listed_nodes`: the nodes, if already listed."""
+    """Count the gang's pods that fit; report what the others lack. `listed_nodes`: all nodes, if already listed."""
     nodes = client.list("v1", "Node", everywhere=True) if listed_nodes is None else listed_nodes
     fitting = {node["metadata"]["name"]: pods for node in nodes if (pods := _count_pods(node, requirement))}
     pods = sum(fitting.values())
