@@ -25,7 +25,7 @@ def command_word(text: str, place: JobNode) -> str:
 
 def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
     """The program's arguments, with values in place of `{nodes}`, `{node_rank}` and the like."""
-    known = {
+    values = {
         "nodes": str(profile.nodes),
         "processes": str(profile.processes),
         "world_size": str(profile.world_size),
@@ -34,8 +34,8 @@ def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, 
         "master_port": str(place.endpoint.port),
         "rendezvous": _init_method_url(profile, run, place),
     }
-    given = (command_word(each, place) for each in profile.args)
-    return tuple(_PLACEHOLDER.sub(lambda found: known.get(found[1], found[0]), each) for each in given)
+    args = (command_word(arg, place) for arg in profile.args)
+    return tuple(_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), arg) for arg in args)
 
 
 def _init_method_url(profile: Profile, run: Run, place: JobNode) -> str:

@@ -156,9 +156,9 @@ def gid_script(hca: str, root: str = "/sys") -> str:
 
 def _port_patterns(hca: str, root: str) -> list[str]:
     """Shell patterns of the ports' folders."""
-    found = []
-    for each in hca.removeprefix("=").split(","):
-        name, _, port = each.partition(":")
+    patterns = []
+    for selector in hca.removeprefix("=").split(","):
+        name, _, port = selector.partition(":")
         device = f"{quote(f'{root}/class/infiniband/{name}')}{'' if hca.startswith('=') else '*'}"
-        found.append(f"{device}/ports/{quote(port) if port else '*'}")
-    return found
+        patterns.append(f"{device}/ports/{quote(port) if port else '*'}")
+    return patterns

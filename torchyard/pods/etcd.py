@@ -28,15 +28,15 @@ def etcd_name(profile: Profile, run: Run) -> str:
 
 def build_etcd(profile: Profile, run: Run, image: str) -> tuple[dict[str, Any], ...]:
     """The Service, the policy that keeps others out, and the pod, in the order of creation."""
-    called = etcd_name(profile, run)
+    name = etcd_name(profile, run)
     labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: "store"}
     service = {
         "apiVersion": "v1",
         "kind": "Service",
-        "metadata": {"name": called, "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": {"selector": labels, "ports": [{"name": "client", "port": CLIENT_PORT}]},
     }
-    etcd = _build_pod(called, labels, image)
+    etcd = _build_pod(name, labels, image)
     etcd["spec"] |= _build_placement(profile)
     return (service, *_build_policies(profile, run, labels), etcd)
 
@@ -50,41 +50,45 @@ def _build_policies(profile: Profile, run: Run, labels: dict[str, str]) -> tuple
     """
     if template.merge_pod_settings(profile).host_network:
         return ()
-    own = {"podSelector": {"matchLabels": template.attempt_labels(profile, run)}}
-    spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [own]}]}
+    run_pods = {"podSelector": {"matchLabels": template.attempt_labels(profile, run)}}
+    spec = {"podSelector": {"matchLabels": labels}, "policyTypes": ["Ingress"], "ingress": [{"from": [run_pods]}]}
     metadata = {"name": etcd_name(profile, run), "labels": labels}
     return ({"apiVersion": "networking.k8s.io/v1", "kind": _POLICY_KIND, "metadata": metadata, "spec": spec},)
 
 
-def is_optional_object(thing: dict[str, Any]) -> bool:
+def is_optional_object(obj: dict[str, Any]) -> bool:
     """Whether a run can do without this object of its store if its user may not create it."""
-    return bool(thing["kind"] == _POLICY_KIND and _read_role(thing) == "store")
+    return bool(obj["kind"] == _POLICY_KIND and _read_role(obj) == "store")
 
 
-def is_companion_object(thing: dict[str, Any]) -> bool:
+def is_companion_object(obj: dict[str, Any]) -> bool:
     """Whether an object accompanies the job in a user's manifest, and may be older than the run.
 
     One that holds data and outlives the run does not have the run's label.
     """
-    kept = thing["kind"] in DATA_KINDS and template.RUN_LABEL not in (thing["metadata"].get("labels") or {})
-    return kept or _read_role(thing) in ("companion", DISPOSABLE_ROLE)
+    outlives_run = obj["kind"] in DATA_KINDS and template.RUN_LABEL not in (obj["metadata"].get("labels") or {})
+    return outlives_run or _read_role(obj) in ("companion", DISPOSABLE_ROLE)
 
 
-def _read_role(thing: dict[str, Any]) -> str:
-    return str((thing["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
+def _read_role(obj: dict[str, Any]) -> str:
+    return str((obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL, ""))
 
 
 def _build_placement(profile: Profile) -> dict[str, Any]:
     """The placement of the profile's pods, but not limited to nodes of the hardware's shape: the store needs no GPU."""
-    needs = template.merge_pod_settings(profile)
-    tolerated = [{"key": key, "operator": "Exists"} for key in needs.tolerations]
-    made = {"nodeSelector": dict(needs.node_selector), "tolerations": tolerated, **template.build_pod_identity(needs)}
-    return {key: value for key, value in made.items() if value}
+    pod = template.merge_pod_settings(profile)
+    tolerations = [{"key": key, "operator": "Exists"} for key in pod.tolerations]
+    placement = {
+        "nodeSelector": dict(pod.node_selector),
+        "tolerations": tolerations,
+        **template.build_pod_identity(pod),
+    }
+    return {key: value for key, value in placement.items() if value}
 
 
-def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any]:
+def _build_pod(name: str, labels: dict[str, str], image: str) -> dict[str, Any]:
     """The etcd pod, ready when the v2 API answers: /health returns true even if that API is off."""
-    client = f"http://{called}:{CLIENT_PORT}"
+    client_url = f"http://{name}:{CLIENT_PORT}"
     etcd = {
         "name": "etcd",
         "image": image,
@@ -93,7 +97,7 @@ def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any
             "--enable-v2",
             "--data-dir=/data",
             f"--listen-client-urls=http://0.0.0.0:{CLIENT_PORT}",
-            f"--advertise-client-urls={client}",
+            f"--advertise-client-urls={client_url}",
         ],
         "ports": [{"name": "client", "containerPort": CLIENT_PORT}],
         "readinessProbe": {"httpGet": {"path": "/v2/keys", "port": CLIENT_PORT}, "periodSeconds": 1},
@@ -103,7 +107,7 @@ def _build_pod(called: str, labels: dict[str, str], image: str) -> dict[str, Any
     return {
         "apiVersion": "v1",
         "kind": "Pod",
-        "metadata": {"name": called, "labels": labels},
+        "metadata": {"name": name, "labels": labels},
         "spec": {
             "containers": [etcd],
             "restartPolicy": "Never",  # an etcd restarted empty would only hide that the nodes lost each other

@@ -18,27 +18,27 @@ def build_files(profile: Profile, run: Run) -> tuple[Manifest, ...]:
     labels = {**template.attempt_labels(profile, run), template.ROLE_LABEL: _ROLE}
     text = {key: file.text for _, key, file in name_files(profile) if file.text is not None}
     binary = {key: file.binary for _, key, file in name_files(profile) if file.text is None}
-    made = {
+    config_map = {
         "apiVersion": "v1",
         "kind": "ConfigMap",
         "metadata": {"name": template.files_name(profile, run), "labels": labels},
         **({"data": text} if text else {}),
         **({"binaryData": binary} if binary else {}),
     }
-    return (made,) if profile.files else ()
+    return (config_map,) if profile.files else ()
 
 
 def summarize_files(plan: Manifest) -> Manifest:
     """A plan to be read by a person: each file as its size and digest in place of its content."""
-    return {**plan, "objects": [_summarize_object(each) for each in plan["objects"]]} if "objects" in plan else plan
+    return {**plan, "objects": [_summarize_object(obj) for obj in plan["objects"]]} if "objects" in plan else plan
 
 
-def _summarize_object(thing: Manifest) -> Manifest:
-    if (thing["metadata"].get("labels") or {}).get(template.ROLE_LABEL) != _ROLE:
-        return thing
-    text = {key: _summarize_content(each.encode()) for key, each in thing.get("data", {}).items()}
-    binary = {key: _summarize_content(base64.b64decode(each)) for key, each in thing.get("binaryData", {}).items()}
-    return {**thing, **({"data": text} if text else {}), **({"binaryData": binary} if binary else {})}
+def _summarize_object(obj: Manifest) -> Manifest:
+    if (obj["metadata"].get("labels") or {}).get(template.ROLE_LABEL) != _ROLE:
+        return obj
+    text = {key: _summarize_content(content.encode()) for key, content in obj.get("data", {}).items()}
+    binary = {key: _summarize_content(base64.b64decode(content)) for key, content in obj.get("binaryData", {}).items()}
+    return {**obj, **({"data": text} if text else {}), **({"binaryData": binary} if binary else {})}
 
 
 def _summarize_content(content: bytes) -> str:

@@ -53,52 +53,52 @@ def list_pod_requirements(profile: Profile, run: Run, ports: bool = False) -> tu
 
 def _required_capacity(profile: Profile, ports: bool) -> Capacity:
     """Enough nodes for the smallest number of pods."""
-    network, needs = profile.network, merge_pod_settings(profile)
-    apart, held = profile.nodes.max > 1 and needs.spread, ports and needs.host_network
+    network, pod = profile.network, merge_pod_settings(profile)
+    is_spread, uses_host_ports = profile.nodes.max > 1 and pod.spread, ports and pod.host_network
     return Capacity(
         pods=profile.nodes.min,
-        labels={**(profile.hardware.match if profile.hardware else {}), **needs.node_selector},
-        avoid=needs.avoid,
-        only=needs.only,
+        labels={**(profile.hardware.match if profile.hardware else {}), **pod.node_selector},
+        avoid=pod.avoid,
+        only=pod.only,
         tolerations=list_tolerations(profile),
         resources=resource_requests(profile),
-        one_per_node=apart or held,
-        uses_host_ports=held and not apart,
+        one_per_node=is_spread or uses_host_ports,
+        uses_host_ports=uses_host_ports and not is_spread,
         device_plugin=network.device_plugin if network else None,
     )
 
 
 def _list_references(profile: Profile) -> list[ReferencedObject]:
     """Every object that the pods name, which must exist before them."""
-    needs = merge_pod_settings(profile)
-    found = [
+    pod = merge_pod_settings(profile)
+    references = [
         ReferencedObject(object_kind="NetworkAttachmentDefinition", name=name, namespace=namespace or None)
-        for namespace, _, name in (each.rpartition("/") for each, count in needs.networks.items() if count)
+        for namespace, _, name in (each.rpartition("/") for each, count in pod.networks.items() if count)
     ]
     for source in profile.env.values():
         if isinstance(source, KeyReference):
             what, name = ("Secret", source.secret) if source.secret else ("ConfigMap", source.config_map)
-            found.append(ReferencedObject(object_kind=what, name=str(name), required_entries=(source.key,)))
-    for each in needs.env_from:
+            references.append(ReferencedObject(object_kind=what, name=str(name), required_entries=(source.key,)))
+    for each in pod.env_from:
         what, name = ("Secret", each.secret) if each.secret else ("ConfigMap", each.config_map)
-        found.append(ReferencedObject(object_kind=what, name=str(name)))
-    for mount in (*merge_mounts(profile).values(), *(one for each in needs.init for one in each.mounts.values())):
+        references.append(ReferencedObject(object_kind=what, name=str(name)))
+    for mount in (*merge_mounts(profile).values(), *(one for each in pod.init for one in each.mounts.values())):
         kinds = {"PersistentVolumeClaim": mount.claim, "ConfigMap": mount.config_map, "Secret": mount.secret}
-        found += [
+        references += [
             ReferencedObject.model_validate({"object_kind": what, "name": name}) for what, name in kinds.items() if name
         ]
-    found += [ReferencedObject(object_kind="Secret", name=name) for name in needs.pull_secrets]
-    found += _list_claimed(profile)
-    found += [
+    references += [ReferencedObject(object_kind="Secret", name=name) for name in pod.pull_secrets]
+    references += _list_claimed(profile)
+    references += [
         ReferencedObject(object_kind="StorageClass", name=each.storage_class)
         for each in merge_mounts(profile).values()
         if each.storage_class
     ]
-    if needs.priority_class:
-        found.append(ReferencedObject(object_kind="PriorityClass", name=needs.priority_class))
-    if needs.service_account:
-        found.append(ReferencedObject(object_kind="ServiceAccount", name=needs.service_account))
-    return list(dict.fromkeys(found))
+    if pod.priority_class:
+        references.append(ReferencedObject(object_kind="PriorityClass", name=pod.priority_class))
+    if pod.service_account:
+        references.append(ReferencedObject(object_kind="ServiceAccount", name=pod.service_account))
+    return list(dict.fromkeys(references))
 
 
 def _list_claimed(profile: Profile) -> list[ReferencedObject]:

@@ -12,19 +12,19 @@ _FILES_VOLUME = "files"
 _MAX_KEY_CHARS = 253  # of a ConfigMap
 
 
-def build_volumes(profile: Profile, needs: Pod) -> list[tuple[Manifest, Manifest]]:
+def build_volumes(profile: Profile, pod: Pod) -> list[tuple[Manifest, Manifest]]:
     """Each volume with its mount."""
-    devices = {path: {"hostPath": {"path": path}} for path in needs.devices}
-    memory = {"medium": "Memory", "sizeLimit": needs.shm}
-    shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if needs.shm else {}
+    devices = {path: {"hostPath": {"path": path}} for path in pod.devices}
+    memory = {"medium": "Memory", "sizeLimit": pod.shm}
+    shm: dict[str, Manifest] = {"/dev/shm": {"emptyDir": memory}} if pod.shm else {}
     named = {path: _build_volume_source(mount) for path, mount in merge_mounts(profile).items()}
     read_only = {path for path, mount in merge_mounts(profile).items() if mount.read_only}
     return _name_volumes("volume", {**devices, **shm, **named}, read_only)
 
 
-def build_init_volumes(needs: Pod, index: int) -> list[tuple[Manifest, Manifest]]:
+def build_init_volumes(pod: Pod, index: int) -> list[tuple[Manifest, Manifest]]:
     """Each volume of the init container with this index, and its mount; no other container has it."""
-    mounts = needs.init[index].mounts
+    mounts = pod.init[index].mounts
     sources = {path: _build_volume_source(mount) for path, mount in mounts.items()}
     return _name_volumes(f"init-{index}", sources, {path for path, mount in mounts.items() if mount.read_only})
 
