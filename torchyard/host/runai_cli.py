@@ -289,7 +289,7 @@ def count_copied_bytes(job: RunaiJob) -> int:
 def copy_log(job: RunaiJob, *, has_ended: bool) -> str | None:
     """Append the log's new lines to the copy; returns why the CLI could not print the log, None if it could.
 
-    The CLI is asked for the lines from shortly before the newest copied one on; those that the copy has are skipped.
+    The lines from shortly before the newest copied one on are requested; those that the copy has are skipped.
     The last line is copied without its line end only once the pod has ended.
     """
     os.makedirs(os.path.dirname(job.copy_path), exist_ok=True)

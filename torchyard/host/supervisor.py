@@ -190,7 +190,7 @@ class _Agent(NamedTuple):
 
 
 def _start_process(spec: Json) -> _Agent:
-    """Start the process in its own session. A program that cannot be executed exits with 127, and `error` says why."""
+    """Start the process in its own session. If the program cannot be executed, it exits with 127 and `error` is set."""
     output_fd, child_output_fd = os.pipe()
     error_fd, child_error_fd = os.pipe()  # closed by a successful exec
     pid = os.fork()

@@ -36,7 +36,7 @@ _SUPERVISOR_FILES = (
     *(f"black_box/{name}" for name in black_box.FILES),
 )
 _REMOVAL_TIMEOUT_S = 120.0
-_END_GRACE_S = 10.0  # for processes without a folder that says how long theirs is
+_END_GRACE_S = 10.0  # for processes without a folder, whose own grace is in its spec
 _LOG_IDLE_TIMEOUT_S = 60.0  # seconds without a byte of a log that is still being copied
 # One line, for every login shell. The script is compiled after the check: an old Python must get that far.
 _BOOTSTRAP_CODE = (
@@ -266,7 +266,7 @@ def _remove_site_folders(sites: Sequence[Site]) -> list[str]:
 def end_unstaged(plan: CommandPlan, unstaged: Sequence[Process]) -> dict[str, list[str]]:
     """End the processes on hosts that have no folder of the attempt (any more). Returns what is left, by process.
 
-    A host is asked once for all of its processes, and what is left there counts for the last of them.
+    A host is queried once for all of its processes, and what is left there counts for the last of them.
     """
     process_by_host = {process.host: process for process in unstaged if process.site}
     commands: list[tuple[str, Command]] = []

@@ -39,7 +39,7 @@ def test_killed_supervisor_is_detected(folder: Path) -> None:
 
 
 def test_rendezvous_file_is_removed_with_its_process(folder: Path, tmp_path: Path) -> None:
-    """The rendezvous file is removed with the processes: another attempt would wait for ever on it."""
+    """The rendezvous file is removed with the processes: those of another attempt would wait forever on it."""
     start(folder, f"touch {tmp_path}/meet; echo ready; sleep 60", meeting=str(tmp_path / "meet"))
     while not (folder / "log").exists() or "ready" not in texts(folder):
         time.sleep(0.01)

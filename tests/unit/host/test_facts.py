@@ -1,4 +1,4 @@
-"""The facts of a host for preflight: its ports and its folders."""
+"""What preflight probes on a host: its ports and its folders."""
 
 import os
 import socket
@@ -29,7 +29,7 @@ def test_free_port_is_free_again_after_the_check() -> None:
 
 
 def test_folder_that_cannot_be_created_is_reported(tmp_path: Path) -> None:
-    """A run folder below a file is refused, with the variable that chooses another place."""
+    """A run folder below a file is refused, and the remedy names the variable that chooses another one."""
     (tmp_path / "file").write_text("")
     check = run_check(WritableFolder(host="localhost", path=str(tmp_path / "file" / "run")))
     assert (check.verdict, check.detail) == ("failed", f"Not a directory: {tmp_path}/file/run")

@@ -17,7 +17,7 @@ from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
 
 class StatusCaller:
-    """A status command to which a launcher renews its lease, and the last state that it printed."""
+    """A launcher that renews a lease through a status command; `state` is the last one that the command printed."""
 
     def __init__(self, folder: Path) -> None:
         argv = [sys.executable, "-I", "-S", _SUPERVISOR_PATH, "status", str(folder)]
@@ -31,7 +31,8 @@ class StatusCaller:
         assert self.process.stdout
         self.process.stdin.write(f"{owner}\n".encode())
         time.sleep(0.2)
-        if output := self.process.stdout.read():
+        output = self.process.stdout.read()
+        if output:
             self.state = json.loads(output.splitlines()[-1])
         return self.state
 
@@ -59,7 +60,7 @@ def start_watched(folder: Path) -> Iterator[Callable[..., StatusCaller]]:
 
 
 def test_process_ends_with_its_lease(folder: Path) -> None:
-    """A process whose lease is not renewed gets SIGTERM, then SIGKILL after the grace; log and state say why."""
+    """A process whose lease is not renewed gets SIGTERM, and SIGKILL after the grace; log and state give the reason."""
     start(folder, "trap 'echo bye' TERM; while :; do sleep 0.05; done", lease=0.3, grace=0.3)
     state = ended(folder)
     assert (state["exit"], state["abandoned"]) == (-9, 0.3)
@@ -78,7 +79,7 @@ def test_renewed_lease_keeps_a_process_alive(folder: Path, start_watched: Callab
 
 @pytest.mark.parametrize("jump", [-1e7, 1e7])
 def test_clock_change_does_not_end_a_lease(folder: Path, jump: float) -> None:
-    """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process said."""
+    """A renewal counts from when the supervisor saw it, whatever the clock of the renewing process shows."""
     start(folder, "sleep 60", lease=1.0)
     time.sleep(0.6)
     os.utime(folder.parent / "looked", (time.time() + jump, time.time() + jump))
@@ -88,7 +89,7 @@ def test_clock_change_does_not_end_a_lease(folder: Path, jump: float) -> None:
 
 
 def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
-    """Renewing a lease works on a full disk, so that the process stays alive."""
+    """A lease can be renewed on a full disk: the mtime of its file is the heartbeat."""
     (folder.parent / "looked").symlink_to("/dev/full")
     status_caller = start_watched(lease=1)
     for _ in range(12):
@@ -97,8 +98,9 @@ def test_lease_is_renewed_on_a_full_disk(folder: Path, start_watched: Callable[.
 
 
 def test_second_launcher_gets_the_name_of_the_owner(folder: Path, start_watched: Callable[..., StatusCaller]) -> None:
-    """A second launcher is told the name of the one that renews a process's lease, until that one is gone."""
-    status_caller, heartbeat_file = start_watched(lease=60), folder.parent / "looked"
+    """A second launcher gets the name of the one that renews a process's lease, until that one counts as dead."""
+    status_caller = start_watched(lease=60)
+    heartbeat_file = folder.parent / "looked"
     assert status_caller.wait_until("here:/runs/a", lambda _: "here:/runs/a" in heartbeat_file.read_text())
     assert status_caller.wait_until("there:/runs/a", lambda state: state.get("carrier") == "here:/runs/a")
     os.utime(heartbeat_file, (time.time() - 61,) * 2)

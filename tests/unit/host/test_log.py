@@ -15,7 +15,7 @@ from torchyard.launchers.baremetal import _SUPERVISOR_PATH
 
 
 def test_lines_are_marked_by_time_and_node(folder: Path) -> None:
-    """Each line says when it came and from which node."""
+    """Each line has the time at which it arrived and the name of its node."""
     start(folder, "echo one")
     ended(folder)
     timestamp, node, *_ = (folder / "log").read_text().split()
@@ -50,7 +50,7 @@ def test_log_is_followed_from_a_byte_to_its_end(folder: Path, offset: int, expec
     assert (completed.returncode, completed.stdout) == (0, expected)
 
 
-# --- lines that torchrun had written, and the log had not
+# --- lines that torchrun had on disk and the log did not have
 
 
 def write_rank_log(folder: Path, *lines: str) -> None:
@@ -86,7 +86,7 @@ def test_line_that_torchrun_joined_is_not_repeated(folder: Path) -> None:
 
 
 def test_redrawn_progress_bar_is_not_appended(folder: Path) -> None:
-    """The states of a progress bar that the rank itself has redrawn are not lost: only its last state is a line."""
+    """Of a progress bar that the rank itself has redrawn, only the last state is a line."""
     write_rank_log(folder, "\r 10%\r 50%\r100%", "windows\r", "\r 10%\r 20%")
     with (folder / "ranks" / "id" / "attempt_0" / "1" / "stdout.log").open("ab") as file:
         file.write(b"\r 30%")
@@ -114,7 +114,7 @@ def test_unprinted_lines_of_a_killed_supervisor_are_recovered(folder: Path, verb
 
 
 def test_partial_line_of_a_killed_supervisor_is_terminated(folder: Path) -> None:
-    """A line that a power cut has torn is kept as a line of its own, and the complete one follows."""
+    """A line that a power cut has interrupted is kept as a separate line, and the complete one follows."""
     write_rank_log(folder, "whole")
     start(folder, "sleep 60")
     (folder / "log").write_text("2026-11-22T00:00:00.000Z node-0 | [default1]:wh")

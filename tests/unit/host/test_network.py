@@ -1,4 +1,4 @@
-"""The addresses of a host on which a run's etcd listens: only those where its agents reach it."""
+"""The addresses of a host on which a run's etcd listens: only those at which its agents reach it."""
 
 import socket
 from pathlib import Path
@@ -34,7 +34,7 @@ def test_foreign_address_is_not_listened_on() -> None:
 
 
 def test_store_listens_everywhere_if_no_route_is_known() -> None:
-    """If no route is known, as for a launcher's ssh alias, the store listens everywhere so that the run can meet."""
+    """If no route is known, as for a launcher's ssh alias, the store listens everywhere: the agents must reach it."""
     assert find_listen_urls({"name": "localhost", "port": 9, "toward": [UNKNOWN_NAME]}) == "http://0.0.0.0:9"
     assert find_listen_urls({"name": UNKNOWN_NAME, "port": 9, "toward": [UNKNOWN_NAME]}) == "http://0.0.0.0:9"
 

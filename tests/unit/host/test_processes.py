@@ -1,4 +1,4 @@
-"""The processes of a job, found and ended by their label: their folder is removed while they run."""
+"""The processes of a job, found and ended by their label, after their folder was removed."""
 
 import os
 import signal
@@ -17,7 +17,7 @@ from torchyard.model.plan import Command
 
 
 def test_process_keeps_running_without_its_folder(start: Start, node: Path) -> None:
-    """A process outlives its folder: the status says that it runs, and why so little is known about it."""
+    """A process outlives its folder: the status reports that it is running, and why it has no other values."""
     start()
     state = keep("status", node)
     assert (state["phase"], state["detail"]) == ("running", "its folder was removed; it keeps running")
@@ -33,7 +33,7 @@ def test_end_is_reported_without_the_folder(start: Start, node: Path, tmp_path: 
 
 
 def test_cancel_finds_a_process_by_its_label(start: Start, node: Path) -> None:
-    """Cancel ends a process without a folder and its supervisor, and proves it."""
+    """Cancel ends a process without a folder, and its supervisor."""
     state = start()
     assert keep("cancel", node, "5") == {"phase": "absent", "left": []}
     assert not lives(state["agent"])
@@ -55,7 +55,7 @@ def test_nothing_is_started_twice(start: Start, node: Path) -> None:
 
 
 def test_lease_expires_without_the_folder(start: Start) -> None:
-    """Without a renewal, a process whose folder was removed ends with its lease, and so does its supervisor."""
+    """Without a renewal, a process whose folder was removed ends with its lease, and its supervisor exits."""
     state = start(lease=0.3, grace=0.3)
     until(lambda: not lives(state["agent"]) and not lives(state["keeper"]))
 
@@ -83,7 +83,7 @@ def test_failing_supervisor_ends_its_process(start: Start) -> None:
 
 
 def test_script_ends_processes_on_a_host_without_our_files(start: Start) -> None:
-    """On a host without our files, a script that is sent ends all processes of an attempt."""
+    """On a host without our files, the script that ssh sends ends all processes of an attempt."""
     from torchyard.machines.staging import _inline_script  # what goes over ssh
 
     start()

@@ -1,4 +1,4 @@
-"""What a pod prints about its RDMA devices, from made-up trees of sysfs."""
+"""What a pod prints about its RDMA devices, from synthetic trees of sysfs."""
 
 import json
 import os
@@ -12,7 +12,7 @@ from torchyard.host import rdma_facts
 
 
 class Pod:
-    """A made-up root folder, and what the program prints there."""
+    """A synthetic root folder, and what the program prints there."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -23,7 +23,7 @@ class Pod:
         (self.root / "dev/infiniband" / f"uverbs{port[5]}").touch()
 
     def run(self, capsys: pytest.CaptureFixture[str], *args: str) -> tuple[int, dict[str, Any], str]:
-        """The exit code, the facts, and what is said on stderr."""
+        """The exit code, the facts, and the text on stderr."""
         code = rdma_facts.main(args, f"{self.root}/")
         captured = capsys.readouterr()
         (line,) = captured.out.splitlines()
@@ -72,7 +72,7 @@ def test_ports_are_chosen_as_by_nccl(
 
 
 def test_pod_without_devices_reports_what_is_missing(pod: Pod, capsys: pytest.CaptureFixture[str]) -> None:
-    """Without a device the facts say so, and the pod goes on unless RDMA is required."""
+    """Without a device the facts name what is missing, and the pod starts unless RDMA is required."""
     code, facts, stderr = pod.run(capsys)
     assert (code, stderr, len(facts["lacks"])) == (0, "", 2)
     code, _, stderr = pod.run(capsys, "required")

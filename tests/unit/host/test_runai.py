@@ -1,4 +1,4 @@
-"""One pod of a Run:ai job: submitted once, never adopted from another run, and gone only if the CLI says so twice."""
+"""A Run:ai job: submitted once, never adopted from another run, and gone only after two responses without it."""
 
 import time
 from pathlib import Path
@@ -18,7 +18,8 @@ from torchyard.pods.template import CLI_RUN_LABEL, RUN_LABEL
 def test_second_submit_adopts(runai_planned: Planned) -> None:
     """A second submit finds the job and its submission time."""
     plan = runai_planned("sleep 60")
-    first, second = begun(plan), begun(plan)
+    first = begun(plan)
+    second = begun(plan)
     assert (first.created, second.created) == (True, False)
     assert first.submitted_at == second.submitted_at
     _remove_job(plan)

@@ -1,4 +1,4 @@
-"""Run:ai's CLI: its answers in any shape, and what preflight asks it."""
+"""Run:ai's CLI: its output in any shape, and what preflight checks."""
 
 import pytest
 
@@ -34,16 +34,16 @@ def test_statuses_are_found_in_any_shape(output: str, status: str | None) -> Non
 )
 def test_preflight_checks_the_cli(runai_planned: Planned, changes: dict[str, str], detail: str) -> None:
     """The program, its generation, the login and the project are checked before anything is submitted."""
-    requirement = next(
-        requirement for requirement in runai_planned("true").requires if requirement.kind == "runai"
-    ).model_copy(update=changes)
-    (check,) = check_hosts([requirement])
+    plan = runai_planned("true")
+    (requirement,) = [requirement for requirement in plan.requires if requirement.kind == "runai"]
+    (check,) = check_hosts([requirement.model_copy(update=changes)])
     assert (detail in check.detail, check.verdict) == (True, "failed" if changes else "ok")
 
 
 def test_preflight_reports_a_missing_login(runai_planned: Planned, cli: Cli) -> None:
     """A CLI without a login is reported with the command to log in."""
-    plan, path = runai_planned("true"), cli()
+    plan = runai_planned("true")
+    path = cli()
     path.write_text(path.read_text().replace("\nexec", '\n[ "$1" != whoami ] || { echo not logged in; exit 1; }\nexec'))
     (check,) = check_hosts([requirement for requirement in plan.requires if requirement.kind == "runai"])
     assert (check.detail, check.remedy) == ("nobody is logged in: not logged in", f"{path} login")

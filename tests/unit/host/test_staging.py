@@ -47,14 +47,14 @@ def test_files_that_the_job_left_are_fetched(tmp_path: Path) -> None:
 
 
 def test_existing_folder_needs_no_second_tar(tmp_path: Path) -> None:
-    """A second process of the same run sends nothing again, and is told that it may go on."""
+    """A second process of the same run sends no tar, and the host names no other owner."""
     run_script("place", tmp_path / "sample-1", OWNER, stream=tar(member("work/x.py")).read())
     lines = run_script("place", tmp_path / "sample-1", OWNER).stdout.splitlines()
     assert [json.loads(line) for line in lines] == [{"wanted": False, "carrier": ""}, {"created": False, "carrier": ""}]
 
 
 def test_attempts_of_a_run_are_listed(tmp_path: Path) -> None:
-    """Each attempt with a folder here is reported by its number; half a folder and another run's are not."""
+    """Each attempt with a folder here is reported by its number; partial folders and those of another run are not."""
     for name in ("sample-1", "sample-3", "sample-4.part-77", "other-5"):
         (tmp_path / name).mkdir()
     assert sorted(query_script("begun", tmp_path / "sample-1")["attempts"]) == [1, 3]

@@ -23,14 +23,14 @@ def test_killed_supervisor_is_not_a_reboot(folder: Path) -> None:
 
 
 def test_reboot_of_the_host_is_detected(folder: Path) -> None:
-    """A restart of the host is known from the kernel's boot id, which differs from the one in the state."""
+    """A restart of the host is detected by the kernel's boot id, which differs from the one in the state."""
     kill_supervisor(folder)
     write_state(str(folder), boot="0190c7f0-before")
     assert view_state(str(folder))["rebooted"]
 
 
 def test_state_without_a_boot_id_is_not_a_reboot(folder: Path) -> None:
-    """A state without a boot id, as the previous version wrote it, is no proof of a restart."""
+    """A state without a boot id does not prove a restart."""
     kill_supervisor(folder)
     state = {key: value for key, value in json.loads((folder / "state").read_text()).items() if key != "boot"}
     (folder / "state").write_text(json.dumps(state).ljust(_STATE_BYTES))

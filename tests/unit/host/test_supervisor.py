@@ -33,7 +33,8 @@ def test_the_program_keeps_the_umask_of_its_user(folder: Path) -> None:
 
 def test_submit_twice_starts_once(folder: Path) -> None:
     """The second submit adopts what the first one started."""
-    first, second = start(folder, "sleep 60"), start(folder, "sleep 60")
+    first = start(folder, "sleep 60")
+    second = start(folder, "sleep 60")
     assert (first["created"], second["created"]) == (True, False)
     assert first["agent"] == second["agent"]
 
@@ -59,7 +60,7 @@ def test_program_that_cannot_start_is_127(folder: Path) -> None:
 
 
 def test_orphans_of_a_killed_agent_are_removed(folder: Path) -> None:
-    """A grandchild in a session of its own does not survive its agent."""
+    """A grandchild in a separate session does not survive its agent."""
     state = start(folder, "setsid sleep 60 & sleep 60")
     os.kill(state["agent"], signal.SIGKILL)
     ended(folder)

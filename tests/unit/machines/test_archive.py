@@ -1,4 +1,4 @@
-"""Tars from a host: torn ones, and those that lead outside the folder."""
+"""Tars from a host: incomplete ones, and those that lead outside the folder."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""A plan of processes carried out: started once, attached to, and proven to be gone."""
+"""MachinesBackend: processes are started once, adopted, and proven to be gone."""
 
 import os
 from collections.abc import Iterator
@@ -53,7 +53,7 @@ def test_supervisor_that_starts_nothing_is_an_error(plan: CommandPlan) -> None:
 
 
 def test_unreachable_host_counts_as_leftover(write: Write, tmp_path: Path) -> None:
-    """What a host has left is unknown if ssh does not reach it: the removal reports the host, and not nothing."""
+    """What a host has left is unknown if ssh does not reach it: the removal reports the host as a leftover."""
     ssh = tmp_path / "ssh"
     ssh.write_text("#!/bin/sh\necho Permission denied >&2; exit 255\n")
     ssh.chmod(0o755)

@@ -1,4 +1,4 @@
-"""Preflight on hosts: how often each is asked, and what is reported if one cannot be asked."""
+"""Preflight on hosts: how often each is queried, and what is reported if one cannot be queried."""
 
 import os
 import sys
@@ -15,7 +15,7 @@ def write_script(path: Path, text: str) -> str:
 
 
 def test_each_interpreter_is_queried_once(tmp_path: Path) -> None:
-    """All packages of an interpreter are asked for in one call, and each gets its own check."""
+    """All packages of an interpreter are checked in one call, and each gets its own check."""
     python = write_script(tmp_path / "python", f'echo call >> {tmp_path}/calls; exec {sys.executable} "$@"')
     requirements = [
         Package(host="localhost", python=python, name=name, minimum_version="1.0", reason="the job needs it")
@@ -29,9 +29,10 @@ def test_each_interpreter_is_queried_once(tmp_path: Path) -> None:
 
 
 def test_host_that_is_down_is_reported_once(tmp_path: Path) -> None:
-    """A host that ssh cannot reach gives one finding, however much it should be asked, with ssh's own words."""
+    """A host that ssh cannot reach gives one finding with ssh's message, however many requirements it has."""
     os.environ["TORCHYARD_SSH"] = write_script(tmp_path / "ssh", "echo no route to host >&2; exit 255")
-    port, program = FreePort(host="gpu1", port=1, option="options.port"), ProgramFile(host="gpu1", path="/x.py")
+    port = FreePort(host="gpu1", port=1, option="options.port")
+    program = ProgramFile(host="gpu1", path="/x.py")
     package = Package(host="gpu1", python="python3", name="torch", minimum_version="2.0", reason="the job needs it")
     (check,) = check_hosts([port, program, package])
     assert (check.name, check.verdict) == ("gpu1", "failed")

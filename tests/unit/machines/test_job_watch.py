@@ -1,4 +1,4 @@
-"""A log that is written elsewhere, and copied here while it grows."""
+"""ProcessWatch: the states of processes, and logs that are copied here while they grow on other hosts."""
 
 import os
 import shutil
@@ -47,7 +47,7 @@ TAIL = "tail -c +$(($1 + 1)) there"
 
 
 def copy_log(process: Process, idle_timeout_s: float = 5.0) -> tuple[str, dict[str, str]]:
-    """The copy once it is complete, and what it lacks."""
+    """The copy once it is complete, and what is missing in it."""
     with ProcessWatch([process]) as watch:
         watch.drain_logs(idle_timeout_s)
         return Path(process.log).read_text(), watch.lost_logs()
@@ -135,7 +135,7 @@ def test_process_without_a_state_is_not_seen(make_process: MakeProcess) -> None:
 
 
 def test_copy_resumes_after_a_full_disk(make_process: MakeProcess, tmp_path: Path) -> None:
-    """A copy that a full disk has stopped continues from what it has once there is room."""
+    """A copy that a full disk has stopped is resumed once there is room."""
     process = make_process(TAIL, RUNNING % "exec sleep 60")
     Path(process.log).parent.mkdir()
     os.symlink("/dev/full", process.log)
@@ -168,7 +168,7 @@ def test_log_of_a_killed_supervisor_is_complete_once_recovered(
 def test_broken_connection_is_disconnected(
     make_process: MakeProcess, status: str, follow: str, is_disconnected: bool
 ) -> None:
-    """A process does not count as silent while its connection is broken or its CLI gets no answer."""
+    """A process does not count as silent while its connection is broken or its CLI gets no response."""
     with ProcessWatch([make_process(follow, status)]) as watch:
         deadline = time.monotonic() + 0.6
         while time.monotonic() < deadline:

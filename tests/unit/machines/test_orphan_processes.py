@@ -21,19 +21,19 @@ def test_orphan_is_found_and_ended(start: Start, tmp_path: Path) -> None:
 
 
 def test_orphan_without_a_supervisor_is_marked(start: Start, tmp_path: Path) -> None:
-    """A stray process without a supervisor, which no lease will end, is marked as such."""
+    """An orphan without a supervisor, which no lease will end, is marked."""
     os.kill(start()["keeper"], signal.SIGKILL)
     until(lambda: [orphan.is_supervised for orphan in find_orphan_processes(tmp_path / "runs")] == [False])
 
 
 def test_orphan_without_a_folder_variable_is_found(start: Start, tmp_path: Path) -> None:
-    """A process that lacks the variable with its folder is found by that of its supervisor."""
+    """A process that lacks the variable with its folder is found by the folder of its supervisor."""
     start(argv=["env", "-u", processes.FOLDER_VARIABLE, "sleep", "60"])
     until(lambda: len(find_orphan_processes(tmp_path / "runs")) == 1)
 
 
 def test_run_with_a_plan_has_no_orphans(start: Start, node: Path, tmp_path: Path) -> None:
-    """Processes of an existing run folder, or of another runs folder, are not strays."""
+    """Processes of an existing run folder, or of another runs folder, are not orphans."""
     start(remove=False)
     (node.parent / "plan.json").touch()
     assert (find_orphan_processes(tmp_path / "runs"), find_orphan_processes(tmp_path / "other")) == ([], [])

@@ -1,4 +1,4 @@
-"""Commands on hosts: how ssh is called, and what a command may answer."""
+"""Commands on hosts: how ssh is called, and what a command may print."""
 
 import subprocess
 
@@ -42,11 +42,11 @@ def test_ssh_does_not_prompt_or_hang(ssh_settings: dict[str, str], key: str, val
     assert ssh_settings[key] == value
 
 
-# --- what a command answers
+# --- what a command prints
 
 
 def test_flood_on_stderr_does_not_block_a_command() -> None:
-    """A command with much output on stderr is read, and its last line there says why it failed."""
+    """A command with much output on stderr is read, and its last line there is the reason of its failure."""
     assert run_command("localhost", python(f"{FLOOD}; print(1)")) == 1
     with pytest.raises(HostError, match=r"the last$"):
         run_command("localhost", python(f"{FLOOD}; sys.exit(1)"))
@@ -58,12 +58,12 @@ def test_flood_on_stderr_does_not_block_a_pipe() -> None:
 
 
 def test_endless_response_is_refused() -> None:
-    """An answer that would fill the memory is refused."""
+    """Output that would fill the memory is refused."""
     with pytest.raises(HostError, match=f"its output is larger than {_MAX_OUTPUT_BYTES >> 20} MiB"):
         run_command("localhost", python("while True: print('x' * 65536)"))
 
 
 def test_command_that_hangs_is_killed() -> None:
-    """A command that does not answer is ended after its timeout, and the error says so."""
+    """A command that does not exit is killed after its timeout, and the error states that."""
     with pytest.raises(HostError, match=r"no answer within 0 s"):
         run_command("localhost", python("import time; time.sleep(60)"), timeout_s=0.3)

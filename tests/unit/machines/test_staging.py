@@ -1,4 +1,4 @@
-"""What is staged in on a host: the program's files, the checkpoints of the attempt before, and the scripts."""
+"""What is staged in on a host: the program's files, the checkpoints of the previous attempt, and the scripts."""
 
 import subprocess
 import sys
@@ -19,7 +19,7 @@ def test_next_attempt_takes_checkpoints_from_any_host(write: Write, tmp_path: Pa
 
 
 def test_checkpoints_are_found_in_listed_folders(tmp_path: Path) -> None:
-    """A plan that lists every folder of the previous attempt still works, even with special characters in a name."""
+    """A plan may list the folders of the previous attempt one by one, even with special characters in a name."""
     (tmp_path / "[1]" / "checkpoints").mkdir(parents=True)
     (tmp_path / "[1]" / "checkpoints" / "0.pt").touch()
     assert [name for _, name in _list_checkpoints([f"{tmp_path}/[1]", f"{tmp_path}/gone"])] == ["checkpoints/0.pt"]

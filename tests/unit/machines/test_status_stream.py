@@ -1,4 +1,4 @@
-"""What hosts send while a job runs is untrusted input: whatever it is, the launcher goes on."""
+"""What hosts send while a job runs is untrusted input: whatever it is, the launcher continues."""
 
 import os
 import time
@@ -31,7 +31,8 @@ def make_process(tmp_path: Path) -> MakeProcess:
     """A process whose host sends what a piece of Python code prints."""
 
     def make(status: str, follow: str = "") -> Process:
-        log, status_command = str(tmp_path / "log"), python(status)
+        log = str(tmp_path / "log")
+        status_command = python(status)
         return Process(
             name="a", host="localhost", log=log, submit=None, status=status_command, cancel=None,
             follow=python(follow) if follow else None,
@@ -46,7 +47,7 @@ def watch_until(process: Process, condition: Callable[[ProcessWatch], object]) -
     deadline = time.monotonic() + 20
     with ProcessWatch([process]) as watch:
         while not condition(watch):
-            assert time.monotonic() < deadline, "it did not come to that"
+            assert time.monotonic() < deadline, "the condition was not met within 20 s"
             watch.poll(0.1)
         yield watch
 
@@ -117,16 +118,17 @@ def job(write: Write) -> Iterator[CommandPlan]:
 
 
 def write_heartbeat(plan: CommandPlan, owner: str) -> Path:
-    """Write that this holder renewed the job's lease a moment ago."""
+    """Write that this owner has just renewed the job's lease."""
     heartbeat_file = Path(plan.processes[0].log).parents[1] / "looked"
     heartbeat_file.write_text(owner.ljust(511) + "\n")
     return heartbeat_file
 
 
 def test_lease_is_renewed_under_the_former_name(job: CommandPlan) -> None:
-    """If a supervisor knows this folder as `host:folder`, its lease is renewed under that name."""
+    """If a supervisor names this launcher `host:folder`, its lease is renewed under that name."""
     heartbeat_file = write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)))
-    mtime_ns, deadline = heartbeat_file.stat().st_mtime_ns, time.monotonic() + 30
+    mtime_ns = heartbeat_file.stat().st_mtime_ns
+    deadline = time.monotonic() + 30
     with ProcessWatch(job.processes) as watch:
         while heartbeat_file.stat().st_mtime_ns == mtime_ns and time.monotonic() < deadline:
             watch.poll(0.2)
@@ -141,7 +143,7 @@ def poll_for(watch: ProcessWatch, timeout_s: float) -> None:
 
 
 def test_job_of_another_owner_is_refused(job: CommandPlan) -> None:
-    """If another holder renews a supervisor's lease, this process leaves."""
+    """If another owner renews a supervisor's lease, this launcher raises RunInUseError."""
     write_heartbeat(job, _former_identity(str(runs_folder() / FOLDER)) + "#0190c7f0aaaa")
     with ProcessWatch(job.processes) as watch, pytest.raises(RunInUseError, match="#0190c7f0aaaa"):
         poll_for(watch, 30)

@@ -18,7 +18,7 @@ from torchyard.steps.teardown import teardown
 
 @pytest.fixture
 def plan(write: Write, tmp_path: Path) -> Iterator[CommandPlan]:
-    """A plan with an etcd of its own, gone after the test."""
+    """A plan with its own etcd, which is removed after the test."""
     job_plan = lone_plan(load(write(rendezvous="etcd-v2")), tmp_path / "run")
     yield job_plan
     teardown(job_plan)
@@ -48,7 +48,7 @@ def test_store_without_v2_is_refused(plan: CommandPlan) -> None:
 
 
 def test_store_that_exits_is_reported_with_its_output(plan: CommandPlan) -> None:
-    """A store that ends at its start is reported at once, with its output."""
+    """A store that exits at its start is reported immediately, with its output."""
     failing_plan = with_store_argv(plan, "bash", "-c", "echo flag provided but not defined: -enable-v2; exit 2")
     with pytest.raises(RendezvousError, match=r"ended with 2 and printed: .*not defined: -enable-v2"):
         ensure_rendezvous(failing_plan)
