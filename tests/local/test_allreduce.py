@@ -155,15 +155,15 @@ def test_wrong_sums_fail_the_check(tmp_path: Path) -> None:
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
 def test_shares_add_up_exactly(world_size: int) -> None:
     """The shares of all ranks add up to the sums exactly, even in the narrowest dtype."""
-    total = sum(allreduce.shares(rank, world_size)[0].bfloat16() for rank in range(world_size))
-    assert torch.equal(torch.as_tensor(total), allreduce.shares(0, world_size)[1].bfloat16())
+    total = sum(allreduce.build_shares(rank, world_size)[0].bfloat16() for rank in range(world_size))
+    assert torch.equal(torch.as_tensor(total), allreduce.build_shares(0, world_size)[1].bfloat16())
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
 def test_shares_tell_what_went_wrong(world_size: int) -> None:
     """A missing rank, a rank counted twice, shifted parts and a maximum all differ from the sums."""
-    mine = torch.stack([allreduce.shares(rank, world_size)[0] for rank in range(world_size)])
-    sums = allreduce.shares(0, world_size)[1]
+    mine = torch.stack([allreduce.build_shares(rank, world_size)[0] for rank in range(world_size)])
+    sums = allreduce.build_shares(0, world_size)[1]
     for wrong in (mine[1:].sum(0), mine.sum(0) + mine[0], mine.sum(0).roll(world_size), mine.amax(0)):
         assert not torch.equal(wrong, sums)
 

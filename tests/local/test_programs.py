@@ -134,7 +134,7 @@ def test_a_line_is_one_write(monkeypatch: pytest.MonkeyPatch) -> None:
     ours, theirs = socket.socketpair(type=socket.SOCK_DGRAM)  # keeps writes apart, unlike a pipe
     with ours, theirs, open(ours.fileno(), "wb", buffering=0, closefd=False) as raw:
         monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, write_through=True))
-        digits.say("rank 0 of 1")
+        digits.print_line("rank 0 of 1")
         assert theirs.recv(100) == b"rank 0 of 1\n"
 
 

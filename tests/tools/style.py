@@ -205,7 +205,7 @@ def record_limits() -> None:
         if folder not in recorded:
             continue
         measured = measure_limits(files)
-        lowered = Limits(*map(min, measured, recorded[folder]))
+        lowered = Limits(*(min(now, before) for now, before in zip(measured, recorded[folder], strict=True)))
         if any(value > goal for value, goal in zip(lowered, get_goals(folder), strict=True)):
             limits[folder] = lowered._asdict()
     LIMITS_PATH.write_text(json.dumps(limits, indent=1) + "\n")

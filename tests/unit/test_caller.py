@@ -22,8 +22,8 @@ def test_nothing_of_the_caller_is_seen() -> None:
 
 def test_cluster_of_the_caller_is_not_seen(fake_api: FakeApi) -> None:
     """A test does not see the cluster and server that the caller's KUBECONFIG and PREFECT_API_URL name."""
-    named = {"KUBECONFIG": str(fake_api.kubeconfig), "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
-    done = run_pytest(f"{__file__}::test_nothing_of_the_caller_is_seen", **named)
+    variables = {"KUBECONFIG": str(fake_api.kubeconfig), "PREFECT_API_URL": "http://127.0.0.1:4200/api"}
+    done = run_pytest(f"{__file__}::test_nothing_of_the_caller_is_seen", **variables)
     assert done.returncode == 0, done.stdout
 
 

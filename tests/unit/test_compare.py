@@ -15,7 +15,7 @@ def test_page_says_what_is_not_compared() -> None:
     """The page and the result have the script's list of what is not compared, and why."""
     text = PAGE.read_text()
     assert load()["not_compared"] == NOT_COMPARED
-    assert all(f"| {name} | {why} |" in text for name, why in NOT_COMPARED.items())
+    assert all(f"| {name} | {reason} |" in text for name, reason in NOT_COMPARED.items())
 
 
 def test_every_launcher_has_a_row() -> None:

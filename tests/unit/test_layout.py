@@ -35,8 +35,13 @@ def test_every_test_file_has_its_module() -> None:
     """A test file in a room of tests/unit has a module's name, and perhaps more; none lies directly in tests/."""
     rooms = [path for path in (ROOT / "tests" / "unit").rglob("test_*.py") if path.parent.name != "unit"]
     mirrors = [ROOT / mirror(module) for module in list_modules()]
-    named = {path for path in rooms for each in mirrors if path.parent == each.parent and _is_named(path, each)}
-    strays = sorted({*rooms, *(ROOT / "tests").glob("test_*.py")} - named)
+    matching = {
+        path
+        for path in rooms
+        for test_file in mirrors
+        if path.parent == test_file.parent and _is_named(path, test_file)
+    }
+    strays = sorted({*rooms, *(ROOT / "tests").glob("test_*.py")} - matching)
     assert not strays, "\n".join(f"{path.relative_to(ROOT)} belongs to no module" for path in strays)
 
 
@@ -53,16 +58,16 @@ def test_packages_are_namespaces(folder: str) -> None:
 @pytest.mark.parametrize("name", ["preflight", "rendezvous", "submit", "wait", "collect", "teardown", "train"])
 def test_tasks_are_the_packages(name: str) -> None:
     """tasks/ has the names of torchyard.tasks, and no second copy of a task."""
-    here, there = importlib.import_module(f"tasks.{name}"), importlib.import_module("torchyard.tasks")
+    shim, package = importlib.import_module(f"tasks.{name}"), importlib.import_module("torchyard.tasks")
     task = {"rendezvous": "ensure_rendezvous", "train": "train_profile"}.get(name, name)
-    assert getattr(here, task) is getattr(there, task)
+    assert getattr(shim, task) is getattr(package, task)
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "flows").glob("*.py")), ids=lambda path: path.stem)
 def test_no_flow_shadows_a_library(path: Path) -> None:
     """Prefect puts flows/ first on sys.path, where a file named like a library would hide it."""
-    found = importlib.util.find_spec(path.stem)
-    assert found is None or str(found.origin).startswith(str(ROOT))
+    spec = importlib.util.find_spec(path.stem)
+    assert spec is None or str(spec.origin).startswith(str(ROOT))
 
 
 def test_no_noun_passes_for_a_mapping() -> None:
@@ -70,25 +75,25 @@ def test_no_noun_passes_for_a_mapping() -> None:
     for name in list_launchers():
         load_launcher(name)
     nouns = [FrozenModel]
-    for each in nouns:
-        nouns += each.__subclasses__()
+    for model in nouns:
+        nouns += model.__subclasses__()
     assert len(nouns) > 50
-    assert [each for each in nouns if "keys" in each.model_fields] == []
+    assert [model for model in nouns if "keys" in model.model_fields] == []
 
 
 def test_design_names_every_module() -> None:
     """docs/design.md names each module."""
     text = (ROOT / "docs" / "design.md").read_text()
     files = [path for folder in ("tasks", "torchyard", "flows", "scripts") for path in (ROOT / folder).rglob("*.py")]
-    named = {path.name for path in files if path.stem != "__init__"}
+    names = {path.name for path in files if path.stem != "__init__"}
     schedulers = {f"{name}.py" for name in list_launchers()}
     readers = {path.name for path in (ROOT / "torchyard/metrics").glob("*.py")}
-    assert sorted(name for name in named - schedulers - readers - {"keep.py"} if name not in text) == []
+    assert sorted(name for name in names - schedulers - readers - {"keep.py"} if name not in text) == []
 
 
 def test_no_room_is_overfull() -> None:
     """No folder holds more than 16 modules, and no module's name begins with an underscore."""
     rooms = [path for path in (ROOT / "torchyard").rglob("*") if path.is_dir() and path.name != "__pycache__"]
     names = {room: [path.stem for path in room.glob("*.py") if path.stem != "__init__"] for room in rooms}
-    assert {room.name: len(found) for room, found in names.items() if len(found) > 16} == {}
-    assert [name for found in names.values() for name in found if name.startswith("_")] == []
+    assert {room.name: len(modules) for room, modules in names.items() if len(modules) > 16} == {}
+    assert [name for modules in names.values() for name in modules if name.startswith("_")] == []

@@ -13,7 +13,7 @@ _TEXT = "{http://www.w3.org/2000/svg}text"
 
 
 def _list_texts() -> list[str]:
-    return ["".join(each.itertext()) for each in ElementTree.parse(PICTURE).iter(_TEXT)]
+    return ["".join(element.itertext()) for element in ElementTree.parse(PICTURE).iter(_TEXT)]
 
 
 @pytest.mark.parametrize(
@@ -46,7 +46,7 @@ def test_it_plays_in_an_image_and_names_no_machine() -> None:
 
 def test_it_has_a_short_loop() -> None:
     """Two runs fit into twelve seconds, and no row is longer than the terminal is wide."""
-    assert {float(each) <= 12 for each in re.findall(r"([\d.]+)s step-end", PICTURE.read_text())} == {True}
+    assert {float(seconds) <= 12 for seconds in re.findall(r"([\d.]+)s step-end", PICTURE.read_text())} == {True}
     assert max(map(len, _list_texts())) <= COLUMNS
 
 

@@ -45,13 +45,13 @@ def test_links_lead_somewhere(path: Path) -> None:
             assert (parts.scheme, "." in parts.netloc) == ("https", True), link
             continue
         target, _, anchor = link.partition("#")
-        there = (path.parent / target).resolve() if target else path
-        assert there.exists(), link
-        assert not path.is_relative_to(ROOT / "docs") or there.is_relative_to(ROOT / "docs"), (
+        target_path = (path.parent / target).resolve() if target else path
+        assert target_path.exists(), link
+        assert not path.is_relative_to(ROOT / "docs") or target_path.is_relative_to(ROOT / "docs"), (
             f"{link} is not in the site"
         )
-        assert not anchor or anchor in list_anchors(there.read_text()), (
-            f"{link}: {sorted(list_anchors(there.read_text()))}"
+        assert not anchor or anchor in list_anchors(target_path.read_text()), (
+            f"{link}: {sorted(list_anchors(target_path.read_text()))}"
         )
 
 
@@ -69,38 +69,38 @@ def test_commands_in_sentences_exist(path: Path) -> None:
     text = re.sub(r"```.*?```", "", path.read_text(), flags=re.DOTALL)
     for code in re.findall(r"`((?:\.venv/bin/)?(?:torchyard|make) [^`]+)`", text):
         for command in split_commands(re.sub(r"[\[\]]", "", code).replace("...", "").replace("…", "")):
-            check_command(command, whole=False)
+            check_command(command, is_complete=False)
 
 
-def check_command(words: list[str], whole: bool = True) -> None:
+def check_command(argv: list[str], is_complete: bool = True) -> None:
     """Fail if a command does not exist as written; in a sentence arguments may be left out."""
-    name, *rest = [words[0].removeprefix(".venv/bin/"), *words[1:]]
+    name, *rest = [argv[0].removeprefix(".venv/bin/"), *argv[1:]]
     if name == "torchyard":
-        check_torchyard(rest, whole)
+        check_torchyard(rest, is_complete)
     elif name == "make":
-        for word in rest:
-            variable, equals, _ = word.partition("=")
-            assert variable in (VARIABLES if equals else TARGETS), f"make {word}"
+        for arg in rest:
+            variable, equals, _ = arg.partition("=")
+            assert variable in (VARIABLES if equals else TARGETS), f"make {arg}"
     elif name == "python":
         module = f"{rest[1].replace('.', '/')}" if rest[0] == "-m" else rest[0]
-        assert any((ROOT / f"{module}{end}").is_file() for end in ("", ".py", "/__main__.py")), shlex.join(words)
+        assert any((ROOT / f"{module}{end}").is_file() for end in ("", ".py", "/__main__.py")), shlex.join(argv)
     else:
-        assert name in OTHERS, f"{shlex.join(words)}: no command that is known; output is ```text"
+        assert name in OTHERS, f"{shlex.join(argv)}: no command that is known; output is ```text"
 
 
-def check_torchyard(words: list[str], whole: bool) -> None:
-    if words[:1] == ["--version"]:
+def check_torchyard(argv: list[str], is_complete: bool) -> None:
+    if argv[:1] == ["--version"]:
         return
     verbs = list_verbs()
-    assert words[0] in verbs, shlex.join(words)
-    if whole:
-        verbs[words[0]].parse_args(words[1:])
-        profile = next((word for word in words[1:] if words[0] in ("plan", "check", "run", "benchmark")), "")
+    assert argv[0] in verbs, shlex.join(argv)
+    if is_complete:
+        verbs[argv[0]].parse_args(argv[1:])
+        profile = next((arg for arg in argv[1:] if argv[0] in ("plan", "check", "run", "benchmark")), "")
         assert not profile or profile in list_profiles() or profile.endswith(".yaml") or profile == "my-profile", (
             profile
         )
-    options = {option for action in verbs[words[0]]._actions for option in action.option_strings}
-    assert {word for word in words if word.startswith("--")} <= options, shlex.join(words)
+    options = {option for action in verbs[argv[0]]._actions for option in action.option_strings}
+    assert {arg for arg in argv if arg.startswith("--")} <= options, shlex.join(argv)
 
 
 @pytest.fixture
@@ -125,8 +125,10 @@ def test_walk_runs_as_written(path: Path, shell: list[str]) -> None:
         Path(name).parent.mkdir(parents=True, exist_ok=True)
         Path(name).write_text(text)
     lines = [line for block in list_blocks(path) if not block.elsewhere for line in block.lines]
-    kept = [line for line in lines if line.rpartition("> ")[2] not in files]  # the reader has changed what was printed
-    done = subprocess.run([*shell, "\n".join(kept)], capture_output=True, text=True, check=False)
+    unchanged = [
+        line for line in lines if line.rpartition("> ")[2] not in files
+    ]  # the reader has changed what was printed
+    done = subprocess.run([*shell, "\n".join(unchanged)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-500:] + done.stderr
 
 
@@ -157,11 +159,11 @@ def test_site_is_built(tmp_path: Path) -> None:
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     menu = re.findall(r"[\w/-]+\.md", yaml.safe_dump(yaml.safe_load((ROOT / "mkdocs.yml").read_text())["nav"]))
     assert sorted(menu) == sorted(pages)
-    shown = "".join(path.read_text() for path in (tmp_path / "site").rglob("*.html"))
+    html = "".join(path.read_text() for path in (tmp_path / "site").rglob("*.html"))
     assert (
         re.findall(
             r'<(?:script|img|iframe)[^>]*src="?https?:[^>]*>|<link[^>]*rel="?(?:stylesheet|preconnect)"?[^>]*https?:[^>]*>',
-            shown,
+            html,
         )
         == []
     )

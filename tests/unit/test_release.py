@@ -33,8 +33,8 @@ _spec.loader.exec_module(release)
 
 
 def jobs(name: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())["jobs"]
-    return found
+    jobs: dict[str, Any] = yaml.safe_load(WORKFLOWS[name].read_text())["jobs"]
+    return jobs
 
 
 def commands(job: dict[str, Any]) -> str:
@@ -59,7 +59,7 @@ def test_actions_are_pinned(path: Path) -> None:
     """Every action is pinned to a commit, with the version that it is beside it."""
     used = re.findall(r"uses: (.*)", path.read_text())
     assert used
-    assert [each for each in used if not re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", each)] == []
+    assert [action for action in used if not re.fullmatch(r"[\w/.-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+", action)] == []
 
 
 @pytest.mark.parametrize("path", WORKFLOWS.values(), ids=WORKFLOWS)
@@ -79,8 +79,8 @@ def test_workflows_call_what_ci_calls(workflow: str, job: str) -> None:
 @pytest.mark.parametrize(("workflow", "job"), [("ci", "installed"), ("release", "test")])
 def test_package_is_tested_on_every_python_that_it_names(workflow: str, job: str) -> None:
     """The matrix has the versions of the package's classifiers, and each tests a built file by `.ci/installed`."""
-    named = [each.rpartition(" ")[2] for each in PROJECT["classifiers"] if "Python :: 3." in each]
-    assert jobs(workflow)[job]["strategy"]["matrix"]["python"] == named
+    versions = [classifier.rpartition(" ")[2] for classifier in PROJECT["classifiers"] if "Python :: 3." in classifier]
+    assert jobs(workflow)[job]["strategy"]["matrix"]["python"] == versions
     assert ".ci/installed dist/$FILE python" in commands(jobs(workflow)[job])
 
 
@@ -93,7 +93,7 @@ def test_only_what_was_tested_is_published() -> None:
 
 
 @pytest.mark.parametrize(
-    ("tag", "version", "said"),
+    ("tag", "version", "message"),
     [
         ("v1.2.3", "1.2.3", None),
         ("v1.2.4", "1.2.3", "the tag should be v1.2.3"),
@@ -101,9 +101,9 @@ def test_only_what_was_tested_is_published() -> None:
         ("v1.2.2", "1.2.2", "says nothing under 1.2.2"),
     ],
 )
-def test_tag_must_fit(tmp_path: Path, tag: str, version: str, said: str | None) -> None:
+def test_tag_must_fit(tmp_path: Path, tag: str, version: str, message: str | None) -> None:
     """A tag is released only if pyproject.toml has its version, and CHANGELOG.md something about it."""
     (tmp_path / "pyproject.toml").write_text(f'[project]\nversion = "{version}"\n')
     (tmp_path / "CHANGELOG.md").write_text(CHANGELOG)
     fault = release.find_fault(tag, tmp_path)
-    assert (fault is None) if said is None else said in str(fault)
+    assert (fault is None) if message is None else message in str(fault)

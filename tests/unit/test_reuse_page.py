@@ -31,6 +31,6 @@ def test_page_lists_what_can_be_imported() -> None:
 
 def test_errors_of_the_table_can_be_imported() -> None:
     """A flow can catch what the table says that a task raises, with an import from torchyard.tasks."""
-    named = set(re.findall(r"`(\w+Error)`", PAGE.partition("## The result")[0])) - {"OSError"}
-    assert named
-    assert named <= set(torchyard.tasks.__all__)
+    names = set(re.findall(r"`(\w+Error)`", PAGE.partition("## The result")[0])) - {"OSError"}
+    assert names
+    assert names <= set(torchyard.tasks.__all__)

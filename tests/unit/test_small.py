@@ -24,9 +24,9 @@ def test_every_profile_has_its_place() -> None:
 def test_small_needs_nothing_of_the_guides_cluster(name: str, tmp_path: Path) -> None:
     """A small profile needs no claim, network, queue or secret, and no device except for fake GPUs."""
     plan = manifest_plan_of(load_profile(name, small(name)), tmp_path)
-    assert not [need for need in plan.requires if isinstance(need, ReferencedObject)]
-    asked = plan.pod["spec"]["containers"][0]["resources"]["requests"]
-    assert asked.keys() - {"nvidia.com/gpu"} == {"cpu", "memory", "ephemeral-storage"}
+    assert not [requirement for requirement in plan.requires if isinstance(requirement, ReferencedObject)]
+    requests = plan.pod["spec"]["containers"][0]["resources"]["requests"]
+    assert requests.keys() - {"nvidia.com/gpu"} == {"cpu", "memory", "ephemeral-storage"}
 
 
 @over_all

@@ -22,18 +22,18 @@ def test_steps():
 BROKEN = "def test_{0}(): assert False\n"
 
 
-@pytest.mark.parametrize(("text", "failed", "said"), [
+@pytest.mark.parametrize(("text", "failed", "message"), [
     (UNSTEADY, False, "test_it.py::test_steps failed beside other tests and passed alone"),
     (BROKEN.format(1), True, "test_it.py::test_1\n"),
     ("def broken(:", True, "test_it.py\n"),
     ("".join(map(BROKEN.format, range(MOST + 1))), True, ""),
     ("def test_quiet(): pass\n", False, ""),
 ], ids=["unsteady", "broken", "syntax", "too many", "sound"])  # fmt: skip
-def test_what_fails_alone_fails(tmp_path: Path, text: str, failed: bool, said: str) -> None:
+def test_what_fails_alone_fails(tmp_path: Path, text: str, failed: bool, message: str) -> None:
     """A test that fails beside others and passes alone is named; what also fails alone, or too many, is a failure."""
     (tmp_path / "test_it.py").write_text(text)
     command = [sys.executable, "-m", "tests.steady", "-n", "2", str(tmp_path)]
     environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment, cwd=ROOT)
     assert bool(done.returncode) == failed, done.stdout
-    assert ("once more, alone: " in done.stdout, said in done.stdout) == (bool(said), True)
+    assert ("once more, alone: " in done.stdout, message in done.stdout) == (bool(message), True)

@@ -68,8 +68,8 @@ class Runner:
     tears down what is open and writes the report. Before each step, and before a teardown, the owner is checked again.
 
     Threads. All methods are called by the thread that called `run`. Other threads renew the folder's lease, copy the
-    folder to the archive, and send messages and metrics; each is stopped before `run` returns. A watchdog process takes
-    over if this process dies.
+    folder to the archive, and send messages and metrics; `run` tells them to stop before it returns, and waits for the
+    last copy and the last messages. A watchdog process takes over if this process dies.
 
     Errors. `run` raises RunInUseError if another process owns the run, and DetachedError if this process cannot
     continue while the job may be running (`may_run`): the job then keeps running until its lease expires.

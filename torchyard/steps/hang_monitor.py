@@ -34,7 +34,7 @@ class HangMonitor:
     job.
     It is called by the polling thread alone. Errors of the callback and OSError of the page are raised to the caller.
 
-    `on_news` is called whenever one of them changes, and once when a hang is beyond doubt.
+    `on_update` is called whenever one of them changes, and once when a hang is beyond doubt.
     """
 
     def __init__(self, plan: Plan, on_update: HangCallback = lambda _: None) -> None:

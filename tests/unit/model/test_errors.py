@@ -51,8 +51,8 @@ ERRORS = [
 @pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
 def test_error_survives_pickling(error: TorchyardError) -> None:
     """Prefect passes an error between processes by pickle: type, fields and message stay the same."""
-    again = pickle.loads(pickle.dumps(error))
-    assert (type(again), vars(again), str(again)) == (type(error), vars(error), str(error))
+    unpickled = pickle.loads(pickle.dumps(error))
+    assert (type(unpickled), vars(unpickled), str(unpickled)) == (type(error), vars(error), str(error))
 
 
 @pytest.mark.parametrize(
@@ -74,8 +74,9 @@ def test_only_failed_checks_are_listed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("status", "away"), [(0, True), (401, True), (429, True), (503, True), (403, False), (404, False), (409, False)]
+    ("status", "is_transient"),
+    [(0, True), (401, True), (429, True), (503, True), (403, False), (404, False), (409, False)],
 )
-def test_server_that_is_away_may_answer_later(status: int, away: bool) -> None:
+def test_server_that_is_away_may_answer_later(status: int, is_transient: bool) -> None:
     """An unreachable or busy API server and an expired login may pass; a refusal does not."""
-    assert ClusterError("https://api", "GET pods", "no", status).is_transient is away
+    assert ClusterError("https://api", "GET pods", "no", status).is_transient is is_transient

@@ -15,15 +15,17 @@ from torchyard.model.hardware import Expect, Fabric, Hardware
 from torchyard.model.plan import ManifestPlan
 
 SHAPES = {name: _load_hardware(name) for name in sorted(_list_hardware())}
-FABRICS = {f"{name}:{each}": fabric for name, shape in SHAPES.items() for each, fabric in shape.fabrics.items()}
+FABRICS = {
+    f"{name}:{fabric_name}": fabric for name, shape in SHAPES.items() for fabric_name, fabric in shape.fabrics.items()
+}
 RDMA = {name: fabric for name, fabric in FABRICS.items() if fabric.expect.transport != "socket"}
 NICS = re.compile(r"(\d+) x (\d+) Gb/s")
 over_all = pytest.mark.parametrize("name", FABRICS)
 
 
 def container(plan: ManifestPlan) -> dict[str, Any]:
-    found: dict[str, Any] = plan.pod["spec"]["containers"][0]
-    return found
+    spec: dict[str, Any] = plan.pod["spec"]["containers"][0]
+    return spec
 
 
 # --- the files
@@ -39,7 +41,7 @@ def test_labels_tell_shapes_apart() -> None:
 def test_line_rate_is_that_of_the_nics(name: str) -> None:
     """The line rate is NICs times Gb/s divided by eight; a log that lists HCAs must show as many as NICs."""
     shape = SHAPES[name]
-    nics, rate = (int(each) for each in NICS.findall(shape.about)[0])
+    nics, rate = (int(number) for number in NICS.findall(shape.about)[0])
     assert shape.line_rate == nics * rate / 8
     assert {fabric.expect.hcas for fabric in shape.fabrics.values()} <= {nics, None}
     verbs = [fabric for fabric in shape.fabrics.values() if fabric.expect.transport in ("roce", "infiniband")]
@@ -72,9 +74,9 @@ def test_rdma_can_be_taken_away(name: str) -> None:
     """Each shape has a fabric of TCP to compare with; it asks for no device, no claim and no daemon."""
     fabrics = [fabric for fabric in SHAPES[name].fabrics.values() if fabric.expect.transport == "socket"]
     assert fabrics
-    for each in fabrics:
-        assert (each.pod.resources, each.pod.init, each.setup) == ({}, (), ())
-        assert (each.compute_domain, each.claim_templates) == (None, ())
+    for fabric in fabrics:
+        assert (fabric.pod.resources, fabric.pod.init, fabric.setup) == ({}, (), ())
+        assert (fabric.compute_domain, fabric.claim_templates) == (None, ())
 
 
 @pytest.mark.parametrize("name", [name for name in FABRICS if name.endswith(":vf")])
@@ -91,8 +93,8 @@ def test_virtual_functions_are_as_many_as_hcas(name: str) -> None:
 def test_only_the_collective_library_is_told(name: str) -> None:
     """A fabric sets variables of NCCL, its plugins and CUDA: none of mpirun or UCX, and not NCCL's log level."""
     keys = set(FABRICS[name].env) - {"LD_LIBRARY_PATH", "CUDA_DEVICE_ORDER", "NVIDIA_IMEX_CHANNELS"}
-    known = ("NCCL_", "RCCL_", "FI_", "SHARP_COLL_")
-    assert [key for key in keys if not key.startswith(known) or key.startswith("NCCL_DEBUG")] == []
+    prefixes = ("NCCL_", "RCCL_", "FI_", "SHARP_COLL_")
+    assert [key for key in keys if not key.startswith(prefixes) or key.startswith("NCCL_DEBUG")] == []
 
 
 @over_all
@@ -107,10 +109,10 @@ def test_privileges_are_for_rdma(name: str) -> None:
 def test_devices_of_the_node_are_chosen_one_by_one(name: str) -> None:
     """On the host network a bare prefix would also match the front-end NIC, and mlx5_1 would match mlx5_10."""
     fabric = FABRICS[name]
-    chosen = fabric.env["NCCL_IB_HCA"]
-    devices = re.findall(r"(?:mlx5|ionic)_(\d+)", chosen)
-    assert len(set(devices)) == len(chosen.split(",")) == fabric.expect.hcas
-    assert chosen.startswith("=") or max(map(int, devices)) < 9
+    hcas = fabric.env["NCCL_IB_HCA"]
+    devices = re.findall(r"(?:mlx5|ionic)_(\d+)", hcas)
+    assert len(set(devices)) == len(hcas.split(",")) == fabric.expect.hcas
+    assert hcas.startswith("=") or max(map(int, devices)) < 9
 
 
 @over_all
@@ -126,9 +128,11 @@ def test_accelerators_of_amd_have_their_memory(name: str) -> None:
 def test_fabric_says_what_it_cannot_bring(name: str) -> None:
     """A fabric's description names the objects that the user must create for it."""
     fabric = FABRICS[name]
-    maps = [each.config_map for each in fabric.mounts.values()] + [each.config_map for each in fabric.pod.env_from]
-    named = [*maps, fabric.compute_domain, *fabric.claim_templates]
-    assert [each for each in named if each and each not in fabric.about] == []
+    maps = [reference.config_map for reference in fabric.mounts.values()] + [
+        reference.config_map for reference in fabric.pod.env_from
+    ]
+    names = [*maps, fabric.compute_domain, *fabric.claim_templates]
+    assert [name for name in names if name and name not in fabric.about] == []
 
 
 # --- the plans
@@ -140,17 +144,19 @@ def test_job_can_be_planned(name: str, launcher: str, tmp_path: Path) -> None:
     """A shipped job can be planned for every shape and fabric, with all that the fabric says."""
     shape, fabric = name.split(":")
     plan = manifest_plan_of(load_profile(f"yolov5-{launcher}", {"hardware": shape, "fabric": fabric}), tmp_path)
-    found, pod = FABRICS[name], plan.pod["spec"]
-    assert plan.expect == found.expect
+    expected, pod = FABRICS[name], plan.pod["spec"]
+    assert plan.expect == expected.expect
     assert pod.get("nodeSelector", {}) == SHAPES[shape].match
     assert container(plan)["resources"]["limits"][SHAPES[shape].gpus.resource] == "1"
-    env = {each["name"]: each.get("value") for each in container(plan)["env"]}
-    assert found.env.items() <= env.items()
-    assert [each["name"] for each in pod.get("initContainers", [])] == [each.name for each in found.pod.init]
-    claims = [each["resourceClaimTemplateName"] for each in pod.get("resourceClaims", [])]
-    assert claims == [*filter(None, [found.compute_domain]), *found.claim_templates]
-    assert all(escape_dollars(line) in container(plan)["command"][2] for line in found.setup)
-    names = [each["name"] for each in pod.get("volumes", [])]
+    env = {variable["name"]: variable.get("value") for variable in container(plan)["env"]}
+    assert expected.env.items() <= env.items()
+    assert [container["name"] for container in pod.get("initContainers", [])] == [
+        container.name for container in expected.pod.init
+    ]
+    claims = [claim["resourceClaimTemplateName"] for claim in pod.get("resourceClaims", [])]
+    assert claims == [*filter(None, [expected.compute_domain]), *expected.claim_templates]
+    assert all(escape_dollars(line) in container(plan)["command"][2] for line in expected.setup)
+    names = [volume["name"] for volume in pod.get("volumes", [])]
     assert len(names) == len(set(names))
 
 
@@ -162,7 +168,7 @@ def test_index_is_found_or_fixed(env: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    "promise",
+    "expected",
     [
         {"transport": "plugin"},
         {"transport": "socket", "plugins": ["gIB"]},
@@ -170,10 +176,10 @@ def test_index_is_found_or_fixed(env: dict[str, str]) -> None:
         {"transport": "roce", "min_busbw": 0},
     ],
 )
-def test_promise_makes_sense(promise: dict[str, Any]) -> None:
+def test_promise_makes_sense(expected: dict[str, Any]) -> None:
     """A plugin has a name, TCP has none and no floor, and a floor is more than nothing."""
     with pytest.raises(ValueError, match=r"plugins|min_busbw"):
-        Expect.model_validate(promise)
+        Expect.model_validate(expected)
 
 
 # --- the fake nodes
@@ -183,20 +189,22 @@ def test_promise_makes_sense(promise: dict[str, Any]) -> None:
 def test_fake_nodes_have_what_a_fabric_asks_for(name: str) -> None:
     """On the test cluster every shape has nodes with its labels, its GPUs and its fabrics' devices."""
     shape = SHAPES[name.partition(":")[0]]
-    asked = {key: value for key, value in FABRICS[name].pod.resources.items() if key not in fake.SIZE}
-    wanted = {shape.gpus.resource: str(shape.gpus.per_node or fake.GPUS), **asked}
+    requests = {key: value for key, value in FABRICS[name].pod.resources.items() if key not in fake.SIZE}
+    expected = {shape.gpus.resource: str(shape.gpus.per_node or fake.GPUS), **requests}
     label = name.partition(":")[0].replace("/", "-")
     nodes = [node for node in fake.nodes() if node["metadata"]["name"].startswith(f"{label}-")]
-    fit = [node for node in nodes if wanted.items() <= node["status"]["allocatable"].items()]
+    fit = [node for node in nodes if expected.items() <= node["status"]["allocatable"].items()]
     assert len(fit) == fake.PER_SHAPE
     assert all(shape.match.items() <= node["metadata"]["labels"].items() for node in fit)
 
 
 def test_fake_networks_are_those_that_pods_name() -> None:
     """The test cluster has every secondary network of a fabric, in its namespace."""
-    found = {f"{each['metadata']['namespace']}/{each['metadata']['name']}" for each in objects.networks()}
-    named = [name if "/" in name else f"default/{name}" for fabric in FABRICS.values() for name in fabric.pod.networks]
-    assert found == set(named) > {"default/rdma-vf", "kube-system/roce", "default/multi-nic-network"}
+    existing = {f"{obj['metadata']['namespace']}/{obj['metadata']['name']}" for obj in objects.networks()}
+    networks = [
+        name if "/" in name else f"default/{name}" for fabric in FABRICS.values() for name in fabric.pod.networks
+    ]
+    assert existing == set(networks) > {"default/rdma-vf", "kube-system/roce", "default/multi-nic-network"}
 
 
 # --- the table
@@ -205,23 +213,23 @@ def test_fake_networks_are_those_that_pods_name() -> None:
 def shown(fabric: Fabric) -> str:
     """What the log must show, in words."""
     expect = fabric.expect
-    words = [{"roce": "RoCE", "infiniband": "InfiniBand", "rdma": "RDMA", "socket": "TCP"}.get(expect.transport, "")]
-    words = [expect.plugins[0]] if expect.transport == "plugin" else words
-    words += [f"{expect.hcas} HCAs"] if expect.hcas else []
-    return ", ".join([*words, *(["GPUDirect"] if expect.gdr else [])])
+    parts = [{"roce": "RoCE", "infiniband": "InfiniBand", "rdma": "RDMA", "socket": "TCP"}.get(expect.transport, "")]
+    parts = [expect.plugins[0]] if expect.transport == "plugin" else parts
+    parts += [f"{expect.hcas} HCAs"] if expect.hcas else []
+    return ", ".join([*parts, *(["GPUDirect"] if expect.gdr else [])])
 
 
 def row(name: str, shape: Hardware) -> str:
-    fabrics = "; ".join(f"`{each}` {shown(fabric)}" for each, fabric in shape.fabrics.items())
+    fabrics = "; ".join(f"`{fabric_name}` {shown(fabric)}" for fabric_name, fabric in shape.fabrics.items())
     rate = f"{shape.line_rate:g}" if shape.line_rate else "unknown"
-    floor = next((f"{each.expect.min_busbw:g}" for each in shape.fabrics.values() if each.expect.min_busbw), "")
+    floor = next((f"{fabric.expect.min_busbw:g}" for fabric in shape.fabrics.values() if fabric.expect.min_busbw), "")
     gpus = f"{shape.gpus.per_node or 'any'} {shape.gpus.resource}"
     return f"| `{name}` | {shape.about} | {gpus} | {rate} | {floor} | {fabrics} |"
 
 
 def test_table_of_the_documentation_is_true() -> None:
     """docs/hardware.md shows every shape as its file says it."""
-    found = [line for line in (ROOT / "docs" / "hardware.md").read_text().splitlines() if line.startswith("| `")]
-    found = [line for line in found if line.split("`")[1] in SHAPES]
-    wanted = [row(name, shape) for name, shape in SHAPES.items()]
-    assert found == wanted, "the rows of docs/hardware.md should be:\n" + "\n".join(wanted)
+    rows = [line for line in (ROOT / "docs" / "hardware.md").read_text().splitlines() if line.startswith("| `")]
+    rows = [line for line in rows if line.split("`")[1] in SHAPES]
+    expected = [row(name, shape) for name, shape in SHAPES.items()]
+    assert rows == expected, "the rows of docs/hardware.md should be:\n" + "\n".join(expected)

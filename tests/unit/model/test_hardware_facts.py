@@ -11,7 +11,9 @@ from torchyard.model.hardware import Fabric
 
 PLATFORMS: dict[str, dict[str, Any]] = yaml.safe_load((ROOT / "tests" / "hardware_facts.yaml").read_text())
 MODES = {
-    f"{name}:{mode}": {**each, **facts} for name, each in PLATFORMS.items() for mode, facts in each["fabrics"].items()
+    f"{name}:{mode}": {**platform, **mode_values}
+    for name, platform in PLATFORMS.items()
+    for mode, mode_values in platform["fabrics"].items()
 }
 over_modes = pytest.mark.parametrize("name", MODES)
 
@@ -29,8 +31,8 @@ def test_every_platform_is_here() -> None:
 @pytest.mark.parametrize("name", PLATFORMS)
 def test_shape_is_that_of_the_source(name: str) -> None:
     """GPUs and line rate are the source's, or unknown in both."""
-    shape, facts = _load_hardware(PLATFORMS[name]["hardware"]), PLATFORMS[name]
-    assert (shape.gpus.per_node, shape.line_rate) == (facts["gpus"], facts["line_rate"])
+    shape, platform = _load_hardware(PLATFORMS[name]["hardware"]), PLATFORMS[name]
+    assert (shape.gpus.per_node, shape.line_rate) == (platform["gpus"], platform["line_rate"])
 
 
 @over_modes
@@ -42,12 +44,12 @@ def test_environment_is_that_of_the_source(name: str) -> None:
 @over_modes
 def test_pod_asks_for_what_the_source_asks_for(name: str) -> None:
     """Devices and networks, each with its number, and as many privileges."""
-    pod, facts = load_fabric(name).pod, MODES[name]
+    pod, mode = load_fabric(name).pod, MODES[name]
     devices = {key: value for key, value in pod.resources.items() if key != "memory"}
-    assert devices == facts.get("resources", {})
-    assert pod.networks == facts.get("networks", {})
-    assert (pod.privileged, pod.host_network) == (facts.get("privileged", False), facts.get("host_network", False))
-    assert set(facts.get("capabilities", [])) <= set(pod.capabilities)
+    assert devices == mode.get("resources", {})
+    assert pod.networks == mode.get("networks", {})
+    assert (pod.privileged, pod.host_network) == (mode.get("privileged", False), mode.get("host_network", False))
+    assert set(mode.get("capabilities", [])) <= set(pod.capabilities)
 
 
 @over_modes
@@ -64,17 +66,17 @@ def test_floor_is_that_of_the_source(name: str) -> None:
     assert expect.min_busbw == (MODES[name]["min_busbw"] if expect.transport != "socket" else None)
 
 
-@pytest.mark.parametrize("name", [name for name, facts in MODES.items() if {"script", "setup"} & facts.keys()])
+@pytest.mark.parametrize("name", [name for name, mode in MODES.items() if {"script", "setup"} & mode.keys()])
 def test_script_of_the_image_is_run(name: str) -> None:
     """What the source runs before the program, the fabric's setup runs."""
-    wanted = str(MODES[name].get("script", MODES[name].get("setup")))
-    assert any(wanted in line for line in load_fabric(name).setup)
+    expected = str(MODES[name].get("script", MODES[name].get("setup")))
+    assert any(expected in line for line in load_fabric(name).setup)
 
 
 def test_reader_finds_every_platform() -> None:
     """docs/hardware.md has a row for each platform of the survey, with its file and its fabrics."""
     text = (ROOT / "docs" / "hardware.md").read_text()
-    rows = [f"| `{name}` | `{each['hardware']}` | {list_modes(each)} |" for name, each in PLATFORMS.items()]
+    rows = [f"| `{name}` | `{platform['hardware']}` | {list_modes(platform)} |" for name, platform in PLATFORMS.items()]
     assert [row for row in rows if row not in text] == [], "the rows should be:\n" + "\n".join(rows)
 
 

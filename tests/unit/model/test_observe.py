@@ -32,13 +32,13 @@ def test_short_and_long_forms_of_notify(write: Write, written: object, read: Not
 )
 def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> None:
     """Trackers are names, or names with options."""
-    found = load(write(metrics_to=written)).metrics_to
-    assert (found.tensorboard, found.mlflow, found.wandb) == (TensorBoard(), Mlflow(uri="http://x"), None)
-    assert (bool(found), bool(load(write()).metrics_to)) == (True, False)
+    trackers = load(write(metrics_to=written)).metrics_to
+    assert (trackers.tensorboard, trackers.mlflow, trackers.wandb) == (TensorBoard(), Mlflow(uri="http://x"), None)
+    assert (bool(trackers), bool(load(write()).metrics_to)) == (True, False)
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         (
             {"notify": 5},
@@ -56,11 +56,11 @@ def test_short_and_long_forms_of_metrics_to(write: Write, written: object) -> No
         ({"metrics_to": [["mlflow"]]}, "metrics_to: unknown tracker ['mlflow']: use"),
     ],
 )
-def test_mistake_is_one_sentence_with_its_line(write: Write, keys: dict[str, Any], said: str) -> None:
+def test_mistake_is_one_sentence_with_its_line(write: Write, keys: dict[str, Any], message: str) -> None:
     """A wrong value names the file, the line, the key and what is allowed."""
     path = write(**keys)
     with pytest.raises(ProfileError) as error:
         load(path)
     (finding,) = error.value.findings
     assert finding.startswith(f"{path}:")
-    assert said in finding
+    assert message in finding

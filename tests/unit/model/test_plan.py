@@ -40,22 +40,22 @@ MAY_BE_EMPTY = (
 @given(IN_PODS, RUNS)
 def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
     """Names of objects and pods are valid as host names and Services; all other names are valid for their kind."""
-    made = plan_pods(profile, run)
-    pods = [f"{made.job}-{name}{'-abcde' if made.has_random_suffix else ''}" for name in made.nodes]
+    plan = plan_pods(profile, run)
+    pods = [f"{plan.job}-{name}{'-abcde' if plan.has_random_suffix else ''}" for name in plan.nodes]
     rules = {
-        SERVICE: [*at(made, r"metadata\.name"), *pods],
+        SERVICE: [*at(plan, r"metadata\.name"), *pods],
         LABEL: [
-            *at(made, r"(c|initC)ontainers\.\d+\.name"),
-            *at(made, r"(volumes|volumeMounts|resourceClaims)\.\d+\.name"),
+            *at(plan, r"(c|initC)ontainers\.\d+\.name"),
+            *at(plan, r"(volumes|volumeMounts|resourceClaims)\.\d+\.name"),
         ],
-        VARIABLE: at(made, r"env\.\d+\.name"),
-        PORT: at(made, r"ports\.\d+\.name"),
+        VARIABLE: at(plan, r"env\.\d+\.name"),
+        PORT: at(plan, r"ports\.\d+\.name"),
     }
     assert {name for rule, names in rules.items() for name in names if not re.fullmatch(rule, name)} == set()
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"launcher": "jobset", "name": "n" * 40, "nodes": 2}, "shorten the profile's name by 5"),
         ({"launcher": "jobset", "name": "n" * 35, "nodes": 2, "attempts": 10}, "shorten the profile's name by 1"),
@@ -64,76 +64,78 @@ def test_names_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> No
         ({"env": {"TORCHYARD_NODE": "0"}}, "env.TORCHYARD_NODE: torchyard sets this in each pod"),
     ],
 )
-def test_names_that_cannot_be_are_refused(keys: dict[str, Any], said: str) -> None:
+def test_names_that_cannot_be_are_refused(keys: dict[str, Any], message: str) -> None:
     """A name that an API server would refuse, or that would hide one of ours, is refused in the profile."""
     least = {"name": "a", "about": "a test", "launcher": "volcano", "image": "i:1", "program": "a.py"}
-    with pytest.raises(ProfileError, match=re.escape(said)):
+    with pytest.raises(ProfileError, match=re.escape(message)):
         plan(Profile.model_validate({**least, **keys}), Run(id=RUN_ID, attempt=1, folder="/runs/here"))
 
 
 @given(IN_PODS, RUNS)
 def test_labels_are_those_that_kubernetes_takes(profile: Profile, run: Run) -> None:
     """Keys of labels, selectors and annotations are valid, and so are the values of labels and selectors."""
-    made = plan_pods(profile, run)
-    labels = [each for key in ("labels", "matchLabels", "nodeSelector", "selector") for each in at(made, key)]
-    assert {key for each in (*labels, *at(made, "annotations")) for key in each if not re.fullmatch(KEY, key)} == set()
-    assert {value for each in labels for value in each.values() if not re.fullmatch(VALUE, value)} == set()
+    plan = plan_pods(profile, run)
+    labels = [mapping for key in ("labels", "matchLabels", "nodeSelector", "selector") for mapping in at(plan, key)]
+    assert {
+        key for mapping in (*labels, *at(plan, "annotations")) for key in mapping if not re.fullmatch(KEY, key)
+    } == set()
+    assert {value for mapping in labels for value in mapping.values() if not re.fullmatch(VALUE, value)} == set()
 
 
 @given(IN_PODS, RUNS)
 def test_nothing_in_a_pod_is_named_twice(profile: Profile, run: Run) -> None:
     """Containers, volumes, variables and mount paths are unique: a second one would be refused or hide the first."""
-    made = plan_pods(profile, run)
-    for spec in (made.pod["spec"], *(each["spec"] for each in made.store if each["kind"] == "Pod")):
+    plan = plan_pods(profile, run)
+    for spec in (plan.pod["spec"], *(obj["spec"] for obj in plan.store if obj["kind"] == "Pod")):
         containers = [*spec["containers"], *spec.get("initContainers", [])]
-        named = [containers, spec.get("volumes", []), *(each.get("env", []) for each in containers)]
-        lists = [[each["name"] for each in rows] for rows in named]
-        lists += [[each["mountPath"] for each in one.get("volumeMounts", [])] for one in containers]
+        item_lists = [containers, spec.get("volumes", []), *(container.get("env", []) for container in containers)]
+        lists = [[item["name"] for item in rows] for rows in item_lists]
+        lists += [[mount["mountPath"] for mount in one.get("volumeMounts", [])] for one in containers]
         assert all(len(set(names)) == len(names) for names in lists)
 
 
 @given(IN_PODS, RUNS)
 def test_pods_of_a_job_add_up(profile: Profile, run: Run) -> None:
     """The number of pods is that of the nodes everywhere: in the manifest, for the agents and for the program."""
-    made, nodes = plan_pods(profile, run), profile.nodes
-    counts = at(made, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
-    assert sum(counts) == sum(made.tasks.values()) == nodes.max
-    assert set(at(made, "minAvailable")) <= {nodes.min}
-    assert set(at(made, "minReplicas")) <= {nodes.min}
-    assert set(at(made, "maxReplicas")) <= {nodes.max}
-    assert set(at(made, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
-    assert {size for size in variables(made, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
-    assert [each.pods for each in made.requires if isinstance(each, Capacity)] == [nodes.min]
+    plan, nodes = plan_pods(profile, run), profile.nodes
+    counts = at(plan, r"(tasks\.\d+\.replicas|pytorchReplicaSpecs\.\w+\.replicas|spec\.completions)")
+    assert sum(counts) == sum(plan.tasks.values()) == nodes.max
+    assert set(at(plan, "minAvailable")) <= {nodes.min}
+    assert set(at(plan, "minReplicas")) <= {nodes.min}
+    assert set(at(plan, "maxReplicas")) <= {nodes.max}
+    assert set(at(plan, "nprocPerNode")) <= ({str(profile.processes)} if profile.resolved_agent == "none" else set())
+    assert {size for size in variables(plan, "WORLD_SIZE")} <= {str(nodes.max * profile.processes)}
+    assert [requirement.pods for requirement in plan.requires if isinstance(requirement, Capacity)] == [nodes.min]
 
 
-def variables(made: ManifestPlan, name: str) -> list[str]:
-    return [each["value"] for each in made.pod["spec"]["containers"][0]["env"] if each["name"] == name]
+def variables(plan: ManifestPlan, name: str) -> list[str]:
+    return [variable["value"] for variable in plan.pod["spec"]["containers"][0]["env"] if variable["name"] == name]
 
 
 @given(IN_PODS, RUNS)
 def test_nothing_in_a_manifest_is_empty(profile: Profile, run: Run) -> None:
     """A manifest has no null and no empty string, list or mapping: some controller gives each its own meaning."""
-    made = plan_pods(profile, run)
-    found = [
-        path for each in (*made.store, *made.objects) for path, value in parts(each) if value in (None, "", [], {})
+    plan = plan_pods(profile, run)
+    empty_paths = [
+        path for obj in (*plan.store, *plan.objects) for path, value in parts(obj) if value in (None, "", [], {})
     ]
-    assert [path for path in found if not any(re.fullmatch(rule, path) for rule in MAY_BE_EMPTY)] == []
+    assert [path for path in empty_paths if not any(re.fullmatch(rule, path) for rule in MAY_BE_EMPTY)] == []
 
 
 @given(ANY, RUNS)
 def test_plan_is_the_same_again(profile: Profile, run: Run) -> None:
     """A plan that is saved and read back is the same, and so is one that is made again."""
-    made = plan(profile, run)
+    second = plan(profile, run)
     reader: TypeAdapter[Plan] = TypeAdapter(Plan)
-    assert reader.validate_json(made.model_dump_json()) == made == plan(profile, run)
+    assert reader.validate_json(second.model_dump_json()) == second == plan(profile, run)
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
 def test_plan_survives_json(name: str) -> None:
     """A plan in JSON is read back as the same plan, of the same type."""
     plan = plan_of(load_profile(name), Path("/runs/RUN"))
-    again = TypeAdapter[Plan](Plan).validate_json(plan.model_dump_json())
-    assert (type(again), again.model_dump_json()) == (type(plan), plan.model_dump_json())
+    parsed = TypeAdapter[Plan](Plan).validate_json(plan.model_dump_json())
+    assert (type(parsed), parsed.model_dump_json()) == (type(plan), plan.model_dump_json())
 
 
 @pytest.mark.parametrize(
@@ -149,19 +151,19 @@ def test_plan_survives_json(name: str) -> None:
 )
 def test_only_a_pod_of_a_node_loses_its_suffix(planned: Planned, pod: str, node: str) -> None:
     """A pod's name loses its random suffix only if what remains is a node of the job."""
-    made = planned(launcher="jobset", nodes=3)
-    assert made.node(f"{made.job}-{pod}") == node
+    plan = planned(launcher="jobset", nodes=3)
+    assert plan.node(f"{plan.job}-{pod}") == node
 
 
 def test_store_starts_before_the_agents(write: Write, tmp_path: Path) -> None:
     """The etcd is the first process and has a log, but it is no node."""
-    made = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)
-    assert [block.name for block in made.all_processes] == list(made.logs) == ["etcd", "node-0", "node-1"]
-    assert list(made.nodes) == ["node-0", "node-1"]
+    plan = command_plan_of(load(write(nodes=2, rendezvous="etcd-v2")), tmp_path)
+    assert [block.name for block in plan.all_processes] == list(plan.logs) == ["etcd", "node-0", "node-1"]
+    assert list(plan.nodes) == ["node-0", "node-1"]
 
 
 def test_processes_of_one_host_share_its_folder(write: Write, tmp_path: Path) -> None:
     """A host behind ssh has one folder for all its processes, and this machine has none."""
     hosts = ["gpu1", "gpu1", {"host": "localhost", "address": "10.0.0.1"}]
-    made = command_plan_of(load(write(nodes=3, options={"hosts": hosts})), tmp_path)
-    assert [site.host for site in made.sites] == ["gpu1"]
+    plan = command_plan_of(load(write(nodes=3, options={"hosts": hosts})), tmp_path)
+    assert [site.host for site in plan.sites] == ["gpu1"]

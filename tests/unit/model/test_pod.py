@@ -7,8 +7,8 @@ from torchyard.model.pod import Pod
 
 def test_mappings_of_two_pods_are_joined() -> None:
     """Labels of the profile are added to those of the fabric, and win if both set the same one."""
-    over = Pod(labels={"team": "vision", "tier": "gold"}).merge_over(Pod(labels={"fabric": "host", "tier": "any"}))
-    assert over.labels == {"fabric": "host", "tier": "gold", "team": "vision"}
+    merged = Pod(labels={"team": "vision", "tier": "gold"}).merge_over(Pod(labels={"fabric": "host", "tier": "any"}))
+    assert merged.labels == {"fabric": "host", "tier": "gold", "team": "vision"}
 
 
 def test_lists_of_two_pods_are_joined() -> None:
@@ -21,8 +21,8 @@ def test_lists_of_two_pods_are_joined() -> None:
 
 def test_single_values_are_replaced() -> None:
     """A single value of the profile replaces the fabric's, even if it is false."""
-    over = Pod(shm="64Gi", privileged=False).merge_over(Pod(shm="32Gi", privileged=True))
-    assert (over.shm, over.privileged) == ("64Gi", False)
+    merged = Pod(shm="64Gi", privileged=False).merge_over(Pod(shm="32Gi", privileged=True))
+    assert (merged.shm, merged.privileged) == ("64Gi", False)
 
 
 def test_nothing_of_the_fabric_is_lost(planned: Planned) -> None:

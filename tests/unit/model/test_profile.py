@@ -11,7 +11,7 @@ from torchyard.model.errors import ProfileError
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"agent": "none"}, "agent: none cannot be combined with rendezvous: c10d"),
         ({"agent": "launch", "rendezvous": "env"}, "agent: launch cannot be combined with rendezvous: env"),
@@ -46,9 +46,9 @@ from torchyard.model.errors import ProfileError
         ({"rendezvous": "env", "nodes": {"min": 1, "max": 2}}, "nodes: must be one number with rendezvous: env"),
     ],
 )
-def test_what_does_not_go_together_is_refused(write: Write, keys: dict[str, Any], said: str) -> None:
+def test_what_does_not_go_together_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
     """Agent and rendezvous, and the check of the fabric and its threshold, must fit together, with any launcher."""
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         load(write(**keys))
 
 
@@ -56,7 +56,7 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
 
 
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "message"),
     [
         ({"image": "not an image!"}, "image: 'not an image!' is not the name of an image"),
         ({"image": "Train:v1"}, "image: 'Train:v1' is not the name of an image"),
@@ -77,11 +77,11 @@ PODS: dict[str, Any] = {"launcher": "volcano", "image": "pi:v1", "nodes": 2}
         ({"nodes": "two"}, "nodes: must be one number, or {min: 2, max: 8}, not 'two'"),
     ],
 )
-def test_value_that_no_cluster_takes_is_refused(write: Write, keys: dict[str, Any], said: str) -> None:
+def test_value_that_no_cluster_takes_is_refused(write: Write, keys: dict[str, Any], message: str) -> None:
     """What a cluster would refuse, or a program misunderstand, is refused at once, with what is allowed."""
     with pytest.raises(ProfileError) as caught:
         load(write(**{**PODS, **keys}))
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -108,8 +108,8 @@ def test_own_threshold_comes_first(write: Write) -> None:
     """`min_busbw` takes precedence over the hardware file's; without both there is none."""
     shape = {"hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": 2, "processes": 8, "launcher": "volcano"}
     shape |= {"image": "train:v1", "check_fabric": "30s"}
-    found = [load(write(**shape, **own)).required_busbw for own in ({}, {"min_busbw": 20})]
-    assert [*found, load(write()).required_busbw] == [185, 20, None]
+    limits = [load(write(**shape, **keys)).required_busbw for keys in ({}, {"min_busbw": 20})]
+    assert [*limits, load(write()).required_busbw] == [185, 20, None]
 
 
 @pytest.mark.parametrize("written", ["off", "'off'", "no"])

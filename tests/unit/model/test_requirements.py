@@ -33,10 +33,12 @@ def test_kind_has_the_plural_of_the_api_server(kind: str, plural: str) -> None:
     assert plural_kind(kind) == plural
 
 
-@pytest.mark.parametrize("need", [ROOM, OpenQueue(name="research"), WritableFolder(host="localhost", path="/runs")])
-def test_requirement_of_a_stored_plan_keeps_its_type(need: ClusterRequirement) -> None:
+@pytest.mark.parametrize(
+    "requirement", [ROOM, OpenQueue(name="research"), WritableFolder(host="localhost", path="/runs")]
+)
+def test_requirement_of_a_stored_plan_keeps_its_type(requirement: ClusterRequirement) -> None:
     """A requirement in JSON is read back as the same requirement of the same type."""
-    assert IN_CLUSTER.validate_json(need.model_dump_json()) == need
+    assert IN_CLUSTER.validate_json(requirement.model_dump_json()) == requirement
 
 
 def test_hosts_and_clusters_have_their_own_requirements() -> None:

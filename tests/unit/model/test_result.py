@@ -12,9 +12,9 @@ SHORT = {"profile": "x", "run": "x-1", "end": "succeeded", "sentence": "done", "
 
 def test_result_survives_json() -> None:
     """A result that was carried as JSON is the same result, with the types that its numbers had."""
-    made = RunResult.model_validate({**SHORT, "metrics": {"epoch": 1, "loss": 0.5, "warning": "alone"}})
-    assert RunResult.model_validate(json.loads(made.model_dump_json())) == made
-    assert isinstance(made.metrics["epoch"], int)
+    result = RunResult.model_validate({**SHORT, "metrics": {"epoch": 1, "loss": 0.5, "warning": "alone"}})
+    assert RunResult.model_validate(json.loads(result.model_dump_json())) == result
+    assert isinstance(result.metrics["epoch"], int)
 
 
 def test_result_of_a_newer_version_can_be_read() -> None:

@@ -14,7 +14,7 @@ def test_trend_needs_only_its_number(write: Write) -> None:
 
 
 @pytest.mark.parametrize(
-    ("trend", "said"),
+    ("trend", "message"),
     [
         ({}, "value"),
         ({"value": ""}, "value"),
@@ -22,7 +22,7 @@ def test_trend_needs_only_its_number(write: Write) -> None:
         ({"value": "x", "on_regression": "stop"}, "report"),
     ],
 )
-def test_wrong_trend_is_told(write: Write, trend: dict[str, str], said: str) -> None:
+def test_wrong_trend_is_told(write: Write, trend: dict[str, str], message: str) -> None:
     """A trend that cannot be meant is refused with the key, or with what is allowed."""
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=message):
         load(write(trend=trend))
