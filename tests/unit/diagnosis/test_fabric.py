@@ -41,7 +41,7 @@ REASONS = {
     "NCCL has found mlx5_0 and did not use it": [
         say("a", 0, "NET/IB : Using [0]mlx5_0:1/RoCE [RO]; OOB eth0:1.2.3.4<0>")
     ],
-    "no line says why": [],
+    "no line shows why": [],
 }
 
 
@@ -118,7 +118,7 @@ DEGRADED = {
         *verbs_node("a"),
         *(line.replace("/GDRDMA", "") for line in verbs_node("b", 8)),
     ],
-    "the devices of a, b are IB, no roce": [*verbs_node("a", link="IB"), *verbs_node("b", 8, link="IB")],
+    "the devices of a, b are IB, not roce": [*verbs_node("a", link="IB"), *verbs_node("b", 8, link="IB")],
 }
 
 
