@@ -89,7 +89,7 @@ def named(wire: Wire, monkeypatch: pytest.MonkeyPatch) -> Wire:
 def fault(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Fault:
     """A fault, with timeouts of seconds instead of minutes for silent connections."""
     monkeypatch.setattr(reflector, "_WATCH_IDLE_TIMEOUT_S", 8.0)
-    monkeypatch.setattr(http, "_ANSWER_TIMEOUT_S", 8.0)
+    monkeypatch.setattr(http, "_READ_TIMEOUT_S", 8.0)
     return FAULTS[request.param]
 
 
@@ -191,7 +191,7 @@ def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: py
         time.sleep(1)
         wire.mend()
         until(lambda: len(told(watch)) == 2)
-        assert "Connection refused); the job goes on, and so does the wait" in told(watch)[0]
+        assert "Connection refused). The job keeps running; still waiting for the API server" in told(watch)[0]
 
 
 def test_short_outage_is_not_told(jobs: Jobs, wire: Wire, told: Told) -> None:

@@ -69,7 +69,7 @@ class Yard(NamedTuple):
 
         def explained() -> Failure | None:
             watch.poll(0.3)
-            found.append(why.failure if (why := watch.diagnose(last=True)) else None)
+            found.append(why.failure if (why := watch.diagnose(is_last=True)) else None)
             return found[-1] if found[-1] and found[-1].cause == cause else None
 
         found: list[Failure | None] = []
@@ -335,5 +335,5 @@ def test_what_may_not_be_seen_costs_only_that(jobs: Jobs, wire: Wire) -> None:
         wire.answer(kind, 403, {"kind": "Status", "message": "no"}, times=1000)
     with ClusterWatch(plan) as watch:
         until(lambda: not watch.poll(0.1) and watch.diagnose(), 60)
-        found = until(lambda: watch.diagnose(last=True))
+        found = until(lambda: watch.diagnose(is_last=True))
     assert told(found.failure, f"Insufficient {GPU}") == ("unschedulable", False)

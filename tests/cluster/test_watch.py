@@ -183,5 +183,5 @@ def test_first_look_is_not_waited_for_for_ever(
     plan = jobs.start(wire)
     wire.away = True
     wire.cut()
-    with pytest.raises(ClusterError, match="no answer"), ClusterWatch(plan):
+    with pytest.raises(ClusterError, match="no response"), ClusterWatch(plan):
         pass

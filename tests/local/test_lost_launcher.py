@@ -34,7 +34,7 @@ def test_second_process_leaves_the_run_to_its_owner(carried: Callable[..., Carri
     second = run.process()
     _, said = second.communicate()
     assert (second.returncode, owner.poll()) == (0, None)
-    assert f"is owned by process {owner.pid}; this process ends" in said
+    assert f"is owned by process {owner.pid}; this process exits" in said
     owner.communicate()
     assert run.state().is_completed()
 

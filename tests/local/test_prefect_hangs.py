@@ -65,7 +65,7 @@ def test_run_does_not_notice_that_prefect_hangs(
     since = renewed(run.folder)
     until(lambda: renewed(run.folder) > since + BLIND_S)
     report = until(run.folder.report, 60)
-    assert (report.end, report.left, run.living(), process.poll()) == ("succeeded", (), [], None)
+    assert (report.end, report.leftovers, run.living(), process.poll()) == ("succeeded", (), [], None)
     assert seen(run.folder) < 2.0
     server.go_on()
     process.communicate(timeout=90)
@@ -84,6 +84,6 @@ def test_cancel_waits_for_no_answer(
     server.hang()
     os.kill(process.pid, signal.SIGTERM)
     report = until(run.folder.report, 30)
-    assert (report.end, report.left, run.living()) == ("stopped", (), [])
+    assert (report.end, report.leftovers, run.living()) == ("stopped", (), [])
     process.kill()
     process.communicate()

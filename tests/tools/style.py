@@ -149,8 +149,8 @@ class Limits(NamedTuple):
     vague_share: float
     packed_per_thousand: float
     splats_per_thousand: float
-    nested_conditionals: int
-    vague_attributes: int
+    nested_conditionals: float
+    vague_attributes: float
 
 
 GOALS = Limits(1.0, 1.5, 0.5, 0, 0)

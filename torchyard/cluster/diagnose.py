@@ -1,4 +1,4 @@
-"""Queries the cluster around a job that makes no progress: rarely, once for all runs, and beside the wait."""
+"""Queries the cluster around a job that makes no progress: rarely, once for all runs, and not in the polling thread."""
 
 import math
 import threading
@@ -26,131 +26,167 @@ from torchyard.model.requirements import OpenQueue
 from torchyard.model.run import Observation
 
 _FIRST_QUERY_AFTER_S = 10.0  # seconds without progress before the first query: most late starters have started by then
-_QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of an answer to another run
+_QUERY_INTERVAL_S = 60.0  # seconds between two queries, and the maximum age of a response to another run
 _LAST_QUERY_TIMEOUT_S = 10.0  # seconds that the last query may take, when the job is given up
-_LAST_QUERY_MAX_AGE_S = 2.0  # maximum age in seconds of the answers to a last query
+_LAST_QUERY_MAX_AGE_S = 2.0  # maximum age in seconds of the responses to a last query
 _JOIN_INTERVAL_S = 0.5  # a run is ended by an exception in this thread, which a longer sleep would delay
-SeenObjects = Mapping[str, Mapping[str, Any]]
+ObservedObjects = Mapping[str, Mapping[str, Any]]
 T = TypeVar("T")
 
 
-class CachedAnswer(NamedTuple):
-    """What the API server answered, and when; `found` is None if it did not."""
+class CachedResponse(NamedTuple):
+    """A response of the API server and the monotonic time of its query; `result` is None if the query failed."""
 
-    at: float
-    found: Any
+    queried_at: float
+    result: Any
 
 
 class _QueryCache:
-    """Shares one API connection's answers among a process's runs: many wait for the same nodes, so one asks."""
+    """The responses to the queries of one API connection, shared by all runs of the process that use it.
+
+    Threads: any thread may call `get`. A query holds the lock of its key, so that two runs that need the same response
+    at the same time query once. `_lock` protects the dicts and is never held during a query.
+    """
 
     def __init__(self) -> None:
-        self._locks: dict[Hashable, threading.Lock] = {}
-        self._answers: dict[Hashable, CachedAnswer] = {}
+        self._key_locks: dict[Hashable, threading.Lock] = {}
+        self._responses: dict[Hashable, CachedResponse] = {}
         self._lock = threading.Lock()
 
-    def get(self, key: Hashable, age: float, ask: Callable[[], Any]) -> CachedAnswer:
-        """The answer to a query, at most `age` seconds old. A thread that asks the same meanwhile waits for it."""
+    def get(self, key: Hashable, max_age_s: float, query: Callable[[], Any]) -> CachedResponse:
+        """The response to `query`, at most `max_age_s` old. A failed query is cached too: `result` is None."""
         with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            known = self._answers.get(key)
-            if known is None or time.monotonic() - known.at > age:
-                known = CachedAnswer(time.monotonic(), _try_query(ask))
+            key_lock = self._key_locks.setdefault(key, threading.Lock())
+        with key_lock:
+            response = self._responses.get(key)
+            if response is None or time.monotonic() - response.queried_at > max_age_s:
+                response = CachedResponse(time.monotonic(), _try_query(query))
             with self._lock:
-                self._answers[key] = known
-                self._forget()
-        return known
+                self._responses[key] = response
+                self._drop_old()
+        return response
 
-    def _forget(self) -> None:
-        """Drop answers that are too old for any run: a list of nodes takes megabytes."""
+    def _drop_old(self) -> None:
+        """Drop the responses that are too old for any run: a list of nodes takes megabytes."""
         oldest = time.monotonic() - _QUERY_INTERVAL_S
-        self._answers = {key: each for key, each in self._answers.items() if each.at > oldest}
+        self._responses = {key: response for key, response in self._responses.items() if response.queried_at > oldest}
 
 
 _CACHES: weakref.WeakKeyDictionary[Client, _QueryCache] = weakref.WeakKeyDictionary()
 _CACHES_LOCK = threading.Lock()
 
 
-def _get_cache(api: Client) -> _QueryCache:
+def _get_cache(client: Client) -> _QueryCache:
     """The cache of a connection, shared by all runs that use it."""
     with _CACHES_LOCK:
-        return _CACHES.setdefault(api, _QueryCache())
+        return _CACHES.setdefault(client, _QueryCache())
 
 
 class ProgressMonitor:
-    """Says why a job makes no progress, from its own objects and from queries about the cluster around it."""
+    """Explain why a job makes no progress, from its own objects and from queries about the cluster around it.
 
-    def __init__(self, server: Client, plan: ManifestPlan) -> None:
-        self._api, self._plan = server, plan
-        self._around, self._stands, self._asked = ClusterContext(), math.inf, -math.inf
-        self._look = threading.Thread()
+    Threads: `diagnose` is called by the polling thread alone. The queries run in a thread of their own, at most one at
+    a time, because a slow API server must not delay the next poll. That thread replaces `_context` and `_queried_at`
+    by new values; nothing else writes them while it is alive, except a job that makes progress again.
 
-    def diagnose(self, seen: SeenObjects, last: bool = False) -> Diagnosis | None:
-        """Why the job makes no progress; None while it does. `last`: query once more, and wait for the answer."""
-        now, observed = time.monotonic(), Observation(seen, frozenset(), time.time())
-        if not has_stalled_pods(self._plan, select_job_pods(observed)):
-            self._around, self._stands = ClusterContext(), math.inf
-            return None
-        self._stands = min(self._stands, now)
-        due = now - self._stands > _FIRST_QUERY_AFTER_S and now - self._asked > _QUERY_INTERVAL_S
-        if (due or last) and not self._look.is_alive():
-            self._asked = now
-            what = (dict(seen), _LAST_QUERY_MAX_AGE_S if last else _QUERY_INTERVAL_S)
-            self._look = threading.Thread(target=self._go, args=what, daemon=True, name="diagnose")
-            self._look.start()
-        while last and self._look.is_alive() and time.monotonic() < now + _LAST_QUERY_TIMEOUT_S:
-            self._look.join(_JOIN_INTERVAL_S)
-        return explain_no_progress(self._plan, observed, self._around)
+    Time: monotonic seconds. The first query is sent after `_FIRST_QUERY_AFTER_S` without progress, the next ones every
+    `_QUERY_INTERVAL_S`.
 
-    def _go(self, seen: SeenObjects, age: float) -> None:
-        """Query; the next interval counts from the oldest answer, so that all runs come to query together."""
-        self._around, self._asked = _query_cluster(self._api, self._plan, seen, age)
-
-
-def _query_cluster(api: Client, plan: ManifestPlan, seen: SeenObjects, age: float) -> tuple[ClusterContext, float]:
-    """What in the cluster may explain the job's state, and the time of the oldest answer.
-
-    What this user may not see, and what gets no answer, is left out.
+    Errors: a query that is refused or fails leaves its part of the context empty; it never becomes "there is none".
     """
-    pods = select_job_pods(Observation(seen, frozenset()))
-    words = find_unscheduled_pods(pods)
-    room, queue = (
-        find_required_capacity(plan),
-        next((need for need in plan.requires if isinstance(need, OpenQueue)), None),
-    )
-    questions: dict[str, tuple[Hashable, Callable[[], Any]]] = {
-        "events": (bool(pods), lambda: _list_events(api, bool(pods))),
-    }
-    if room and (words or not pods):
-        questions["capacity"] = (room.model_dump_json(), lambda: check_capacity(api, room, "room", _list_nodes(api, age)))
-    if queue and (words or not pods):
-        questions["queue"] = (queue.name, lambda: check_queue(api, queue, f"queue {queue.name}"))
-    if any(" free ports" in word.message for word in words.values()):
-        questions["other_pods"] = ("", lambda: api.list("v1", "Pod", {"labelSelector": RUN_LABEL}))
-    answers = {what: _get_cache(api).get((what, key), age, ask) for what, (key, ask) in questions.items()}
-    found = {what: answer.found for what, answer in answers.items() if answer.found is not None}
-    return ClusterContext(**found), min(answer.at for answer in answers.values())
+
+    def __init__(self, client: Client, plan: ManifestPlan) -> None:
+        self._client = client
+        self._plan = plan
+        self._context = ClusterContext()
+        self._stalled_since = math.inf
+        self._queried_at = -math.inf
+        self._query_thread = threading.Thread()
+
+    def diagnose(self, objects: ObservedObjects, *, is_last: bool = False) -> Diagnosis | None:
+        """Why the job makes no progress; None while it does. `is_last`: query once more, and wait for the responses."""
+        now = time.monotonic()
+        observed = Observation(objects, frozenset(), time.time())
+        if not has_stalled_pods(self._plan, select_job_pods(observed)):
+            self._context = ClusterContext()
+            self._stalled_since = math.inf
+            return None
+        self._stalled_since = min(self._stalled_since, now)
+        is_due = now - self._stalled_since > _FIRST_QUERY_AFTER_S and now - self._queried_at > _QUERY_INTERVAL_S
+        if (is_due or is_last) and not self._query_thread.is_alive():
+            self._queried_at = now
+            max_age_s = _LAST_QUERY_MAX_AGE_S if is_last else _QUERY_INTERVAL_S
+            self._query_thread = threading.Thread(
+                target=self._query, args=(dict(objects), max_age_s), daemon=True, name="diagnose"
+            )
+            self._query_thread.start()
+        while is_last and self._query_thread.is_alive() and time.monotonic() < now + _LAST_QUERY_TIMEOUT_S:
+            self._query_thread.join(_JOIN_INTERVAL_S)
+        return explain_no_progress(self._plan, observed, self._context)
+
+    def _query(self, objects: ObservedObjects, max_age_s: float) -> None:
+        """Query. The next interval starts at the oldest response, so that all runs come to query at the same time."""
+        self._context, self._queried_at = _query_cluster(self._client, self._plan, objects, max_age_s)
 
 
-def _list_nodes(api: Client, age: float) -> list[Any]:
-    """All nodes; jobs with different requests share the same list."""
-    answer = _get_cache(api).get("nodes", age, lambda: api.list("v1", "Node", everywhere=True))
-    if answer.found is None:
-        raise ClusterError(api.host, "list Node", "it did not answer", 0)
-    found: list[Any] = answer.found
-    return found
+def _query_cluster(
+    client: Client, plan: ManifestPlan, objects: ObservedObjects, max_age_s: float
+) -> tuple[ClusterContext, float]:
+    """What in the cluster may explain the job's state, and the monotonic time of the oldest response.
+
+    A part that this user may not read, or whose query fails, keeps its default.
+    """
+    cache = _get_cache(client)
+    pods = select_job_pods(Observation(objects, frozenset()))
+    unscheduled = find_unscheduled_pods(pods)
+    events = cache.get(("events", bool(pods)), max_age_s, lambda: _list_events(client, has_pods=bool(pods)))
+    context = ClusterContext(events=events.result or ())
+    responses = [events]
+    if unscheduled or not pods:
+        capacity = find_required_capacity(plan)
+        if capacity:
+            response = cache.get(
+                ("capacity", capacity.model_dump_json()),
+                max_age_s,
+                lambda: check_capacity(client, capacity, "room", _list_nodes(client, max_age_s)),
+            )
+            responses.append(response)
+            context = context._replace(capacity=response.result)
+        queues = [requirement for requirement in plan.requires if isinstance(requirement, OpenQueue)]
+        if queues:
+            queue = queues[0]
+            response = cache.get(
+                ("queue", queue.name), max_age_s, lambda: check_queue(client, queue, f"queue {queue.name}")
+            )
+            responses.append(response)
+            context = context._replace(queue=response.result)
+    if any(" free ports" in reason.message for reason in unscheduled.values()):
+        response = cache.get("other_pods", max_age_s, lambda: client.list("v1", "Pod", {"labelSelector": RUN_LABEL}))
+        responses.append(response)
+        context = context._replace(other_pods=response.result or ())
+    return context, min(response.queried_at for response in responses)
 
 
-def _list_events(api: Client, pods: bool) -> list[Any]:
+def _list_nodes(client: Client, max_age_s: float) -> list[Any]:
+    """All nodes; jobs with different requests share the same list. ClusterError if the query fails."""
+    response = _get_cache(client).get("nodes", max_age_s, lambda: client.list("v1", "Node", everywhere=True))
+    if response.result is None:
+        raise ClusterError(client.host, "list Node", "the query failed", 0)
+    nodes: list[Any] = response.result
+    return nodes
+
+
+def _list_events(client: Client, *, has_pods: bool) -> list[Any]:
     """The namespace's warnings; before there are pods also Volcano's events about a queue, which are no warnings."""
-    queries = ["type=Warning", *(["reason=Unschedulable,type=Normal"] if not pods else [])]
-    return [each for query in queries for each in api.list("v1", "Event", {"fieldSelector": query})]
+    selectors = ["type=Warning"]
+    if not has_pods:
+        selectors.append("reason=Unschedulable,type=Normal")
+    return [event for selector in selectors for event in client.list("v1", "Event", {"fieldSelector": selector})]
 
 
-def _try_query(ask: Callable[[], T]) -> T | None:
-    """The answer; None if there is none."""
+def _try_query(query: Callable[[], T]) -> T | None:
+    """The response; None if the query fails."""
     try:
-        return ask()
+        return query()
     except ClusterError:
         return None

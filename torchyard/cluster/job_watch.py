@@ -261,9 +261,9 @@ class ClusterWatch:
         lines = [line for line, _ in read_new_lines(Path(self._plan.folder, node, "log"), 0)]
         return lines[-1].partition(" | ")[2] if lines else ""
 
-    def diagnose(self, last: bool = False) -> Diagnosis | None:
-        """Why the job makes no progress; None if it does. `last`: query the cluster once more before giving up."""
-        return self._monitor.diagnose(self.seen, last)
+    def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
+        """Why the job makes no progress; None if it does. `is_last`: query the cluster once more before giving up."""
+        return self._monitor.diagnose(self.seen, is_last=is_last)
 
     def machines(self) -> dict[str, str]:
         """The cluster node that each node of the job was on last, even if its pod is gone."""

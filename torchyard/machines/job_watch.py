@@ -124,7 +124,7 @@ class ProcessWatch:
         losses = self._describe_lost_lines()
         return {name: loss for name, loss in losses.items() if self.seen[name].get("phase") == "running"}
 
-    def diagnose(self, last: bool = False) -> Diagnosis | None:
+    def diagnose(self, *, is_last: bool = False) -> Diagnosis | None:
         """Which hosts cannot be queried, and why; None if all can. Nothing more is known about a process."""
         broken_streams = [stream for stream in self._status_streams if stream.broken_at is not None]
         if not broken_streams:

@@ -64,9 +64,9 @@ class RunNotifier:
     Order of calls: `open` at each attempt, then `add_row`, `record_status` and `notify_hang` while its job runs, and at
     the end `finish`, which waits at most `_END_TIMEOUT_S` and returns what could not be delivered.
 
-    Threads. All methods are called by the run's thread; each tracker has a thread, and each message to an address
-    has one; `finish` waits for them. Each message is sent once per address: the file `messages` of the run's folder records what was sent, so that
-    the next process of the run does not repeat it.
+    Threads. All methods are called by the run's thread; each tracker has a thread, and each message to an address has
+    one; `finish` waits for them. Each message is sent once per address: the file `messages` of the run's folder records
+    what was sent, so that the next process of the run does not repeat it.
 
     Errors. Failures to send are warnings and part of the result of `finish`; none ends the run.
     """

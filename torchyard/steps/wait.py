@@ -282,7 +282,7 @@ def _build_deadline_outcome(expired: ExpiredDeadline, status: Status, watch: Job
     """The outcome of an expired deadline. If the cluster reports why it expired, that is the cause."""
     failure = None
     if expired.cause != "run-deadline":
-        failure = _select_failure(expired, watch.diagnose(last=True))
+        failure = _select_failure(expired, watch.diagnose(is_last=True))
     explanation = ""
     if failure:
         explanation = failure.sentence

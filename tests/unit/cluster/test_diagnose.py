@@ -29,14 +29,14 @@ def runs(planned: Planned, fake_api: FakeApi, fake_server: Client, at_once: None
     return [ProgressMonitor(fake_server, plan) for plan in plans]
 
 
-def all_look(runs: list[ProgressMonitor], last: bool = False) -> list[Any]:
+def diagnose_all(runs: list[ProgressMonitor], last: bool = False) -> list[Any]:
     """Let every run ask why it makes no progress, in a thread of its own, until its query is done."""
     seen = {"Pod/worker-0": unplaced()}
     found: list[Any] = []
 
     def go(run: ProgressMonitor) -> None:
-        run.diagnose(seen, last)
-        run._look.join(20)
+        run.diagnose(seen, is_last=last)
+        run._query_thread.join(20)
         found.append(run.diagnose(seen))
 
     threads = [threading.Thread(target=go, args=(run,)) for run in runs]
@@ -51,25 +51,25 @@ def lists(server: FakeApi, kind: str) -> int:
     return len(server.requests("GET", f"/{kind}$"))
 
 
-def test_pending_runs_share_one_look(fake_api: FakeApi, runs: list[ProgressMonitor]) -> None:
+def test_pending_runs_share_one_query(fake_api: FakeApi, runs: list[ProgressMonitor]) -> None:
     """Twenty pending runs in a process list nodes and events only once, whatever each of them requests."""
-    found = all_look(runs)
-    assert [each.failure.cause for each in found] == ["unschedulable"] * len(runs)
+    diagnoses = diagnose_all(runs)
+    assert [diagnosis.failure.cause for diagnosis in diagnoses] == ["unschedulable"] * len(runs)
     assert (lists(fake_api, "nodes"), lists(fake_api, "events")) == (1, 1)
 
 
-def test_shared_look_grows_old(fake_api: FakeApi, runs: list[ProgressMonitor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shared_query_grows_old(fake_api: FakeApi, runs: list[ProgressMonitor], monkeypatch: pytest.MonkeyPatch) -> None:
     """When a shared query has become too old it is repeated, again once for all runs."""
-    all_look(runs)
+    diagnose_all(runs)
     later = time.monotonic() + diagnose._QUERY_INTERVAL_S + 1
     monkeypatch.setattr("torchyard.cluster.diagnose.time.monotonic", lambda: later)
-    all_look(runs)
+    diagnose_all(runs)
     assert (lists(fake_api, "nodes"), lists(fake_api, "events")) == (2, 2)
 
 
-def test_refused_look_is_shared_too(fake_api: FakeApi, runs: list[ProgressMonitor]) -> None:
+def test_refused_query_is_shared_too(fake_api: FakeApi, runs: list[ProgressMonitor]) -> None:
     """A refused query is shared too, and the scheduler's own message is used as the explanation."""
     fake_api.fail("GET", "/nodes", 403)
-    found = all_look(runs)
+    diagnoses = diagnose_all(runs)
     assert lists(fake_api, "nodes") == 2  # a refusal counts only when it comes twice
-    assert all("0/9 nodes are available" in each.failure.sentence for each in found)
+    assert all("0/9 nodes are available" in diagnosis.failure.sentence for diagnosis in diagnoses)
