@@ -63,7 +63,7 @@ def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Plann
     with ProcessWatch(plan.processes) as watch, ThreadPoolExecutor(1) as pool:
         second = pool.submit(submit, thought(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.poll(0.1) is None or second.done(), 30)
-        with pytest.raises(RunInUseError, match=rf"is owned by {socket.gethostname()}:.*/run#\w+; this process ends"):
+        with pytest.raises(RunInUseError, match=rf"is owned by {socket.gethostname()}:.*/run#\w+; this process exits"):
             second.result()
 
 
@@ -72,5 +72,5 @@ def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planne
     first = submit(planned(args=["60"]), Deadlines())
     hosts.forget()
     submit(thought(args=["60"], run="elsewhere"), Deadlines())
-    with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process ends"):
+    with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process exits"):
         wait(first)
