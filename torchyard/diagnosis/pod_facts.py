@@ -1,4 +1,8 @@
-"""What one pod's status says. Any field may be missing, or hold a value of the wrong type."""
+"""Facts in one pod's status, and in Kubernetes objects in general.
+
+Objects are read as they come from the API server or from a recording: any field may be missing, or hold a value of the
+wrong type, which counts as missing. Nothing is raised. All times are in seconds since the epoch.
+"""
 
 import functools
 import math
@@ -8,14 +12,14 @@ from typing import Any, NamedTuple, TypeGuard
 
 Pods = Mapping[str, Mapping[str, Any]]
 ROLE_LABEL = "torchyard/role"
-REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node have gone
+REMOVALS_KEY = "torchyard/removals"  # in a removed pod as the watch keeps it: how many pods of its node were removed
 ENDED_POD_PHASES = ("Succeeded", "Failed")
 _KILL_EXIT_CODES = (137, 143)  # of a container that SIGKILL or SIGTERM ended
-_NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)
+_NON_MAPPING_TYPES = (type(None), str, list, int, bool, float)  # of JSON
 
 
 class PodReason(NamedTuple):
-    """One reason that a pod's status gives, its message, and since when it applies."""
+    """One reason in a pod's status, its message, and since when it applies (0 if that is unknown)."""
 
     reason: str
     message: str
@@ -26,9 +30,10 @@ class PodReason(NamedTuple):
 
 
 def get_mapping(value: Any, *keys: str) -> Mapping[str, Any]:
-    """A mapping inside an object; empty if there is none."""
+    """The mapping at a path of keys inside an object; empty if there is none."""
     for key in keys:
-        if type(value) is not dict and not _is_mapping(value):  # a call for each of a thousand pods' keys is what costs
+        # The first test saves a call: this runs for each key of thousands of pods.
+        if type(value) is not dict and not _is_mapping(value):
             return {}
         value = value.get(key)
     return value if type(value) is dict or _is_mapping(value) else {}
@@ -41,29 +46,31 @@ def _is_mapping(value: Any) -> TypeGuard[Mapping[str, Any]]:
 
 
 def get_mappings(value: Any, *keys: str) -> list[Mapping[str, Any]]:
-    """A list of mappings inside an object; empty if there is none."""
+    """The mappings in the list at a path of keys inside an object; empty if there is none."""
     items = get_mapping(value, *keys[:-1]).get(keys[-1])
-    return [item for item in items if type(item) is dict or _is_mapping(item)] if isinstance(items, list) else []
+    if not isinstance(items, list):
+        return []
+    return [item for item in items if type(item) is dict or _is_mapping(item)]
 
 
 def to_number(value: Any, default: int = 0) -> int:
-    """An integer; `otherwise` for anything else."""
+    """The value if it is an integer, else `default`."""
     return value if isinstance(value, int) and not isinstance(value, bool) else default
 
 
 def to_text(value: Any) -> str:
-    """A text; empty for anything else."""
+    """The value if it is a text, else ""."""
     return value if isinstance(value, str) else ""
 
 
 def parse_timestamp(timestamp: Any) -> float:
-    """A time of the API server, in seconds since the epoch; 0 if there is none."""
+    """A time of the API server, in seconds since the epoch; 0 if it is not one."""
     return _parse_text_timestamp(timestamp) if isinstance(timestamp, str) else 0.0
 
 
 @functools.lru_cache(maxsize=4096)
 def _parse_text_timestamp(timestamp: str) -> float:
-    """Cached: stamps are in whole seconds, so even a thousand pods have few different ones."""
+    """Cached: these times are in whole seconds, so even a thousand pods have few different ones."""
     try:
         return datetime.fromisoformat(timestamp).timestamp()
     except (ValueError, OverflowError):
@@ -71,11 +78,16 @@ def _parse_text_timestamp(timestamp: str) -> float:
 
 
 def find_condition(obj: Any, condition_type: str, status: str = "True") -> Mapping[str, Any] | None:
-    """The condition of this type, if it has this status."""
+    """The condition of this type; None if there is none, or if it has another status."""
     for condition in get_mappings(obj, "status", "conditions"):
         if condition.get("type") == condition_type and condition.get("status") == status:
             return condition
     return None
+
+
+def build_reason(source: Mapping[str, Any], started_at: float) -> PodReason:
+    """The reason and the message of a status, a condition or a container's state."""
+    return PodReason(to_text(source.get("reason")), to_text(source.get("message")), started_at)
 
 
 # --- a pod
@@ -86,37 +98,38 @@ def get_pod_phase(pod: Mapping[str, Any]) -> str:
 
 
 def get_node_name(pod: Mapping[str, Any]) -> str:
-    """The Kubernetes node that it is on; empty if it has none yet."""
+    """The Kubernetes node that the pod is on; "" if it has none yet."""
     return to_text(get_mapping(pod, "spec").get("nodeName"))
 
 
 def is_being_deleted(pod: Mapping[str, Any]) -> bool:
-    """Whether its deletion was requested: how it ends then says nothing about the job."""
+    """Whether its deletion was requested: how it ends then proves nothing about the job."""
     return bool(get_mapping(pod, "metadata").get("deletionTimestamp"))
 
 
 def get_deletion_time(pod: Mapping[str, Any]) -> float:
-    """When its deletion was requested: the stamp marks the end of its grace period. 0 if there is none."""
-    grace = to_number(get_mapping(pod, "metadata").get("deletionGracePeriodSeconds"))
-    return max(parse_timestamp(get_mapping(pod, "metadata").get("deletionTimestamp")) - grace, 0.0)
+    """When its deletion was requested; 0 if it was not. The time in the pod is the end of its grace period."""
+    grace_period_s = to_number(get_mapping(pod, "metadata").get("deletionGracePeriodSeconds"))
+    return max(parse_timestamp(get_mapping(pod, "metadata").get("deletionTimestamp")) - grace_period_s, 0.0)
 
 
 def _get_container_state(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The state of the first container: waiting, running or terminated; empty if there is none yet.
-
-    A kubelet sorts the statuses by name, so the first of them may be a sidecar's.
-    """
+    """The state of the first container: waiting, running or terminated; empty if there is none yet."""
     return get_mapping(_get_container_status(pod), "state")
 
 
 def _get_container_status(pod: Mapping[str, Any]) -> Mapping[str, Any]:
-    """The status of the first container; empty if there is none yet."""
+    """The status of the first container; empty if there is none yet.
+
+    It is found by its name: a kubelet sorts the statuses by name, so the first of them may be a sidecar's.
+    """
     statuses = get_mappings(pod, "status", "containerStatuses")
-    name = next((container.get("name") for container in get_mappings(pod, "spec", "containers")), None)
-    return next(
-        (container_status for container_status in statuses if container_status.get("name") == name),
-        statuses[0] if statuses else {},
-    )
+    containers = get_mappings(pod, "spec", "containers")
+    name = containers[0].get("name") if containers else None
+    for status in statuses:
+        if status.get("name") == name:
+            return status
+    return statuses[0] if statuses else {}
 
 
 def get_pod_exit_codes(pods: Pods) -> dict[str, int | None]:
@@ -125,7 +138,10 @@ def get_pod_exit_codes(pods: Pods) -> dict[str, int | None]:
 
 
 def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
-    """The exit code of the first container; a pod that failed without one (evicted), or despite a 0, counts as 1."""
+    """The exit code of the first container; None while it runs.
+
+    A pod that failed without an exit code (evicted), or despite a 0 (at its deadline), has 1.
+    """
     terminated = _get_container_state(pod).get("terminated")
     failed_code = 1 if get_pod_phase(pod) == "Failed" else None
     if not terminated:
@@ -134,29 +150,25 @@ def get_pod_exit_code(pod: Mapping[str, Any]) -> int | None:
 
 
 class PodFailure(NamedTuple):
-    """A failure of a pod's first container: when it ended, and its exit code."""
+    """A failure of a pod's first container: when it ended (infinity if that is unknown), and its exit code."""
 
     failed_at: float
     exit_code: int
 
 
 def find_own_failure(pod: Mapping[str, Any]) -> PodFailure | None:
-    """The first known failure of a pod that is not its deletion; a restarted container's last one counts too.
+    """The first known failure of a pod that is not its deletion; None if there is none.
 
-    A pod that is being deleted is killed, so neither a signal nor what ends after the request proves anything.
+    The last failure of a container that was restarted counts too. A pod that is being deleted is killed, so neither a
+    signal nor what ends after the request proves anything.
     """
     deletion_time = get_deletion_time(pod) if is_being_deleted(pod) else math.inf
-    terminations = (
-        get_mapping(_get_container_status(pod), state_name, "terminated") for state_name in ("lastState", "state")
-    )
-    for terminated in terminations:
-        exit_code, finished_at = (
-            to_number(terminated.get("exitCode")),
-            parse_timestamp(terminated.get("finishedAt")) or math.inf,
-        )
-        if exit_code and (
-            deletion_time == math.inf or (finished_at <= deletion_time and exit_code not in _KILL_EXIT_CODES)
-        ):
+    for state_name in ("lastState", "state"):
+        terminated = get_mapping(_get_container_status(pod), state_name, "terminated")
+        exit_code = to_number(terminated.get("exitCode"))
+        finished_at = parse_timestamp(terminated.get("finishedAt")) or math.inf
+        is_own = deletion_time == math.inf or (finished_at <= deletion_time and exit_code not in _KILL_EXIT_CODES)
+        if exit_code and is_own:
             return PodFailure(finished_at, exit_code)
     if get_pod_phase(pod) == "Failed" and deletion_time == math.inf:
         return PodFailure(get_container_end(pod), get_pod_exit_code(pod) or 1)
@@ -169,7 +181,7 @@ def count_restarts(pod: Mapping[str, Any]) -> int:
 
 
 def is_container_down(pod: Mapping[str, Any]) -> bool:
-    """Whether a pod counts as running although its first container does not: it has ended, or waits for a restart."""
+    """Whether a pod counts as running although its first container has ended, or waits for a restart."""
     state = _get_container_state(pod)
     return get_pod_phase(pod) == "Running" and bool(state) and "running" not in state
 
@@ -182,36 +194,36 @@ def get_container_end(pod: Mapping[str, Any]) -> float:
 def get_container_start(pod: Mapping[str, Any]) -> float:
     """When the first container started; 0 if it has not."""
     state = _get_container_state(pod)
-    return max(
-        (parse_timestamp(get_mapping(state, state_name).get("startedAt")) for state_name in ("running", "terminated")),
-        default=0.0,
-    )
+    running_since = parse_timestamp(get_mapping(state, "running").get("startedAt"))
+    terminated_since = parse_timestamp(get_mapping(state, "terminated").get("startedAt"))
+    return max(running_since, terminated_since)
 
 
 def find_unscheduled_reason(pod: Mapping[str, Any]) -> PodReason | None:
-    """The scheduler's reason for not placing a pod; one that is `Schedulable` only waits for its gang."""
+    """The scheduler's reason for not placing a pod; None if it reports none.
+
+    A pod whose reason is `Schedulable` only waits for its gang.
+    """
     condition = find_condition(pod, "PodScheduled", "False")
-    return build_reason(condition, parse_timestamp(condition.get("lastTransitionTime"))) if condition else None
+    if condition is None:
+        return None
+    return build_reason(condition, parse_timestamp(condition.get("lastTransitionTime")))
 
 
-def find_silence_start(pod: Mapping[str, Any]) -> float:
-    """Since when its node has not answered; 0 if it answers.
+def find_silence_start(pod: Mapping[str, Any]) -> float | None:
+    """Since when the node of a running pod has not answered; None if it answers, or if that is unknown.
 
     The node controller sets a running pod to not ready without a reason, while every kubelet gives one.
     """
     if get_pod_phase(pod) != "Running":
-        return 0.0
+        return None
     condition = find_condition(pod, "Ready", "False") or find_condition(pod, "Ready", "Unknown")
-    return parse_timestamp(condition.get("lastTransitionTime")) if condition and not condition.get("reason") else 0.0
-
-
-def build_reason(source: Mapping[str, Any], started_at: float) -> PodReason:
-    return PodReason(to_text(source.get("reason")), to_text(source.get("message")), started_at)
+    if not condition or condition.get("reason"):
+        return None
+    return parse_timestamp(condition.get("lastTransitionTime")) or None
 
 
 def describe_exit(exit_code: int | None) -> str:
-    return (
-        f"was killed by signal {exit_code - 128}"
-        if exit_code and exit_code > 128
-        else f"ended with exit code {exit_code}"
-    )
+    if exit_code and exit_code > 128:
+        return f"was killed by signal {exit_code - 128}"
+    return f"ended with exit code {exit_code}"

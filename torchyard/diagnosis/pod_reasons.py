@@ -1,4 +1,4 @@
-"""Why a pod does not run, or no longer runs: what only the controllers know and no log shows."""
+"""Why a pod does not run, or no longer runs: causes that only the controllers report and no log shows."""
 
 import functools
 import re
@@ -21,12 +21,17 @@ from torchyard.diagnosis.pod_facts import (
 )
 from torchyard.model.run import Failure
 
-_CRASH_LOOP_RESTARTS = 3  # restarts of a container that count as a loop
-MAX_MESSAGE_CHARS = 300  # characters of a controller's message
+_CRASH_LOOP_RESTARTS = 3  # restarts of a container, from which on they count as a loop
+MAX_MESSAGE_CHARS = 300  # of a controller's message
 
 
 class PodCause(NamedTuple):
-    """What a reason in a pod's status means; `patience`: seconds until it is believed."""
+    """What a reason in a pod's status means.
+
+    description: the clause after the pod's name.
+    retry: another attempt may succeed.
+    patience_s: seconds that the reason must persist before it ends the job; infinity if it never does.
+    """
 
     slug: str
     description: str
@@ -84,7 +89,7 @@ REASONS = {
     "TerminationByKubelet": PodCause("evicted", "its node evicted it", retry=True),
     "Evict": PodCause("preempted", "Volcano took its place for another job", retry=True),
 }
-# What a message says about an image that could not be pulled, in the words of containerd and CRI-O.
+# Messages of containerd and CRI-O about an image that could not be pulled.
 _PULL_ERRORS = (
     (
         r"no such host|dial tcp|connection re(?:fused|set)|timed? ?out|EOF|50[0234] |429 |toomanyrequests",
@@ -96,41 +101,49 @@ _PULL_ERRORS = (
 
 
 def _get_cause(reason: str) -> PodCause | None:
+    """The cause of a reason in `REASONS`; None for any other."""
     return REASONS.get(_OUT_OF_RESOURCE if reason.startswith(_OUT_OF_RESOURCE[:-1]) else reason)
 
 
 def _determine_cause(reason: PodReason) -> PodCause:
-    """The cause that a reason which is known stands for."""
+    """The cause that a reason in `REASONS` stands for; that of an image which cannot be pulled is in the message."""
     cause = _get_cause(reason.reason)
-    return _determine_pull_cause(reason.message) if cause is None or cause is _IMAGE_PULL_FAILED else cause
+    if cause is None or cause is _IMAGE_PULL_FAILED:
+        return _determine_pull_cause(reason.message)
+    return cause
 
 
 @functools.lru_cache(maxsize=4096)
 def _determine_pull_cause(message: str) -> PodCause:
     """Why an image could not be pulled. Cached: a thousand pods of one image mostly report the same."""
-    return next((cause for pattern, cause in _PULL_ERRORS if re.search(pattern, message)), _IMAGE_PULL_FAILED)
+    for pattern, cause in _PULL_ERRORS:
+        if re.search(pattern, message):
+            return cause
+    return _IMAGE_PULL_FAILED
 
 
 def get_pod_reasons(pod: Mapping[str, Any]) -> list[PodReason]:
-    """Every reason in a pod's status that REASONS knows, containers last; quick for the many pods that have none."""
+    """Every reason in a pod's status that is in `REASONS`, containers last; quick for the many pods that have none."""
     status = get_mapping(pod, "status")
     conditions = get_mappings(status, "conditions")
-    reasons = [build_reason(status, 0.0)] if status.get("reason") else []
-    reasons += [
-        build_reason(condition, parse_timestamp(condition.get("lastTransitionTime")))
-        for condition in filter(_is_disruption, conditions)
-    ]
+    reasons: list[PodReason] = []
+    if status.get("reason"):
+        reasons.append(build_reason(status, 0.0))
+    for condition in conditions:
+        if _is_disruption(condition):
+            reasons.append(build_reason(condition, _get_transition_time(condition)))
     container_states = [
-        container_state
-        for container_state in _iter_container_reasons(pod, status)
-        if _get_cause(to_text(container_state.get("reason")))
+        state for state in _iter_container_reasons(pod, status) if _get_cause(to_text(state.get("reason")))
     ]
     if container_states:
-        scheduled_at = max(
-            (parse_timestamp(condition.get("lastTransitionTime")) for condition in conditions), default=0.0
-        )
-        reasons += [build_reason(container_state, scheduled_at) for container_state in container_states]
+        # A container's state has no time of its own, so its reason counts from the pod's last change.
+        last_change_at = max((_get_transition_time(condition) for condition in conditions), default=0.0)
+        reasons += [build_reason(state, last_change_at) for state in container_states]
     return [reason for reason in reasons if _get_cause(reason.reason)]
+
+
+def _get_transition_time(condition: Mapping[str, Any]) -> float:
+    return parse_timestamp(condition.get("lastTransitionTime"))
 
 
 def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
@@ -138,21 +151,22 @@ def _iter_container_reasons(pod: Mapping[str, Any], status: Mapping[str, Any]) -
     for container in (*get_mappings(status, "initContainerStatuses"), *get_mappings(status, "containerStatuses")):
         state = get_mapping(container, "state")
         waiting = get_mapping(state, "waiting")
-        if (
-            waiting.get("reason") != "CrashLoopBackOff"
-            or to_number(container.get("restartCount")) >= _CRASH_LOOP_RESTARTS
-        ):
+        is_loop = to_number(container.get("restartCount")) >= _CRASH_LOOP_RESTARTS
+        if waiting.get("reason") != "CrashLoopBackOff" or is_loop:
             yield waiting
-        if terminated := get_mapping(state, "terminated"):
-            is_restarted = (
-                get_mapping(pod, "spec").get("restartPolicy") in ("Always", "OnFailure")
-                and get_pod_phase(pod) not in ENDED_POD_PHASES
-            )
-            yield {} if is_restarted else terminated
+        terminated = get_mapping(state, "terminated")
+        if terminated and not _is_restarted(pod):
+            yield terminated
+
+
+def _is_restarted(pod: Mapping[str, Any]) -> bool:
+    """Whether the kubelet restarts a container of this pod that has ended."""
+    restart_policy = get_mapping(pod, "spec").get("restartPolicy")
+    return restart_policy in ("Always", "OnFailure") and get_pod_phase(pod) not in ENDED_POD_PHASES
 
 
 def _is_disruption(condition: Mapping[str, Any]) -> bool:
-    """Whether a condition says why the pod is being ended, in Kubernetes' form or in Volcano's own."""
+    """Whether a condition shows why the pod is being ended, in Kubernetes' form or in Volcano's own."""
     condition_type = condition.get("type")
     if condition_type == "Ready":
         return bool(condition.get("reason") == "Evict")
@@ -160,7 +174,7 @@ def _is_disruption(condition: Mapping[str, Any]) -> bool:
 
 
 class PodProblem(NamedTuple):
-    """A reason in a pod's status that stands for a cause, and is old enough to be believed."""
+    """A reason in a pod's status that has persisted for the patience of its cause."""
 
     node: str
     reason: PodReason
@@ -168,39 +182,54 @@ class PodProblem(NamedTuple):
 
 
 def get_reasons_by_pod(pods: Pods) -> dict[str, list[PodReason]]:
-    """The reasons of each pod that gives any."""
-    return {name: reasons for name, pod in pods.items() if (reasons := get_pod_reasons(pod))}
+    """The reasons of each pod that has any."""
+    reasons_by_pod = {}
+    for name, pod in pods.items():
+        reasons = get_pod_reasons(pod)
+        if reasons:
+            reasons_by_pod[name] = reasons
+    return reasons_by_pod
 
 
 def find_pod_problems(pods: Pods, reasons_by_pod: Mapping[str, Sequence[PodReason]], now: float) -> list[PodProblem]:
-    """Every cause that only the controllers know, from the reasons of the pods."""
-    return [
-        PodProblem(name, reason, cause)
-        for name, reasons in reasons_by_pod.items()
-        for reason in reasons
-        if now - reason.started_at >= (cause := _determine_cause(reason)).patience_s
-        and not _is_harmless(pods[name], reason)
-    ]
+    """Every cause in the reasons of the pods that counts at the time `now`."""
+    problems = []
+    for name, reasons in reasons_by_pod.items():
+        for reason in reasons:
+            cause = _determine_cause(reason)
+            if now - reason.started_at >= cause.patience_s and not _is_harmless(pods[name], reason):
+                problems.append(PodProblem(name, reason, cause))
+    return problems
 
 
 def find_pod_failure(pods: Pods, now: float) -> Failure | None:
-    """The oldest cause that only the controllers know; None if only the logs can show it."""
+    """The oldest cause that only the controllers report; None if only the logs can show it."""
     problems = find_pod_problems(pods, get_reasons_by_pod(pods), now)
     return build_failure(pods, problems) if problems else None
 
 
 def build_failure(pods: Pods, problems: Sequence[PodProblem]) -> Failure:
     """The failure that describes the oldest of some problems."""
-    name, reason, cause = min(problems, key=lambda problem: (problem.reason.started_at, problem.node))
-    message = re.sub(r"\s+", " ", reason.message)[:MAX_MESSAGE_CHARS]
-    location = f" on {get_node_name(pods[name])}" * (
-        cause.slug in ("node-lost", "evicted") and bool(get_node_name(pods[name]))
+    oldest = min(problems, key=lambda problem: (problem.reason.started_at, problem.node))
+    cause = oldest.cause
+    pod = pods[oldest.node]
+    subject = oldest.node
+    node_name = get_node_name(pod)
+    if cause.slug in ("node-lost", "evicted") and node_name:
+        subject += f" on {node_name}"
+    quote = oldest.reason.reason
+    message = re.sub(r"\s+", " ", oldest.reason.message)[:MAX_MESSAGE_CHARS]
+    if message:
+        quote += f": {message}"
+    return Failure(
+        cause=cause.slug,
+        sentence=f"{subject}: {cause.description} ({quote})",
+        node=oldest.node,
+        retry=cause.retry,
+        exit_code=get_pod_exit_code(pod),
     )
-    sentence = f"{name}{location}: {cause.description} ({reason.reason}{f': {message}' if message else ''})"
-    exit_code = get_pod_exit_code(pods[name])
-    return Failure(cause=cause.slug, sentence=sentence, node=name, retry=cause.retry, exit_code=exit_code)
 
 
 def _is_harmless(pod: Mapping[str, Any], reason: PodReason) -> bool:
-    """Whether the reason is OOMKilled beside exit code 0: a child was killed, and the container went on."""
+    """Whether the reason is OOMKilled beside exit code 0: a child was killed, and the container continued."""
     return reason.reason == "OOMKilled" and get_pod_exit_code(pod) == 0

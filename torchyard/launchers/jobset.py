@@ -177,7 +177,7 @@ def read_status(observed: Observation) -> Status:
     status = job_status.find_condition_status(observed, _TERMS, gang)
     has_started = any(name.startswith("Removed/") for name in observed.states)  # no condition reports it
     return status or job_status.build_unfinished_status(
-        observed, job_status.select_job_pods(observed), gang, has_started
+        observed, job_status.select_job_pods(observed), gang, has_started=has_started
     )
 
 

@@ -179,7 +179,7 @@ def read_status(observed: Observation) -> Status:
         return job_status.build_failed_status(observed, "the Job cannot succeed any more")
     conditions = pod_facts.get_mappings(job, "status", "conditions")
     past_phases = {pod_facts.to_text(condition.get("status")) for condition in conditions}
-    return job_status.build_unfinished_status(observed, pods, gang, "Running" in past_phases)
+    return job_status.build_unfinished_status(observed, pods, gang, has_started="Running" in past_phases)
 
 
 def _read_gang(job: Mapping[str, Any]) -> job_status.Gang:
@@ -196,8 +196,6 @@ def _is_doomed(job: Mapping[str, Any], pods: pod_facts.Pods, gang: job_status.Ga
             if str(policy.get("action")).startswith("Restart"):
                 return False
     failed = [
-        pod
-        for pod in pods.values()
-        if pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
+        pod for pod in pods.values() if pod_facts.get_pod_phase(pod) == "Failed" and not pod_facts.is_being_deleted(pod)
     ]
     return bool(failed) and gang.pod_count - len(failed) < gang.min_pods

@@ -60,12 +60,12 @@ def test_container_that_was_not_seen_to_start_has_no_times() -> None:
     [
         ("Running", {"status": "False"}, 1_700_000_000.0),
         ("Running", {"status": "Unknown"}, 1_700_000_000.0),
-        ("Running", {"status": "False", "reason": "ContainersNotReady"}, 0.0),
-        ("Running", {"status": "True"}, 0.0),
-        ("Pending", {"status": "False"}, 0.0),
+        ("Running", {"status": "False", "reason": "ContainersNotReady"}, None),
+        ("Running", {"status": "True"}, None),
+        ("Pending", {"status": "False"}, None),
     ],
 )
-def test_node_that_is_silent_gives_no_reason(phase: str, condition: dict[str, str], silent_since: float) -> None:
+def test_node_that_is_silent_gives_no_reason(phase: str, condition: dict[str, str], silent_since: float | None) -> None:
     """Only the node controller takes a running pod's readiness away without a reason."""
     ready = {"type": "Ready", "lastTransitionTime": "2023-11-14T22:13:20Z", **condition}
     assert pod_facts.find_silence_start({"status": {"phase": phase, "conditions": [ready]}}) == silent_since
