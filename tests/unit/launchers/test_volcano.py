@@ -68,7 +68,9 @@ def test_queue_is_used_and_looked_at(planned: Planned) -> None:
 def test_queue_is_that_of_the_manifest(launched: Launched) -> None:
     """Preflight checks the queue that the job names, or else Volcano's default queue."""
     plans = [launched(JOB), launched(changed(JOB, queue=None))]
-    assert [requirement.name for plan in plans for requirement in plan.requires if isinstance(requirement, OpenQueue)] == [
+    assert [
+        requirement.name for plan in plans for requirement in plan.requires if isinstance(requirement, OpenQueue)
+    ] == [
         "research",
         "default",
     ]

@@ -24,9 +24,9 @@ def read_runs(tmp_path: Path, experiment_name: str = "mine") -> tuple[Any, list[
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=f"sqlite:///{tmp_path}/mlflow.db")
-    experiment_ = client.get_experiment_by_name(experiment_name)
-    assert experiment_
-    return client, list(client.search_runs([experiment_.experiment_id]))
+    experiment = client.get_experiment_by_name(experiment_name)
+    assert experiment
+    return client, list(client.search_runs([experiment.experiment_id]))
 
 
 def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
