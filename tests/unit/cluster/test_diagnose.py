@@ -58,7 +58,7 @@ def test_pending_runs_share_one_query(fake_api: FakeApi, runs: list[ProgressMoni
     assert (lists(fake_api, "nodes"), lists(fake_api, "events")) == (1, 1)
 
 
-def test_shared_query_grows_old(fake_api: FakeApi, runs: list[ProgressMonitor], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_old_query_is_repeated(fake_api: FakeApi, runs: list[ProgressMonitor], monkeypatch: pytest.MonkeyPatch) -> None:
     """When a shared query has become too old it is repeated, again once for all runs."""
     diagnose_all(runs)
     later = time.monotonic() + diagnose._QUERY_INTERVAL_S + 1
