@@ -32,51 +32,51 @@ def shorten_text(text: str, longest: int) -> str:
     """The text, or its two ends if it is longer than `longest`; 0 is no limit."""
     if not longest or len(text) <= longest:
         return text
-    begin, end = (longest - 4) // 2, (longest - 5) // 2
-    return f"{text[:begin]} ... {text[-end:]}"
+    head_chars, tail_chars = (longest - 4) // 2, (longest - 5) // 2
+    return f"{text[:head_chars]} ... {text[-tail_chars:]}"
 
 
 def escape_markdown(text: str, longest: int = 0) -> str:
     """The text as one line of a page, or one cell of its tables, in which nothing is markup."""
     escaped = _MARKDOWN_MARK.sub(r"\\\g<0>", single_line(text, longest).lstrip())
-    return _BLOCK_MARK.sub(lambda found: f"{found['number'] or ''}\\{found['mark'] or ''}", escaped)
+    return _BLOCK_MARK.sub(lambda match: f"{match['number'] or ''}\\{match['mark'] or ''}", escaped)
 
 
 def escape_paragraph(text: str, longest: int = 0) -> str:
     """The text as lines of a page, each in a line of its own."""
-    return "  \n".join(escape_markdown(each) for each in shorten_text(text, longest).split("\n"))
+    return "  \n".join(escape_markdown(line) for line in shorten_text(text, longest).split("\n"))
 
 
 def format_code(text: str, longest: int = 0) -> str:
     """The text as inline code, in a page or in a cell of a table."""
-    said = single_line(text, longest)
-    ticks = "`" * (_count_longest_ticks([said]) + 1)
-    space = " " if said[:1] in ("", "`") or said[-1:] == "`" else ""
-    return f"{ticks}{space}{said}{space}{ticks}".replace("|", "\\|")
+    content = single_line(text, longest)
+    ticks = "`" * (_count_longest_ticks([content]) + 1)
+    space = " " if content[:1] in ("", "`") or content[-1:] == "`" else ""
+    return f"{ticks}{space}{content}{space}{ticks}".replace("|", "\\|")
 
 
 def format_code_block(lines: Sequence[str], longest: int = 0) -> list[str]:
     """A code block of a page, which shows lines as they are."""
-    shown = [single_line(each, longest) for each in lines]
-    ticks = "`" * max(3, _count_longest_ticks(shown) + 1)
-    return [ticks, *shown, ticks]
+    safe_lines = [single_line(line, longest) for line in lines]
+    ticks = "`" * max(3, _count_longest_ticks(safe_lines) + 1)
+    return [ticks, *safe_lines, ticks]
 
 
 def fold_lines(summary: str, lines: Sequence[str]) -> str:
     """Lines of a page that are shown as they are, once a reader unfolds them: an HTML block has no empty line."""
-    shown = [html.escape(single_line(each)) or " " for each in lines]
-    return "\n".join([f"<details><summary>{html.escape(summary)}</summary><pre>", *shown, "</pre></details>"])
+    safe_lines = [html.escape(single_line(line)) or " " for line in lines]
+    return "\n".join([f"<details><summary>{html.escape(summary)}</summary><pre>", *safe_lines, "</pre></details>"])
 
 
 def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:
     """The lines of a table of a page; `ruler` aligns its columns."""
     cells = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
-    told = [f"| {' | '.join(row)} |" for row in cells]
-    return [told[0], f"|{ruler}" * len(head) + "|", *told[1:]]
+    table_lines = [f"| {' | '.join(row)} |" for row in cells]
+    return [table_lines[0], f"|{ruler}" * len(head) + "|", *table_lines[1:]]
 
 
 def _count_longest_ticks(lines: Sequence[str]) -> int:
-    return max((len(run) for each in lines for run in re.findall(r"`+", each)), default=0)
+    return max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
 
 
 def spell_anything() -> None:
