@@ -40,11 +40,11 @@ def _get_or_create_id(file: Path) -> str:
     fd = os.open(file, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX)
-        found = os.pread(fd, 64, 0).decode(errors="replace").strip("\0 \n")
-        if not found:
-            found = uuid.uuid4().hex[:12]
-            os.pwrite(fd, f"{found}\n".encode(), 0)
+        stored_id = os.pread(fd, 64, 0).decode(errors="replace").strip("\0 \n")
+        if not stored_id:
+            stored_id = uuid.uuid4().hex[:12]
+            os.pwrite(fd, f"{stored_id}\n".encode(), 0)
             os.fsync(fd)
-        return found
+        return stored_id
     finally:
         os.close(fd)
