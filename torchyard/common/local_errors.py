@@ -83,5 +83,5 @@ class LocalErrorGuard:
         now = time.monotonic()
         if what not in self._reported or now - self._reported[what] >= _REMINDER_INTERVAL_S:
             self._reported[what] = now
-            why = str(error) or type(error).__name__
-            get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", what, why)
+            reason = str(error) or type(error).__name__
+            get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", what, reason)
