@@ -15,18 +15,18 @@ _EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # but for the ra
 
 def read_line(text: str, node: str) -> LogLine:
     """`2026-11-21T08:00:47.123Z node-0 | text`; a line without a stamp (torn by a full disk) is kept as it is."""
-    stamp, _, rest = text.partition(" ")
+    timestamp_text, _, rest = text.partition(" ")
     try:
-        at = datetime.fromisoformat(stamp).timestamp()
+        timestamp = datetime.fromisoformat(timestamp_text).timestamp()
     except ValueError:
         return LogLine(0.0, node, text)
-    return LogLine(at, node, rest.partition(" | ")[2])
+    return LogLine(timestamp, node, rest.partition(" | ")[2])
 
 
 def read_line_text(raw: bytes, node: str) -> str:
     """The text of a line after its stamp."""
-    stamp = _LINE_STAMP.match(raw)
-    return raw[stamp.end() :].decode(errors="replace") if stamp else read_line(raw.decode(errors="replace"), node).text
+    match = _LINE_STAMP.match(raw)
+    return raw[match.end() :].decode(errors="replace") if match else read_line(raw.decode(errors="replace"), node).text
 
 
 def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
@@ -49,5 +49,5 @@ def cut_record(text: str) -> str | None:
 
     A record may follow a line that the program has not ended yet.
     """
-    said, mark, _ = text.partition(RECORD_PREFIX)
-    return said if not mark or not _EMPTY_LINE.fullmatch(said) else None
+    output, marker, _ = text.partition(RECORD_PREFIX)
+    return output if not marker or not _EMPTY_LINE.fullmatch(output) else None
