@@ -17,10 +17,10 @@ _ALLOWED = "a name of letters, digits, dots, hyphens and underscores, at most 63
 
 def read_pool() -> str:
     """This process's installation. SettingError if TORCHYARD_POOL cannot be the name of one."""
-    found = os.environ.get(_VARIABLE) or DEFAULT_POOL
-    if not _NAME_PATTERN.fullmatch(found):
-        raise SettingError(_VARIABLE, found, _ALLOWED)
-    return found
+    pool = os.environ.get(_VARIABLE) or DEFAULT_POOL
+    if not _NAME_PATTERN.fullmatch(pool):
+        raise SettingError(_VARIABLE, pool, _ALLOWED)
+    return pool
 
 
 def name_deployment(name: str, pool: str) -> str:
