@@ -36,8 +36,8 @@ def append_line(path: Path, line: str) -> None:
     with open(path, "ab+", buffering=0, opener=open_private_file) as file:
         # After a torn line, start a new one, so that this line can be read.
         end = file.seek(0, os.SEEK_END)
-        torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
-        data = b"\n" * torn + line.encode() + b"\n"
+        is_torn = end > 0 and os.pread(file.fileno(), 1, end - 1) != b"\n"
+        data = b"\n" * is_torn + line.encode() + b"\n"
         if file.write(data) < len(data):
             raise OSError(errno.ENOSPC, "no space for the whole line")
         os.fsync(file.fileno())
