@@ -56,11 +56,11 @@ class FoundSecret(NamedTuple):
 
 def _is_secret(name: str, value: str) -> bool:
     """Whether a variable or an option seems to hold a secret, and not a reference to one."""
-    words = _WORD_BREAK.sub("_", name).lower().strip("_")
-    parts = words.split("_")
-    if not _SECRET_NAME.search(words) or parts[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(parts):
+    normalized = _WORD_BREAK.sub("_", name).lower().strip("_")
+    words = normalized.split("_")
+    if not _SECRET_NAME.search(normalized) or words[-1] in _DESCRIPTIVE_ENDINGS or _UNRELATED_WORDS.intersection(words):
         return False
-    is_path = "credential" in words and value.startswith(("/", "~", "."))
+    is_path = "credential" in normalized and value.startswith(("/", "~", "."))
     return not (is_path or _HARMLESS_VALUE.fullmatch(value))
 
 
@@ -72,24 +72,24 @@ def mask_text(text: str) -> str:
     return _FOLLOWING_VALUE.sub(_mask_match, _ASSIGNED_VALUE.sub(_mask_match, text))
 
 
-def _mask_match(found: re.Match[str]) -> str:
-    return f"{found[1]}{found[2]}{_MASK}" if _is_secret(found[1], found[found.lastindex or 0]) else found[0]
+def _mask_match(match: re.Match[str]) -> str:
+    return f"{match[1]}{match[2]}{_MASK}" if _is_secret(match[1], match[match.lastindex or 0]) else match[0]
 
 
 def mask_document(thing: Any) -> Any:
     """Mask every text in a document, such as a plan, and remove terminal control codes."""
-    found = {each.value for each in _find_secrets(thing)}
+    secret_values = {secret.value for secret in _find_secrets(thing)}
 
-    def walk(part: Any) -> Any:
-        match part:
+    def walk(node: Any) -> Any:
+        match node:
             case str():
-                return _MASK if part in found else mask_text(strip_control_codes(part))
+                return _MASK if node in secret_values else mask_text(strip_control_codes(node))
             case dict():
-                return {key: walk(value) for key, value in part.items()}
+                return {key: walk(value) for key, value in node.items()}
             case list() | tuple():
-                return [walk(each) for each in part]
+                return [walk(item) for item in node]
             case _:
-                return part
+                return node
 
     return walk(thing)
 
@@ -101,51 +101,51 @@ def mask_model(noun: N) -> N:
 
 def remember_secrets(plan: Plan) -> None:
     """Mask a plan's secrets from now on wherever they occur: a program may print them."""
-    remember_values(each.value for each in _find_secrets(plan.model_dump()))
+    remember_values(secret.value for secret in _find_secrets(plan.model_dump()))
 
 
 def remember_values(values: Iterable[str]) -> None:
     """Mask these values from now on wherever they occur; short ones are also words, and are not masked."""
-    _known_secrets.update(each for each in values if len(each) >= _MIN_SECRET_CHARS)
+    _known_secrets.update(value for value in values if len(value) >= _MIN_SECRET_CHARS)
 
 
-def _find_secrets(thing: Any) -> Iterator[FoundSecret]:
+def _find_secrets(document: Any) -> Iterator[FoundSecret]:
     """Every secret spelled out in a document, found by the name of a variable or an option, or by its shape."""
-    match thing:
+    match document:
         case str():
-            yield from _find_in_text(thing)
+            yield from _find_in_text(document)
         case {"name": str(name), "value": str(value)} if _is_secret(name, value):
             yield FoundSecret(name, value)
         case dict():
-            for key, value in thing.items():
-                yield from _find_in_mapping(thing, str(key), value)
+            for key, value in document.items():
+                yield from _find_in_mapping(document, str(key), value)
         case list() | tuple():
-            for name, value in pairwise(thing):
+            for name, value in pairwise(document):
                 if isinstance(name, str) and isinstance(value, str) and _OPTION_NAME.fullmatch(name):
                     yield from (
                         [FoundSecret(name, value)] if not value.startswith("-") and _is_secret(name, value) else []
                     )
-            for each in thing:
-                yield from _find_secrets(each)
+            for item in document:
+                yield from _find_secrets(item)
         case _:
             return
 
 
 def _find_in_text(text: str) -> Iterator[FoundSecret]:
-    for found in (*_ASSIGNED_VALUE.finditer(text), *_FOLLOWING_VALUE.finditer(text)):
-        if _is_secret(found[1], value := found[found.lastindex or 0]):
-            yield FoundSecret(found[1], value)
-    yield from (FoundSecret("a value", found[0]) for found in _SECRET_SHAPE.finditer(text))
+    for match in (*_ASSIGNED_VALUE.finditer(text), *_FOLLOWING_VALUE.finditer(text)):
+        if _is_secret(match[1], value := match[match.lastindex or 0]):
+            yield FoundSecret(match[1], value)
+    yield from (FoundSecret("a value", match[0]) for match in _SECRET_SHAPE.finditer(text))
 
 
-def _find_in_mapping(thing: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
+def _find_in_mapping(document: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
     """Secrets in one value of a mapping, such as `env`, or the data of a Secret or a ConfigMap."""
-    holds = thing.get("kind") == "Secret" and key in ("data", "stringData")
-    if isinstance(value, dict) and (key in ("env", "data") or holds):
-        named = ((str(name), each) for name, each in value.items() if isinstance(each, str))
-        yield from (FoundSecret(name, each) for name, each in named if holds or _is_secret(name, each))
-    is_program = thing.get("kind") == "ConfigMap" and key in ("data", "binaryData")
-    yield from (each for each in _find_secrets(value) if not (is_program and _is_code(each.value)))
+    is_secret_object = document.get("kind") == "Secret" and key in ("data", "stringData")
+    if isinstance(value, dict) and (key in ("env", "data") or is_secret_object):
+        named_texts = ((str(name), text) for name, text in value.items() if isinstance(text, str))
+        yield from (FoundSecret(name, text) for name, text in named_texts if is_secret_object or _is_secret(name, text))
+    is_program = document.get("kind") == "ConfigMap" and key in ("data", "binaryData")
+    yield from (secret for secret in _find_secrets(value) if not (is_program and _is_code(secret.value)))
 
 
 def _is_code(value: str) -> bool:
@@ -154,7 +154,7 @@ def _is_code(value: str) -> bool:
 
 def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
     """A warning for each secret spelled out in the profile; it shows only the name."""
-    names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets(plan.model_dump()))
+    names = dict.fromkeys(secret.name.lstrip("-") for secret in _find_secrets(plan.model_dump()))
     return tuple(
         warning_check(f"secret {name}", _describe_exposure(plan), _describe_remedy(plan, name)) for name in names
     )
@@ -163,11 +163,13 @@ def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
 def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str:
     """A warning about secrets in a flow run's parameters, visible to all who may read the run; empty if none."""
     env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
-    names = dict.fromkeys(each.name.lstrip("-") for each in _find_secrets({"given": dict(overrides), "env": env}))
+    names = dict.fromkeys(secret.name.lstrip("-") for secret in _find_secrets({"given": dict(overrides), "env": env}))
     if not names:
         return ""
-    who = f"overrides: {', '.join(names)}: looks like a secret, visible to everyone who may read this run in Prefect"
-    return f"{who}; in pods use a Secret ({{secret: NAME, key: KEY}}), on machines set it in the hosts' environment"
+    warning = (
+        f"overrides: {', '.join(names)}: looks like a secret, visible to everyone who may read this run in Prefect"
+    )
+    return f"{warning}; in pods use a Secret ({{secret: NAME, key: KEY}}), on machines set it in the hosts' environment"
 
 
 def _describe_exposure(plan: Plan) -> str:
