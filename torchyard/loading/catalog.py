@@ -12,23 +12,25 @@ _COLUMNS = ("profile", "launcher", "rendezvous", "nodes x processes", "hardware"
 
 def load_catalog() -> list[tuple[Profile, str]]:
     """Every profile that can be named, with the name of its hardware and fabric. ProfileError if one is wrong."""
-    found = sorted(list_profiles().items())
-    return [(load_profile(str(path)), _read_hardware_name(path.read_text(encoding="utf-8"))) for _, path in found]
+    named_paths = sorted(list_profiles().items())
+    return [(load_profile(str(path)), _read_hardware_name(path.read_text(encoding="utf-8"))) for _, path in named_paths]
 
 
 def _read_hardware_name(text: str) -> str:
     """The names as the file gives them: a loaded profile holds the content of its hardware file, not its name."""
-    said = yaml.safe_load(text)
-    return f"{said['hardware']}, {said['fabric']}" if said.get("hardware") else ""
+    document = yaml.safe_load(text)
+    return f"{document['hardware']}, {document['fabric']}" if document.get("hardware") else ""
 
 
 def format_catalog_table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
     """The lines of a Markdown table."""
     yield _format_row(_COLUMNS)
     yield _format_row("---" for _ in _COLUMNS)
-    for profile, shape in found:
+    for profile, hardware_name in found:
         size = f"{profile.nodes} x {profile.processes}"
-        yield _format_row((f"`{profile.name}`", profile.launcher, profile.rendezvous, size, shape, profile.about))
+        yield _format_row(
+            (f"`{profile.name}`", profile.launcher, profile.rendezvous, size, hardware_name, profile.about)
+        )
 
 
 def _format_row(cells: Iterable[str]) -> str:
