@@ -33,7 +33,7 @@ def build_form(profile: Profile | None) -> Schema:
     return {
         "title": "Parameters",
         "type": "object",
-        "properties": {key: {**field, "position": at} for at, (key, field) in enumerate(fields.items())},
+        "properties": {key: {**field, "position": position} for position, (key, field) in enumerate(fields.items())},
         "required": [] if profile else ["profile"],
         "propertyNames": {"enum": list(_PARAMETERS)},
         "definitions": {},
@@ -53,19 +53,21 @@ def _build_profile_field() -> Schema:
 
 def _build_overrides_field(profile: Profile | None) -> Schema:
     """The keys that fit the profile as typed fields. Of the others, those with a plain value are checked as well."""
-    every = Profile.model_json_schema()["properties"]
-    shown = [key for key in _FIELD_KEYS if profile is None or _fits_profile(profile, key)]
-    fields = {key: _build_field(key, every[key], profile) for key in shown}
-    others = {key: schema for key, schema in every.items() if key not in (*fields, "name") and _is_plain(schema)}
-    plain = {f"^{key}$": {**schema, "type": [schema["type"], "null"]} for key, schema in others.items()}
+    properties = Profile.model_json_schema()["properties"]
+    visible_keys = [key for key in _FIELD_KEYS if profile is None or _fits_profile(profile, key)]
+    fields = {key: _build_field(key, properties[key], profile) for key in visible_keys}
+    other_schemas = {
+        key: schema for key, schema in properties.items() if key not in (*fields, "name") and _is_plain(schema)
+    }
+    patterns = {f"^{key}$": {**schema, "type": [schema["type"], "null"]} for key, schema in other_schemas.items()}
     return {
         "title": "changes",
         "description": "what this run changes in the profile; an empty field changes nothing. The menu at the right "
         'takes any key as JSON, such as {"deadlines.run": "2h"}',
         "type": "object",
-        "properties": {key: {**field, "position": at} for at, (key, field) in enumerate(fields.items())},
-        "patternProperties": plain,
-        "propertyNames": {"pattern": rf"^({'|'.join(key for key in every if key != 'name')})(\..+)?$"},
+        "properties": {key: {**field, "position": position} for position, (key, field) in enumerate(fields.items())},
+        "patternProperties": patterns,
+        "propertyNames": {"pattern": rf"^({'|'.join(key for key in properties if key != 'name')})(\..+)?$"},
     }
 
 
@@ -90,9 +92,9 @@ def _build_field(key: str, schema: Schema, profile: Profile | None) -> Schema:
     field: Schema = {"title": key, "description": schema["description"]}
     match key:
         case "nodes":
-            number, ends = schema["anyOf"]
-            ends = {end: {**each, "title": end} for end, each in ends["properties"].items()}
-            ranged = {"title": "range", "type": "object", "properties": ends, "required": ["min", "max"]}
+            number, bounds = schema["anyOf"]
+            bounds = {bound: {**bound_schema, "title": bound} for bound, bound_schema in bounds["properties"].items()}
+            ranged = {"title": "range", "type": "object", "properties": bounds, "required": ["min", "max"]}
             field["anyOf"] = [{**number, "title": "number"}, ranged]
         case "args":
             field["anyOf"] = [_WORDS, _JSON_WORDS]
@@ -105,29 +107,35 @@ def _build_field(key: str, schema: Schema, profile: Profile | None) -> Schema:
             if profile and profile.hardware:
                 field["enum"] = list(profile.hardware.fabrics)
         case _:
-            field |= {each: schema[each] for each in ("minimum", "maximum") if each in schema}
+            field |= {limit: schema[limit] for limit in ("minimum", "maximum") if limit in schema}
             field["type"] = schema.get("type", "string")
     return _add_value(field, getattr(profile, key) if profile and key != "deadlines" else None)
 
 
 def _build_deadline_fields(profile: Profile | None) -> Schema:
-    every = Profile.model_json_schema()["$defs"]["Deadlines"]["properties"]
+    properties = Profile.model_json_schema()["$defs"]["Deadlines"]["properties"]
     fields: Schema = {}
-    for key, schema in every.items():
+    for key, schema in properties.items():
         text = {"title": "such as 30m", "type": "string", "pattern": schema["pattern"]}
-        given = [text, {"title": "seconds", "type": "number"}]
-        field = {"title": key, "description": schema["description"], "anyOf": given}
+        alternatives = [text, {"title": "seconds", "type": "number"}]
+        field = {"title": key, "description": schema["description"], "anyOf": alternatives}
         fields[key] = _add_value(field, _spell_duration(getattr(profile.deadlines, key)) if profile else None)
     return fields
 
 
 def _add_value(field: Schema, value: Any) -> Schema:
     """A field whose help also says what the profile has today; of a mapping, only the keys."""
-    told = " ".join(map(str, value)) if isinstance(value, tuple | dict) else value
-    return {**field, "description": f"{field['description']}; today: {told}"} if told not in ("", None) else field
+    value_text = " ".join(map(str, value)) if isinstance(value, tuple | dict) else value
+    return (
+        {**field, "description": f"{field['description']}; today: {value_text}"}
+        if value_text not in ("", None)
+        else field
+    )
 
 
 def _spell_duration(seconds: float) -> str:
     """`24h`, `30m`, `10s`."""
-    size, unit = next((each for each in ((3600, "h"), (60, "m")) if seconds and not seconds % each[0]), (1, "s"))
+    size, unit = next(
+        (candidate for candidate in ((3600, "h"), (60, "m")) if seconds and not seconds % candidate[0]), (1, "s")
+    )
     return f"{seconds / size:g}{unit}"
