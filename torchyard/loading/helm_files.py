@@ -28,19 +28,21 @@ def read_values(paths: Sequence[Path], name: str, own: Mapping[str, Any]) -> dic
     try:
         values = ChartValues.model_validate({key: _prune_nulls(value) for key, value in merged.items()})
     except ValidationError as error:
-        findings = [explain_error(each, (), ChartValues) for each in error.errors()]
+        findings = [explain_error(details, (), ChartValues) for details in error.errors()]
         raise ProfileError(name, tuple(_locate_key(files, loc) + text for loc, text in findings)) from error
-    if refused := tuple(f"{_locate_key(files, (key,))}{key}: {text}" for key, text in find_refusals(values, own)):
-        raise ProfileError(name, refused)
+    if refusals := tuple(f"{_locate_key(files, (key,))}{key}: {text}" for key, text in find_refusals(values, own)):
+        raise ProfileError(name, refusals)
     return profile_keys(values, own)
 
 
-def _layer_values(base: Mapping[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
+def _layer_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Merge mappings key by key; any other value replaces the earlier one, null too."""
     merged = dict(base)
-    for key, value in over.items():
-        old = merged.get(key)
-        merged[key] = _layer_values(old, value) if isinstance(old, dict) and isinstance(value, dict) else value
+    for key, value in overrides.items():
+        previous = merged.get(key)
+        merged[key] = (
+            _layer_values(previous, value) if isinstance(previous, dict) and isinstance(value, dict) else value
+        )
     return merged
 
 
@@ -48,20 +50,20 @@ def _prune_nulls(value: Any) -> Any:
     """Remove keys whose value is null from mappings, but not inside lists, where helm keeps them too."""
     if not isinstance(value, dict):
         return value
-    return {key: _prune_nulls(each) for key, each in value.items() if each is not None}
+    return {key: _prune_nulls(child) for key, child in value.items() if child is not None}
 
 
 def _locate_key(files: Sequence[_ValuesFile], loc: tuple[str | int, ...]) -> str:
     """`file:line: ` of a key, in the file that has most of its path; of several the last one."""
-    path, _, root = max(reversed(files), key=lambda each: _measure_depth(each[1], loc))
+    path, _, root = max(reversed(files), key=lambda values_file: _measure_depth(values_file[1], loc))
     return format_location(path, root, loc, None)
 
 
 def _measure_depth(document: Any, loc: tuple[str | int, ...]) -> int:
     """How many parts of a key's path a document has."""
-    for at, part in enumerate(loc):
-        known = part in document if isinstance(document, dict) else isinstance(document, list) and isinstance(part, int)
-        if not known:
-            return at
-        document = document[part]
+    for depth, key in enumerate(loc):
+        has_key = key in document if isinstance(document, dict) else isinstance(document, list) and isinstance(key, int)
+        if not has_key:
+            return depth
+        document = document[key]
     return len(loc)
