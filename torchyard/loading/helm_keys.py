@@ -31,15 +31,15 @@ _SHELL_PATTERN = re.compile(r"[$`;&|<>()*?\n]|(?<!\S)[~#]")
 
 def profile_keys(values: ChartValues, own: Mapping[str, Any]) -> ProfileKeys:
     """The equivalent keys of a profile; `own`, the keys that the profile itself sets, is not merged in."""
-    main = [] if _has_program(own) else _split_words(values.mainProgram)
+    command = [] if _has_program(own) else _split_words(values.mainProgram)
     return _drop_empty_keys(
         launcher=_LAUNCHER,
         rendezvous="static",
         image=values.containerImage,
         nodes=values.numPods,
         processes=max(1, values.numGpusPerPod),
-        program=main[0] if main else None,
-        args=main[1:],
+        program=command[0] if command else None,
+        args=command[1:],
         setup=list(values.setupCommands),
         env=_env_variables(values),
         mounts=dict(_list_mounts(values)),
@@ -67,21 +67,21 @@ def _split_words(program: str) -> list[str]:
 
 def _env_variables(values: ChartValues) -> ProfileKeys:
     """The variables in the chart's order: of two with the same name the later one wins."""
-    found: ProfileKeys = {}
+    variables: ProfileKeys = {}
     if values.topologyFileConfigMap:
-        found["NCCL_TOPO_FILE"] = f"{_TOPOLOGY_FOLDER}/virtualTopology.xml"
+        variables["NCCL_TOPO_FILE"] = f"{_TOPOLOGY_FOLDER}/virtualTopology.xml"
     if values.mountNVMe:
-        found["NVME_MOUNT_PATH"] = values.mountNVMe.mountPath
-    for each in values.environmentVariables:
-        if each.secret:
-            found[each.name] = {"secret": each.secret.name, "key": each.secret.key}
-        elif each.configmap:
-            found[each.name] = {"config_map": each.configmap.name, "key": each.configmap.key}
+        variables["NVME_MOUNT_PATH"] = values.mountNVMe.mountPath
+    for variable in values.environmentVariables:
+        if variable.secret:
+            variables[variable.name] = {"secret": variable.secret.name, "key": variable.secret.key}
+        elif variable.configmap:
+            variables[variable.name] = {"config_map": variable.configmap.name, "key": variable.configmap.key}
         else:
-            found[each.name] = each.value
+            variables[variable.name] = variable.value
     if values.sshGitCloneConfig:
-        found["GIT_SSH_COMMAND"] = values.sshGitCloneConfig.command
-    return found
+        variables["GIT_SSH_COMMAND"] = values.sshGitCloneConfig.command
+    return variables
 
 
 def _list_mounts(values: ChartValues) -> Iterator[tuple[str, ProfileKeys]]:
@@ -90,8 +90,8 @@ def _list_mounts(values: ChartValues) -> Iterator[tuple[str, ProfileKeys]]:
         yield _TOPOLOGY_FOLDER, {"config_map": values.topologyFileConfigMap}
     if nvme := values.mountNVMe:
         yield nvme.mountPath, {"ephemeral": nvme.storage, "storage_class": _NVME_STORAGE_CLASS}
-    for each in values.volumes:
-        yield each.mountPath, {"claim": each.claimName}
+    for volume in values.volumes:
+        yield volume.mountPath, {"claim": volume.claimName}
     if ssh := values.sshGitCloneConfig:
         yield ssh.secretMountPath, {"secret": ssh.secretName, "read_only": True}
         yield ssh.configMapMountPath, {"config_map": ssh.configMapName}
@@ -99,8 +99,8 @@ def _list_mounts(values: ChartValues) -> Iterator[tuple[str, ProfileKeys]]:
 
 def _pod_resources(values: ChartValues) -> ProfileKeys:
     devices = {"gpus": values.numGpusPerPod, values.roceGdrResName: values.numRoceGdr}
-    plain = {"cpu": values.numCpusPerPod, "memory": values.totalMemoryPerPod}
-    return {**plain, **{name: count for name, count in devices.items() if count}}
+    quantities = {"cpu": values.numCpusPerPod, "memory": values.totalMemoryPerPod}
+    return {**quantities, **{name: count for name, count in devices.items() if count}}
 
 
 def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
@@ -108,26 +108,26 @@ def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
 
     The kubelet gives a memory volume without a size the pod's memory, so shm is set to that.
     """
-    asked = resources if isinstance(resources, dict) else {}
+    requests = resources if isinstance(resources, dict) else {}
     hosts = {"kubernetes.io/hostname": list(values.hostIgnoreList)} if values.hostIgnoreList else {}
     networks = (values.multiNicNetworkName or "").replace(" ", "").split(",")
-    locks = values.numRoceGdr > 0 or values.serviceAccountName == "gdr"
+    locks_memory = values.numRoceGdr > 0 or values.serviceAccountName == "gdr"
     return _drop_empty_keys(
         labels=_pod_labels(values),
         avoid={**_HEALTH_LABELS, **hosts},
         spread=False,  # the chart lets pods share a node
         limits={
-            "cpu": values.limitCpusPerPod or asked.get("cpu") or values.numCpusPerPod,
-            "memory": values.limitMemoryPerPod or asked.get("memory") or values.totalMemoryPerPod,
+            "cpu": values.limitCpusPerPod or requests.get("cpu") or values.numCpusPerPod,
+            "memory": values.limitMemoryPerPod or requests.get("memory") or values.totalMemoryPerPod,
         },
         shm=None if values.disableSharedMemory else values.limitMemoryPerPod or values.totalMemoryPerPod,
-        capabilities=["IPC_LOCK"] if locks else [],
+        capabilities=["IPC_LOCK"] if locks_memory else [],
         networks=dict(Counter(filter(None, networks))),
         env_from=list(_list_bundles(values)),
-        init=[each.model_dump(mode="json") for each in values.initContainers],
+        init=[container.model_dump(mode="json") for container in values.initContainers],
         scheduler=values.schedulerName,
         pull_policy=values.imagePullPolicy,
-        pull_secrets=[each.name for each in values.imagePullSecrets],
+        pull_secrets=[secret.name for secret in values.imagePullSecrets],
         service_account=values.serviceAccountName,
         priority_class=values.priority,
     )
@@ -136,17 +136,17 @@ def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
 def _pod_labels(values: ChartValues) -> ProfileKeys:
     job = {"app.kubernetes.io/name": values.jobName} if values.jobName else {}
     checks = dict.fromkeys(("autopilot", *values.autopilotHealthChecks), "") if values.autopilotHealthChecks else {}
-    return {**job, **{each.key: each.value for each in values.customLabels}, **checks}
+    return {**job, **{label.key: label.value for label in values.customLabels}, **checks}
 
 
 def _list_bundles(values: ChartValues) -> Iterator[ProfileKeys]:
     if values.ncclGdrEnvConfigMap:
         yield {"config_map": values.ncclGdrEnvConfigMap}
-    for each in values.envFrom:
-        if each.configMapRef:
-            yield {"config_map": each.configMapRef.name}
-        if each.secretRef:
-            yield {"secret": each.secretRef.name}
+    for source in values.envFrom:
+        if source.configMapRef:
+            yield {"config_map": source.configMapRef.name}
+        if source.secretRef:
+            yield {"secret": source.secretRef.name}
 
 
 def _launcher_options(values: ChartValues) -> ProfileKeys:
@@ -175,8 +175,8 @@ def find_refusals(values: ChartValues, own: Mapping[str, Any]) -> Iterator[tuple
     if values.numRoceGdr and values.numPods == 1:
         yield "numRoceGdr", "one pod has no other to reach: set it to 0, or use more pods"
     if _find_launcher(own) != _LAUNCHER:
-        given = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
-        yield from ((key, _OPTION_REFUSAL) for key in given)
+        keys = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
+        yield from ((key, _OPTION_REFUSAL) for key in keys)
     for path, count in Counter(path for path, _ in _list_mounts(values)).items():
         if count > 1:
             yield "volumes", f"{count} volumes are mounted at {path}: each needs a path of its own"
@@ -193,8 +193,8 @@ def _find_program_faults(program: str) -> Iterator[str]:
     """Why torchrun cannot start this program."""
     if not program.strip():
         yield _MISSING_PROGRAM
-    elif found := _SHELL_PATTERN.search(_strip_quoted_text(program.strip().replace("\\\n", ""))):
-        yield f"{found[0]!r} {_SHELL_REFUSAL}"
+    elif match := _SHELL_PATTERN.search(_strip_quoted_text(program.strip().replace("\\\n", ""))):
+        yield f"{match[0]!r} {_SHELL_REFUSAL}"
     try:
         _split_words(program)
     except ValueError:
@@ -203,4 +203,4 @@ def _find_program_faults(program: str) -> Iterator[str]:
 
 def _strip_quoted_text(text: str) -> str:
     """Remove what quotes hide from a shell; double quotes do not hide `$` and backquotes."""
-    return _QUOTED_PATTERN.sub(lambda found: "".join(re.findall(r"[$`]", re.sub(r"\\.", "", found[1] or ""))), text)
+    return _QUOTED_PATTERN.sub(lambda match: "".join(re.findall(r"[$`]", re.sub(r"\\.", "", match[1] or ""))), text)
