@@ -69,7 +69,7 @@ class EnvVariable(ObjectName):
 
     @model_validator(mode="after")
     def one(self) -> "EnvVariable":
-        if sum(each is not None for each in (self.value, self.secret, self.configmap)) != 1:
+        if sum(source is not None for source in (self.value, self.secret, self.configmap)) != 1:
             raise ValueError("a variable has a name and one of value, secret, configmap")
         return self
 
@@ -98,8 +98,8 @@ class SshClone(FrozenModel):
 
     @property
     def command(self) -> str:
-        known = f"{self.configMapMountPath}/known_hosts"
-        return self.sshCmd or f"ssh -i {self.secretMountPath}/id_rsa -o UserKnownHostsFile={known} -vv"
+        known_hosts = f"{self.configMapMountPath}/known_hosts"
+        return self.sshCmd or f"ssh -i {self.secretMountPath}/id_rsa -o UserKnownHostsFile={known_hosts} -vv"
 
 
 class ClaimVolume(ObjectName):
@@ -177,5 +177,5 @@ class ChartValues(FrozenModel):
         """Treat a key that is null as not set."""
         if not isinstance(raw, dict):
             return raw
-        known = set(cls.model_fields) - set(_NULLABLE_KEYS)
-        return {key: value for key, value in raw.items() if value is not None or key not in known}
+        defaulted_keys = set(cls.model_fields) - set(_NULLABLE_KEYS)
+        return {key: value for key, value in raw.items() if value is not None or key not in defaulted_keys}
