@@ -14,30 +14,32 @@ def read_local_files(named: object, locate: Callable[[str], Path]) -> dict[str, 
     """The content of each file, by its path in the pods. NamedFileError if one cannot be read, or all are too large."""
     if not isinstance(named, Mapping):
         raise NamedFileError("files", f"is a file for each path in the pods, not {shorten_value(repr(named))}")
-    found: dict[str, dict[str, str]] = {}
+    contents: dict[str, dict[str, str]] = {}
     total = 0
     for path, name in named.items():
         if not isinstance(name, str) or not name:
-            said = f"{path} needs the name of a file of this machine, not {shorten_value(repr(name))}"
-            raise NamedFileError("files", said, path)
+            message = f"{path} needs the name of a file of this machine, not {shorten_value(repr(name))}"
+            raise NamedFileError("files", message, path)
         source = locate(os.path.expanduser(name))
         try:
             total += (size := _measure_file(source, path))
             if total > _MAX_FILES_BYTES:
-                more = f", {total:,} with those before it" if found else ""
+                suffix = f", {total:,} with those before it" if contents else ""
                 remedy = "mount a volume with it, or put it into the image"
-                said = f"{source} has {size:,} bytes{more}, and a ConfigMap holds {_MAX_FILES_BYTES:,}: {remedy}"
-                raise NamedFileError("files", said, path)
-            found[str(path)] = {"source": str(source), **_encode_content(source.read_bytes())}
+                message = f"{source} has {size:,} bytes{suffix}, and a ConfigMap holds {_MAX_FILES_BYTES:,}: {remedy}"
+                raise NamedFileError("files", message, path)
+            contents[str(path)] = {"source": str(source), **_encode_content(source.read_bytes())}
         except OSError as error:
             raise NamedFileError("files", f"{source} cannot be read: {error.strerror}", path) from error
-    return found
+    return contents
 
 
 def _measure_file(source: Path, path: object) -> int:
     if not source.is_file():
-        why = "is a folder: name its files one by one" if source.is_dir() else "does not exist, or is no regular file"
-        raise NamedFileError("files", f"{source} {why}", path)
+        reason = (
+            "is a folder: name its files one by one" if source.is_dir() else "does not exist, or is no regular file"
+        )
+        raise NamedFileError("files", f"{source} {reason}", path)
     return source.stat().st_size
 
 
