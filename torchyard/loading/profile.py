@@ -36,17 +36,19 @@ def find_file(name: str) -> Path:
 
 def _list_profile_folders() -> list[Path]:
     """The folders searched for profiles: the user's own (TORCHYARD_PROFILES) before the project's."""
-    own = [Path(each).expanduser() for each in os.environ.get("TORCHYARD_PROFILES", "").split(os.pathsep) if each]
-    return [*own, ROOT / "profiles"]
+    user_folders = [
+        Path(folder).expanduser() for folder in os.environ.get("TORCHYARD_PROFILES", "").split(os.pathsep) if folder
+    ]
+    return [*user_folders, ROOT / "profiles"]
 
 
 def list_profiles() -> dict[str, Path]:
     """Every profile that can be named without a path."""
-    found: dict[str, Path] = {}
+    profiles: dict[str, Path] = {}
     for folder in _list_profile_folders():
         for path in sorted(folder.glob("*.yaml")):
-            found.setdefault(path.stem, path)
-    return found
+            profiles.setdefault(path.stem, path)
+    return profiles
 
 
 def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profile:
@@ -68,7 +70,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     except ValidationError as error:
         prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
         model = Profile if error.title == "Profile" else registry.load_launcher(str(raw["launcher"])).Options
-        findings = [explain_error(each, prefix, model) for each in error.errors()]
+        findings = [explain_error(details, prefix, model) for details in error.errors()]
         raise ProfileError(
             name, tuple(format_location(path, root, loc, overrides) + text for loc, text in findings)
         ) from error
@@ -89,9 +91,9 @@ def _refuse_name(raw: Mapping[str, Any], stem: str) -> None:
 
 def _refuse_wrong_address(profile: Profile) -> None:
     """NamedFileError if a message could not be sent to an address of `notify`."""
-    wrong = describe_invalid_address(profile.notify) if profile.notify else None
-    if wrong:
-        raise NamedFileError("notify", wrong, "to")
+    problem = describe_invalid_address(profile.notify) if profile.notify else None
+    if problem:
+        raise NamedFileError("notify", problem, "to")
 
 
 def _find_profile(name: str) -> Path:
@@ -101,16 +103,16 @@ def _find_profile(name: str) -> Path:
         if not _is_file(path):
             raise ProfileError(name, (_describe_missing_file(path),))
         return path
-    found = _find_named_file("", name)
-    if found is None:
+    named_path = _find_named_file("", name)
+    if named_path is None:
         raise ProfileError(name, (_describe_unknown("there is no such profile", name, list_profiles()),))
-    return found
+    return named_path
 
 
-def _describe_unknown(said: str, name: str, known: Mapping[str, Path]) -> str:
+def _describe_unknown(problem: str, name: str, choices: Mapping[str, Path]) -> str:
     """What there is instead of a name, and where files of one's own are looked for."""
-    own = "" if os.environ.get("TORCHYARD_PROFILES") else " (TORCHYARD_PROFILES names no folder of your own)"
-    return f"{said}; {suggest_name(name, known)}{own}"
+    hint = "" if os.environ.get("TORCHYARD_PROFILES") else " (TORCHYARD_PROFILES names no folder of your own)"
+    return f"{problem}; {suggest_name(name, choices)}{hint}"
 
 
 def _describe_missing_file(path: Path) -> str:
@@ -124,9 +126,9 @@ def _describe_missing_file(path: Path) -> str:
     return f"there is no file {path}"
 
 
-def _find_named_file(below: str, name: str) -> Path | None:
+def _find_named_file(subfolder: str, name: str) -> Path | None:
     """The file of a name in the profile folders, the user's before the project's; None if it is in none of them."""
-    paths = (folder / below / f"{name}.yaml" for folder in _list_profile_folders())
+    paths = (folder / subfolder / f"{name}.yaml" for folder in _list_profile_folders())
     return None if ".." in name else next((path for path in paths if _is_file(path)), None)
 
 
@@ -142,7 +144,7 @@ def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     if raw.get("manifest"):
         raise NamedFileError("values", "a manifest is a whole job, which values do not change: name one of the two")
     paths = [_path_beside(path, name) for name in names]
-    for missing in (each for each in paths if not _is_file(each)):
+    for missing in (candidate for candidate in paths if not _is_file(candidate)):
         raise NamedFileError("values", f"there is no file {missing}")
     return merge_mappings(read_values(paths, path.stem, raw), raw)
 
@@ -159,39 +161,39 @@ def _is_file(path: Path) -> bool:
 
 def _load_named_files(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """Load the files that the profile names: hardware, manifest, files. NamedFileError if one does not exist."""
-    found: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
-    for key, value in found.items():
+    loaded: dict[str, Any] = {key: raw[key] for key in ("hardware", "manifest") if raw.get(key) is not None}
+    for key, value in loaded.items():
         if not isinstance(value, str):
             raise NamedFileError(key, f"it is the name of a file, not {shorten_value(repr(value))}")
-        found[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
+        loaded[key] = _load_hardware(value) if key == "hardware" else _load_manifest(value, path)
     if raw.get("files") is not None:
-        found["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
-    return found
+        loaded["files"] = read_local_files(raw["files"], lambda name: _locate_file(name, path.parent))
+    return loaded
 
 
 def _list_hardware() -> dict[str, Path]:
     """Every hardware file, by the name that a profile gives it: oke/bm-gpu-b4-8."""
-    found: dict[str, Path] = {}
+    hardware_paths: dict[str, Path] = {}
     for folder in _list_profile_folders():
         for path in sorted((folder / "hardware").rglob("*.yaml")):
-            found.setdefault(path.relative_to(folder / "hardware").with_suffix("").as_posix(), path)
-    return found
+            hardware_paths.setdefault(path.relative_to(folder / "hardware").with_suffix("").as_posix(), path)
+    return hardware_paths
 
 
 def _load_hardware(name: str) -> Hardware:
     """Load the node shape of this name. ProfileError if its file is wrong, NamedFileError if there is none."""
     path = _find_named_file("hardware", name)
     if path is None:
-        said = f"there is no {shorten_value(name)}"
-        raise NamedFileError("hardware", _describe_unknown(said, name, _list_hardware()))
+        problem = f"there is no {shorten_value(name)}"
+        raise NamedFileError("hardware", _describe_unknown(problem, name, _list_hardware()))
     document, root = read_document(path, f"hardware/{name}", "a hardware file")
     if "name" in document:
-        where = format_location(path, root, ("name",), {})
-        raise ProfileError(f"hardware/{name}", (f"{where}name: {_NAME_REFUSAL.format(path.stem)}",))
+        location = format_location(path, root, ("name",), {})
+        raise ProfileError(f"hardware/{name}", (f"{location}name: {_NAME_REFUSAL.format(path.stem)}",))
     try:
         return Hardware.model_validate({**document, "name": name})
     except ValidationError as error:
-        findings = [explain_error(each, (), Hardware) for each in error.errors()]
+        findings = [explain_error(details, (), Hardware) for details in error.errors()]
         located = tuple(format_location(path, root, loc, {}) + text for loc, text in findings)
         raise ProfileError(f"hardware/{name}", located) from error
 
@@ -202,30 +204,32 @@ def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
     if not _is_file(path):
         raise NamedFileError("manifest", f"there is no file {path}")
     try:  # as JSON, which is what an API server reads: there a key is always a string
-        found = [json.loads(json.dumps(each, allow_nan=False)) for each, _ in read_documents(path, profile.stem)]
+        contents = [
+            json.loads(json.dumps(content, allow_nan=False)) for content, _ in read_documents(path, profile.stem)
+        ]
     except (TypeError, ValueError) as error:
         raise ProfileError(profile.stem, (f"{path}: an object may hold only what JSON can: {error}",)) from error
-    documents = tuple(each for each in found if each is not None)
-    bad = [number for number, each in enumerate(documents, 1) if not _is_kubernetes_object(each)]
-    if bad or not documents:
-        which = ", ".join(map(str, bad)) or "there is none"
+    documents = tuple(content for content in contents if content is not None)
+    invalid_numbers = [number for number, document in enumerate(documents, 1) if not _is_kubernetes_object(document)]
+    if invalid_numbers or not documents:
+        numbers_text = ", ".join(map(str, invalid_numbers)) or "there is none"
         raise ProfileError(
-            profile.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {which}",)
+            profile.stem, (f"{path}: each document is an object with apiVersion, kind and metadata: {numbers_text}",)
         )
     return documents
 
 
 def _is_kubernetes_object(document: object) -> bool:
     """Whether it has the fields that every object has, each of the right type."""
-    about = document.get("metadata") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or not about or not isinstance(about, dict):
+    metadata = document.get("metadata") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or not metadata or not isinstance(metadata, dict):
         return False
     texts = [document.get("apiVersion"), document.get("kind")]
-    texts += [about[key] for key in ("name", "namespace") if about.get(key) is not None]
-    maps = [about[key] for key in ("labels", "annotations") if about.get(key) is not None]
-    return all(each and isinstance(each, str) for each in texts) and all(isinstance(each, dict) for each in maps)
+    texts += [metadata[key] for key in ("name", "namespace") if metadata.get(key) is not None]
+    maps = [metadata[key] for key in ("labels", "annotations") if metadata.get(key) is not None]
+    return all(text and isinstance(text, str) for text in texts) and all(isinstance(mapping, dict) for mapping in maps)
 
 
 def _locate_file(name: str, folder: Path) -> Path:
     """A program, or a file for pods: beside its profile, else in the project; the former path if it is in neither."""
-    return next((each for each in (folder / name, ROOT / name) if _is_file(each)), folder / name)
+    return next((candidate for candidate in (folder / name, ROOT / name) if _is_file(candidate)), folder / name)
