@@ -24,8 +24,8 @@ class _Loader(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[mi
     """Safe YAML in which a date is a text, as for kubectl and helm: no model has a date."""
 
     yaml_implicit_resolvers: ClassVar = {
-        first: [(tag, pattern) for tag, pattern in known if not tag.endswith(":timestamp")]
-        for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
+        first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
 
 
@@ -43,13 +43,13 @@ class _WrittenFloat(float):
 
 def _construct_number(loader: Any, node: yaml.ScalarNode) -> int | float:
     """A number that keeps its digits: as a text, 1.10 is not 1.1, and 010 is not 8."""
-    whole = node.tag == _INT_TAG
-    value = loader.construct_yaml_int(node) if whole else loader.construct_yaml_float(node)
+    is_int = node.tag == _INT_TAG
+    value = loader.construct_yaml_int(node) if is_int else loader.construct_yaml_float(node)
     if str(value) == node.value:
         return value  # type: ignore[no-any-return]
-    known = _WrittenInt(value) if whole else _WrittenFloat(value)
-    known.written = node.value
-    return known
+    number = _WrittenInt(value) if is_int else _WrittenFloat(value)
+    number.written = node.value
+    return number
 
 
 for tag in (_INT_TAG, _FLOAT_TAG):
@@ -60,13 +60,13 @@ def read_document(
     path: Path, name: str, what: str = "a profile", empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
     """The only document of a file, and its nodes, which know their lines. `empty`: the file may be empty."""
-    found = read_documents(path, name)
-    if len(found) > 1:
-        raise ProfileError(name, (f"{path}:{found[1][1].start_mark.line + 1}: {what} is one document, not more",))
-    if empty and all(document is None for document, _ in found):
+    documents = read_documents(path, name)
+    if len(documents) > 1:
+        raise ProfileError(name, (f"{path}:{documents[1][1].start_mark.line + 1}: {what} is one document, not more",))
+    if empty and all(document is None for document, _ in documents):
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
-    document, root = found[0] if found else (None, None)
+    document, root = documents[0] if documents else (None, None)
     if not isinstance(root, yaml.MappingNode) or not isinstance(document, dict):
         raise ProfileError(name, (f"{path}:1: {what} is a mapping of keys to values",))
     return document, root
@@ -75,51 +75,53 @@ def read_document(
 def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
     """Every document of a file, with its nodes. ProfileError if it cannot be read, or repeats a key."""
     try:
-        text = path.read_bytes()
+        content = path.read_bytes()
     except OSError as error:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     try:
-        for event, level in _list_event_levels(text) if _is_possibly_deep(text) else ():
+        for event, level in _list_event_levels(content) if _is_possibly_deep(content) else ():
             _check_condition(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
-        loader, found, twice = _Loader(text), [], []
+        loader, documents, repeated_keys = _Loader(content), [], []
         while loader.check_node():
             root = loader.get_node()
             nodes = list(_unfold_nodes(root))
-            twice += _find_repeated_keys(nodes)
-            found.append((_construct_values(loader, root, nodes), root))
+            repeated_keys += _find_repeated_keys(nodes)
+            documents.append((_construct_values(loader, root, nodes), root))
     except yaml.YAMLError as error:
-        raise ProfileError(name, (_describe_syntax_error(path, text, error),)) from error
-    if twice:
-        said = (f"{path}:{line}: the key {shorten_value(key)} appears here a second time" for key, line in twice)
-        raise ProfileError(name, tuple(said))
-    return found
+        raise ProfileError(name, (_describe_syntax_error(path, content, error),)) from error
+    if repeated_keys:
+        messages = (
+            f"{path}:{line}: the key {shorten_value(key)} appears here a second time" for key, line in repeated_keys
+        )
+        raise ProfileError(name, tuple(messages))
+    return documents
 
 
-def _check_condition(true: bool, problem: str, mark: Any) -> None:
-    """Raise YAMLError unless `true`."""
-    if not true:
+def _check_condition(is_met: bool, problem: str, mark: Any) -> None:
+    """Raise YAMLError unless `is_met`."""
+    if not is_met:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
 
 
-def _is_possibly_deep(text: bytes) -> bool:
+def _is_possibly_deep(content: bytes) -> bool:
     """Whether brackets and indentation could nest deeper than is allowed; in most files they cannot."""
-    indented = max((len(found) for found in _INDENT_PATTERN.findall(text)), default=0)
-    return text.count(b"[") + text.count(b"{") + indented > _MAX_LEVELS or b"\0" in text
+    indented = max((len(indent) for indent in _INDENT_PATTERN.findall(content)), default=0)
+    return content.count(b"[") + content.count(b"{") + indented > _MAX_LEVELS or b"\0" in content
 
 
-def _list_event_levels(text: bytes) -> Iterator[tuple[yaml.Event, int]]:
+def _list_event_levels(content: bytes) -> Iterator[tuple[yaml.Event, int]]:
     """Every event with its level. PyYAML builds nodes by recursion: too many levels would crash the process."""
     level = 0
-    for event in yaml.parse(text, _Loader):
+    for event in yaml.parse(content, _Loader):
         level += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         yield event, level
 
 
 def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
     """Every node, with aliases expanded. YAMLError if they expand without end, or beyond the limits."""
-    waiting, count = [(root, 1)], 0
-    while waiting:
-        (node, level), count = waiting.pop(), count + 1
+    unvisited, count = [(root, 1)], 0
+    while unvisited:
+        (node, level), count = unvisited.pop(), count + 1
         if level > _MAX_LEVELS or count > _MAX_VALUES:
             _check_condition(
                 level <= _MAX_LEVELS,
@@ -130,17 +132,17 @@ def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
         yield node
         if isinstance(node, yaml.ScalarNode):
             continue
-        mapping = isinstance(node, yaml.MappingNode)
-        inner = [each for pair in node.value for each in pair] if mapping else node.value
-        waiting += [(each, level + 1) for each in reversed(inner)]
+        is_mapping = isinstance(node, yaml.MappingNode)
+        children = [child for pair in node.value for child in pair] if is_mapping else node.value
+        unvisited += [(child, level + 1) for child in reversed(children)]
 
 
 def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> Any:
     """The values of a document. YAMLError if one does not fit its tag."""
     for node in nodes:
         if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
-            said = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
-            _check_condition(False, said, node.start_mark)
+            problem = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
+            _check_condition(False, problem, node.start_mark)
     try:
         return loader.construct_document(root)
     except _CONSTRUCTOR_ERRORS:
@@ -159,28 +161,28 @@ def _blame_value(nodes: list[yaml.Node]) -> None:
             _check_condition(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
 
 
-def _describe_syntax_error(path: Path, text: bytes, error: yaml.YAMLError) -> str:
+def _describe_syntax_error(path: Path, content: bytes, error: yaml.YAMLError) -> str:
     mark = getattr(error, "problem_mark", None)
     problem = getattr(error, "problem", None) or getattr(error, "reason", None) or "it is not YAML"
     if isinstance(error, yaml.reader.ReaderError):
-        line = text.count(b"\n", 0, error.position) + 1
+        line = content.count(b"\n", 0, error.position) + 1
         remedy = "" if "character" in problem else ": it is not UTF-8; save it as UTF-8"
         return f"{path}:{line}: {problem}{remedy}"
-    if unknown := _UNKNOWN_TAG_PATTERN.search(problem):
-        problem = f"a value cannot have the tag !!{unknown[1]}: write it without one"
+    if match := _UNKNOWN_TAG_PATTERN.search(problem):
+        problem = f"a value cannot have the tag !!{match[1]}: write it without one"
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
 def _find_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
     """Keys that appear twice in one mapping: YAML readers silently take the last one."""
-    found = []
+    repeated_keys = []
     for node in nodes:
         keys: set[str] = set()
-        for key in (each for each, _ in node.value) if isinstance(node, yaml.MappingNode) else ():
-            if isinstance(key, yaml.ScalarNode) and key.value in keys:
-                found.append((key.value, key.start_mark.line + 1))
-            keys |= {key.value} if isinstance(key, yaml.ScalarNode) else set()
-    return list(dict.fromkeys(found))
+        for key_node in (pair_key for pair_key, _ in node.value) if isinstance(node, yaml.MappingNode) else ():
+            if isinstance(key_node, yaml.ScalarNode) and key_node.value in keys:
+                repeated_keys.append((key_node.value, key_node.start_mark.line + 1))
+            keys |= {key_node.value} if isinstance(key_node, yaml.ScalarNode) else set()
+    return list(dict.fromkeys(repeated_keys))
 
 
 def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
@@ -189,17 +191,19 @@ def merge_overrides(base: Mapping[str, Any], changes: Mapping[str, Any]) -> dict
     In the keys of `changes` itself dots lead into mappings; in deeper keys, such as labels, a dot is part of the key.
     """
     merged = dict(base)
-    for dotted, value in changes.items():
+    for dotted_key, value in changes.items():
         change: Any = value
-        for part in reversed(dotted.split(".")):
-            change = {part: change}
+        for key in reversed(dotted_key.split(".")):
+            change = {key: change}
         merged = merge_mappings(merged, change)
     return merged
 
 
 def merge_mappings(base: Mapping[str, Any], change: Mapping[str, Any]) -> dict[str, Any]:
-    joined = dict(base)
+    merged = dict(base)
     for key, value in change.items():
-        old = joined.get(key)
-        joined[key] = merge_mappings(old if isinstance(old, dict) else {}, value) if isinstance(value, dict) else value
-    return joined
+        previous = merged.get(key)
+        merged[key] = (
+            merge_mappings(previous if isinstance(previous, dict) else {}, value) if isinstance(value, dict) else value
+        )
+    return merged
