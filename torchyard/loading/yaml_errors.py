@@ -28,8 +28,8 @@ class NamedFileError(Exception):
 def suggest_name(name: str, known: Iterable[str]) -> str:
     """`did you mean x? there are: …`, for a name that is not among the known ones."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    return (f"did you mean {close[0]}? " if close else "") + "there are: " + ", ".join(names)
+    matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    return (f"did you mean {matches[0]}? " if matches else "") + "there are: " + ", ".join(names)
 
 
 def shorten_value(text: str) -> str:
@@ -40,28 +40,30 @@ def explain_error(
     error: ErrorDetails, prefix: tuple[str, ...], model: type[BaseModel]
 ) -> tuple[tuple[str | int, ...], str]:
     """The location of a wrong value, and one sentence about it."""
-    loc = tuple(part for at, part in enumerate(prefix + error["loc"]) if not (at == 2 and part in _UNION_TAGS))
-    key = shorten_value(".".join(str(part) for part in loc))
+    loc = tuple(
+        segment for index, segment in enumerate(prefix + error["loc"]) if not (index == 2 and segment in _UNION_TAGS)
+    )
+    key = shorten_value(".".join(str(segment) for segment in loc))
     if error["type"] == "extra_forbidden":
         return loc, f"unknown key {key}: " + suggest_name(str(loc[-1]), _list_keys(model, error["loc"][:-1]))
     if error["type"] == "missing":
         return loc[:-1], f"the key {key} is missing"
     text = error["msg"].removeprefix("Value error, ")
-    said = text[:1].lower() + text[1:]
-    if len(said) > _MAX_MESSAGE_CHARS:
-        said = f"{said[:_MAX_MESSAGE_CHARS]}…"
+    message = text[:1].lower() + text[1:]
+    if len(message) > _MAX_MESSAGE_CHARS:
+        message = f"{message[:_MAX_MESSAGE_CHARS]}…"
     if not loc:  # about the profile as a whole: the message may begin with the key that it is about
-        head = said.partition(":")[0]
-        return (head,) if head in model.model_fields else (), said
-    return loc, f"{key}: {said}, not {shorten_value(repr(error['input']))}"
+        first_key = message.partition(":")[0]
+        return (first_key,) if first_key in model.model_fields else (), message
+    return loc, f"{key}: {message}, not {shorten_value(repr(error['input']))}"
 
 
 def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     """The keys that are allowed at a location in a profile."""
-    for part in loc:
-        field = model.model_fields.get(str(part))
-        inner = _find_models(field.annotation) if field else []
-        model = inner[0] if inner else model
+    for segment in loc:
+        field = model.model_fields.get(str(segment))
+        nested_models = _find_models(field.annotation) if field else []
+        model = nested_models[0] if nested_models else model
     return [name for name in model.model_fields if (model.__name__, name) != ("Profile", "name")]
 
 
@@ -69,23 +71,23 @@ def _find_models(annotation: Any) -> list[type[BaseModel]]:
     """The models inside an annotation, such as Mount of dict[str, Mount]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [each for part in get_args(annotation) for each in _find_models(part)]
+    return [model for argument in get_args(annotation) for model in _find_models(argument)]
 
 
 def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:
     """`file:line: ` of a key, or `override: ` if its value came from an override."""
-    here = [str(part) for part in loc]
-    changed = (dotted.split(".") for dotted in overrides or {})
-    if loc and any(all(map(str.__eq__, parts, here)) for parts in changed):
+    loc_keys = [str(segment) for segment in loc]
+    override_paths = (dotted.split(".") for dotted in overrides or {})
+    if loc and any(all(map(str.__eq__, override_path, loc_keys)) for override_path in override_paths):
         return "override: "
     line = root.start_mark.line
-    for part in loc:
+    for segment in loc:
         children: list[tuple[Any, yaml.Node]] = []
         if isinstance(root, yaml.MappingNode):
             children = [(key.value, value) for key, value in root.value]
-            line = next((key.start_mark.line for key, _ in root.value if key.value == part), line)
+            line = next((key.start_mark.line for key, _ in root.value if key.value == segment), line)
         elif isinstance(root, yaml.SequenceNode):
             children = list(enumerate(root.value))
-        root = dict(children).get(part, root)
-        line = root.start_mark.line if isinstance(part, int) else line
+        root = dict(children).get(segment, root)
+        line = root.start_mark.line if isinstance(segment, int) else line
     return f"{path}:{line + 1}: "
