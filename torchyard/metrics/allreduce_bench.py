@@ -35,8 +35,8 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
     same unit, counts both directions: it is twice what `algbw` became.
     """
     log = _BenchLog()
-    for part in split_terminal_lines(lines):
-        log.read_line(part)
+    for line in split_terminal_lines(lines):
+        log.read_line(line)
     for row in log.rows.all():
         log.note_rate(row)
     return build_metrics(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
@@ -55,18 +55,18 @@ class _BenchLog:
         self._open: Row = {}
         self._who: Row = {}
 
-    def read_line(self, part: str) -> None:
-        if "|" in part and has_any_word(part, _CELL_WORDS):
-            cells = [cell for each in part.split("|")[1:-1] if (cell := each.strip())]
+    def read_line(self, line: str) -> None:
+        if "|" in line and has_any_word(line, _CELL_WORDS):
+            cells = [cell for text in line.split("|")[1:-1] if (cell := text.strip())]
             if "busbw" in cells:
                 self._columns = cells
             elif cells:
                 self._take_cells(cells)
-        if has_any_word(part, _VALUE_WORDS):
-            for name, value in _read_values(part):
+        if has_any_word(line, _VALUE_WORDS):
+            for name, value in _read_values(line):
                 self._take_value(name, value)
-        self._take_facts(part)
-        self._who = _read_rank(part)
+        self._take_facts(line)
+        self._who = _read_rank(line)
 
     def _take_cells(self, cells: list[str]) -> None:
         """Take a row of a table; the payload is its first column, or the same for all rows and printed above."""
@@ -102,32 +102,34 @@ class _BenchLog:
         if isinstance(rate, float):
             self.highest = rate if self.highest is None else max(self.highest, rate)
 
-    def _take_facts(self, part: str) -> None:
-        sized = " payload" in part or "data size" in part
-        if sized and (match := next(filter(None, (payload.search(part) for payload in _PAYLOAD_PATTERNS)), None)):
+    def _take_facts(self, line: str) -> None:
+        mentions_payload = " payload" in line or "data size" in line
+        if mentions_payload and (
+            match := next(filter(None, (pattern.search(line) for pattern in _PAYLOAD_PATTERNS)), None)
+        ):
             self._payload = {"size": _count_bytes(match[1], match[2], 1000)}
-        if "bandwidth of" in part and _HEADER_PATTERN.search(part):
+        if "bandwidth of" in line and _HEADER_PATTERN.search(line):
             self._open, self._columns = {}, []
-            self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(part)}
-        if "software:" in part:
+            self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(line)}
+        if "software:" in line:
             self.summary |= {
-                name: re.sub(r",\s*", ".", value.strip("()")) for name, value in _SOFTWARE_PATTERN.findall(part)
+                name: re.sub(r",\s*", ".", value.strip("()")) for name, value in _SOFTWARE_PATTERN.findall(line)
             }
-        if "Elapsed" in part and (match := _ELAPSED_PATTERN.search(part)):
-            days, hours, minutes, seconds = (int(each or 0) for each in match.groups())
+        if "Elapsed" in line and (match := _ELAPSED_PATTERN.search(line)):
+            days, hours, minutes, seconds = (int(group or 0) for group in match.groups())
             self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _read_rank(part: str) -> Row:
+def _read_rank(line: str) -> Row:
     """The rank in a line that says whose values follow: `0:` or `host:0:`."""
-    match = _RANK_PATTERN.search(part) if part.rstrip().endswith(":") else None
+    match = _RANK_PATTERN.search(line) if line.rstrip().endswith(":") else None
     return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
 
 
-def _read_values(part: str) -> Iterator[tuple[str, float | None]]:
+def _read_values(line: str) -> Iterator[tuple[str, float | None]]:
     """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is cut off before its unit is left out."""
-    for match in _VALUE_PATTERN.finditer(part):
-        rest, name = part[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
+    for match in _VALUE_PATTERN.finditer(line):
+        rest, name = line[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
         if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
             yield name, read_finite(seconds[1])
         elif name != "seconds" and (rate := _RATE_PATTERN.match(rest)):
@@ -150,13 +152,13 @@ def _count_bytes(number: str, unit: str, thousand: int) -> int:
 
 def read_allreduce_bench_line(line: str) -> Row:
     """The last trial or row in a line."""
-    found: Row = {}
-    for part in split_terminal_lines([line]):
+    row: Row = {}
+    for terminal_line in split_terminal_lines([line]):
         log = _BenchLog()
-        log.read_line(part)
+        log.read_line(terminal_line)
         if rows := log.rows.all():
-            found = {key: value for key, value in rows[-1].items() if key != "trial"}
-        elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(part)):
-            found = {"size": _count_bytes(match[1], match[2], 1024)} if match[1] else {}
-            found["trial"] = int(match[3])
-    return found
+            row = {key: value for key, value in rows[-1].items() if key != "trial"}
+        elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(terminal_line)):
+            row = {"size": _count_bytes(match[1], match[2], 1024)} if match[1] else {}
+            row["trial"] = int(match[3])
+    return row
