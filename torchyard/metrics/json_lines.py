@@ -36,11 +36,11 @@ def read_object(line: str) -> Row:
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}
     try:
-        value = json.loads(line)
+        data = json.loads(line)
     except (ValueError, RecursionError):
         return {}
-    found = {key: each for key, each in value.items() if type(each) in _PLAIN_TYPES}
-    return {_repair_text(key): _repair_text(each) for key, each in found.items()} if "\\u" in line else found
+    fields = {key: field for key, field in data.items() if type(field) in _PLAIN_TYPES}
+    return {_repair_text(key): _repair_text(field) for key, field in fields.items()} if "\\u" in line else fields
 
 
 def _repair_text(value: Any) -> Any:
