@@ -35,21 +35,21 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
     rows = Rows()
     summary: Row = {}
     row: Row = {}
-    named: Row = {}  # the epoch that a line of its own has named
-    for part in split_terminal_lines(lines):
-        if "Epoch " in part and (header := _QUICK_EPOCH_PATTERN.search(part)):
-            named = {"epoch": int(header[1])}
+    current_epoch: Row = {}  # the epoch that a line of its own has named
+    for line in split_terminal_lines(lines):
+        if "Epoch " in line and (header := _QUICK_EPOCH_PATTERN.search(line)):
+            current_epoch = {"epoch": int(header[1])}
             continue
-        batch, scores = named | _read_batch(part), _read_scores(part)
+        batch, scores = current_epoch | _read_batch(line), _read_scores(line)
         if batch.keys() >= {"epoch", "batch"}:
             key = ("epoch", batch["epoch"])
-            begun = (rows.get(key) or {}) if batch["batch"] else {}
-            row = begun | {"epoch": batch["epoch"], "loss": batch["loss"]}
+            previous = (rows.get(key) or {}) if batch["batch"] else {}
+            row = previous | {"epoch": batch["epoch"], "loss": batch["loss"]}
             rows.put(key, row)
         elif scores:
             row = _begin_row(rows, row, scores)
             (row if row else summary).update(scores)
-        summary |= _read_run_facts(part)
+        summary |= _read_run_facts(line)
     return build_metrics(rows, summary)
 
 
@@ -58,51 +58,55 @@ def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
     if "epoch" not in scores:
         return row
     key = ("epoch", scores["epoch"])
-    if (known := rows.get(key)) is None:
-        known = {}
-        rows.put(key, known)
-    return known
+    if (existing := rows.get(key)) is None:
+        existing = {}
+        rows.put(key, existing)
+    return existing
 
 
-def _read_batch(part: str) -> Row:
+def _read_batch(line: str) -> Row:
     """A training batch: `batch` of `batches`, in the unit that the program counts."""
-    if "Train Epoch:" in part and (match := _TRAINED_PATTERN.search(part)):
+    if "Train Epoch:" in line and (match := _TRAINED_PATTERN.search(line)):
         epoch, batch, batches = (int(match[group]) for group in (1, 2, 3))
         return {"epoch": epoch, "batch": batch, "batches": batches, "loss": read_finite(match[4])}
-    if "loss: " in part and (match := _QUICK_BATCH_PATTERN.search(part)):
+    if "loss: " in line and (match := _QUICK_BATCH_PATTERN.search(line)):
         return {"batch": int(match[2]), "batches": int(match[3]), "loss": read_finite(match[1])}
     return {}
 
 
-def _read_scores(part: str) -> Row:
+def _read_scores(line: str) -> Row:
     """The scores from the test of an epoch."""
-    if "acc" not in part and "Acc" not in part:
+    if "acc" not in line and "Acc" not in line:
         return {}
-    if match := _TESTED_PATTERN.search(part):
+    if match := _TESTED_PATTERN.search(line):
         return {"epoch": int(match[1]), "acc": read_finite(match[2])}
-    if match := _BEST_PATTERN.search(part):
+    if match := _BEST_PATTERN.search(line):
         return {"acc": read_finite(match[1]), "best_acc": read_finite(match[2])}
-    if match := _TEST_SET_PATTERN.search(part):
-        right, of = int(match[2]), int(match[3])
-        return {"test_loss": read_finite(match[1]), "accuracy": right / of if of else None}
-    if match := _QUICK_TEST_PATTERN.search(part):
+    if match := _TEST_SET_PATTERN.search(line):
+        correct, total = int(match[2]), int(match[3])
+        return {"test_loss": read_finite(match[1]), "accuracy": correct / total if total else None}
+    if match := _QUICK_TEST_PATTERN.search(line):
         percent = read_finite(match[1])
         return {"test_loss": read_finite(match[2]), "accuracy": None if percent is None else round(percent / 100, 6)}
-    match = _ACCURACY_PATTERN.search(part)
+    match = _ACCURACY_PATTERN.search(line)
     return {"accuracy": read_finite(match[1])} if match else {}
 
 
-def _read_run_facts(part: str) -> Row:
+def _read_run_facts(line: str) -> Row:
     """Facts about the whole run, printed at its start and at its end."""
-    said: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(part)} if "'" in part else {}
-    if "[init]" in part and (match := _INIT_PATTERN.search(part)):
-        said["world_size"] = int(match[1])
-    if (" seconds:" in part or "best_acc:" in part) and (match := _END_PATTERN.search(part)):
-        said[match[1].replace(" ", "_")] = read_finite(match[2])
-    return said
+    facts: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(line)} if "'" in line else {}
+    if "[init]" in line and (match := _INIT_PATTERN.search(line)):
+        facts["world_size"] = int(match[1])
+    if (" seconds:" in line or "best_acc:" in line) and (match := _END_PATTERN.search(line)):
+        facts[match[1].replace(" ", "_")] = read_finite(match[2])
+    return facts
 
 
 def read_mnist_line(line: str) -> Row:
     """The batch or the scores in a line."""
-    found = [row for part in split_terminal_lines([line]) if (row := _read_batch(part) or _read_scores(part))]
-    return found[-1] if found else {}
+    rows = [
+        row
+        for terminal_line in split_terminal_lines([line])
+        if (row := _read_batch(terminal_line) or _read_scores(terminal_line))
+    ]
+    return rows[-1] if rows else {}
