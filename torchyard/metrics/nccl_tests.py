@@ -82,37 +82,37 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
     `max_busbw` is the highest in a table, in place or not.
     """
     tables = [_Table()]
-    for part in split_terminal_lines(lines):
-        if not tables[-1].is_open and (not has_any_word(part, _KNOWN_WORDS) or tables[-1].read_whole_row(part)):
+    for line in split_terminal_lines(lines):
+        if not tables[-1].is_open and (not has_any_word(line, _KNOWN_WORDS) or tables[-1].read_whole_row(line)):
             continue
-        facts = _read_facts(part)
-        if tables[-1].is_over(part, facts):
+        facts = _read_facts(line)
+        if tables[-1].is_over(line, facts):
             tables.append(_Table())
-        tables[-1].read_line(part, facts)
+        tables[-1].read_line(line, facts)
     filled = [table for table in tables if table.begun] or tables[:1]
     summaries = [table.summary() for table in filled]
     if len(filled) == 1:
         return build_metrics(filled[0].rows, summaries[0])
     rows = Rows()
-    for number, (table, said) in enumerate(zip(filled, summaries, strict=True), 1):
+    for number, (table, summary) in enumerate(zip(filled, summaries, strict=True), 1):
         for row in table.rows.all():
-            ranks: Row = {"ranks": said["ranks"]} if "ranks" in said else {}
-            rows.add(row | {"op": said.get("op"), **ranks, "table": number})
+            ranks: Row = {"ranks": summary["ranks"]} if "ranks" in summary else {}
+            rows.add(row | {"op": summary.get("op"), **ranks, "table": number})
     return build_metrics(rows, {"tables": len(filled), **_merge_summaries(summaries)})
 
 
 def _merge_summaries(summaries: list[Row]) -> Row:
     """The values that all tables share; those that differ, with the number of their table."""
-    summed: Row = {}
-    for key in dict.fromkeys(key for said in summaries for key in said):
-        values = [said.get(key) for said in summaries]
+    merged: Row = {}
+    for key in dict.fromkeys(key for summary in summaries for key in summary):
+        values = [summary.get(key) for summary in summaries]
         if len(set(values)) == 1:
-            summed[key] = values[0]
+            merged[key] = values[0]
         elif key == "failed":
-            summed[key] = True in values
+            merged[key] = True in values
         else:
-            summed |= {f"{key}_{number}": value for number, value in enumerate(values, 1) if value is not None}
-    return summed
+            merged |= {f"{key}_{number}": value for number, value in enumerate(values, 1) if value is not None}
+    return merged
 
 
 class _Table:
@@ -136,44 +136,51 @@ class _Table:
         """Whether a row still lacks cells, which any line may supply."""
         return self._open is not None
 
-    def is_over(self, part: str, facts: Row) -> bool:
+    def is_over(self, line: str, facts: Row) -> bool:
         """Whether a line belongs to the next table."""
-        if self.begun and ((has_any_word(part, _BEGIN_WORDS) and _BEGIN_PATTERN.search(part)) or _read_layout(part)):
+        if self.begun and ((has_any_word(line, _BEGIN_WORDS) and _BEGIN_PATTERN.search(line)) or _read_layout(line)):
             return True
-        return "avg_busbw" in self._facts and "op" in facts and "concluded" not in part
+        return "avg_busbw" in self._facts and "op" in facts and "concluded" not in line
 
-    def read_line(self, part: str, facts: Row) -> None:
+    def read_line(self, line: str, facts: Row) -> None:
         self._take_facts(facts)
-        text = _MPI_TAG_PATTERN.sub(" ", part) if "<std" in part else part
+        text = _MPI_TAG_PATTERN.sub(" ", line) if "<std" in line else line
         text = _NOISE_PATTERN.sub("", text) if " [" in text else text
         if layout := _read_layout(text):
             self._layout = layout
-        elif line := _read_row_start(text, self._layout):
+        elif row_start := _read_row_start(text, self._layout):
             self._torn += self._open is not None
             self._open = None
-            self._add(line, pieced=False)
+            self._add(row_start, is_pieced=False)
         elif self._open and (cells := strip_prefixes(text).split()) and _CELLS_PATTERN.fullmatch(" " + " ".join(cells)):
-            self._add(self._open._replace(cells=self._open.cells + cells), pieced=True)
+            self._add(self._open._replace(cells=self._open.cells + cells), is_pieced=True)
 
-    def read_whole_row(self, part: str) -> bool:
+    def read_whole_row(self, line: str) -> bool:
         """Read a row with nothing else on its line; False if the line is none, or the table is not known yet."""
-        known = self._layout and self._layout.rooted and "op" in self._facts and "avg_busbw" not in self._facts
-        match = _WHOLE_ROW_PATTERN.fullmatch(part) if known else None
+        is_layout_known = (
+            self._layout and self._layout.rooted and "op" in self._facts and "avg_busbw" not in self._facts
+        )
+        match = _WHOLE_ROW_PATTERN.fullmatch(line) if is_layout_known else None
         if match is None:
             return False
-        size, type, redop, root, *cells = match.groups()
-        head: Row = {"size": int(size), "type": type, "redop": redop}
-        rooted: Row = {} if root.startswith("-") else {"root": int(root)}
-        self.rows.add(_read_row(TableLine(head | rooted, 0, cells, clean=True), self._layout))
+        size, element_type, redop, root, *cells = match.groups()
+        fields: Row = {"size": int(size), "type": element_type, "redop": redop}
+        root_field: Row = {} if root.startswith("-") else {"root": int(root)}
+        self.rows.add(_read_row(TableLine(fields | root_field, 0, cells, clean=True), self._layout))
         return True
 
     def summary(self) -> Row:
-        guess: Row = {"op": self._guess} if self._guess else {}
+        guessed_op: Row = {"op": self._guess} if self._guess else {}
         for row in self.rows.all():
             self._note_rates(row)
-        highest: Row = {} if self._highest is None else {"max_busbw": self._highest}
-        torn = self._torn + (self._open is not None)
-        return {**guess, **self._facts, **highest, **({"incomplete_rows": torn} if torn else {})}
+        max_busbw: Row = {} if self._highest is None else {"max_busbw": self._highest}
+        incomplete_rows = self._torn + (self._open is not None)
+        return {
+            **guessed_op,
+            **self._facts,
+            **max_busbw,
+            **({"incomplete_rows": incomplete_rows} if incomplete_rows else {}),
+        }
 
     def _note_rates(self, row: Row) -> None:
         for key in ("busbw", "in_place_busbw"):
@@ -183,22 +190,26 @@ class _Table:
 
     def _take_facts(self, facts: Row) -> None:
         for key, value in facts.items():
-            before = self._facts.setdefault(key, value)
+            previous = self._facts.setdefault(key, value)
             if key == "failed":
-                self._facts[key] = before or value
-            elif key == "ranks" and isinstance(before, int) and isinstance(value, int):
-                self._facts[key] = max(before, value)
+                self._facts[key] = previous or value
+            elif key == "ranks" and isinstance(previous, int) and isinstance(value, int):
+                self._facts[key] = max(previous, value)
 
-    def _add(self, line: TableLine, pieced: bool) -> None:
+    def _add(self, row_start: TableLine, is_pieced: bool) -> None:
         """Add a row that has all its cells. One that lacks some stays open: other writers may have interrupted it."""
         self._open = None
-        row = _read_row(line, self._layout) if len(line.cells) in (2 * _HALF_COLUMNS, 2 * _TIMED_COLUMNS) else {}
-        sure = self._layout is not None and not pieced
-        if row and not {"error", "in_place_wrong"} <= row.keys() and (sure or _is_plausible(row)):
+        row = (
+            _read_row(row_start, self._layout)
+            if len(row_start.cells) in (2 * _HALF_COLUMNS, 2 * _TIMED_COLUMNS)
+            else {}
+        )
+        is_certain = self._layout is not None and not is_pieced
+        if row and not {"error", "in_place_wrong"} <= row.keys() and (is_certain or _is_plausible(row)):
             self.rows.add(row)
-            self._guess = _guess_operation(line) or self._guess
-        elif line.clean and len(line.cells) in (0, _HALF_COLUMNS):
-            self._open = line
+            self._guess = _guess_operation(row_start) or self._guess
+        elif row_start.clean and len(row_start.cells) in (0, _HALF_COLUMNS):
+            self._open = row_start
         else:
             self._torn += 1
 
@@ -221,24 +232,24 @@ def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
     if match is None:
         return None
     redop = _REDOP_PATTERN.match(match[4])
-    said = _CELLS_PATTERN.match(match[4], redop.end() if redop else 0)
-    cells = said[0].split() if said else []
-    clean = said is not None and not match[4][said.end() :].strip()
+    cells_match = _CELLS_PATTERN.match(match[4], redop.end() if redop else 0)
+    cells = cells_match[0].split() if cells_match else []
+    is_clean = cells_match is not None and not match[4][cells_match.end() :].strip()
     root = cells.pop(0) if cells and (layout.rooted if layout else len(cells) % 2) else ""
-    head: Row = {"size": int(match[1]), "type": match[3]}
+    fields: Row = {"size": int(match[1]), "type": match[3]}
     if redop:
-        head["redop"] = redop[1]
+        fields["redop"] = redop[1]
     if root.isascii() and root.isdecimal() and len(root) < 10:
-        head["root"] = int(root)
-    return TableLine(head, int(match[2]), cells, clean)
+        fields["root"] = int(root)
+    return TableLine(fields, int(match[2]), cells, is_clean)
 
 
-def _read_row(line: TableLine, layout: TableLayout | None) -> Row:
+def _read_row(row_start: TableLine, layout: TableLayout | None) -> Row:
     """A row of the report, with the constant values last."""
-    half, scale = len(line.cells) // 2, layout.scale if layout else 1.0
-    oop, ip = _read_half(line.cells[:half], scale), _read_half(line.cells[half:], scale)
-    in_place = {f"in_place_{key}": value for key, value in ip.items()}
-    return {"size": line.head["size"], **oop, **in_place, **line.head}
+    half, scale = len(row_start.cells) // 2, layout.scale if layout else 1.0
+    out_of_place, in_place_values = _read_half(row_start.cells[:half], scale), _read_half(row_start.cells[half:], scale)
+    in_place = {f"in_place_{key}": value for key, value in in_place_values.items()}
+    return {"size": row_start.head["size"], **out_of_place, **in_place, **row_start.head}
 
 
 def _read_half(cells: list[str], scale: float) -> Row:
@@ -263,30 +274,30 @@ def _is_plausible(row: Row) -> bool:
     return True
 
 
-def _guess_operation(line: TableLine) -> str:
+def _guess_operation(row_start: TableLine) -> str:
     """The operation of a table without a header, if a row shows it: only reductions have a redop."""
-    size, root = line.head["size"], line.head.get("root")
-    if not size or line.head.get("redop", "none") == "none":
+    size, root = row_start.head["size"], row_start.head.get("root")
+    if not size or row_start.head.get("redop", "none") == "none":
         return ""
-    whole = line.elements * _TYPE_BYTES[str(line.head["type"])] == size
-    return "reduce" if root is not None else "all_reduce" if whole else "reduce_scatter"
+    matches_size = row_start.elements * _TYPE_BYTES[str(row_start.head["type"])] == size
+    return "reduce" if root is not None else "all_reduce" if matches_size else "reduce_scatter"
 
 
-def _read_facts(part: str) -> Row:
+def _read_facts(line: str) -> Row:
     """What a line says about its table."""
-    said: dict[str, str] = {}
+    groups: dict[str, str] = {}
     for word, pattern in _FACT_PATTERNS:
-        if word in part and (match := pattern.search(part)):
-            said |= match.groupdict()
-    facts: Row = {key: said[key] for key in ("op", "version", "nccl") if key in said}
-    if "rank" in said or "ranks" in said:
-        facts["ranks"] = int(said.get("rank", -1)) + 1 or int(said["ranks"])
-    if "avg_busbw" in said:
-        facts["avg_busbw"] = read_finite(said["avg_busbw"])
-    if "out_of_bounds" in said:
-        facts["out_of_bounds"] = int(said["out_of_bounds"])
-    judged = "avg_busbw" in said or "out_of_bounds" in said or has_any_word(part, _VERDICT_WORDS)
-    if judged and (verdict := _VERDICT_PATTERN.search(part)):
+        if word in line and (match := pattern.search(line)):
+            groups |= match.groupdict()
+    facts: Row = {key: groups[key] for key in ("op", "version", "nccl") if key in groups}
+    if "rank" in groups or "ranks" in groups:
+        facts["ranks"] = int(groups.get("rank", -1)) + 1 or int(groups["ranks"])
+    if "avg_busbw" in groups:
+        facts["avg_busbw"] = read_finite(groups["avg_busbw"])
+    if "out_of_bounds" in groups:
+        facts["out_of_bounds"] = int(groups["out_of_bounds"])
+    has_verdict = "avg_busbw" in groups or "out_of_bounds" in groups or has_any_word(line, _VERDICT_WORDS)
+    if has_verdict and (verdict := _VERDICT_PATTERN.search(line)):
         facts["failed"] = verdict[1] != "OK"
     return facts
 
@@ -294,7 +305,7 @@ def _read_facts(part: str) -> Row:
 def read_nccl_tests_line(line: str) -> Row:
     """The last row in a line, or the verdict on a table."""
     table = _Table()
-    for part in split_terminal_lines([line]):
-        table.read_line(part, _read_facts(part))
+    for terminal_line in split_terminal_lines([line]):
+        table.read_line(terminal_line, _read_facts(terminal_line))
     rows = table.rows.all()
     return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in _END_KEYS}
