@@ -23,13 +23,13 @@ class Rows:
         self._highest: dict[str, float] = {}
 
     def get(self, key: RowKey) -> Row | None:
-        known = self._kept.get(key)
-        return known[1] if known else None
+        entry = self._kept.get(key)
+        return entry[1] if entry else None
 
     def put(self, key: RowKey, row: Row) -> None:
-        known = self._kept.get(key)
-        if known:
-            self._kept[key] = (known[0], row)
+        entry = self._kept.get(key)
+        if entry:
+            self._kept[key] = (entry[0], row)
         elif not self._was_dropped(key):
             self._add(key, row)
 
@@ -51,7 +51,7 @@ class Rows:
 
     def _thin(self) -> None:
         self._step *= 2
-        for key in [key for key, (place, _) in self._kept.items() if place % self._step and key != self._last]:
+        for key in [key for key, (position, _) in self._kept.items() if position % self._step and key != self._last]:
             self._drop(self._kept.pop(key)[1])
 
     def _was_dropped(self, key: RowKey) -> bool:
@@ -67,7 +67,7 @@ class Rows:
 
 def build_metrics(rows: Rows, summary: Row) -> Metrics:
     """The metrics of a run; if rows were dropped, they say how many there were."""
-    kept = rows.all()
-    if len(kept) == rows.count:
-        return Metrics(rows=kept, summary=summary)
-    return Metrics(rows=kept, count=rows.count, summary={"rows": rows.count, **summary})
+    kept_rows = rows.all()
+    if len(kept_rows) == rows.count:
+        return Metrics(rows=kept_rows, summary=summary)
+    return Metrics(rows=kept_rows, count=rows.count, summary={"rows": rows.count, **summary})
