@@ -37,24 +37,24 @@ class _Columns:
         self._losses: Sequence[str] = _LOSS_COLUMNS
         self._scores: Sequence[str] = _SCORE_COLUMNS
 
-    def read_header(self, part: str) -> bool:
+    def read_header(self, line: str) -> bool:
         """Whether a line is a header; its names count from now on."""
-        if "Epoch" in part and (match := _EPOCH_HEADER.search(part)):
+        if "Epoch" in line and (match := _EPOCH_HEADER.search(line)):
             self._losses = [_NAMES.get(name.lower(), name.lower()) for name in match[1].split()]
             return True
-        if "Class" in part and (match := _SCORES_HEADER.search(part)):
+        if "Class" in line and (match := _SCORES_HEADER.search(line)):
             self._scores = list(_read_score_names(match[1]))
             return True
         return False
 
-    def read_epoch(self, part: str) -> Row:
+    def read_epoch(self, line: str) -> Row:
         """A state of the bar, {} if the line is not one.
 
         `last_epoch` is the number of the last epoch, as version 5 counts from 0; `percent` is 100 at the end of the
         epoch, and missing if the bar was cut off.
         """
-        match = _EPOCH_PATTERN.search(part) if "G" in part and "/" in part else None
-        values = [float(each) for each in match[4].split()] if match else []
+        match = _EPOCH_PATTERN.search(line) if "G" in line and "/" in line else None
+        values = [float(text) for text in match[4].split()] if match else []
         if match is None or len(values) != len(self._losses):
             return {}
         row: Row = {"epoch": int(match[1]), "last_epoch": int(match[2]), "GPU_mem": float(match[3])}
@@ -67,10 +67,10 @@ class _Columns:
             row["percent"] = int(match[5])
         return row
 
-    def read_scores(self, part: str) -> Row:
+    def read_scores(self, line: str) -> Row:
         """Precision, recall and mean average precision over all classes; `mask_` is before those of a segmentation."""
-        match = _SCORES_PATTERN.search(part) if "all" in part else None
-        values = [float(each) for each in match[1].split()[2:]] if match else []
+        match = _SCORES_PATTERN.search(line) if "all" in line else None
+        values = [float(text) for text in match[1].split()[2:]] if match else []
         return dict(zip(self._scores, values, strict=True)) if len(values) == len(self._scores) else {}
 
 
@@ -91,27 +91,27 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     `GPU_mem` is in GB; the headers name the other columns. The scores after the last epoch are those of the best
     weights (`final_...`); a log without an epoch has only these.
     """
-    lost, columns = _BestRow(), _Columns()
-    rows = Rows(lost.read_line)
-    summary, final, alone = Row(), Row(), Row()
+    best_dropped, columns = _BestRow(), _Columns()
+    rows = Rows(best_dropped.read_line)
+    summary, final_scores, standalone_scores = Row(), Row(), Row()
     row: Row = {}
     completed_epochs: set[int] = set()
-    for part in split_terminal_lines(lines):
-        if columns.read_header(part):
+    for line in split_terminal_lines(lines):
+        if columns.read_header(line):
             continue
-        epoch, scores = columns.read_epoch(part), columns.read_scores(part)
+        epoch, scores = columns.read_epoch(line), columns.read_scores(line)
         if epoch:
             row = _put_epoch(rows, epoch, completed_epochs)
         elif "hours" in summary:
-            final = final or scores
+            final_scores = final_scores or scores
         elif row:
             row |= scores
         else:
-            alone = scores or alone
-        summary |= _read_end_facts(part)
-    done = final or (alone if not rows.count else {})
-    summary |= {f"final_{key}": value for key, value in done.items()}
-    return build_metrics(rows, {**summary, **_find_best_epoch([*lost.rows, *rows.all()])})
+            standalone_scores = scores or standalone_scores
+        summary |= _read_end_facts(line)
+    reported_scores = final_scores or (standalone_scores if not rows.count else {})
+    summary |= {f"final_{key}": value for key, value in reported_scores.items()}
+    return build_metrics(rows, {**summary, **_find_best_epoch([*best_dropped.rows, *rows.all()])})
 
 
 def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
@@ -148,33 +148,41 @@ class _BestRow:
             self.rows = [row]
 
 
-def _read_end_facts(part: str) -> Row:
-    if "epochs completed" not in part and "Results saved" not in part:
+def _read_end_facts(line: str) -> Row:
+    if "epochs completed" not in line and "Results saved" not in line:
         return {}
-    ended, saved = _END_PATTERN.search(part), _SAVED_PATTERN.search(part)
-    words: Row = {"epochs": int(ended[1]), "hours": float(ended[2])} if ended else {}
-    return {**words, "results": saved[1]} if saved else words
+    end_match, saved_match = _END_PATTERN.search(line), _SAVED_PATTERN.search(line)
+    fields: Row = {"epochs": int(end_match[1]), "hours": float(end_match[2])} if end_match else {}
+    return {**fields, "results": saved_match[1]} if saved_match else fields
 
 
 def _find_best_epoch(rows: Iterable[Row]) -> Row:
     """The epoch whose weights YOLOv5 keeps as best.pt: the first of the highest fitness."""
-    fit = [(_compute_fitness(row), row) for row in rows]
-    most, row = max((it for it in fit if math.isfinite(it[0])), key=lambda it: it[0], default=(math.nan, Row()))
-    kept = {f"best_{key}": row[key] for key in ("epoch", "mAP50", "mAP50_95") if row}
-    return {**kept, "best_fitness": round(most, 6)} if row else {}
+    rated_rows = [(_compute_fitness(row), row) for row in rows]
+    best_fitness, row = max(
+        (rated for rated in rated_rows if math.isfinite(rated[0])),
+        key=lambda rated: rated[0],
+        default=(math.nan, Row()),
+    )
+    best = {f"best_{key}": row[key] for key in ("epoch", "mAP50", "mAP50_95") if row}
+    return {**best, "best_fitness": round(best_fitness, 6)} if row else {}
 
 
 def _compute_fitness(row: Row) -> float:
     """How YOLOv5 weighs an epoch: 0.1 * mAP50 + 0.9 * mAP50-95; nan without them."""
-    rough, strict = row.get("mAP50"), row.get("mAP50_95")
-    return 0.1 * rough + 0.9 * strict if isinstance(rough, float) and isinstance(strict, float) else math.nan
+    map50, map50_95 = row.get("mAP50"), row.get("mAP50_95")
+    return 0.1 * map50 + 0.9 * map50_95 if isinstance(map50, float) and isinstance(map50_95, float) else math.nan
 
 
 def read_yolov5_line(line: str) -> Row:
     """The last state of the bar in a line, or the scores in it; without the header, losses have no names."""
     columns = _Columns()
     parts = split_terminal_lines([line])
-    found = [row for part in parts if (row := columns.read_epoch(part) or columns.read_scores(part))]
-    if not found:
+    rows = [
+        row
+        for terminal_line in parts
+        if (row := columns.read_epoch(terminal_line) or columns.read_scores(terminal_line))
+    ]
+    if not rows:
         return {}
-    return {key: value for key, value in found[-1].items() if key != "percent" and not key.endswith("_loss")}
+    return {key: value for key, value in rows[-1].items() if key != "percent" and not key.endswith("_loss")}
