@@ -59,10 +59,10 @@ def read_number(record: Record, name: str) -> float | None:
 
 def judge_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, JudgedValue]]:
     """Each run that succeeded and has the number, and how it compares with those before it."""
-    numbers = [(each, read_number(each, trend.value)) for each in records if each.end == "succeeded"]
-    found = [(each, value) for each, value in numbers if value is not None]
-    nights = judge_nights([value for _, value in found], trend.better)
-    return [(each, night) for (each, _), night in zip(found, nights, strict=True)]
+    numbers = [(record, read_number(record, trend.value)) for record in records if record.end == "succeeded"]
+    valued = [(record, value) for record, value in numbers if value is not None]
+    nights = judge_nights([value for _, value in valued], trend.better)
+    return [(record, night) for (record, _), night in zip(valued, nights, strict=True)]
 
 
 def format_number(value: float) -> str:
@@ -76,33 +76,39 @@ def format_band(band: Band) -> str:
 
 def _judge_record(history: History, record: Record, trend: Trend) -> TrendVerdict:
     if read_number(record, trend.value) is None:
-        has = ", ".join(sorted(record.numbers)) or "none"
-        return TrendVerdict(verdict="unknown", sentence=f"the run has no number {trend.value}; its numbers: {has}")
-    before = [each for each in history.records if each.identity != record.identity and each.at <= record.at]
-    *earlier, (_, night) = judge_records([*before, record], trend)
+        available = ", ".join(sorted(record.numbers)) or "none"
+        return TrendVerdict(
+            verdict="unknown", sentence=f"the run has no number {trend.value}; its numbers: {available}"
+        )
+    earlier_records = [
+        candidate
+        for candidate in history.records
+        if candidate.identity != record.identity and candidate.at <= record.at
+    ]
+    *earlier, (_, night) = judge_records([*earlier_records, record], trend)
     unread = f"; {history.skipped} lines of the history cannot be read" if history.skipped else ""
     return TrendVerdict(verdict=night.verdict, sentence=_describe_night(trend.value, night, len(earlier)) + unread)
 
 
 def _describe_night(name: str, night: JudgedValue, earlier: int) -> str:
     """`busbw is 182.3, 12.1 % below 207.4, the median of the last 23 runs; 199.1 to 215.7 would be usual`."""
-    said = f"{name} is {format_number(night.value)}"
+    sentence = f"{name} is {format_number(night.value)}"
     if night.band is None:
         runs = "1 earlier run has" if earlier == 1 else f"{earlier} earlier runs have"
-        return f"{said}; {runs} this number, and a comparison needs {MIN_NIGHTS}"
+        return f"{sentence}; {runs} this number, and a comparison needs {MIN_NIGHTS}"
     change = night.value - night.band.middle
     share = f"{abs(change / night.band.middle):.1%} ".replace("%", " %") if night.band.middle else ""
     side = "above" if change > 0 else "below"
-    usual = "is" if night.verdict == "usual" else "would be"
+    verb = "is" if night.verdict == "usual" else "would be"
     middle = f"{format_number(night.band.middle)}, the median of the last {night.band.nights} runs"
-    return f"{said}, {share}{side} {middle}; {format_band(night.band)} {usual} usual"
+    return f"{sentence}, {share}{side} {middle}; {format_band(night.band)} {verb} usual"
 
 
 def _select_numbers(metrics: Metrics) -> dict[str, float]:
     """The numbers of the last row and of the summary, which says more about the whole run."""
-    said = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
-    found = {name: value for name, value in said.items() if _is_number(value) and len(name) <= _MAX_NAME_CHARS}
-    return {name: float(value) for name, value in list(found.items())[:_MAX_NUMBERS] if value is not None}
+    values = {**(metrics.rows[-1] if metrics.rows else {}), **metrics.summary}
+    numbers = {name: value for name, value in values.items() if _is_number(value) and len(name) <= _MAX_NAME_CHARS}
+    return {name: float(value) for name, value in list(numbers.items())[:_MAX_NUMBERS] if value is not None}
 
 
 def _is_number(value: object) -> bool:
