@@ -28,19 +28,25 @@ class Table(NamedTuple):
 
 def find_trend(history: History) -> Trend | None:
     """What the last run that compared a number has compared."""
-    return next((each.trend for each in reversed(history.records) if each.trend), None)
+    return next((record.trend for record in reversed(history.records) if record.trend), None)
 
 
 def build_table(history: History, trend: Trend | None) -> Table:
     """One row per run: when, which, its end and time, and its number beside what was usual; else its numbers."""
-    last = history.records[-_MAX_ROWS:]
+    recent = history.records[-_MAX_ROWS:]
     if trend is None:
-        names = list(last[-1].numbers)[:_MAX_NUMBERS] if last else []
-        rows = [[*_describe_run(each), *(_show_number(each.numbers.get(name)) for name in names)] for each in last]
-        return Table(["when (UTC)", "run", "job", "seconds", *(single_line(each, 24) for each in names)], rows)
-    nights = {each.identity: night for each, night in judge_records(history.records, trend)}
-    judged = [[*_describe_run(each), *_describe_night(nights.get(each.identity))] for each in last]
-    return Table(["when (UTC)", "run", "job", "seconds", single_line(trend.value, 24), "usual", "verdict"], judged)
+        names = list(recent[-1].numbers)[:_MAX_NUMBERS] if recent else []
+        rows = [
+            [*_describe_run(record), *(_show_number(record.numbers.get(name)) for name in names)] for record in recent
+        ]
+        return Table(
+            ["when (UTC)", "run", "job", "seconds", *(single_line(number_name, 24) for number_name in names)], rows
+        )
+    nights = {record.identity: night for record, night in judge_records(history.records, trend)}
+    compared_rows = [[*_describe_run(record), *_describe_night(nights.get(record.identity))] for record in recent]
+    return Table(
+        ["when (UTC)", "run", "job", "seconds", single_line(trend.value, 24), "usual", "verdict"], compared_rows
+    )
 
 
 def render_history(path: str) -> str:
@@ -50,7 +56,7 @@ def render_history(path: str) -> str:
     except OSError as error:
         get_log().warning("the history is not shown: %s", error)
         return ""
-    return render_page(history, find_trend(history)) if any(each.numbers for each in history.records) else ""
+    return render_page(history, find_trend(history)) if any(record.numbers for record in history.records) else ""
 
 
 def render_page(history: History, trend: Trend | None) -> str:
@@ -72,13 +78,13 @@ def _draw_picture(history: History, trend: Trend) -> list[str]:
     svg = draw_trend(judge_records(history.records, trend), trend.value)
     if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
         return []
-    picture = base64.b64encode(svg.encode()).decode()
-    return [f"![{escape_markdown(trend.value, 40)}](data:image/svg+xml;base64,{picture})", ""]
+    plot_base64 = base64.b64encode(svg.encode()).decode()
+    return [f"![{escape_markdown(trend.value, 40)}](data:image/svg+xml;base64,{plot_base64})", ""]
 
 
 def _describe_run(record: Record) -> list[str]:
-    when = datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M")
-    return [when, single_line(record.run, _MAX_CELL_CHARS), single_line(record.end, 20), f"{record.seconds:.1f}"]
+    ended_at = datetime.fromtimestamp(record.at, UTC).strftime("%Y-%m-%d %H:%M")
+    return [ended_at, single_line(record.run, _MAX_CELL_CHARS), single_line(record.end, 20), f"{record.seconds:.1f}"]
 
 
 def _describe_night(night: JudgedValue | None) -> Sequence[str]:
