@@ -18,19 +18,19 @@ def draw_trend(nights: Sequence[tuple[Record, JudgedValue]], name: str) -> str |
         return None
     from matplotlib.figure import Figure
 
-    shown = nights[-_MAX_NIGHTS:]
-    times = [record.at / _SECONDS_PER_DAY for record, _ in shown]  # matplotlib's dates are days since the epoch
+    visible = nights[-_MAX_NIGHTS:]
+    days = [record.at / _SECONDS_PER_DAY for record, _ in visible]  # matplotlib's dates are days since the epoch
     figure = Figure(figsize=(8, 3), layout="constrained")
     panel = figure.add_subplot()
     panel.xaxis_date("UTC")
-    panel.plot(times, [night.value for _, night in shown], marker=".", linewidth=1)
-    banded = [(at, night.band) for at, (_, night) in zip(times, shown, strict=True) if night.band]
-    when = [at for at, _ in banded]
-    panel.plot(when, [band.middle for _, band in banded], color="tab:gray", linestyle="--", linewidth=1)
-    panel.fill_between(when, [band.low for _, band in banded], [band.high for _, band in banded], alpha=0.2)
+    panel.plot(days, [night.value for _, night in visible], marker=".", linewidth=1)
+    banded = [(day, night.band) for day, (_, night) in zip(days, visible, strict=True) if night.band]
+    band_days = [day for day, _ in banded]
+    panel.plot(band_days, [band.middle for _, band in banded], color="tab:gray", linestyle="--", linewidth=1)
+    panel.fill_between(band_days, [band.low for _, band in banded], [band.high for _, band in banded], alpha=0.2)
     for verdict, (marker, color) in _MARKS.items():
-        marked = [(at, night.value) for at, (_, night) in zip(times, shown, strict=True) if night.verdict == verdict]
-        panel.scatter([at for at, _ in marked], [value for _, value in marked], marker=marker, color=color, zorder=3)
+        marked = [(day, night.value) for day, (_, night) in zip(days, visible, strict=True) if night.verdict == verdict]
+        panel.scatter([day for day, _ in marked], [value for _, value in marked], marker=marker, color=color, zorder=3)
     panel.set_title(single_line(name, 40), fontsize=10, parse_math=False)
     panel.tick_params(axis="x", labelsize=8, rotation=20)
     panel.grid(alpha=0.3)
