@@ -38,9 +38,9 @@ class HistoryKey(FrozenModel):
     @property
     def stem(self) -> str:
         """A name for files and artifacts, of a-z, 0-9 and -; the digest tells apart what looks the same in it."""
-        said = "-".join(filter(None, (self.profile, self.hardware, self.fabric, self.nodes)))
+        label = "-".join(filter(None, (self.profile, self.hardware, self.fabric, self.nodes)))
         digest = hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
-        return f"{re.sub('[^a-z0-9]+', '-', said.lower())[:_MAX_STEM_CHARS].strip('-')}-{digest}"
+        return f"{re.sub('[^a-z0-9]+', '-', label.lower())[:_MAX_STEM_CHARS].strip('-')}-{digest}"
 
 
 class RunIdentity(NamedTuple):
@@ -100,9 +100,13 @@ def keep_record(path: Path, record: Record) -> Record:
     """Append a record unless the file has one of this run; returns the one that the file has. OSError."""
     make_private_folder(path.parent)
     with _lock_history(path):
-        same = (each for each in read_history(path).records if each.identity == record.identity)
-        if known := next(same, None):
-            return known
+        matching = (
+            existing_record
+            for existing_record in read_history(path).records
+            if existing_record.identity == record.identity
+        )
+        if existing := next(matching, None):
+            return existing
         append_line(path, record.model_dump_json(exclude_defaults=True))
         return record
 
@@ -116,8 +120,8 @@ def add_records(path: Path, records: Iterable[Record]) -> None:
 def read_history(path: Path) -> History:
     """The last records of a file in order of time; none if there is no file. OSError."""
     lines = _read_last_lines(path)[-_MAX_LINES:]
-    found = [record for line in lines if (record := _read_record(line))]
-    return History(tuple(sorted(found, key=lambda each: each.at)), len(lines) - len(found))
+    records = [parsed for line in lines if (parsed := _read_record(line))]
+    return History(tuple(sorted(records, key=lambda record: record.at)), len(lines) - len(records))
 
 
 def list_histories(runs: Path) -> list[Path]:
@@ -147,13 +151,13 @@ def _read_record(line: bytes) -> Record | None:
 def _lock_history(path: Path) -> Iterator[None]:
     """Hold the file's lock: two processes of one run may end at once. OSError if it stays held."""
     with open(path, "ab", opener=open_private_file) as file:
-        until = time.monotonic() + _LOCK_TIMEOUT_S
+        deadline = time.monotonic() + _LOCK_TIMEOUT_S
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
-                if time.monotonic() > until:
+                if time.monotonic() > deadline:
                     raise
                 time.sleep(0.02)
         yield
