@@ -66,16 +66,16 @@ def judge_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
     An unusual night is not compared with, so a lasting step is reported again every night, for ACCEPTED_NIGHTS nights.
     """
     nights: list[JudgedValue] = []
-    usual: list[float] = []
-    apart: list[float] = []  # the last nights, if all of them were unusual on the same side
+    typical: list[float] = []
+    unusual: list[float] = []  # the last nights, if all of them were unusual on the same side
     for value in values:
-        night = _judge_night(value, usual[-WINDOW_NIGHTS:], better)
+        night = _judge_night(value, typical[-WINDOW_NIGHTS:], better)
         if night.verdict in ("usual", "unknown"):
-            usual, apart = [*usual, value], []
+            typical, unusual = [*typical, value], []
         else:
-            apart = [*apart, value] if nights[-1].verdict == night.verdict else [value]
-        if len(apart) == ACCEPTED_NIGHTS:
-            usual, apart = apart, []
+            unusual = [*unusual, value] if nights[-1].verdict == night.verdict else [value]
+        if len(unusual) == ACCEPTED_NIGHTS:
+            typical, unusual = unusual, []
         nights.append(night)
     return nights
 
@@ -95,11 +95,11 @@ def _measure_band(earlier: Sequence[float]) -> Band | None:
         return None
     middle = median(earlier)
     distances = [abs(value - middle) for value in earlier]
-    least = MIN_CHANGE * abs(middle)
-    wild = max(_WILD_MADS * median(distances), least)
-    near = [distance for distance in distances if distance <= wild]
-    if len(distances) - len(near) > _MAX_WILD_SHARE * len(distances):
-        near = distances
-    spread = math.sqrt(sum(distance * distance for distance in near) / len(near))
-    factor = _FACTOR + _FACTOR_PER_MISSING_NIGHT * max(0, _ENOUGH_NIGHTS - len(near))
-    return Band(middle, max(least, factor * (spread + max(near) / 3)), len(earlier))
+    min_margin = MIN_CHANGE * abs(middle)
+    max_distance = max(_WILD_MADS * median(distances), min_margin)
+    inliers = [distance for distance in distances if distance <= max_distance]
+    if len(distances) - len(inliers) > _MAX_WILD_SHARE * len(distances):
+        inliers = distances
+    spread = math.sqrt(sum(distance * distance for distance in inliers) / len(inliers))
+    factor = _FACTOR + _FACTOR_PER_MISSING_NIGHT * max(0, _ENOUGH_NIGHTS - len(inliers))
+    return Band(middle, max(min_margin, factor * (spread + max(inliers) / 3)), len(earlier))
