@@ -54,8 +54,8 @@ def test_several_lines_stay_several_lines() -> None:
 
 def test_a_terminal_gets_text_with_tabs_and_newlines_alone() -> None:
     """Escape sequences for colours, titles and links are removed, even torn ones; text in any alphabet stays."""
-    said = "a\tb\nc \x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x1bc \x1b] \x9d0;t\x9c \u6f22 e\u0301"
-    assert strip_control_codes(said) == "a\tb\nc red link    \u6f22 e\u0301"
+    text = "a\tb\nc \x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x1bc \x1b] \x9d0;t\x9c \u6f22 e\u0301"
+    assert strip_control_codes(text) == "a\tb\nc red link    \u6f22 e\u0301"
 
 
 def test_what_is_cut_keeps_both_ends() -> None:
