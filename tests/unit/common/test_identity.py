@@ -31,10 +31,10 @@ def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
 
 def test_containers_with_one_name_are_two_places(folder: RunFolder) -> None:
     """Two containers with the same name and path but separate disks have different identities."""
-    mine = holder_identity(str(folder.path))
+    identity = holder_identity(str(folder.path))
     (folder.path.parent / ".id").unlink()
     holder_identity.cache_clear()  # as in a process of the other container
-    assert not is_holder(mine, str(folder.path))
+    assert not is_holder(identity, str(folder.path))
 
 
 def test_run_of_the_version_before_is_ours(folder: RunFolder) -> None:
