@@ -56,15 +56,15 @@ def test_fault_of_the_program_is_not_repeated() -> None:
 def test_trouble_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     """A trouble that stays is logged once, and its end is logged too; a run that another process owns ends the wait."""
     caplog.set_level("INFO")
-    own = LocalErrorGuard()
+    guard = LocalErrorGuard()
     for error in (OSError(28, "No space left on device"), OSError(28, "No space left on device"), None):
-        with own.endured("write a log"):
+        with guard.endured("write a log"):
             if error:
                 raise error
-    said = [each.getMessage() for each in caplog.records]
-    assert [each.partition(":")[0] for each in said] == [
+    messages = [record.getMessage() for record in caplog.records]
+    assert [message.partition(":")[0] for message in messages] == [
         "this process cannot write a log",
         "this process can write a log again",
     ]
-    with pytest.raises(RunInUseError), own.endured("write a log", whatever=True):
+    with pytest.raises(RunInUseError), guard.endured("write a log", whatever=True):
         raise RunInUseError("sample-a1b2c3d4", "elsewhere:/runs")
