@@ -26,7 +26,7 @@ def test_lines_go_where_the_program_says(caplog: pytest.LogCaptureFixture) -> No
     set_log_source(lambda: logging.getLogger(next(names)))
     for _ in range(2):
         get_log().warning("a line")
-    assert [each.name for each in caplog.records] == ["first", "second"]
+    assert [record.name for record in caplog.records] == ["first", "second"]
 
 
 def test_engine_alone_writes_to_its_own_logger() -> None:
