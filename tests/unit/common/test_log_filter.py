@@ -9,8 +9,8 @@ from torchyard.tasks.flow_run.step import _EngineLogFilter
 
 
 def record(message: str, *words: object, error: Exception | None = None) -> logging.LogRecord:
-    found = (type(error), error, error.__traceback__) if error else None
-    return logging.LogRecord("x", logging.ERROR, "", 0, message, words, found)
+    exc_info = (type(error), error, error.__traceback__) if error else None
+    return logging.LogRecord("x", logging.ERROR, "", 0, message, words, exc_info)
 
 
 def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() -> None:
@@ -22,11 +22,11 @@ def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() ->
 
 def test_error_for_people_has_no_stack_trace() -> None:
     """Of our own error the sentence is logged in place of the message; any other error keeps its stack trace."""
-    ours, other = (
+    own_record, other_record = (
         record("a step failed", error=FolderError("/runs", "no space")),
         record("it broke", error=KeyError("a")),
     )
-    for each in (ours, other):
-        assert SafeText().filter(each)
-    assert (ours.getMessage(), ours.exc_info) == (str(FolderError("/runs", "no space")), None)
-    assert (other.getMessage(), other.exc_info and other.exc_info[0]) == ("it broke", KeyError)
+    for log_record in (own_record, other_record):
+        assert SafeText().filter(log_record)
+    assert (own_record.getMessage(), own_record.exc_info) == (str(FolderError("/runs", "no space")), None)
+    assert (other_record.getMessage(), other_record.exc_info and other_record.exc_info[0]) == ("it broke", KeyError)
