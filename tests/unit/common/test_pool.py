@@ -29,9 +29,9 @@ def test_name_that_cannot_be_used_is_refused(said: str) -> None:
 
 def test_deployment_carries_its_pool() -> None:
     """A pool's deployment has its name, the default one's are plain, and the name says which pool it is."""
-    named = [name_deployment("digits-local", pool) for pool in (DEFAULT_POOL, "team-b")]
-    assert named == ["digits-local", "digits-local@team-b"]
-    assert [read_deployment_pool(name) for name in named] == [DEFAULT_POOL, "team-b"]
+    names = [name_deployment("digits-local", pool) for pool in (DEFAULT_POOL, "team-b")]
+    assert names == ["digits-local", "digits-local@team-b"]
+    assert [read_deployment_pool(name) for name in names] == [DEFAULT_POOL, "team-b"]
 
 
 def test_prefect_accepts_the_names() -> None:
