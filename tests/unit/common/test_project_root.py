@@ -22,10 +22,10 @@ def said(site: Path, folder: Path) -> list[str]:
 @pytest.mark.parametrize("is_wheel", [False, True])
 def test_files_lie_beside_the_package_or_inside(tmp_path: Path, is_wheel: bool) -> None:
     """A checkout has its files beside the package and its runs there; a wheel inside, and its runs go elsewhere."""
-    site, here = tmp_path / "site", tmp_path / "here"
+    site, current_folder = tmp_path / "site", tmp_path / "here"
     shutil.copytree(ROOT / "torchyard" / "common", site / "torchyard" / "common")
     (site / "torchyard" / "__init__.py").touch()
-    here.mkdir()
+    current_folder.mkdir()
     (site / "torchyard" / "profiles" if is_wheel else site / "profiles").mkdir()
     root = site / "torchyard" if is_wheel else site
-    assert said(site, here) == [str(root), str((here if is_wheel else site) / "runs")]
+    assert said(site, current_folder) == [str(root), str((current_folder if is_wheel else site) / "runs")]
