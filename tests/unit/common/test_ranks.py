@@ -5,7 +5,7 @@ from torchyard.common.ranks import format_ranks
 
 def test_ranks_that_follow_each_other_are_a_range() -> None:
     """A thousand ranks are as short as two, and a gap is seen."""
-    assert [format_ranks(each) for each in ([], [3], [2, 0, 1, 1], [0, 1, 2, 8, 10, 11], range(1024))] == [
+    assert [format_ranks(ranks) for ranks in ([], [3], [2, 0, 1, 1], [0, 1, 2, 8, 10, 11], range(1024))] == [
         *("", "3", "0-2", "0-2, 8, 10-11", "0-1023"),
     ]
 
