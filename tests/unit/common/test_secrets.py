@@ -77,15 +77,15 @@ def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
     """Secrets are masked in environment, arguments and setup; references to secrets stay readable."""
     env = {"WANDB_API_KEY": WANDB, "LR": "0.1", "HF_TOKEN": {"secret": "hf", "key": "token"}}
     plan = planned(env=env, args=["--db-password", "hunter2"], setup=["export NGC_API_KEY=nv-123456"])
-    shown = json.dumps(mask_document(plan.model_dump()))
-    assert not [each for each in (WANDB, "hunter2", "nv-123456") if each in shown]
-    assert '"secretKeyRef": {"name": "hf", "key": "token"}' in shown
+    masked = json.dumps(mask_document(plan.model_dump()))
+    assert not [secret for secret in (WANDB, "hunter2", "nv-123456") if secret in masked]
+    assert '"secretKeyRef": {"name": "hf", "key": "token"}' in masked
 
 
 def test_a_secret_among_a_manifests_companions_is_hidden_whole() -> None:
     """Every value of a Secret is masked, whatever its key."""
-    thing = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
-    assert mask_document(thing) == {**thing, "stringData": {"anything": _MASK, "n": _MASK}}
+    document = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
+    assert mask_document(document) == {**document, "stringData": {"anything": _MASK, "n": _MASK}}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
@@ -98,8 +98,8 @@ def test_no_profile_of_ours_seems_to_spell_out_a_secret(path: Path) -> None:
 def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: Write, tmp_path: Path) -> None:
     """The warning names a secret without its value; the remedy is a reference in pods, the hosts' environment else."""
     pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
-    here: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
-    (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(here)
+    machines_plan: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
+    (one,), (other,) = check_exposed_secrets(pods), check_exposed_secrets(machines_plan)
     assert (one.verdict, one.name, other.name) == ("warning", "secret WANDB_API_KEY", "secret WANDB_API_KEY")
     assert "{WANDB_API_KEY: {secret: NAME, key: KEY}}" in one.remedy
     assert "environment of the hosts" in other.remedy
@@ -115,9 +115,9 @@ def test_what_a_plan_spells_out_is_masked_in_every_later_text(write: Write, tmp_
 
 def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
     """A secret in the overrides gives a warning, because Prefect shows them to everyone who may read the run."""
-    said = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
-    assert said.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
-    assert "abcdef" not in said
+    warning = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
+    assert warning.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
+    assert "abcdef" not in warning
     assert (
         describe_exposed_overrides({"nodes": 2, "env.LR": "0.1", "env.HF_TOKEN": {"secret": "hf", "key": "token"}})
         == ""
@@ -139,5 +139,5 @@ def test_program_in_a_file_is_not_called_a_secret(
 ) -> None:
     """Of a program among the files for pods, only what is written out counts, not what it computes."""
     (tmp_path / "train.py").write_text(f"import os\n{line}\n")
-    found = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
-    assert [each.name for each in found] == names
+    checks = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))
+    assert [check.name for check in checks] == names
