@@ -17,26 +17,28 @@ COMMANDS = re.findall(r"^\.venv/bin/torchyard plan (\S+)((?: --set '[^']+')+)$",
 
 def test_every_profile_is_a_deployment() -> None:
     """prefect.yaml has a deployment of `train` for each profile, as the catalog writes it, followed by the sweep."""
-    wanted = "\n".join(catalog.format_deployments(catalog.load_catalog()))
-    told = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
-    assert f"deployments:\n{wanted}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), told + wanted
+    expected = "\n".join(catalog.format_deployments(catalog.load_catalog()))
+    message = "prefect.yaml's entries should be (torchyard profiles --as deployments):\n"
+    assert f"deployments:\n{expected}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), message + expected
 
 
 def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
     """The entries are valid YAML for any `about`, and have family, launcher and rendezvous as tags."""
-    found = catalog.load_catalog()
-    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.format_deployments(found)))["list"]
-    assert [each["description"] for each in entries] == [profile.about for profile, _ in found]
-    tags = {each["name"]: each["tags"] for each in entries}
+    catalog_entries = catalog.load_catalog()
+    entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.format_deployments(catalog_entries)))[
+        "list"
+    ]
+    assert [entry["description"] for entry in entries] == [profile.about for profile, _ in catalog_entries]
+    tags = {entry["name"]: entry["tags"] for entry in entries}
     assert tags["digits-local-etcd"] == ["digits", "baremetal", "etcd-v2"]
 
 
 def test_guides_know_every_profile() -> None:
     """docs/guides.md names each shipped profile of a guide, and none that does not exist."""
-    named = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
-    assert named == {name for name in list_profiles() if "guide 00" in load_profile(name).about} | named & set(
-        list_profiles()
-    )
+    guide_profiles = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
+    assert guide_profiles == {
+        name for name in list_profiles() if "guide 00" in load_profile(name).about
+    } | guide_profiles & set(list_profiles())
 
 
 @pytest.mark.parametrize(("name", "changes"), COMMANDS)
