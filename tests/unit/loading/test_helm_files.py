@@ -39,13 +39,13 @@ def test_profile_has_the_last_word(tmp_path: Path) -> None:
 
 def test_mistake_is_of_the_file_that_says_it(tmp_path: Path) -> None:
     """All findings come at once, each with the last file that has the key."""
-    told = refused(files(tmp_path, {**JOB, "numPods": "a", "priorty": "x"}, {"namespace": "A"}))
-    assert f"{tmp_path}/values-0.yaml:4: numPods" in told
-    assert f"{tmp_path}/values-0.yaml:5: unknown key priorty: did you mean priority?" in told
-    assert f"{tmp_path}/values-1.yaml:1: namespace" in told
+    message = refused(files(tmp_path, {**JOB, "numPods": "a", "priorty": "x"}, {"namespace": "A"}))
+    assert f"{tmp_path}/values-0.yaml:4: numPods" in message
+    assert f"{tmp_path}/values-0.yaml:5: unknown key priorty: did you mean priority?" in message
+    assert f"{tmp_path}/values-1.yaml:1: namespace" in message
 
 
 @pytest.mark.parametrize("text", [b"", b"# all as the chart has it\n", b"---\n", b"~\n"])
 def test_values_may_say_nothing(tmp_path: Path, text: bytes) -> None:
     """An empty values file is accepted, as helm does; only the keys that the chart needs are missing."""
-    assert not any("mapping" in each for each in told(tmp_path, "values", text))
+    assert not any("mapping" in finding for finding in told(tmp_path, "values", text))
