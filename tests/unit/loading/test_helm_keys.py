@@ -207,9 +207,9 @@ def test_plan_holds_what_the_files_say(tmp_path: Path) -> None:
     values = {"mountNVMe": {"storage": "1Gi"}, "initContainers": [{"name": "a", "image": "b:1", "command": ["ls"]}]}
     pod = manifest_plan_of(said(tmp_path, values), tmp_path).pod["spec"]
     assert pod["initContainers"] == [{"name": "a", "image": "b:1", "command": ["ls"]}]
-    assert any("ephemeral" in each for each in pod["volumes"])
+    assert any("ephemeral" in volume for volume in pod["volumes"])
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
-    assert [each["key"] for each in term["matchExpressions"]] == ["autopilot.ibm.com/gpuhealth"]
+    assert [expression["key"] for expression in term["matchExpressions"]] == ["autopilot.ibm.com/gpuhealth"]
 
 
 # --- what a profile cannot express
@@ -217,9 +217,9 @@ def test_plan_holds_what_the_files_say(tmp_path: Path) -> None:
 
 def test_other_launcher_has_no_admission(tmp_path: Path) -> None:
     """A key that only AppWrappers have is an error for other launchers if a file sets it, not if the chart does."""
-    told = refused(files(tmp_path, JOB, {"queueName": "team", "retryLimit": 3}, launcher="volcano"))
-    assert "values-1.yaml:1: queueName: only AppWrappers have it" in told
-    assert "values-1.yaml:2: retryLimit: only AppWrappers have it" in told
+    message = refused(files(tmp_path, JOB, {"queueName": "team", "retryLimit": 3}, launcher="volcano"))
+    assert "values-1.yaml:1: queueName: only AppWrappers have it" in message
+    assert "values-1.yaml:2: retryLimit: only AppWrappers have it" in message
     assert said(tmp_path, {"queueName": None}, launcher="volcano").options == {}
 
 
