@@ -13,9 +13,9 @@ PODS = {"launcher": "volcano", "image": "train:v1", "program": "/x.py"}
 
 
 def refused(path: Path) -> str:
-    with pytest.raises(ProfileError) as found:
+    with pytest.raises(ProfileError) as raised:
         load(path)
-    return str(found.value)
+    return str(raised.value)
 
 
 def test_file_is_looked_for_beside_the_profile(write: Write, tmp_path: Path) -> None:
@@ -31,9 +31,9 @@ def test_file_is_looked_for_beside_the_profile(write: Write, tmp_path: Path) -> 
 def test_content_stays_as_it_is(write: Write, tmp_path: Path, content: bytes) -> None:
     """Every byte of a file is kept; only what is UTF-8 without NUL is text."""
     (tmp_path / "data").write_bytes(content)
-    found = load(write(**PODS, files={"/data": str(tmp_path / "data")})).files["/data"]
-    assert found.content == content
-    assert (found.text is None) == (b"\xff" in content or b"\0" in content)
+    file = load(write(**PODS, files={"/data": str(tmp_path / "data")})).files["/data"]
+    assert file.content == content
+    assert (file.text is None) == (b"\xff" in content or b"\0" in content)
 
 
 def test_content_is_that_of_the_load(write: Write, tmp_path: Path) -> None:
@@ -51,10 +51,10 @@ def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
     files = {"/a-small": "small", "/b-large": "large"}
     assert len(load(write(**PODS, files=files)).files) == 2
     (tmp_path / "large").write_bytes(bytes((1 << 20) - 1023))
-    said = refused(path := write(**PODS, files=files))
-    line = next(at for at, text in enumerate(path.read_text().splitlines(), 1) if "/b-large" in text)
-    assert f"{path}:{line}: files: {tmp_path}/large has 1,047,553 bytes, 1,048,577 with those before it" in said
-    assert "a ConfigMap holds 1,048,576" in said
+    message = refused(path := write(**PODS, files=files))
+    line = next(number for number, text in enumerate(path.read_text().splitlines(), 1) if "/b-large" in text)
+    assert f"{path}:{line}: files: {tmp_path}/large has 1,047,553 bytes, 1,048,577 with those before it" in message
+    assert "a ConfigMap holds 1,048,576" in message
 
 
 @pytest.mark.parametrize(
