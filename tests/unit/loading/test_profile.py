@@ -24,8 +24,8 @@ from torchyard.model.errors import ProfileError
 def test_shipped_profiles_load(name: str) -> None:
     """Every shipped profile loads, and its program is here, in its image, or on its hosts."""
     profile = load_profile(name)
-    there = profile.image or profile.options.get("program_there")
-    assert there or Path(str(profile.program)).is_file()
+    remote_program = profile.image or profile.options.get("program_there")
+    assert remote_program or Path(str(profile.program)).is_file()
     assert profile.deadlines.start <= profile.deadlines.run  # both count from the submit
 
 
@@ -49,9 +49,9 @@ def test_program_of_an_image_is_left_alone(write: Write) -> None:
 
 def test_unknown_profile_names_the_nearest() -> None:
     """The error for an unknown name suggests the nearest one and lists all others."""
-    said = refused("digit-local")
-    assert "did you mean digits-local?" in said
-    assert "pi-local" in said
+    message = refused("digit-local")
+    assert "did you mean digits-local?" in message
+    assert "pi-local" in message
 
 
 def test_missing_file_is_told(tmp_path: Path) -> None:
@@ -101,9 +101,9 @@ def shape(tmp_path: Path) -> Path:
 @pytest.mark.parametrize("name", sorted(_list_hardware()))
 def test_shipped_hardware_loads(name: str) -> None:
     """Each shape names the source of its values, and each of its fabrics says what the log must show."""
-    found = _load_hardware(name)
-    assert found.source
-    assert all(fabric.expect.transport for fabric in found.fabrics.values())
+    hardware = _load_hardware(name)
+    assert hardware.source
+    assert all(fabric.expect.transport for fabric in hardware.fabrics.values())
 
 
 def test_unknown_shape_reminds_of_the_own_folder(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,18 +125,18 @@ def test_own_hardware_is_found(write: Write) -> None:
 
 def test_own_hardware_comes_first(shape: Path) -> None:
     """A shape of the user overrides the project's shape of the same name."""
-    own = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
-    own.parent.mkdir()
-    own.write_text(SHAPE)
+    user_path = shape.parent.parent / "oke" / "bm-gpu-b4-8.yaml"
+    user_path.parent.mkdir()
+    user_path.write_text(SHAPE)
     assert _load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
 
 
 def test_mistake_in_the_hardware_is_told_with_its_own_line(write: Write, shape: Path) -> None:
     """A mistake in a hardware file is not blamed on the profile that names it."""
     shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
-    said = refused(write(hardware="lab/four", fabric="tcp"))
-    assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in said
-    assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband', 'rdma', " in said
+    message = refused(write(hardware="lab/four", fabric="tcp"))
+    assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in message
+    assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband', 'rdma', " in message
 
 
 def test_hardware_that_is_no_yaml_is_told(write: Write, shape: Path) -> None:
@@ -217,7 +217,7 @@ GOOD: dict[str, list[Any]] = {
     "profile": [
         PROFILE,
         BARE,
-        *({**PROFILE, "launcher": each, "nodes": 2, "options": NEEDED.get(each, {})} for each in PODS),
+        *({**PROFILE, "launcher": launcher, "nodes": 2, "options": NEEDED.get(launcher, {})} for launcher in PODS),
     ],
     "hardware": [
         yaml.safe_load(path.read_text()) for path in sorted((ROOT / "profiles" / "hardware" / "oke").glob("*.yaml"))
@@ -269,7 +269,7 @@ def written(document: Any) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [(kind, number) for kind, each in GOOD.items() for number in range(len(each))]
+    ("kind", "number"), [(kind, number) for kind, paths in GOOD.items() for number in range(len(paths))]
 )
 def test_files_to_spoil_are_good(tmp_path: Path, kind: str, number: int) -> None:
     """The files that the tests below spoil have no findings before that."""
@@ -281,7 +281,7 @@ def test_files_to_spoil_are_good(tmp_path: Path, kind: str, number: int) -> None
 @given(data=st.data())
 def test_any_text_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     """Any bytes, and pieces of YAML in any order, give findings of bounded length."""
-    assert all(0 < len(each) < 1500 for each in told(tmp_path, kind, data.draw(TEXTS | st.binary())))
+    assert all(0 < len(finding) < 1500 for finding in told(tmp_path, kind, data.draw(TEXTS | st.binary())))
 
 
 @pytest.mark.parametrize("kind", FILES)
