@@ -36,7 +36,7 @@ def test_garbage_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> 
     head = HEAD.replace("image: i:1\nprogram: a.py\n", "") if text.startswith("image") else HEAD
     findings = told(tmp_path, "profile", f"{head}{text}".encode())
     assert said in " ".join(findings)
-    assert all(len(each) < 6000 for each in findings)
+    assert all(len(finding) < 6000 for finding in findings)
 
 
 @pytest.mark.parametrize(("kind", "what"), {"hardware": "a hardware file", "values": "a values file"}.items())
