@@ -35,8 +35,8 @@ def test_collectives_of_the_same_size_are_rows_of_their_own() -> None:
     """Rows of two collectives with the same size do not replace each other; the same one's later row does."""
     rows = [("all_reduce", 1024, 1.0), ("all_gather", 1024, 2.0), ("all_reduce", 1024, 3.0)]
     lines = [json.dumps({"collective": name, "size": size, "busbw": busbw}) for name, size, busbw in rows]
-    found = read_json_lines(lines).rows
-    assert [(row["collective"], row["busbw"]) for row in found] == [("all_reduce", 3.0), ("all_gather", 2.0)]
+    kept_rows = read_json_lines(lines).rows
+    assert [(row["collective"], row["busbw"]) for row in kept_rows] == [("all_reduce", 3.0), ("all_gather", 2.0)]
 
 
 def test_pairs_and_slow_nodes_are_rows() -> None:
