@@ -32,7 +32,7 @@ def test_mnist_summary() -> None:
 )
 def test_mnist_of_pytorch_and_kubeflow(loss: str, test: str) -> None:
     """Both examples count samples and give the accuracy as 0 to 1."""
-    lines = [f"Train Epoch: 3 [{at}/60000 ({at // 600}%)]\t{loss}" for at in (0, 59520)]
+    lines = [f"Train Epoch: 3 [{sample}/60000 ({sample // 600}%)]\t{loss}" for sample in (0, 59520)]
     assert pick(read_mnist([*lines, "", test, ""]).rows, "epoch", "loss", "accuracy") == [(3, 0.033435, 0.9842)]
 
 
@@ -62,8 +62,8 @@ def test_mnist_scores_without_an_epoch() -> None:
 
 def test_mnist_epoch_run_again_counts_once() -> None:
     """An epoch that is run again after a restart loses its old scores."""
-    again = ["Train Epoch: 0 [0/30]\tloss=2.0000"]
-    assert read_mnist([*MNIST, *again]).rows[0] == {"epoch": 0, "loss": 2.0}
+    restarted = ["Train Epoch: 0 [0/30]\tloss=2.0000"]
+    assert read_mnist([*MNIST, *restarted]).rows[0] == {"epoch": 0, "loss": 2.0}
 
 
 def test_mnist_that_went_astray_says_so() -> None:
