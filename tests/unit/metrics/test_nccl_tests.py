@@ -45,11 +45,11 @@ def test_nccl_tests_row() -> None:
 def test_nccl_tests_row_alone_on_its_line(root: str, head: str) -> None:
     """A row is the same whether it is alone on its line, which is read quickly, or mpirun's tag stands before it."""
     rows = [ROW.replace(" -1 ", f" {root} "), ROW.replace(" 0 ", " 7 ", 1)]
-    alone = read_nccl_tests(["# all_reduce_perf -b 8", head, *rows])
+    untagged = read_nccl_tests(["# all_reduce_perf -b 8", head, *rows])
     tagged = read_nccl_tests(["# all_reduce_perf -b 8", head, *(f"[1,0]<stdout>:{row}" for row in rows)])
-    assert alone == tagged
-    assert len(alone.rows) == 2
-    assert alone.rows[1]["wrong"] == 7
+    assert untagged == tagged
+    assert len(untagged.rows) == 2
+    assert untagged.rows[1]["wrong"] == 7
 
 
 @pytest.mark.parametrize(
