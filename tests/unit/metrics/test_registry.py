@@ -28,8 +28,8 @@ CHECKED = json.dumps({"check_fabric": {"collective": "all_reduce", "size": 1 << 
 @pytest.mark.parametrize("name", READERS)
 def test_check_of_the_fabric_is_no_metric(name: MetricsFormat) -> None:
     """The line of the check before a program is not read as the program's own, in any format."""
-    found = READERS[name]([CHECKED])
-    assert (found.rows, found.summary) == ((), {})
+    metrics = READERS[name]([CHECKED])
+    assert (metrics.rows, metrics.summary) == ((), {})
     assert LINE_READERS[name](CHECKED) == {}
 
 
@@ -107,8 +107,8 @@ def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
     for line in lines:
         row = LINE_READERS[name](line)
         assert isinstance(describe_row(row), str)
-        found = read_progress(row)
-        assert found is None or 0 <= found.share <= 1
+        progress = read_progress(row)
+        assert progress is None or 0 <= progress.share <= 1
 
 
 @pytest.mark.parametrize("name", READERS)
@@ -124,11 +124,13 @@ def test_cut_log_holds_no_wrong_row(name: str) -> None:
     """A log that is cut anywhere gives rows of the complete log, or parts of such rows."""
     read = read_nccl_tests if name.startswith("nccl") else read_allreduce_bench
     lines = posted(name)
-    whole = read(lines).rows
+    complete_rows = read(lines).rows
     for text in accumulate(line + "\n" for line in lines):
-        for cut in range(0, 40, 3):
-            rows = read(text[: len(text) - cut].split("\n")).rows
-            assert all(row.items() <= known.items() for row, known in zip(rows, whole, strict=False))
+        for cut_chars in range(0, 40, 3):
+            rows = read(text[: len(text) - cut_chars].split("\n")).rows
+            assert all(
+                row.items() <= complete_row.items() for row, complete_row in zip(rows, complete_rows, strict=False)
+            )
 
 
 def test_every_format_has_its_readers() -> None:
