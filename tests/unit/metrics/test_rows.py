@@ -48,10 +48,10 @@ def test_memory_does_not_grow_with_the_steps() -> None:
 def test_resumed_run_does_not_begin_a_second_curve() -> None:
     """Steps that are repeated after a resume replace the kept ones; dropped ones stay dropped."""
     steps = [*range(3 * MAX_ROWS), *range(MAX_ROWS, 3 * MAX_ROWS + 5)]
-    metrics = READERS["json-lines"](f'{{"step": {step}, "at": {at}}}' for at, step in enumerate(steps))
-    kept = [int(row["step"] or 0) for row in metrics.rows]
-    assert kept == sorted(set(kept))
-    assert (kept[-1], metrics.count) == (3 * MAX_ROWS + 4, 3 * MAX_ROWS + 5)
+    metrics = READERS["json-lines"](f'{{"step": {step}, "at": {position}}}' for position, step in enumerate(steps))
+    steps_kept = [int(row["step"] or 0) for row in metrics.rows]
+    assert steps_kept == sorted(set(steps_kept))
+    assert (steps_kept[-1], metrics.count) == (3 * MAX_ROWS + 4, 3 * MAX_ROWS + 5)
     assert all(int(row["at"] or 0) >= 3 * MAX_ROWS for row in metrics.rows if int(row["step"] or 0) >= MAX_ROWS)
 
 
@@ -70,10 +70,10 @@ def test_rows_hold_what_came_last(values: list[int], most: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("torchyard.metrics.rows.MAX_ROWS", most)
         rows = Rows()
-        for at, value in enumerate(values):
-            rows.put(("step", value), {"step": value, "at": at})
-            last[value] = at
-    kept = rows.all()
-    assert len(kept) <= most
-    assert not values or kept[0]["step"] == values[0]
-    assert all(row["at"] == last[int(row["step"] or 0)] for row in kept)
+        for position, value in enumerate(values):
+            rows.put(("step", value), {"step": value, "at": position})
+            last[value] = position
+    kept_rows = rows.all()
+    assert len(kept_rows) <= most
+    assert not values or kept_rows[0]["step"] == values[0]
+    assert all(row["at"] == last[int(row["step"] or 0)] for row in kept_rows)
