@@ -17,7 +17,7 @@ STEADY = [200.0, 201.0, 199.0, 200.5, 199.5, 200.0]
 
 def compared(runs: Path, *records: Record) -> TrendVerdict | None:
     """Compare some runs, one after the other; the verdict of the last one."""
-    return [compare_run(runs, each) for each in records][-1]
+    return [compare_run(runs, record) for record in records][-1]
 
 
 def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
@@ -32,14 +32,14 @@ def test_planted_drop_is_reported_in_its_night(tmp_path: Path) -> None:
     """Twenty nights, each compared when it ends: the planted drop of night 12 is found in night 12."""
     values = noisy_nights(12, 0.01)
     values[11] *= 0.85
-    found = [compare_run(tmp_path, each) for each in recorded(values)]
-    assert [at for at, each in enumerate(found, 1) if each and each.verdict == "worse"] == [12]
+    verdicts = [compare_run(tmp_path, record) for record in recorded(values)]
+    assert [night for night, verdict in enumerate(verdicts, 1) if verdict and verdict.verdict == "worse"] == [12]
 
 
 def test_usual_and_first_runs_are_told(tmp_path: Path) -> None:
     """A usual run is told with its band, and one of the first five with how many there are."""
-    few = [compared(tmp_path, each) for each in recorded(STEADY[:3])]
-    assert [each.sentence for each in few if each] == [
+    verdicts = [compared(tmp_path, record) for record in recorded(STEADY[:3])]
+    assert [verdict.sentence for verdict in verdicts if verdict] == [
         "busbw is 200; 0 earlier runs have this number, and a comparison needs 5",
         "busbw is 201; 1 earlier run has this number, and a comparison needs 5",
         "busbw is 199; 2 earlier runs have this number, and a comparison needs 5",
@@ -67,17 +67,17 @@ def test_nothing_is_compared_without_a_trend(tmp_path: Path) -> None:
 
 def test_missing_number_is_told_with_those_that_exist(tmp_path: Path) -> None:
     """A name that no number has is no regression, and the sentence lists the names."""
-    found = compared(tmp_path, *recorded(STEADY, trend=Trend(value="bw", on_regression="fail")))
-    assert found == TrendVerdict(verdict="unknown", sentence="the run has no number bw; its numbers: busbw, step")
+    verdict = compared(tmp_path, *recorded(STEADY, trend=Trend(value="bw", on_regression="fail")))
+    assert verdict == TrendVerdict(verdict="unknown", sentence="the run has no number bw; its numbers: busbw, step")
 
 
 def test_seconds_are_the_runs_own(tmp_path: Path) -> None:
     """A trend of `seconds` compares how long runs took, if the program has no number of that name."""
     *_, last = recorded([*STEADY, 1.0], trend=Trend(value="seconds", better="lower"))
     compared(tmp_path, *recorded(STEADY))
-    found = compared(tmp_path, last.model_copy(update={"seconds": 90.0}))
-    assert found
-    assert (found.verdict, found.sentence[:31]) == ("worse", "seconds is 90, 50.0 % above 60,")
+    verdict = compared(tmp_path, last.model_copy(update={"seconds": 90.0}))
+    assert verdict
+    assert (verdict.verdict, verdict.sentence[:31]) == ("worse", "seconds is 90, 50.0 % above 60,")
 
 
 def test_run_that_ends_twice_is_judged_alike(tmp_path: Path) -> None:
@@ -95,9 +95,9 @@ def test_unusable_history_is_no_fact_about_the_job(
     """A history that can be neither written nor read is told in the verdict and in the log."""
     path = history_path(tmp_path, KEY)
     path.mkdir(parents=True) if obstacle == "file" else path.parent.write_text("")
-    found = compared(tmp_path, recorded([1.0])[0])
-    assert found
-    assert (found.verdict, "cannot be compared" in found.sentence) == ("unknown", True)
+    verdict = compared(tmp_path, recorded([1.0])[0])
+    assert verdict
+    assert (verdict.verdict, "cannot be compared" in verdict.sentence) == ("unknown", True)
     assert "the run's numbers are not kept" in caplog.text
 
 
@@ -106,9 +106,9 @@ def test_unreadable_lines_are_told(tmp_path: Path) -> None:
     compared(tmp_path, *recorded(STEADY))
     with history_path(tmp_path, KEY).open("a") as file:
         file.write("torn\n")
-    found = compared(tmp_path, recorded([*STEADY, 200.0])[-1])
-    assert found
-    assert found.sentence.endswith("; 1 lines of the history cannot be read")
+    verdict = compared(tmp_path, recorded([*STEADY, 200.0])[-1])
+    assert verdict
+    assert verdict.sentence.endswith("; 1 lines of the history cannot be read")
 
 
 def test_record_has_the_numbers_of_the_summary_and_of_the_last_row(write: Write) -> None:
@@ -118,7 +118,7 @@ def test_record_has_the_numbers_of_the_summary_and_of_the_last_row(write: Write)
     fabric = FabricVerdict(verdict="as-promised", sentence="", reading=FabricReading())
     collected = Collected(logs=(), metrics=Metrics(rows=rows, summary=summary), failure=None, fabric=fabric)
     profile = load(write(), trend=TREND.model_dump())
-    made = build_record(profile, RunIdentity("sample-1", 5.0), "succeeded", collected)
-    assert made.numbers == {"size": 2.0, "busbw": 9.0, "seconds": 5.0}
-    assert (made.fabric, made.trend, made.identity) == ("as-promised", TREND, ("sample-1", 5.0))
-    assert made.seconds == pytest.approx(made.at - 5.0)
+    record = build_record(profile, RunIdentity("sample-1", 5.0), "succeeded", collected)
+    assert record.numbers == {"size": 2.0, "busbw": 9.0, "seconds": 5.0}
+    assert (record.fabric, record.trend, record.identity) == ("as-promised", TREND, ("sample-1", 5.0))
+    assert record.seconds == pytest.approx(record.at - 5.0)
