@@ -23,9 +23,9 @@ def path(tmp_path: Path) -> Path:
 
 def test_records_are_read_as_they_were_kept(path: Path) -> None:
     """Every record comes back in order, in files that only the user can read."""
-    wanted = recorded([1.0, 2.0, 3.0])
-    assert [keep_record(path, each) for each in wanted] == wanted
-    assert read_history(path) == (tuple(wanted), 0)
+    expected = recorded([1.0, 2.0, 3.0])
+    assert [keep_record(path, record) for record in expected] == expected
+    assert read_history(path) == (tuple(expected), 0)
     assert open_to_others(path.parent) == []
 
 
@@ -59,25 +59,25 @@ def test_line_of_a_later_version_is_read(path: Path) -> None:
 
 def test_long_history_is_read_from_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file that is too large, the last whole lines are read."""
-    every = recorded(list(range(200)))
+    all_records = recorded(list(range(200)))
     path.parent.mkdir()
-    path.write_text("".join(f"{each.model_dump_json()}\n" for each in every))
+    path.write_text("".join(f"{record.model_dump_json()}\n" for record in all_records))
     monkeypatch.setattr(records, "_MAX_BYTES", 2_000)
-    found = read_history(path)
-    assert 3 < len(found.records) < 20
-    assert (found.records, found.skipped) == (tuple(every[-len(found.records) :]), 0)
+    history = read_history(path)
+    assert 3 < len(history.records) < 20
+    assert (history.records, history.skipped) == (tuple(all_records[-len(history.records) :]), 0)
 
 
 def test_two_writers_keep_all_lines(path: Path) -> None:
     """Runs that end at once each have their line, and the same run has one."""
-    every = recorded(list(range(40)))
-    threads = [threading.Thread(target=lambda: [keep_record(path, each) for each in every]) for _ in range(3)]
+    all_records = recorded(list(range(40)))
+    threads = [threading.Thread(target=lambda: [keep_record(path, record) for record in all_records]) for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert {each.run for each in read_history(path).records} == {each.run for each in every}
-    assert len(path.read_text().splitlines()) == len(every)
+    assert {record.run for record in read_history(path).records} == {record.run for record in all_records}
+    assert len(path.read_text().splitlines()) == len(all_records)
 
 
 def test_missing_history_is_empty_and_an_unreadable_one_is_not(path: Path) -> None:
@@ -91,8 +91,8 @@ def test_missing_history_is_empty_and_an_unreadable_one_is_not(path: Path) -> No
 def test_key_is_what_the_runs_have_in_common(write: Write) -> None:
     """Hardware, fabric, profile, nodes and image are the key; other keys of the profile are not."""
     oke = load_profile("yolov5-volcano")
-    wanted = {"profile": "yolov5-volcano", "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": "2x1"}
-    assert key_of(oke) == HistoryKey(**wanted, image="ultralytics/yolov5:v7.0")
+    expected = {"profile": "yolov5-volcano", "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": "2x1"}
+    assert key_of(oke) == HistoryKey(**expected, image="ultralytics/yolov5:v7.0")
     changes = ({"nodes": 4}, {"processes": 2, "resources.gpus": 2}, {"fabric": "vf"}, {"image": "a/b:1"})
     stems = {key_of(load_profile("yolov5-volcano", change)).stem for change in ({}, *changes)}
     assert len(stems) == 1 + len(changes)
