@@ -15,20 +15,20 @@ Nights = Callable[[int, float], list[float]]
 
 def worse(values: Sequence[float]) -> list[int]:
     """The nights that became worse, counted from 1."""
-    return [at for at, night in enumerate(judge_nights(values, "higher"), 1) if night.verdict == "worse"]
+    return [number for number, night in enumerate(judge_nights(values, "higher"), 1) if night.verdict == "worse"]
 
 
 def dropped(values: Sequence[float], night: int, share: float) -> list[float]:
     """The values with a drop in one night."""
-    return [value - 200 * share * (at == night) for at, value in enumerate(values, 1)]
+    return [value - 200 * share * (number == night) for number, value in enumerate(values, 1)]
 
 
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.02, 0.03, 0.05])
 def test_normal_noise_gives_few_false_alarms(noise: float) -> None:
     """Of 100 histories of 20 nights with normal noise, at most two nights are reported, in either direction."""
-    judged = [judge_nights(noisy_nights(seed, noise), "higher") for seed in HISTORIES]
-    assert sum(night.verdict == "worse" for nights in judged for night in nights) <= 2
-    assert sum(night.verdict == "better" for nights in judged for night in nights) <= 2
+    evaluated = [judge_nights(noisy_nights(seed, noise), "higher") for seed in HISTORIES]
+    assert sum(night.verdict == "worse" for nights in evaluated for night in nights) <= 2
+    assert sum(night.verdict == "better" for nights in evaluated for night in nights) <= 2
 
 
 @pytest.mark.parametrize(
@@ -45,28 +45,29 @@ def test_heavy_tails_give_few_false_alarms(kind: str, most: int) -> None:
 )
 def test_drop_is_found_in_its_night(noise: float, drop: float, least: int) -> None:
     """A drop planted in night 12 of 20 is reported in night 12, in at least so many of 100 histories."""
-    found = [worse(dropped(noisy_nights(seed, noise), 12, drop)) for seed in HISTORIES]
-    assert sum(12 in nights for nights in found) >= least
+    reported = [worse(dropped(noisy_nights(seed, noise), 12, drop)) for seed in HISTORIES]
+    assert sum(12 in nights for nights in reported) >= least
 
 
 def test_planted_drop_is_the_only_alarm() -> None:
     """Of 20 nights with 1 % noise and a drop of 15 % in night 12, exactly night 12 is reported."""
-    found = [worse(dropped(noisy_nights(seed, 0.01), 12, 0.15)) for seed in HISTORIES]
-    assert sum(nights == [12] for nights in found) >= 99
+    reported = [worse(dropped(noisy_nights(seed, 0.01), 12, 0.15)) for seed in HISTORIES]
+    assert sum(nights == [12] for nights in reported) >= 99
 
 
 @pytest.mark.parametrize("bad", [2, 4, 8])
 def test_bad_night_before_hides_no_drop(bad: int) -> None:
     """A drop is found although an earlier night was as bad, one of the first five included."""
-    found = [worse(dropped(dropped(noisy_nights(seed, 0.01), bad, 0.2), 14, 0.15)) for seed in HISTORIES]
-    assert sum(14 in nights for nights in found) >= 95
+    reported = [worse(dropped(dropped(noisy_nights(seed, 0.01), bad, 0.2), 14, 0.15)) for seed in HISTORIES]
+    assert sum(14 in nights for nights in reported) >= 95
 
 
 @pytest.mark.parametrize("drift", [-0.002, 0.002])
 def test_drift_hides_no_drop(drift: float) -> None:
     """A drop is found in a history that drifts slowly, up or down, and the drift itself is no alarm."""
     drifting = [
-        [value * (1 + drift) ** at for at, value in enumerate(noisy_nights(seed, 0.01, 40))] for seed in HISTORIES
+        [value * (1 + drift) ** number for number, value in enumerate(noisy_nights(seed, 0.01, 40))]
+        for seed in HISTORIES
     ]
     assert sum(35 in worse(dropped(values, 35, 0.2)) for values in drifting) >= 97
     assert sum(len(worse(values)) for values in drifting) <= 2
