@@ -287,12 +287,17 @@ def _describe_pods(pods: Pods, gang: Gang) -> str:
     down_count = sum(is_container_down(pod) for pod in pods.values())
     parts = [f"{phases.count('Running') - down_count} of {max(gang.pod_count, len(pods))} pods run"]
     if succeeded_count:
-        parts.append(f"{succeeded_count} {'has' if succeeded_count == 1 else 'have'} succeeded")
+        parts.append(_format_count(succeeded_count, "has succeeded", "have succeeded"))
     if failed_count:
-        parts.append(f"{failed_count} {'has' if failed_count == 1 else 'have'} failed")
+        parts.append(_format_count(failed_count, "has failed", "have failed"))
     if down_count:
-        parts.append(f"{down_count} {'is' if down_count == 1 else 'are'} down")
+        parts.append(_format_count(down_count, "is down", "are down"))
     return ", ".join(parts)
+
+
+def _format_count(count: int, singular: str, plural: str) -> str:
+    predicate = singular if count == 1 else plural
+    return f"{count} {predicate}"
 
 
 def _find_fatal_failure(pods: Pods, problems: Sequence[PodProblem], gang: Gang) -> Failure | None:

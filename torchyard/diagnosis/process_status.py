@@ -32,7 +32,7 @@ def read_status(observed: Observation) -> Status:
 
 
 def _build_expired_lease_status(name: str, state: Mapping[str, Any]) -> Status:
-    """The status of a job that a supervisor ended because nobody renewed its lease."""
+    """The status of a job that a supervisor ended because its lease was not renewed."""
     reason = f"its lease was not renewed for {state['abandoned']:g} s (deadlines.lease)"
     message = f"{name} was ended by its supervisor: {reason}"
     return Status(state="failed", reason=message, failure=Failure(cause="lease-ended", sentence=message, node=name))

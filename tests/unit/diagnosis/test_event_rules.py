@@ -1,4 +1,4 @@
-"""What the events of a job's objects mean: a cause, and whether waiting longer is pointless."""
+"""Event rules: the cause that an event shows, and whether waiting longer is pointless."""
 
 from typing import Any
 
@@ -32,8 +32,8 @@ def test_event_of_a_pod_explains(plan: ManifestPlan, case: str) -> None:
     assert diagnosis[1].endswith(f"({reason}: {message})")
 
 
-def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
-    """A missing Secret may still be created; after a while it fails the job, whatever its deadlines."""
+def test_event_ends_the_job_after_the_patience_of_its_cause(plan: ManifestPlan) -> None:
+    """A missing Secret may still be created: it ends the job after 90 s, not at once."""
     diagnoses = [
         why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, ago)]), worker_0=pod()) for ago in (30, 100)
     ]
@@ -41,7 +41,7 @@ def test_event_is_believed_after_its_patience(plan: ManifestPlan) -> None:
 
 
 @pytest.mark.parametrize(("error_tail", "is_final"), [(USED, False), (WHOLE, True)])
-def test_quota_of_others_is_waited_for(plan: ManifestPlan, error_tail: str, is_final: bool) -> None:
+def test_quota_used_by_other_jobs_does_not_end_the_job(plan: ManifestPlan, error_tail: str, is_final: bool) -> None:
     """A quota that others use up may become free; a request above the whole quota never succeeds."""
     diagnosis = why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + error_tail)]))
     assert told(diagnosis)[0] == "quota"
@@ -60,13 +60,13 @@ def test_quota_of_others_is_waited_for(plan: ManifestPlan, error_tail: str, is_f
         ('pods "a" is forbidden: error looking up service account', "its pods cannot be created"),
     ],
 )
-def test_refused_pods_say_who_refuses_them(plan: ManifestPlan, message: str, clause: str) -> None:
-    """A webhook, a policy and Pod Security are told apart from an object that the pods need and that is missing."""
+def test_refused_pods_name_the_reason(plan: ManifestPlan, message: str, clause: str) -> None:
+    """A refusal by a webhook, a policy or Pod Security is distinguished from a missing object."""
     diagnosis = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", message)])))
     assert (diagnosis[0], clause in diagnosis[1], message in diagnosis[1]) == ("pod-refused", True, True)
 
 
-def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) -> None:
+def test_only_the_message_of_a_go_error_is_quoted(plan: ManifestPlan) -> None:
     """Only the API server's message is quoted from an error that Volcano prints as a Go struct."""
     sentence = told(why(plan, ClusterContext([of_job(plan, "FailedCreate", GO + USED)])))[1]
     quote = 'pods "a" is forbidden: exceeded quota: q, requested: cpu=2, used: cpu=7, limited: cpu=8'
@@ -87,7 +87,7 @@ def test_error_that_go_has_printed_is_told_by_its_message(plan: ManifestPlan) ->
     ],
 )
 def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
-    """Only events that no healthy job has are a cause; a pod's sandbox is no object that cannot be created."""
+    """Only events that no healthy job has are a cause; a pod's sandbox is not an object that cannot be created."""
     rules = find_event_rules(reason)
     assert (rules[0].cause.slug if rules else "") == slug
 
@@ -102,5 +102,5 @@ def test_most_warnings_match_no_rule(reason: str, slug: str) -> None:
     ],
 )
 def test_times_of_an_event_are_read_in_either_form(times: dict[str, Any], first: float, last: float) -> None:
-    """Events of both APIs say when they were first and last seen; one that does not is infinitely old."""
+    """The times of both event APIs are read; an event without times has 0."""
     assert (get_first_seen(times), get_last_seen(times)) == (first, last)

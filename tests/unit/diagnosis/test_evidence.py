@@ -1,4 +1,4 @@
-"""What a sentence quotes from the line that proves a cause."""
+"""Quotes and details from the line that proves a cause."""
 
 import pytest
 
@@ -12,8 +12,8 @@ def test_short_line_is_quoted_whole() -> None:
 
 
 @pytest.mark.parametrize("offset", [0, 20, 300, 600, 1150])
-def test_quote_holds_the_match(offset: int) -> None:
-    """Of a long line, the words around the match are quoted, wherever it is."""
+def test_quote_contains_the_match(offset: int) -> None:
+    """Of a long line, the text around the match is quoted, wherever the match is."""
     filler = "lorem ipsum " * 100
     text = filler[:offset] + "HERE" + filler[offset:]
     quote = quote_match(text, (offset, offset + 4))
@@ -23,7 +23,7 @@ def test_quote_holds_the_match(offset: int) -> None:
 
 
 def test_proof_in_the_middle_of_a_line_is_shown() -> None:
-    """A sentence quotes the words that prove its cause, and not the beginning of their line."""
+    """A sentence quotes the part of the line that proves its cause, not the beginning of the line."""
     line = f"{{{'a: 1, ' * 60}}} RuntimeError: CUDA error: an illegal memory access was encountered"
     assert "CUDA error: an illegal memory access" in read({"node_0": 1}, node_0=[line]).sentence
 
@@ -55,6 +55,6 @@ OLD_OOM = (
         ("RuntimeError: boom", ""),
     ],
 )
-def test_facts_of_the_line_are_named(line: str, details: str) -> None:
+def test_details_of_the_line_are_extracted(line: str, details: str) -> None:
     """The peer, the adapter, the GIDs and the sizes are named as far as the line has them."""
     assert extract_details(line) == details

@@ -14,13 +14,13 @@ ROCE = Expect(transport="roce", hcas=2, gdr=True)
 TCP = Expect(transport="socket")
 
 
-def judge(lines: list[str], expected: Expect | None = ROCE, node_count: int = 2) -> FabricVerdict:
+def evaluate(lines: list[str], expected: Expect | None = ROCE, node_count: int = 2) -> FabricVerdict:
     return evaluate_fabric(parse_nccl_log(lines), expected, node_count)
 
 
 def test_promise_is_kept() -> None:
     """Channels of both nodes over all promised devices, with GPUDirect."""
-    verdict = judge([*verbs_node("a"), *verbs_node("b", 8)])
+    verdict = evaluate([*verbs_node("a"), *verbs_node("b", 8)])
     assert (verdict.verdict, verdict.sentence) == (
         "as-promised",
         "NET/IB over mlx5_0, mlx5_1, with GPUDirect on 2 nodes",
@@ -29,7 +29,7 @@ def test_promise_is_kept() -> None:
 
 def test_tcp_is_not_rdma() -> None:
     """A fall-back to TCP names its interface, its node and the likely reason."""
-    verdict = judge([*socket_node("a"), *socket_node("b", 8)])
+    verdict = evaluate([*socket_node("a"), *socket_node("b", 8)])
     assert verdict.verdict == "not-rdma"
     assert verdict.sentence.startswith("TCP over eth0 on a, b, not roce: NET/IB found no device: see /dev/infiniband")
 
@@ -46,9 +46,9 @@ REASONS = {
 
 
 @pytest.mark.parametrize("phrase", REASONS)
-def test_reason_for_tcp_is_told(phrase: str) -> None:
-    """What NCCL said of its own choice is the reason, with what to do."""
-    verdict = judge([*REASONS[phrase], say("a", 0, "Channel 00/0 : 8[0] -> 0[0] [send] via NET/Socket/0")])
+def test_reason_for_tcp_is_named(phrase: str) -> None:
+    """The reason is what NCCL logged about its choice, with a remedy."""
+    verdict = evaluate([*REASONS[phrase], say("a", 0, "Channel 00/0 : 8[0] -> 0[0] [send] via NET/Socket/0")])
     assert (verdict.verdict, phrase in verdict.sentence) == ("not-rdma", True), verdict.sentence
 
 
@@ -59,20 +59,22 @@ def test_reason_for_tcp_is_told(phrase: str) -> None:
         ("NCCL_IB_DISABLE set by environment to 1.", "remove it"),
     ],
 )
-def test_what_the_pod_lacks_is_the_reason(setting: str, phrase: str) -> None:
-    """What the pod itself has found before its program started is the reason, unless a person chose TCP."""
-    log = NcclLogReader()
+def test_missing_rdma_of_the_pod_is_the_reason(setting: str, phrase: str) -> None:
+    """What the pod's own probe found missing is the reason, unless a user chose TCP."""
+    reader = NcclLogReader()
     for name, first_rank in (("a", 0), ("b", 8)):
         probe = '{"torchyard_rdma": {"lacks": ["no port is ACTIVE: mlx5_0/1 is 1: DOWN"], "ports": []}}'
-        lines = [probe, *socket_node(name, first_rank), *([say(name, first_rank, setting)] if setting else [])]
-        log.process_block(name, "".join(f"{line}\n" for line in lines).encode())
-    verdict = evaluate_fabric(log.build_reading(), ROCE, 2)
+        lines = [probe, *socket_node(name, first_rank)]
+        if setting:
+            lines.append(say(name, first_rank, setting))
+        reader.process_block(name, "".join(f"{line}\n" for line in lines).encode())
+    verdict = evaluate_fabric(reader.build_reading(), ROCE, 2)
     assert (verdict.verdict, verdict.sentence.endswith(phrase)) == ("not-rdma", True), verdict.sentence
 
 
 def test_nodes_with_different_networks_are_named() -> None:
-    """Nodes that use TCP in different ways are told apart, and the rest is counted."""
-    verdict = judge([*socket_node("a"), *socket_node("b", 8, nics=("ens3",)), *verbs_node("c", 16)], node_count=3)
+    """Nodes that use TCP over different interfaces are listed separately, and the others are counted."""
+    verdict = evaluate([*socket_node("a"), *socket_node("b", 8, nics=("ens3",)), *verbs_node("c", 16)], node_count=3)
     assert "TCP over eth0 on a, not roce: " in verdict.sentence
     assert "; TCP over ens3 on b, not roce: " in verdict.sentence
     assert verdict.sentence.endswith("; 1 node uses NET/IB")
@@ -82,12 +84,12 @@ def test_nodes_with_different_networks_are_named() -> None:
 def test_one_line_over_tcp_is_found(index: int) -> None:
     """A single channel over TCP, on a node that uses RDMA besides, breaks the promise."""
     lines = [line for node_index in range(16) for line in verbs_node(f"n-{node_index:02d}", node_index)]
-    verdict = judge(
+    verdict = evaluate(
         [*lines, say(f"n-{index:02d}", 9, "Channel 03/0 : 9[1] -> 17[1] [send] via NET/Socket/0")], node_count=16
     )
     assert (verdict.verdict, verdict.sentence.partition(",")[0]) == ("not-rdma", f"TCP on n-{index:02d}")
     assert "via NET/Socket/0" in verdict.proof
-    assert judge(lines, node_count=16).verdict == "as-promised"
+    assert evaluate(lines, node_count=16).verdict == "as-promised"
 
 
 @pytest.mark.parametrize("plugin", ["AWS Libfabric", "Libfabric", "OFI"])
@@ -97,17 +99,19 @@ def test_libfabric_over_tcp_is_tcp(plugin: str) -> None:
         say("a", 0, "NET/OFI Selected provider is tcp, fabric is 10.0.0.0/8 (found 1 nics)"),
         say("a", 0, f"Channel 00/0 : 8[0] -> 0[0] [send] via NET/{plugin}/0"),
     ]
-    verdict = judge(lines)
+    verdict = evaluate(lines)
     assert (verdict.verdict, verdict.sentence.partition(" on a")[0]) == ("not-rdma", "TCP by libfabric's provider tcp")
     assert plugin in verdict.proof
-    assert judge([line.replace("is tcp", "is efa") for line in lines]).verdict != "not-rdma"
+    assert evaluate([line.replace("is tcp", "is efa") for line in lines]).verdict != "not-rdma"
 
 
 @pytest.mark.parametrize("tcp_index", range(16))
 def test_one_node_of_many_on_tcp_is_found(tcp_index: int) -> None:
     """One node of sixteen that uses TCP breaks the promise, whichever it is."""
     nodes = [socket_node if index == tcp_index else verbs_node for index in range(16)]
-    verdict = judge([line for index, node in enumerate(nodes) for line in node(f"n-{index:02d}", index)], node_count=16)
+    verdict = evaluate(
+        [line for index, node in enumerate(nodes) for line in node(f"n-{index:02d}", index)], node_count=16
+    )
     assert (verdict.verdict, f"TCP over eth0 on n-{tcp_index:02d}," in verdict.sentence) == ("not-rdma", True)
 
 
@@ -125,20 +129,20 @@ DEGRADED = {
 @pytest.mark.parametrize("phrase", DEGRADED)
 def test_less_than_promised_is_degraded(phrase: str) -> None:
     """RDMA with fewer devices, without GPUDirect or over another link layer is less than the promise."""
-    verdict = judge(DEGRADED[phrase])
+    verdict = evaluate(DEGRADED[phrase])
     assert (verdict.verdict, phrase in verdict.sentence) == ("degraded", True), verdict.sentence
 
 
 def test_sockets_may_be_the_promise() -> None:
     """TCP over several interfaces is right where the hardware file promises sockets, and RDMA is not."""
     nics = ("net1-0", "net1-1")
-    verdict = judge([*socket_node("a", nics=nics), *socket_node("b", 8, nics=nics)], TCP)
+    verdict = evaluate([*socket_node("a", nics=nics), *socket_node("b", 8, nics=nics)], TCP)
     assert (verdict.verdict, verdict.sentence) == ("as-promised", "NET/Socket over net1-0, net1-1 on 2 nodes")
-    assert judge([*verbs_node("a"), *verbs_node("b", 8)], TCP).verdict == "degraded"
+    assert evaluate([*verbs_node("a"), *verbs_node("b", 8)], TCP).verdict == "degraded"
 
 
 def plugin_node(host: str, transport: str, first_rank: int = 0, flags: str = "") -> list[str]:
-    """What one rank of a node logs whose channels go through a plugin, which lists no devices."""
+    """The channel line of a node that uses a plugin, which lists no devices."""
     return [
         say(
             host,
@@ -179,24 +183,25 @@ VERBS = Expect(transport="rdma")
 )
 def test_plugin_is_the_promised_one(expected: Expect, transport: str, flags: str, verdict: str) -> None:
     """A promised plugin has one of its names, with any version; NVIDIA's plugin for the same devices keeps RDMA's."""
-    actual = judge([*plugin_node("a", transport, flags=flags), *plugin_node("b", transport, 8, flags)], expected)
+    actual = evaluate([*plugin_node("a", transport, flags=flags), *plugin_node("b", transport, 8, flags)], expected)
     assert actual.verdict == verdict, actual.sentence
 
 
 def test_either_link_layer_is_rdma() -> None:
     """Where RDMA is promised and no more, RoCE and InfiniBand are both right."""
     for link in ("IB", "RoCE"):
-        assert judge([*verbs_node("a", link=link), *verbs_node("b", 8, link=link)], VERBS).verdict == "as-promised"
+        assert evaluate([*verbs_node("a", link=link), *verbs_node("b", 8, link=link)], VERBS).verdict == "as-promised"
 
 
-def test_missing_plugin_is_told() -> None:
+def test_missing_plugin_is_named() -> None:
     """TCP in place of a plugin names the plugin, and where NCCL looks for it."""
-    verdict = judge([*socket_node("a"), *socket_node("b", 8)], EFA)
+    verdict = evaluate([*socket_node("a"), *socket_node("b", 8)], EFA)
     assert (
         "on a, b, not Libfabric or AWS Libfabric: NCCL does not use the plugin: see LD_LIBRARY_PATH" in verdict.sentence
     )
     assert (
-        "NET/Libfabric is not roce" in judge([*plugin_node("a", "Libfabric"), *plugin_node("b", "Libfabric")]).sentence
+        "NET/Libfabric is not roce"
+        in evaluate([*plugin_node("a", "Libfabric"), *plugin_node("b", "Libfabric")]).sentence
     )
 
 
@@ -213,53 +218,53 @@ UNKNOWN = {
 @pytest.mark.parametrize("phrase", UNKNOWN)
 def test_what_was_not_logged_is_unknown(phrase: str) -> None:
     """Logs that prove nothing give no verdict, never a no."""
-    verdict = judge(UNKNOWN[phrase])
+    verdict = evaluate(UNKNOWN[phrase])
     assert (verdict.verdict, phrase in verdict.sentence) == ("unknown", True), verdict.sentence
 
 
 def test_one_node_needs_no_network() -> None:
-    """A job of one node is no case for a verdict."""
-    assert judge(verbs_node("a"), node_count=1).verdict == "not-applicable"
+    """The verdict does not apply to a job of one node."""
+    assert evaluate(verbs_node("a"), node_count=1).verdict == "not-applicable"
 
 
 WARNINGS = (
-    *(
-        "Got completion from peer 10.0.0.5<4> with status=12 opcode=129",
-        "No IP interface found.",
-        "Using network Socket?",
-    ),
-    *("Call to ibv_modify_qp failed with error Invalid argument", "NET/IB : mlx5_0:1 Got async event : port error"),
-    *("NET/OFI Request 0x7f completed with error. RC: 103", "Connect to 10.0.0.5<4> failed : Connection refused"),
+    "Got completion from peer 10.0.0.5<4> with status=12 opcode=129",
+    "No IP interface found.",
+    "Using network Socket?",
+    "Call to ibv_modify_qp failed with error Invalid argument",
+    "NET/IB : mlx5_0:1 Got async event : port error",
+    "NET/OFI Request 0x7f completed with error. RC: 103",
+    "Connect to 10.0.0.5<4> failed : Connection refused",
 )
 
 
 @given(st.lists(st.sampled_from(WARNINGS), min_size=1), st.sampled_from(("", " (ncclTest)")))
-def test_warnings_alone_are_no_verdict(texts: list[str], function: str) -> None:
+def test_warnings_alone_give_no_verdict(texts: list[str], function: str) -> None:
     """NCCL_DEBUG=WARN shows that something failed, and nothing about which network was used."""
     lines = [f"a:1:2 [0] transport/net_ib.cc:100{function} NCCL WARN {text}" for text in texts]
-    assert judge(lines).verdict == "unknown"
+    assert evaluate(lines).verdict == "unknown"
 
 
-def test_part_of_a_list_is_no_lack() -> None:
+def test_incomplete_device_list_proves_no_missing_devices() -> None:
     """While a job starts, its log has named some of its devices only: that none more were found is not known yet."""
     lines = [say("a", 0, "NET/gIB : GPU Direct RDMA Enabled for HCA 0 'mlx5_0'"), *verbs_node("a")[-3:]]
-    assert "HCAs" not in judge(lines).sentence
+    assert "HCAs" not in evaluate(lines).sentence
 
 
 def test_table_has_the_worst_nodes_first() -> None:
-    """TCP comes first, then the nodes that say nothing, with few devices, and without GPUDirect."""
+    """TCP comes first, then the nodes without a channel line, with few devices, and without GPUDirect."""
     lines = [
         *verbs_node("good", 0),
         *(line.replace("/GDRDMA", "") for line in verbs_node("slow", 8)),
         *verbs_node("half", 16, hcas=1),
-        say("mute", 24, "Using network IB"),
+        say("silent", 24, "Using network IB"),
         *socket_node("tcp", 32),
     ]
-    rows = list_node_rows(judge(lines, node_count=5))
+    rows = list_node_rows(evaluate(lines, node_count=5))
     assert rows == [
         ("node", "transport", "GPUDirect", "devices"),
         ("tcp", "NET/Socket", "no", "eth0"),
-        ("mute", "no channel seen", "", ""),
+        ("silent", "no channel seen", "", ""),
         ("half", "NET/IB", "yes", "mlx5_0 (1 found of 2)"),
         ("slow", "NET/IB", "no", "mlx5_0, mlx5_1 (2 found of 2)"),
         ("good", "NET/IB", "yes", "mlx5_0, mlx5_1 (2 found of 2)"),
@@ -269,10 +274,10 @@ def test_table_has_the_worst_nodes_first() -> None:
 def test_table_is_bounded() -> None:
     """Of many nodes the table has twenty; of a promise that was kept it has none."""
     lines = [line for index in range(50) for line in socket_node(f"n-{index}", index)]
-    rows = list_node_rows(judge(lines, node_count=50))
+    rows = list_node_rows(evaluate(lines, node_count=50))
     assert (len(rows), rows[-1][0]) == (22, "30 more")
-    assert list_node_rows(judge([*verbs_node("a"), *verbs_node("b", 8)])) == []
-    assert list_node_rows(judge([])) == []
+    assert list_node_rows(evaluate([*verbs_node("a"), *verbs_node("b", 8)])) == []
+    assert list_node_rows(evaluate([])) == []
 
 
 @given(st.data())
@@ -283,4 +288,4 @@ def test_nothing_is_as_promised_without_a_channel(data: st.DataObject) -> None:
     has_channels = all(
         any(line.startswith(f"{host}:") and "via NET/IB" in line for line in kept_lines) for host in "ab"
     )
-    assert (judge(kept_lines).verdict == "as-promised") <= has_channels
+    assert (evaluate(kept_lines).verdict == "as-promised") <= has_channels

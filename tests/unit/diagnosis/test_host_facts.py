@@ -1,4 +1,4 @@
-"""What a fact that a host reported means: met, failed with a remedy, or a warning."""
+"""Checks of host requirements from probe results: passed, failed with a remedy, or a warning."""
 
 import sys
 import time
@@ -27,37 +27,37 @@ TORCH = Package(
 )
 
 
-def only(requirement: HostRequirement) -> Check:
+def check_here(requirement: HostRequirement) -> Check:
     (check,) = check_hosts([requirement])
     return check
 
 
-def test_missing_program_is_told(tmp_path: Path) -> None:
+def test_missing_program_is_reported(tmp_path: Path) -> None:
     """A missing program is named with its path."""
-    check = only(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
+    check = check_here(ProgramFile(host="localhost", path=str(tmp_path / "none.py")))
     assert (check.verdict, check.name) == ("failed", f"program {tmp_path}/none.py")
 
 
-def test_missing_package_is_told_with_its_install_line() -> None:
+def test_missing_package_is_reported_with_its_install_command() -> None:
     """A missing package is reported with what it is for and how to install it."""
-    check = only(TORCH.model_copy(update={"name": "no-such-thing"}))
+    check = check_here(TORCH.model_copy(update={"name": "no-such-thing"}))
     assert "is not installed (torchrun starts the job)" in check.detail
     assert "-m pip install 'no-such-thing>=2.0'" in check.remedy
 
 
-def test_old_package_is_told_with_both_versions() -> None:
+def test_old_package_is_reported_with_both_versions() -> None:
     """A package that is too old is reported with its version and the one that is needed."""
-    check = only(TORCH.model_copy(update={"minimum_version": "99.0"}))
+    check = check_here(TORCH.model_copy(update={"minimum_version": "99.0"}))
     assert (check.verdict, "99.0 is needed" in check.detail) == ("failed", True)
 
 
 def test_too_many_processes_are_a_warning() -> None:
     """More processes than processors are reported as a warning, but allowed."""
-    assert only(Processors(host="localhost", count=10_000)).verdict == "warning"
-    assert only(Processors(host="localhost", count=1)).verdict == "ok"
+    assert check_here(Processors(host="localhost", count=10_000)).verdict == "warning"
+    assert check_here(Processors(host="localhost", count=1)).verdict == "ok"
 
 
-# --- facts of any host
+# --- probe results of any host
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_too_many_processes_are_a_warning() -> None:
     ],
 )
 def test_versions_are_compared_by_their_numbers(installed: str, needed: str, verdict: str) -> None:
-    """2.10 is newer than 2.9, and what follows a plus, as the CUDA version does, is no part of a release."""
+    """2.10 is newer than 2.9, and the suffix after a plus, such as the CUDA version, is not part of a release."""
     check = check_requirement(TORCH.model_copy(update={"minimum_version": needed}), {"version": installed})
     assert check.verdict == verdict
 
@@ -143,8 +143,8 @@ def test_route_names_both_addresses() -> None:
     ],
 )
 def test_runai_needs_its_generation_a_user_and_a_project(override: dict[str, Any], verdict: str, part: str) -> None:
-    """The nearest reason is reported; a project that could not be asked for is no failure."""
+    """The nearest reason is reported; a project that could not be checked is not a failure."""
     requirement = RunaiCli(host="login", cli="runai", generation="cli-v2", project="vision")
-    probe = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
-    check = check_requirement(requirement, {**probe, **override})
+    probe: dict[str, Any] = {"runs": True, "generations": ["cli-v2"], "user": "ada", "project": True, "why": ""}
+    check = check_requirement(requirement, probe | override)
     assert (check.verdict, part in check.detail) == (verdict, True), check.detail

@@ -40,7 +40,7 @@ def test_pod_that_failed_before_another_was_deleted_is_the_cause() -> None:
 
 
 @pytest.mark.parametrize(("min_pods", "is_failed"), [(1, False), (2, True)])
-def test_elastic_job_does_without_a_node_that_has_no_image(min_pods: int, is_failed: bool) -> None:
+def test_elastic_job_continues_without_a_pod_that_cannot_start(min_pods: int, is_failed: bool) -> None:
     """A pod that cannot start ends only a job that needs it."""
     waiting = {"state": {"waiting": {"reason": "InvalidImageName"}}}
     pods: dict[str, dict[str, Any]]
@@ -52,15 +52,15 @@ def test_elastic_job_does_without_a_node_that_has_no_image(min_pods: int, is_fai
 @pytest.mark.parametrize(
     ("deleted_at", "reason"), [("10:00:00", "exit code 7"), ("09:59:58", "deleted by somebody else")]
 )
-def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted_at: str, reason: str) -> None:
+def test_exit_code_counts_before_a_deletion_in_the_same_second(deleted_at: str, reason: str) -> None:
     """The order of events within one second is unknown, so then the program's own exit code is reported."""
-    day, grace = "2026-11-22T", 0
+    day = "2026-11-22T"
     container_state = {"terminated": {"exitCode": 7, "finishedAt": f"{day}10:00:00Z", "reason": "Error"}}
     failed = {
         "metadata": {"name": "a"},
         "status": {"phase": "Failed", "containerStatuses": [{"name": "w", "state": container_state}]},
     }
-    metadata = {"name": "b", "deletionTimestamp": f"{day}{deleted_at}Z", "deletionGracePeriodSeconds": grace}
+    metadata = {"name": "b", "deletionTimestamp": f"{day}{deleted_at}Z", "deletionGracePeriodSeconds": 0}
     removed = {"metadata": metadata, "status": {"phase": "Running"}}
     states = {"Pod/worker-0": failed, "Removed/worker-1": removed}
     assert reason in job_status.build_failed_status(Observation(states, frozenset(), 0.0), "it failed").reason
@@ -74,8 +74,8 @@ def test_peer_that_a_controller_removed_at_once_hides_no_exit_code(deleted_at: s
         ({"type": "Ready", "status": "False", "reason": "Evict", "message": "because of preempt"}, "preempted"),
     ],
 )
-def test_who_took_a_pod_away_is_told(condition: dict[str, Any], cause: str) -> None:
-    """The last conditions of a removed pod show what removed it."""
+def test_cause_of_a_removal_is_read_from_the_conditions(condition: dict[str, Any], cause: str) -> None:
+    """The last conditions of a removed pod name the reason for its removal."""
     removed = pod("Running", **condition)
     removed["metadata"]["deletionTimestamp"] = stamp(20)
     failure = job_status.build_failed_status(Observation({"Removed/worker-0": removed}, frozenset(), NOW), "").failure
@@ -89,7 +89,7 @@ def test_a_status_reads_each_pod_a_few_times(planned: Planned, launcher: str) ->
     plan = planned(nodes=PODS, launcher=launcher)
     observed, _, pods = standing(plan, 1)
     job: Any = {f"{KINDS[launcher]}/{plan.job}": plan.main}
-    registry.load_launcher(launcher).read_status(observed._replace(states={**job, **observed.states}))
+    registry.load_launcher(launcher).read_status(observed._replace(states=job | dict(observed.states)))
     assert max(pod.reads for pod in pods) <= READS
 
 
@@ -103,7 +103,7 @@ def restarted(exit_code: int, second: int) -> dict[str, Any]:
     return {"metadata": {}, "status": {"phase": "Running", "containerStatuses": [status]}}
 
 
-def test_pod_that_failed_before_its_removal_was_not_deleted_by_somebody_else() -> None:
+def test_pod_that_failed_before_its_removal_is_reported_by_its_exit_code() -> None:
     """A controller that restarts a job removes the pod that failed: its exit code is the cause."""
     removed = ended_pod("Failed", 7, 20, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
     peer = ended_pod("Running", 0, 30, deletionTimestamp="2023-11-14T22:13:20Z", deletionGracePeriodSeconds=0)
@@ -150,7 +150,7 @@ DONE = ended_pod("Succeeded", 0, 20)
     ],
 )
 def test_success_counts_the_planned_pods(job: dict[str, Any], count: int, removed: int, reason: str) -> None:
-    """A success says how many of the planned pods succeeded: seen, gone since, or counted by the controller."""
+    """A success reports how many of the planned pods succeeded: seen, removed since, or counted by the controller."""
     assert counted(job, *[DONE] * count, removed=removed) == reason
 
 
@@ -165,7 +165,7 @@ def test_pod_that_has_failed_does_not_run() -> None:
 
 @pytest.mark.parametrize("kind", ["PyTorchJob", "JobSet"])
 def test_job_that_its_ttl_deletes_has_ended(kind: str) -> None:
-    """A finished job that is being deleted, as it is after its TTL, has ended as its conditions say."""
+    """A finished job that is being deleted, as it is after its TTL, has the end that its conditions report."""
     terms = job_status.JobKindTerms(kind, "Done", "")
     metadata = {"name": "x", "deletionTimestamp": "2023-11-14T22:13:28Z"}
     finished_job = {"metadata": metadata, "status": {"conditions": [{"type": "Done", "status": "True"}]}}

@@ -1,4 +1,4 @@
-"""What a process printed: without marks and noise, and the exceptions that it raised."""
+"""Lines of a process: without escapes, prefixes and noise, and the exceptions that they contain."""
 
 import time
 
@@ -34,8 +34,8 @@ def test_source_and_ignored_exceptions_prove_nothing() -> None:
     assert read({"node_0": 1}, node_0=[*rows, *ignored_exception, *block(0, 0, 1, 10)]).cause == "peer-lost"
 
 
-def test_marks_escapes_and_returns_are_stripped() -> None:
-    """Colours, carriage returns, and the marks of kubectl, tee and torch do not hide the line or its rank."""
+def test_prefixes_escapes_and_returns_are_stripped() -> None:
+    """Colours, carriage returns, and the prefixes of kubectl, tee and torch do not hide the line or its rank."""
     progress_bar = (
         "2026-11-21T08:22:10.123456Z [default1]:\x1b[32m 50%|##\r 60%|###\r[rank5]: \x1b[31mKeyError: 'x'\x1b[0m"
     )
@@ -58,7 +58,7 @@ def test_long_line_takes_no_time(text: str) -> None:
 # --- line by line
 
 
-def spoken(*texts: str) -> list[LogLinePart]:
+def parse(*texts: str) -> list[LogLinePart]:
     return [part for text in texts for part in parse_line(LogLine(1.0, "node-0", text))]
 
 
@@ -75,22 +75,22 @@ def spoken(*texts: str) -> list[LogLinePart]:
         ("2026-11-21T08:22:10.123456Z hello", None, None),
     ],
 )
-def test_prefix_says_who_has_printed_a_line(text: str, local_rank: int | None, rank: int | None) -> None:
+def test_prefix_names_the_rank_of_a_line(text: str, local_rank: int | None, rank: int | None) -> None:
     """The prefixes of torchrun, torch, mpirun, srun, Ray and kubectl are removed, and the rank in them is read."""
-    (line,) = spoken(text)
+    (line,) = parse(text)
     assert (line.text, line.local_rank, line.rank) == ("hello", local_rank, rank)
 
 
 @pytest.mark.parametrize("text", ["[socket.cpp:461] The client socket has failed", "[api.py:553]: [Rank 0] is late"])
-def test_source_file_of_a_message_is_no_prefix(text: str) -> None:
-    """torch puts the source file of a message into brackets, whose line number is no rank."""
-    (line,) = spoken(text)
+def test_source_file_of_a_message_is_not_a_prefix(text: str) -> None:
+    """torch puts the source file of a message into brackets, and its line number is not a rank."""
+    (line,) = parse(text)
     assert (line.text, line.local_rank, line.rank) == (text, None, None)
 
 
 def test_progress_bar_keeps_its_last_states() -> None:
     """Of a line that was redrawn thousands of times, the first and the last twenty states are read."""
-    parts = spoken("\r".join(f"step {step}" for step in range(5000)))
+    parts = parse("\r".join(f"step {step}" for step in range(5000)))
     assert (len(parts), parts[0].text, parts[1].text, parts[-1].text) == (21, "step 0", "step 4980", "step 4999")
 
 
@@ -98,7 +98,7 @@ def test_noise_proves_nothing() -> None:
     """Traceback frames with their source, warnings and information are dropped; the error itself stays."""
     frame = ['  File "/srv/app/train.py", line 3, in <module>', '    raise Full("CUDA out of memory")', "    ^^^^^"]
     rows = ["I1121 api.py:553] it was killed", "a.py:1: UserWarning: oom", *frame, "KeyError: 'x'"]
-    assert [line.text for line in drop_noise(spoken(*rows))] == ["KeyError: 'x'"]
+    assert [line.text for line in drop_noise(parse(*rows))] == ["KeyError: 'x'"]
 
 
 def test_exceptions_are_found_with_what_caused_them() -> None:
@@ -106,15 +106,15 @@ def test_exceptions_are_found_with_what_caused_them() -> None:
     link = "The above exception was the direct cause of the following exception:"
     chain = [*raised(0, "OSError: full"), f"[default0]:{link}", *raised(0, "RuntimeError: not saved")]
     rows = [*raised(0, "KeyError: 'x'"), *chain, *raised(0, "torch.distributed.ChildFailedError: train.py")]
-    exceptions = [[line.text for line in exception] for exception in find_exceptions(spoken(*rows))]
+    exceptions = [[line.text for line in exception] for exception in find_exceptions(parse(*rows))]
     assert exceptions == [["KeyError: 'x'"], ["OSError: full", "RuntimeError: not saved"]]
 
 
 def test_exception_without_a_traceback_counts_if_there_is_none_with_one() -> None:
     """A line that looks like an exception is one only where no traceback was printed."""
     bare = "ValueError: bad batch"
-    assert [[line.text for line in exception] for exception in find_exceptions(spoken(bare, "done"))] == [[bare]]
-    exceptions = find_exceptions(spoken(bare, *raised(0, "KeyError: 'x'")))
+    assert [[line.text for line in exception] for exception in find_exceptions(parse(bare, "done"))] == [[bare]]
+    exceptions = find_exceptions(parse(bare, *raised(0, "KeyError: 'x'")))
     assert [[line.text for line in exception] for exception in exceptions] == [["KeyError: 'x'"]]
 
 
@@ -123,7 +123,7 @@ def test_indented_traceback_is_one(indent: str) -> None:
     """A traceback that a logger or an exception group indents is read like any other."""
     rows = [f"{indent}{line.partition(':')[2]}" for line in raised(0, "torch.OutOfMemoryError: CUDA out of memory.")]
     assert read({"node_0": 1}, node_0=["it failed:", *rows]).cause == "oom-gpu"
-    assert [[line.text for line in exception] for exception in find_exceptions(spoken(*rows))] == [
+    assert [[line.text for line in exception] for exception in find_exceptions(parse(*rows))] == [
         ["torch.OutOfMemoryError: CUDA out of memory."]
     ]
 
@@ -131,6 +131,6 @@ def test_indented_traceback_is_one(indent: str) -> None:
 def test_returns_at_line_ends_hide_nothing() -> None:
     """A log with CR LF line ends gives torchrun's report: each line has one part."""
     rows = [f"{row}\r" for row in block(3, 1, -9, 10)]
-    assert [line.text for line in spoken("a\r", "", "\r")] == ["a", "", ""]
+    assert [line.text for line in parse("a\r", "", "\r")] == ["a", "", ""]
     failure = read({"node_0": 1}, node_0=rows)
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)

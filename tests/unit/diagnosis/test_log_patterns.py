@@ -12,19 +12,35 @@ from torchyard.diagnosis.root_cause import diagnose_failure
 from torchyard.model.run import LogLine
 
 RETRIED = {
-    *(
-        "rdma-not-ready",
-        "rdma-retry-exceeded",
-        "rdma-access",
-        "rdma-flushed",
-        "rdma-error",
-        "rdma-async-event",
-        "nccl-connect",
-    ),
-    *("nccl-remote-error", "nccl-timeout", "peer-lost", "peer-timeout", "port-taken", "agent-killed", "etcd-gone"),
-    *("rendezvous-timeout", "rendezvous-closed", "rendezvous-connection", "endpoint-name", "terminated"),
-    *("evicted", "preempted", "node-lost", "worker-lost", "image-pull", "gpu-fault", "nvlink-fault"),
-    *("storage-error", "driver-broken", "gpu-busy"),
+    "rdma-not-ready",
+    "rdma-retry-exceeded",
+    "rdma-access",
+    "rdma-flushed",
+    "rdma-error",
+    "rdma-async-event",
+    "nccl-connect",
+    "nccl-remote-error",
+    "nccl-timeout",
+    "peer-lost",
+    "peer-timeout",
+    "port-taken",
+    "agent-killed",
+    "etcd-gone",
+    "rendezvous-timeout",
+    "rendezvous-closed",
+    "rendezvous-connection",
+    "endpoint-name",
+    "terminated",
+    "evicted",
+    "preempted",
+    "node-lost",
+    "worker-lost",
+    "image-pull",
+    "gpu-fault",
+    "nvlink-fault",
+    "storage-error",
+    "driver-broken",
+    "gpu-busy",
 }
 
 
@@ -38,8 +54,8 @@ def test_log_is_read(name: str) -> None:
 
 
 @pytest.mark.parametrize(("cause", "line"), SPELLINGS)
-def test_line_is_understood(cause: str, line: str) -> None:
-    """One clear line is enough, in the wording of many versions; what only sounds like trouble stays unknown."""
+def test_line_gives_its_cause(cause: str, line: str) -> None:
+    """One clear line is enough, in the wording of many versions; one that only sounds like a failure stays unknown."""
     failure = read({"node_0": 1}, node_0=[line])
     assert failure.cause == cause
     assert failure.line == (None if cause == "unknown" else line)
@@ -47,8 +63,8 @@ def test_line_is_understood(cause: str, line: str) -> None:
 
 
 @pytest.mark.parametrize("line", HARMLESS)
-def test_harmless_line_is_no_cause(line: str) -> None:
-    """What programs print that go on well is not why one has failed."""
+def test_harmless_line_is_not_a_cause(line: str) -> None:
+    """Lines that healthy programs print too are not a cause."""
     assert read({"node_0": 1}, node_0=[line]).cause == "unknown"
 
 
@@ -101,7 +117,7 @@ def test_every_cause_is_tested() -> None:
 
 def test_page_of_causes_is_current() -> None:
     """docs/causes.md lists every cause as the code has it."""
-    assert causes_page.PAGE.read_text() == causes_page.render(), "python -m tests.causes_page writes it anew"
+    assert causes_page.PAGE.read_text() == causes_page.render(), "python -m tests.causes_page writes it again"
 
 
 def test_sentence_is_one_sentence() -> None:

@@ -19,7 +19,7 @@ CHANNELS = {
     "Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/0host-1:5:6": ("IB", "0", "", True),
     "Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/0 and more": ("IB", "0", "", True),
 }
-NEAR = (
+LOCAL = (
     "Ring 00 : 0[1b000] -> 7[41000] via direct shared memory",
     "Channel 00 : 0[0] -> 1[1] via P2P/direct pointer/read",
     "Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM/CE",
@@ -35,7 +35,7 @@ def test_channel_to_another_node_is_read(line: str) -> None:
     assert (match["transport"], match["device"], match["flags"], bool(match["spliced"])) == CHANNELS[line]
 
 
-@pytest.mark.parametrize("line", NEAR)
+@pytest.mark.parametrize("line", LOCAL)
 def test_channel_within_a_node_is_read(line: str) -> None:
     """Peer access and shared memory stay within a node."""
     match = forms.CHANNEL.search(line)
@@ -44,12 +44,12 @@ def test_channel_within_a_node_is_read(line: str) -> None:
 
 
 @pytest.mark.parametrize("end", range(len("Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/")))
-def test_channel_without_its_device_is_none(end: int) -> None:
+def test_channel_without_its_device_does_not_match(end: int) -> None:
     """A line that is cut before the device proves nothing, least of all that the channel stays within its node."""
     assert not forms.CHANNEL.search("Channel 00/0 : 8[0] -> 0[0] [send] via NET/IB/"[:end])
 
 
-SPEAKERS = {
+PREFIXES = {
     "gpu-1:42:43 [0] NCCL INFO x": "gpu-1",
     "gpu-1:42 [0] NCCL INFO x": "gpu-1",
     "<cluster_name>:42:43 [7] NCCL INFO x": "<cluster_name>",
@@ -63,12 +63,12 @@ SPEAKERS = {
 }
 
 
-@pytest.mark.parametrize("line", SPEAKERS)
-def test_speaker_is_named(line: str) -> None:
-    """A line names its host in the ways of many versions; a time of day is no host."""
+@pytest.mark.parametrize("line", PREFIXES)
+def test_prefix_names_the_host(line: str) -> None:
+    """The prefixes of many versions name the host; a time of day is not a host."""
     match = forms.LINE_PREFIX.search(line)
     assert match
-    assert match["host"] == SPEAKERS[line]
+    assert match["host"] == PREFIXES[line]
 
 
 VERSIONS = {
@@ -93,8 +93,8 @@ def test_merged_devices_are_listed() -> None:
 
 
 @pytest.mark.parametrize("name", forms.HINTS)
-def test_hint_is_a_telling_line(name: str) -> None:
-    """What says why TCP is used is found in a block, too."""
+def test_hint_is_a_startup_phrase(name: str) -> None:
+    """Lines with a reason for TCP are found in a block, too."""
     line = {
         "libibverbs": "Failed to open libibverbs.so[.1]",
         "IB_DISABLE": "NCCL_IB_DISABLE set by environment to 1.",

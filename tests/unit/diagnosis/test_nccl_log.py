@@ -8,14 +8,15 @@ from tests.nccl_lines import say, socket_node, verbs_node
 from torchyard.diagnosis.nccl_log import NcclLogReader, parse_nccl_log
 from torchyard.model.fabric import FabricReading
 
-FACTS = '{"torchyard_rdma": {"lacks": ["the pod has no /dev/infiniband/uverbs*: mount it", "no port"], "ports": []}}'
+PROBE = '{"torchyard_rdma": {"lacks": ["the pod has no /dev/infiniband/uverbs*: mount it", "no port"], "ports": []}}'
 
 
-def test_facts_of_a_pod_are_its_nodes() -> None:
-    """What a pod lacks stands with its node, whether its log is read by lines or by blocks."""
-    by_line, by_block = NcclLogReader(), NcclLogReader()
-    assert by_line.process_node_line("worker-1", FACTS)
-    assert by_block.process_block("worker-1", f"noise\n{FACTS}\nnoise\n".encode())
+def test_probe_of_a_pod_belongs_to_its_node() -> None:
+    """The probe's findings are part of the node, whether its log is read by lines or by blocks."""
+    by_line = NcclLogReader()
+    by_block = NcclLogReader()
+    assert by_line.process_node_line("worker-1", PROBE)
+    assert by_block.process_block("worker-1", f"noise\n{PROBE}\nnoise\n".encode())
     (node,) = by_line.build_reading().nodes
     assert node.missing == ("the pod has no /dev/infiniband/uverbs*: mount it", "no port")
     assert by_block.build_reading() == by_line.build_reading()
@@ -68,7 +69,7 @@ def test_sockets_over_infiniband_are_sockets() -> None:
     assert (reading.transport, reading.nodes[0].used, reading.nodes[0].hcas) == ("socket", ("ib1", "ib4"), ())
 
 
-def test_spliced_lines_make_up_no_host() -> None:
+def test_spliced_lines_add_no_host() -> None:
     """Two lines that were written over each other are read as far as they are whole, and add no host."""
     complete_lines = verbs_node("gpu-1")
     spliced_line = say("gpu-1", 0, "comm 0x1 rank 0 nra") + say(
@@ -79,8 +80,8 @@ def test_spliced_lines_make_up_no_host() -> None:
     }
 
 
-def test_blocks_say_what_lines_say() -> None:
-    """A node's log read in blocks gives what its lines give, however often they repeat."""
+def test_blocks_and_lines_give_the_same_reading() -> None:
+    """A node's log read in blocks gives the same reading as its lines, however often they repeat."""
     lines = verbs_node("worker-0")
     reader = NcclLogReader()
     for _ in range(3):
@@ -89,7 +90,7 @@ def test_blocks_say_what_lines_say() -> None:
 
 
 def test_proof_is_a_line_of_the_log() -> None:
-    """The words of one line may be the beginning of another: the proof is the line that ends with them."""
+    """A phrase may be the beginning of a longer one: the evidence is the line that ends with it."""
     first, second = (
         say("a", 0, f"Channel 0{channel} : 0[0] -> 8[0] [send] via NET/IB/{channel}") for channel in (12, 1)
     )
@@ -101,7 +102,7 @@ def test_proof_is_a_line_of_the_log() -> None:
     assert set(reader.build_reading().nodes[0].evidence) <= {f"{first}5", first}
 
 
-def test_log_without_nccl_says_nothing() -> None:
+def test_log_without_nccl_gives_an_empty_reading() -> None:
     """A program that does not use NCCL leaves everything unknown."""
     reader = NcclLogReader()
     reader.process_block("worker-0", b"Using network drive\nepoch 1 of 3\n")
@@ -129,8 +130,8 @@ def test_link_layer_is_that_of_the_devices_in_use() -> None:
     assert (reading.transport, reading.nodes[0].links) == ("ib", ("IB",))
 
 
-def test_devices_of_sockets_are_no_hcas() -> None:
-    """NCCL speaks of HCAs for interfaces too."""
+def test_interfaces_of_sockets_are_not_hcas() -> None:
+    """NCCL logs interfaces as HCAs too."""
     (node,) = parse_nccl_log([say("a", 0, "NET/Socket : GPU Direct RDMA Disabled for HCA 0 'eth0'")]).nodes
     assert (node.hcas, node.nics) == ((), ("eth0",))
 
@@ -158,11 +159,11 @@ NETWORKS = {
 
 @pytest.mark.parametrize("network", NETWORKS)
 def test_network_is_named(network: str) -> None:
-    """Channels name the network; NVLink between nodes is none that RDMA or TCP would carry."""
+    """Channels name the network; NVLink between nodes is neither RDMA nor TCP."""
     assert parse_nccl_log([say("a", 0, text) for text in NETWORKS[network]]).transport == network
 
 
-def test_provider_of_libfabric_is_told() -> None:
+def test_provider_of_libfabric_is_read() -> None:
     """The plugin's name is the same whatever libfabric uses below it."""
     lines = [say("a", 0, f"NET/OFI Selected {letter}rovider is tcp, fabric is 10.0.0.0/8") for letter in ("P", "p")]
     assert [parse_nccl_log([line]).nodes[0].provider for line in lines] == ["tcp", "tcp"]
@@ -179,8 +180,8 @@ def test_rank_count_of_rccl_is_read() -> None:
     assert (reader.build_reading().ranks, reader.build_reading().gdr) == (8, "yes")
 
 
-def test_end_of_a_killed_process_is_no_lack() -> None:
-    """A log that ends within a line says neither that GPUDirect was off nor which HCAs were missing."""
+def test_cut_line_proves_no_missing_feature() -> None:
+    """A log that ends within a line proves neither that GPUDirect was off nor which HCAs were missing."""
     lines = ("Channel 00/0 : 1[0] -> 0[0] [send] via NET/IB/0", "NET/IB : Using [0]mlx5_0:1/RoCE [1]ml")
     readers = [NcclLogReader(), NcclLogReader()]
     for reader, text in zip(readers, lines, strict=True):
@@ -191,8 +192,8 @@ def test_end_of_a_killed_process_is_no_lack() -> None:
     )
 
 
-def test_words_in_a_long_line_are_found() -> None:
-    """A progress bar may have written a megabyte before NCCL's words, without a line end."""
+def test_phrase_in_a_long_line_is_found() -> None:
+    """A progress bar may have written a megabyte before NCCL's message, without a line end."""
     reader = NcclLogReader()
     reader.process_block(
         "a", b"\r 50%|####" * 100_000 + say("a", 0, "Ring 00 : 8 -> 0 [send] via NET/Socket/0").encode()
@@ -235,6 +236,7 @@ def test_order_and_prefix_change_nothing(order: list[int], prefix: str, colour: 
     lines = [f"{prefix}{line}\r" for index in order for line in lines_by_node[index]]
     if colour:
         lines = [line.replace("NCCL INFO", "\x1b[01;31m\x1b[KNCCL\x1b[m INFO") for line in lines]
-    reading, unprefixed = parse_nccl_log(lines), parse_nccl_log([line for log in lines_by_node for line in log])
+    reading = parse_nccl_log(lines)
+    unprefixed = parse_nccl_log([line for log in lines_by_node for line in log])
     assert sorted(reading.nodes, key=lambda node: node.node) == list(unprefixed.nodes)
     assert reading.model_copy(update={"nodes": ()}) == unprefixed.model_copy(update={"nodes": ()})

@@ -39,7 +39,7 @@ CLOSED = failed_check("queue default", "is Closed; open queues: none", "")
 
 
 @pytest.mark.parametrize("min_pods", [1, 2])
-def test_elastic_job_does_without_one_pod(planned: Planned, min_pods: int) -> None:
+def test_elastic_job_continues_without_one_pod(planned: Planned, min_pods: int) -> None:
     """A pod that will never start ends only a job that needs it."""
     plan = planned(nodes={"min": min_pods, "max": 2})
     diagnosis = why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND, 100)]), worker_0=pod(), worker_1=pod())
@@ -56,7 +56,7 @@ OTHERS: dict[str, tuple[dict[str, Any], dict[str, Any]]] = {
 
 
 @pytest.mark.parametrize("case", OTHERS)
-def test_event_of_something_else_explains_nothing(plan: ManifestPlan, case: str) -> None:
+def test_unrelated_event_explains_nothing(plan: ManifestPlan, case: str) -> None:
     """An event counts only if it is recent and about this pod, and the pod has not started."""
     override, seen_pod = OTHERS[case]
     assert why(plan, ClusterContext([event(plan, "FailedMount", NOT_FOUND) | override]), worker_0=seen_pod) is None
@@ -71,14 +71,14 @@ def test_event_of_a_later_attempt_explains_nothing(plan: ManifestPlan) -> None:
 # --- nodes, queues, schedulers
 
 
-def test_node_that_does_not_answer_is_told(plan: ManifestPlan) -> None:
+def test_node_that_does_not_answer_is_named(plan: ManifestPlan) -> None:
     """A running pod that loses its readiness without a reason is on a node that does not answer."""
     silent = pod("Running", type="Ready", status="False")
     explanation = told(why(plan, worker_0=pod("Running"), worker_1=silent))
     assert explanation == ("node-lost", "worker-1: its node n-1 has not answered since 22:12:50 UTC", True)
 
 
-def test_container_that_is_not_ready_is_no_lost_node(plan: ManifestPlan) -> None:
+def test_container_that_is_not_ready_is_not_on_a_lost_node(plan: ManifestPlan) -> None:
     """A pod that is not ready for a given reason is not on a lost node: its kubelet answers."""
     busy = pod("Running", type="Ready", status="False", reason="ContainersNotReady")
     assert why(plan, worker_0=pod("Running"), worker_1=busy) is None
@@ -94,7 +94,7 @@ ROOMS: dict[str, tuple[Check | None, str, str]] = {
 
 @pytest.mark.parametrize("case", ROOMS)
 def test_gang_without_room_is_explained(plan: ManifestPlan, case: str) -> None:
-    """The explanation says what the gang needs, and whether its nodes are too small, tainted, or only busy."""
+    """The explanation names the gang's request, and whether its nodes are too small, tainted, or only busy."""
     capacity, cause, part = ROOMS[case]
     explanation = told(why(plan, ClusterContext(capacity=capacity), worker_0=unplaced(), worker_1=unplaced()))
     assert explanation[1].startswith("waits for the gang: it needs 2 pods x 8 nvidia.com/gpu")
@@ -107,7 +107,7 @@ def test_pod_that_only_waits_for_its_gang_is_not_to_blame(plan: ManifestPlan) ->
     assert told(why(plan, worker_0=fits, worker_1=unplaced("no cpu")))[1].endswith(": no cpu")
 
 
-def test_port_of_another_run_is_told(plan: ManifestPlan) -> None:
+def test_run_that_holds_the_port_is_named(plan: ManifestPlan) -> None:
     """The run that holds the port is named if this user may see its pod."""
     spec = {"containers": [{"ports": [{"hostPort": 23456}]}], "nodeName": "n-1"}
     own_pod = unplaced("1 node(s) didn't have free ports for the requested pod ports") | {"spec": spec}
@@ -135,7 +135,7 @@ def test_job_without_pods_is_explained(plan: ManifestPlan, context: dict[str, An
     assert (explanation[0], part in explanation[1]) == (cause, True)
 
 
-def test_job_that_no_controller_has_seen_is_told(plan: ManifestPlan) -> None:
+def test_job_without_a_status_has_a_silent_controller(plan: ManifestPlan) -> None:
     """A job without any status has a controller that does not run, or is far behind."""
     diagnosis = explain_no_progress(
         plan, Observation({f"Job/{plan.job}": {"status": {}}}, frozenset(), NOW), ClusterContext()
@@ -166,9 +166,6 @@ def test_healthy_start_needs_no_explanation(plan: ManifestPlan) -> None:
     assert why(plan, ClusterContext([warning]), worker_0=pod(), worker_1=pod("Running")) is None
 
 
-# --- images
-
-
 # --- anything
 
 
@@ -180,7 +177,7 @@ def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
     other_pod = {"metadata": {"labels": {"torchyard/run": "a"}}, "spec": {"containers": [{"ports": [{"hostPort": 1}]}]}}
     objects = [
         copy.deepcopy(event_body),
-        {**event_body, "reason": draw(st.sampled_from(["FailedCreate", "Unschedulable"]))},
+        event_body | {"reason": draw(st.sampled_from(["FailedCreate", "Unschedulable"]))},
         other_pod,
     ]
     for _ in range(draw(st.integers(0, 4))):
@@ -195,16 +192,17 @@ def broken(draw: st.DrawFn) -> tuple[Observation, ClusterContext]:
 @settings(max_examples=500, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(broken())
 def test_anything_is_explained_or_not(plan: ManifestPlan, damage: tuple[Observation, ClusterContext]) -> None:
-    """Whatever a cluster says, explaining it does not fail, and an explanation has a cause and a sentence."""
+    """Damaged input raises nothing, and an explanation always has a cause and a sentence."""
     diagnosis = explain_no_progress(plan.model_copy(update={"job": "job"}), *damage)
     assert diagnosis is None or (diagnosis.failure.cause and diagnosis.failure.sentence)
 
 
 @pytest.mark.parametrize("launcher", KINDS)
-def test_a_warning_costs_one_look_at_its_pod(planned: Planned, launcher: str) -> None:
+def test_a_warning_costs_one_scan_of_its_pod(planned: Planned, launcher: str) -> None:
     """More warnings add only a few reads of the pod that each one is about."""
     plan = planned(nodes=PODS, launcher=launcher)
-    few, many = standing(plan, 1), standing(plan, 3)
+    few = standing(plan, 1)
+    many = standing(plan, 3)
     for observed, context, _ in (few, many):
         diagnosis = explain_no_progress(plan, observed, context)
         assert diagnosis

@@ -1,4 +1,4 @@
-"""What one pod's status says, whatever is missing from it."""
+"""Facts in one pod's status, any part of which may be missing."""
 
 from typing import Any
 
@@ -15,7 +15,7 @@ def test_sidecar_is_not_taken_for_the_worker() -> None:
     assert pod_facts.get_pod_exit_code(pod_with_sidecar) == 7
 
 
-def test_pod_that_failed_in_spite_of_zero_failed() -> None:
+def test_failed_pod_with_exit_code_0_counts_as_1() -> None:
     """A Failed pod whose container exited with 0, as at its deadline, counts as exit code 1."""
     assert pod_facts.get_pod_exit_code(ended_pod("Failed", 0, 20)) == 1
 
@@ -33,8 +33,8 @@ def test_pod_that_failed_in_spite_of_zero_failed() -> None:
         (1_700_000_000, 0.0),
     ],
 )
-def test_time_that_is_none_is_zero(timestamp: Any, seconds: float) -> None:
-    """The API server writes UTC with or without fractions; anything else is no time, and no error."""
+def test_invalid_time_is_zero(timestamp: Any, seconds: float) -> None:
+    """The API server writes UTC with or without fractions; anything else is 0, and not an error."""
     assert pod_facts.parse_timestamp(timestamp) == seconds
 
 
@@ -65,14 +65,16 @@ def test_container_that_was_not_seen_to_start_has_no_times() -> None:
         ("Pending", {"status": "False"}, None),
     ],
 )
-def test_node_that_is_silent_gives_no_reason(phase: str, condition: dict[str, str], silent_since: float | None) -> None:
+def test_silence_of_a_node_starts_at_a_transition_without_a_reason(
+    phase: str, condition: dict[str, str], silent_since: float | None
+) -> None:
     """Only the node controller takes a running pod's readiness away without a reason."""
-    ready = {"type": "Ready", "lastTransitionTime": "2023-11-14T22:13:20Z", **condition}
+    ready = {"type": "Ready", "lastTransitionTime": "2023-11-14T22:13:20Z"} | condition
     assert pod_facts.find_silence_start({"status": {"phase": phase, "conditions": [ready]}}) == silent_since
 
 
 @pytest.mark.parametrize("value", [None, 7, "x", [], {"status": None}, {"status": "x"}, {"status": {"conditions": 7}}])
-def test_what_is_missing_is_empty(value: Any) -> None:
+def test_missing_value_is_empty(value: Any) -> None:
     """A value of the wrong type anywhere on the way counts as missing."""
     assert (
         dict(pod_facts.get_mapping(value, "status", "x")),

@@ -1,4 +1,4 @@
-"""Reasons that only the controllers know: which of them are a cause, and which are worth another attempt."""
+"""Reasons that only the controllers report: which of them are a cause, and which are worth another attempt."""
 
 import pytest
 
@@ -28,8 +28,8 @@ PULLS = {
 
 
 @pytest.mark.parametrize("message", PULLS)
-def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
-    """A registry that does not answer is worth another attempt; a name that it does not know is not."""
+def test_unreachable_registry_is_not_a_wrong_image_name(message: str) -> None:
+    """A registry that does not answer is worth another attempt; an image that it does not have is not."""
     state = {"waiting": {"reason": "ErrImagePull", "message": message}}
     pod = {"status": {"containerStatuses": [{"name": "worker", "state": state}]}}
     failure = pod_reasons.find_pod_failure({"worker-0": pod}, NOW)
@@ -49,7 +49,7 @@ def test_registry_that_is_away_is_no_bad_name(message: str) -> None:
     ],
 )
 def test_pod_that_its_node_refuses_is_explained(reason: str, cause: str) -> None:
-    """A kubelet that refuses a pod says why in its status; another node may take it."""
+    """A kubelet that refuses a pod writes the reason into its status; another node may accept it."""
     status = {"phase": "Failed", "reason": reason, "message": "Pod was rejected"}
     failure = pod_reasons.find_pod_failure({"worker-0": {"status": status}}, NOW)
     assert failure

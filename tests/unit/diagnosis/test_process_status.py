@@ -15,7 +15,7 @@ from torchyard.model.run import Observation
         (False, "keeper-killed", "the supervisor of node-1 was killed"),
     ],
 )
-def test_lost_keeper_is_worth_an_attempt(rebooted: bool, cause: str, sentence: str) -> None:
+def test_lost_supervisor_is_worth_another_attempt(rebooted: bool, cause: str, sentence: str) -> None:
     """Neither a restart nor a killed supervisor is the program's fault, so another attempt is worthwhile."""
     states: dict[str, dict[str, Any]] = {
         "node-0": {"phase": "running"},
@@ -54,8 +54,8 @@ BOTH = frozenset({"node-0", "node-1"})
         ({"node-0": {"phase": "no such phase"}}, frozenset(), "pending", "waits for node-0"),
     ],
 )
-def test_status_follows_from_what_was_seen(states: Any, joined: frozenset[str], state: str, reason: str) -> None:
-    """One failed agent fails the job, success needs every agent, and an unknown state is no success."""
+def test_status_follows_from_the_states(states: Any, joined: frozenset[str], state: str, reason: str) -> None:
+    """One failed agent fails the job, success needs every agent, and an unknown phase is not a success."""
     status = read_status(Observation(states, joined))
     assert (status.state, reason in status.reason) == (state, True), status
 

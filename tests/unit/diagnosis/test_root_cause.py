@@ -1,4 +1,4 @@
-"""Why a job failed, from recorded, posted and made-up logs."""
+"""The root cause of a failed job, from recorded, posted and synthetic logs."""
 
 import pytest
 from hypothesis import given, settings
@@ -11,16 +11,17 @@ from torchyard.model.run import LogLine
 RETRY_EXCEEDED = "n1:42:43 [1] NCCL WARN NET/IB : Got completion from peer 10.0.0.5<44> with status=12 opcode=0 len=0"
 
 
-def test_all_well() -> None:
-    """Agents that exited with 0 did not fail, whatever their logs say and however the store was stopped."""
+def test_job_without_failures_has_no_cause() -> None:
+    """Agents that exited with 0 did not fail, whatever their logs contain and however the store was stopped."""
     logs = {"node-0": [LogLine(0.0, "node-0", "RuntimeError: tried again, and it worked")]}
     assert diagnose_failure(logs, {"node-0": 0, "node-1": 0, "etcd": -9}) is None
     assert diagnose_failure({}, {}) is None
 
 
-def test_first_failure_wins_over_those_told_to_stop() -> None:
+def test_rank_that_received_sigterm_is_not_the_first_failure() -> None:
     """On two nodes, the earliest entry that is not a SIGTERM is the first failure."""
-    node_0, node_1 = [*block(0, 0, -15, 10), *block(1, 1, -6, 14)], [*block(2, 0, -15, 9), *block(3, 1, 7, 12)]
+    node_0 = [*block(0, 0, -15, 10), *block(1, 1, -6, 14)]
+    node_1 = [*block(2, 0, -15, 9), *block(3, 1, 7, 12)]
     failure = read({"node_0": 1, "node_1": 1}, node_0=node_0, node_1=["5", *node_1])
     assert (failure.node, failure.rank, failure.exit_code) == ("node-1", 3, 7)
 
@@ -32,8 +33,8 @@ def test_root_cause_wins_within_a_second() -> None:
     assert (failure.rank, failure.exit_code) == (1, 3)
 
 
-def test_earlier_lines_are_read_if_the_last_say_too_little() -> None:
-    """Where the last lines show only an echo, the cause is looked for in earlier ones; else these stay unread."""
+def test_earlier_lines_are_read_if_the_last_prove_no_cause() -> None:
+    """If the last lines show only a consequence, earlier ones are read; else they stay unread."""
     last_lines = [LogLine(9.0, "node-0", "[default1]:waiting")]
     longer_logs = {
         "node-0": [LogLine(1.0, "node-0", "[default0]:torch.OutOfMemoryError: CUDA out of memory."), *last_lines]
@@ -47,7 +48,7 @@ def test_earlier_lines_are_read_if_the_last_say_too_little() -> None:
     assert failure.cause == "program-error"
 
 
-def test_only_told_to_stop() -> None:
+def test_sigterm_alone_is_the_cause() -> None:
     """If there is nothing but a SIGTERM, the SIGTERM is the cause."""
     failure = read({"node_0": 1, "node_1": None}, node_0=block(1, 1, -15, 10), node_1=["hello"])
     assert (failure.cause, failure.rank, failure.exit_code, failure.retry) == ("terminated", 1, -15, True)
@@ -68,7 +69,7 @@ def test_lost_process_explains_fabric_error() -> None:
     assert (failure.cause, failure.node, failure.exit_code) == ("agent-killed", "node-0", -9)
 
 
-def test_killed_rank_is_told_of_late() -> None:
+def test_killed_rank_that_is_reported_late_is_the_first() -> None:
     """torchrun reports a killed worker only after it has stopped the others; it still failed first."""
     node_0 = [*raised(0, "RuntimeError: Connection closed by peer [10.0.0.5]:1"), *block(0, 0, 1, 10)]
     node_1 = ["[default1]:hello", *["[default0]:waiting"] * 40, *block(3, 1, -9, 41)]
@@ -76,7 +77,7 @@ def test_killed_rank_is_told_of_late() -> None:
     assert (failure.cause, failure.rank, failure.exit_code) == ("killed", 3, -9)
 
 
-def test_later_trouble_explains_nothing() -> None:
+def test_later_error_explains_nothing() -> None:
     """An error long after a timeout did not cause it."""
     node_0 = [f"[default0]:{WATCHDOG}", *block(0, 0, -6, 10)]
     node_1 = ["100", *raised(1, "KeyError: 'step'"), *block(3, 1, 1, 50)]
@@ -92,14 +93,14 @@ def test_own_error_is_not_blamed_on_others() -> None:
     assert (failure.cause, failure.rank) == ("program-error", 0)
 
 
-def test_killed_rank_has_no_last_words() -> None:
+def test_error_that_a_killed_rank_survived_is_not_the_cause() -> None:
     """An error that a rank survived before it was killed is not why it ended."""
     caught_error = raised(0, "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB")
     assert read({"node_0": 1}, node_0=[*caught_error, *block(0, 0, -9, 10)]).cause == "killed"
 
 
-def test_only_memory_that_ran_out_is_called_so() -> None:
-    """SIGKILL alone names no sender; a line of the OOM killer does, and MemoryError is no signal."""
+def test_sigkill_alone_is_not_out_of_memory() -> None:
+    """SIGKILL does not name its sender, a line of the OOM killer does; MemoryError is not a signal."""
     oom = "Memory cgroup out of memory: Killed process 4242 (python)"
     assert read({"node_0": 1}, node_0=[oom, *block(0, 0, -9, 10)]).cause == "oom-host"
     failure = read({"node_0": 1}, node_0=[*raised(0, "MemoryError"), *block(0, 0, 1, 10)])
@@ -128,7 +129,7 @@ def test_silent_node_does_not_hide_the_cause() -> None:
     assert (failure.cause, failure.node) == ("oom-gpu", "node-1")
 
 
-def test_node_told_to_stop_is_not_the_first() -> None:
+def test_node_that_received_sigterm_is_not_the_first() -> None:
     """An agent that was ended by SIGTERM wrote its last line first, but the other one is the one that failed."""
     failure = read({"node_0": 143, "node_1": 1}, node_0=["hello"], node_1=["9", "ValueError: bad batch"])
     assert (failure.cause, failure.node) == ("program-error", "node-1")
@@ -140,7 +141,7 @@ def test_local_rank_becomes_global() -> None:
     assert read({"node_0": None, "node_1": 1}, node_0=["hello"], node_1=node_1).rank == 3
 
 
-def test_words_of_torchrun_of_1_9() -> None:
+def test_report_of_torchrun_1_9_is_read() -> None:
     """The older form of torchrun's failure summary is read as well."""
     fields = ["time: 2021-07-13_13:18:54", "rank: 3 (local_rank: 1)", "exitcode: -9 (pid: 4404)", "error_file: <N/A>"]
     report = ["[0]:", *(f"  {field}" for field in fields), '  msg: "Signal 9 (SIGKILL) received by PID 4404"']
@@ -155,14 +156,14 @@ def test_exit_code_of_a_silent_agent(code: int, cause: str) -> None:
     assert (failure.cause, failure.exit_code, failure.retry) == (cause, code, cause != "unknown")
 
 
-def test_killed_after_being_told_to_stop() -> None:
+def test_agent_killed_after_sigterm_was_terminated() -> None:
     """An agent that got SIGTERM and did not end in time was stopped, not lost."""
     signal_line = "W1121 08:22:10.123456 42 torch/distributed/elastic/agent/server/api.py:753] Received 15 death signal"
     assert read({"node_0": -9}, node_0=["hello", signal_line]).cause == "terminated"
 
 
-def test_store_says_why_it_ended() -> None:
-    """The store's own reason counts more than what the agents say about it."""
+def test_reason_of_the_store_is_the_cause() -> None:
+    """The store's own reason counts more than the agents' errors about the store."""
     agent_lines = [
         "10",
         "RendezvousConnectionError: The connection to etcd has failed. See inner exception for details.",
