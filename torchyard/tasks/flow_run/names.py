@@ -8,12 +8,12 @@ from typing import Any, cast
 from torchyard.model.profile import Profile
 from torchyard.model.run import Report
 
-# What Prefect's form proposes: `sigma4-adhil`, `mu4-kavis-void`, `omicron-hotta-reach`.
+# What Prefect's form proposes: `theta6`, `sigma4-adhil`, `mu4-kavis-void`, `xi2-canis-majoris-reach`.
 _GREEK = (
     "alpha|beta|gamma|delta|epsilon|zeta|eta|theta|iota|kappa|lambda|mu|nu|xi|omicron|pi|rho|sigma|tau|upsilon|phi|chi|"
     "psi|omega"
 )
-_FORM_NAME_PATTERN = re.compile(rf"({_GREEK})[0-9]*(-[a-z0-9]+){{1,2}}")
+_FORM_NAME_PATTERN = re.compile(rf"({_GREEK})[0-9]*(-[a-z]+){{0,3}}")
 _END_PREFIX = "end: "  # of the tag that shows how the run ended
 
 

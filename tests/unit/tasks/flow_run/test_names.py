@@ -13,10 +13,12 @@ RUN = "01a2b3c4-0000-7000-8000-0000a1b2c3d4"
 def test_generated_name_is_replaced_by_the_profiles() -> None:
     """A name that Prefect generated is replaced by the profile, the size and the end of the run's id."""
     for current_name in (
+        "theta6",
         "sigma4-adhil",
         "mu4-kavis-void",
         "omicron-hotta-reach",
         "xi7-ardana-ring",
+        "xi2-canis-majoris-reach",
         "",
         *(coolname.generate_slug(2) for _ in range(50)),
     ):
