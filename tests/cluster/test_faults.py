@@ -191,7 +191,7 @@ def test_outage_is_told_once(jobs: Jobs, wire: Wire, told: Told, monkeypatch: py
         time.sleep(1)
         wire.mend()
         until(lambda: len(told(watch)) == 2)
-        assert "Connection refused). The job keeps running; still waiting for the API server" in told(watch)[0]
+        assert "Connection refused. The job keeps running; still waiting for the API server" in told(watch)[0]
 
 
 def test_short_outage_is_not_told(jobs: Jobs, wire: Wire, told: Told) -> None:
