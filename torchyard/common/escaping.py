@@ -22,42 +22,42 @@ def strip_control_codes(text: str) -> str:
     return _CONTROL_SEQUENCE.sub("", text)
 
 
-def single_line(text: str, longest: int = 0) -> str:
-    """The text in one line, without control codes; if it is longer than `longest`, it loses its middle."""
-    short = shorten_text(text, 2 * longest) if longest else text  # what others wrote may be a megabyte
-    return shorten_text(" ".join(strip_control_codes(short).split("\n")), longest)
+def single_line(text: str, max_chars: int = 0) -> str:
+    """The text in one line, without control codes; if it is longer than `max_chars`, it loses its middle."""
+    short = shorten_text(text, 2 * max_chars) if max_chars else text  # what others wrote may be a megabyte
+    return shorten_text(" ".join(strip_control_codes(short).split("\n")), max_chars)
 
 
-def shorten_text(text: str, longest: int) -> str:
-    """The text, or its two ends if it is longer than `longest`; 0 is no limit."""
-    if not longest or len(text) <= longest:
+def shorten_text(text: str, max_chars: int) -> str:
+    """The text, or its two ends if it is longer than `max_chars`; 0 is no limit."""
+    if not max_chars or len(text) <= max_chars:
         return text
-    head_chars, tail_chars = (longest - 4) // 2, (longest - 5) // 2
+    head_chars, tail_chars = (max_chars - 4) // 2, (max_chars - 5) // 2
     return f"{text[:head_chars]} ... {text[-tail_chars:]}"
 
 
-def escape_markdown(text: str, longest: int = 0) -> str:
+def escape_markdown(text: str, max_chars: int = 0) -> str:
     """The text as one line of a page, or one cell of its tables, in which nothing is markup."""
-    escaped = _MARKDOWN_MARK.sub(r"\\\g<0>", single_line(text, longest).lstrip())
+    escaped = _MARKDOWN_MARK.sub(r"\\\g<0>", single_line(text, max_chars).lstrip())
     return _BLOCK_MARK.sub(lambda match: f"{match['number'] or ''}\\{match['mark'] or ''}", escaped)
 
 
-def escape_paragraph(text: str, longest: int = 0) -> str:
+def escape_paragraph(text: str, max_chars: int = 0) -> str:
     """The text as lines of a page, each in a line of its own."""
-    return "  \n".join(escape_markdown(line) for line in shorten_text(text, longest).split("\n"))
+    return "  \n".join(escape_markdown(line) for line in shorten_text(text, max_chars).split("\n"))
 
 
-def format_code(text: str, longest: int = 0) -> str:
+def format_code(text: str, max_chars: int = 0) -> str:
     """The text as inline code, in a page or in a cell of a table."""
-    content = single_line(text, longest)
+    content = single_line(text, max_chars)
     ticks = "`" * (_count_longest_ticks([content]) + 1)
     space = " " if content[:1] in ("", "`") or content[-1:] == "`" else ""
     return f"{ticks}{space}{content}{space}{ticks}".replace("|", "\\|")
 
 
-def format_code_block(lines: Sequence[str], longest: int = 0) -> list[str]:
+def format_code_block(lines: Sequence[str], max_chars: int = 0) -> list[str]:
     """A code block of a page, which shows lines as they are."""
-    safe_lines = [single_line(line, longest) for line in lines]
+    safe_lines = [single_line(line, max_chars) for line in lines]
     ticks = "`" * max(3, _count_longest_ticks(safe_lines) + 1)
     return [ticks, *safe_lines, ticks]
 
@@ -68,11 +68,11 @@ def fold_lines(summary: str, lines: Sequence[str]) -> str:
     return "\n".join([f"<details><summary>{html.escape(summary)}</summary><pre>", *safe_lines, "</pre></details>"])
 
 
-def format_markdown_table(head: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:
+def format_markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]], ruler: str = "---") -> list[str]:
     """The lines of a table of a page; `ruler` aligns its columns."""
-    cells = [[escape_markdown(cell) for cell in row] for row in (head, *rows)]
+    cells = [[escape_markdown(cell) for cell in row] for row in (header, *rows)]
     table_lines = [f"| {' | '.join(row)} |" for row in cells]
-    return [table_lines[0], f"|{ruler}" * len(head) + "|", *table_lines[1:]]
+    return [table_lines[0], f"|{ruler}" * len(header) + "|", *table_lines[1:]]
 
 
 def _count_longest_ticks(lines: Sequence[str]) -> int:

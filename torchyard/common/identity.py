@@ -30,9 +30,9 @@ def _former_identity(path: str) -> str:
     return f"{socket.gethostname()}:{path}"
 
 
-def is_holder(who: str, path: str) -> bool:
-    """Whether `who` is the owner of a run in this folder."""
-    return who in (holder_identity(path), _former_identity(path))
+def is_holder(holder: str, path: str) -> bool:
+    """Whether `holder` is the owner of a run in this folder."""
+    return holder in (holder_identity(path), _former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:

@@ -60,7 +60,7 @@ class LocalErrorGuard:
         self._reported: dict[str, float] = {}  # when each was last reported, while it lasts
 
     @contextlib.contextmanager
-    def endured(self, what: str, whatever: bool = False) -> Iterator[None]:
+    def endured(self, action: str, whatever: bool = False) -> Iterator[None]:
         """Survive own trouble in the block; with `whatever`, any fault: for work on which no job depends."""
         try:
             yield
@@ -69,19 +69,19 @@ class LocalErrorGuard:
         except Exception as error:
             if not (whatever or is_local_error(error)):
                 raise
-            self._report(what, error)
+            self._report(action, error)
         else:
-            if self._reported.pop(what, None):
-                get_log().info("this process can %s again", what)
+            if self._reported.pop(action, None):
+                get_log().info("this process can %s again", action)
 
     def pause(self) -> None:
         """Wait a moment if something failed, so that the next try has a better chance."""
         if self._reported:
             time.sleep(_RETRY_PAUSE_S)
 
-    def _report(self, what: str, error: Exception) -> None:
+    def _report(self, action: str, error: Exception) -> None:
         now = time.monotonic()
-        if what not in self._reported or now - self._reported[what] >= _REMINDER_INTERVAL_S:
-            self._reported[what] = now
+        if action not in self._reported or now - self._reported[action] >= _REMINDER_INTERVAL_S:
+            self._reported[action] = now
             reason = str(error) or type(error).__name__
-            get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", what, reason)
+            get_log().warning("this process cannot %s: %s; the job goes on, and it is tried again", action, reason)

@@ -76,9 +76,9 @@ def _mask_match(match: re.Match[str]) -> str:
     return f"{match[1]}{match[2]}{_MASK}" if _is_secret(match[1], match[match.lastindex or 0]) else match[0]
 
 
-def mask_document(thing: Any) -> Any:
+def mask_document(document: Any) -> Any:
     """Mask every text in a document, such as a plan, and remove terminal control codes."""
-    secret_values = {secret.value for secret in _find_secrets(thing)}
+    secret_values = {secret.value for secret in _find_secrets(document)}
 
     def walk(node: Any) -> Any:
         match node:
@@ -91,12 +91,12 @@ def mask_document(thing: Any) -> Any:
             case _:
                 return node
 
-    return walk(thing)
+    return walk(document)
 
 
-def mask_model(noun: N) -> N:
+def mask_model(model: N) -> N:
     """Mask every text in a model that is stored and shown."""
-    return noun.model_validate(mask_document(noun.model_dump()))
+    return model.model_validate(mask_document(model.model_dump()))
 
 
 def remember_secrets(plan: Plan) -> None:

@@ -22,11 +22,11 @@ def _read_hardware_name(text: str) -> str:
     return f"{document['hardware']}, {document['fabric']}" if document.get("hardware") else ""
 
 
-def format_catalog_table(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+def format_catalog_table(catalog: Iterable[tuple[Profile, str]]) -> Iterator[str]:
     """The lines of a Markdown table."""
     yield _format_row(_COLUMNS)
     yield _format_row("---" for _ in _COLUMNS)
-    for profile, hardware_name in found:
+    for profile, hardware_name in catalog:
         size = f"{profile.nodes} x {profile.processes}"
         yield _format_row(
             (f"`{profile.name}`", profile.launcher, profile.rendezvous, size, hardware_name, profile.about)
@@ -37,9 +37,9 @@ def _format_row(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |".replace("|  |", "| |")
 
 
-def format_deployments(found: Iterable[tuple[Profile, str]]) -> Iterator[str]:
+def format_deployments(catalog: Iterable[tuple[Profile, str]]) -> Iterator[str]:
     """The lines of prefect.yaml that deploy `train` once for each profile."""
-    for profile, _ in found:
+    for profile, _ in catalog:
         tags = (profile.name.partition("-")[0], profile.launcher, profile.rendezvous)
         yield "  - <<: *train"
         yield f"    name: {profile.name}"

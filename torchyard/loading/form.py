@@ -13,8 +13,8 @@ Schema = dict[str, Any]
 # The keys that people change between runs; every other key can be written as JSON in place of the fields.
 _FIELD_KEYS = ("nodes", "processes", "image", "program", "args", "env", "fabric", "attempts", "deadlines")
 _PARAMETERS = ("profile", "overrides", "dry_run")
-_WORDS = {"title": "words", "type": "array", "items": {"type": "string"}}
-_JSON_WORDS = {"title": "JSON", "type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}}
+_STRING_LIST_SCHEMA = {"title": "words", "type": "array", "items": {"type": "string"}}
+_JSON_LIST_SCHEMA = {"title": "JSON", "type": "array", "items": {"anyOf": [{"type": "string"}, {"type": "number"}]}}
 
 
 def build_form(profile: Profile | None) -> Schema:
@@ -57,7 +57,7 @@ def _build_overrides_field(profile: Profile | None) -> Schema:
     visible_keys = [key for key in _FIELD_KEYS if profile is None or _fits_profile(profile, key)]
     fields = {key: _build_field(key, properties[key], profile) for key in visible_keys}
     other_schemas = {
-        key: schema for key, schema in properties.items() if key not in (*fields, "name") and _is_plain(schema)
+        key: schema for key, schema in properties.items() if key not in (*fields, "name") and _is_single_value(schema)
     }
     patterns = {f"^{key}$": {**schema, "type": [schema["type"], "null"]} for key, schema in other_schemas.items()}
     return {
@@ -82,7 +82,7 @@ def _fits_profile(profile: Profile, key: str) -> bool:
             return True
 
 
-def _is_plain(schema: Schema) -> bool:
+def _is_single_value(schema: Schema) -> bool:
     """Whether a schema stands alone and describes one value, not a nested mapping that may be given in part."""
     return schema.get("type") in ("integer", "string", "boolean") and "$ref" not in schema
 
@@ -97,7 +97,7 @@ def _build_field(key: str, schema: Schema, profile: Profile | None) -> Schema:
             ranged = {"title": "range", "type": "object", "properties": bounds, "required": ["min", "max"]}
             field["anyOf"] = [{**number, "title": "number"}, ranged]
         case "args":
-            field["anyOf"] = [_WORDS, _JSON_WORDS]
+            field["anyOf"] = [_STRING_LIST_SCHEMA, _JSON_LIST_SCHEMA]
         case "env":
             field["type"] = "object"
         case "deadlines":
@@ -119,7 +119,7 @@ def _build_deadline_fields(profile: Profile | None) -> Schema:
         text = {"title": "such as 30m", "type": "string", "pattern": schema["pattern"]}
         alternatives = [text, {"title": "seconds", "type": "number"}]
         field = {"title": key, "description": schema["description"], "anyOf": alternatives}
-        fields[key] = _add_value(field, _spell_duration(getattr(profile.deadlines, key)) if profile else None)
+        fields[key] = _add_value(field, _format_duration(getattr(profile.deadlines, key)) if profile else None)
     return fields
 
 
@@ -133,7 +133,7 @@ def _add_value(field: Schema, value: Any) -> Schema:
     )
 
 
-def _spell_duration(seconds: float) -> str:
+def _format_duration(seconds: float) -> str:
     """`24h`, `30m`, `10s`."""
     size, unit = next(
         (candidate for candidate in ((3600, "h"), (60, "m")) if seconds and not seconds % candidate[0]), (1, "s")

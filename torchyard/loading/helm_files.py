@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from torchyard.loading.helm_keys import find_refusals, profile_keys
+from torchyard.loading.helm_keys import build_profile_keys, find_refusals
 from torchyard.loading.helm_values import ChartValues
 from torchyard.loading.yaml_document import read_document
 from torchyard.loading.yaml_errors import explain_error, format_location
@@ -16,12 +16,12 @@ from torchyard.model.errors import ProfileError
 _ValuesFile = tuple[Path, dict[str, Any], yaml.MappingNode]
 
 
-def read_values(paths: Sequence[Path], name: str, own: Mapping[str, Any]) -> dict[str, Any]:
-    """Read the files as keys of the profile `name`; `own` holds the keys that the profile itself sets.
+def read_values(paths: Sequence[Path], name: str, profile_keys: Mapping[str, Any]) -> dict[str, Any]:
+    """Read the files as keys of the profile `name`; `profile_keys` holds the keys that the profile itself sets.
 
     ProfileError names every unknown key, wrong value, and setting that a profile cannot express, each with its line.
     """
-    files = [(path, *read_document(path, name, "a values file", empty=True)) for path in paths]
+    files = [(path, *read_document(path, name, "a values file", allow_empty=True)) for path in paths]
     merged: dict[str, Any] = {}
     for _, document, _ in files:
         merged = _layer_values(merged, document)
@@ -30,9 +30,11 @@ def read_values(paths: Sequence[Path], name: str, own: Mapping[str, Any]) -> dic
     except ValidationError as error:
         findings = [explain_error(details, (), ChartValues) for details in error.errors()]
         raise ProfileError(name, tuple(_locate_key(files, loc) + text for loc, text in findings)) from error
-    if refusals := tuple(f"{_locate_key(files, (key,))}{key}: {text}" for key, text in find_refusals(values, own)):
+    if refusals := tuple(
+        f"{_locate_key(files, (key,))}{key}: {text}" for key, text in find_refusals(values, profile_keys)
+    ):
         raise ProfileError(name, refusals)
-    return profile_keys(values, own)
+    return build_profile_keys(values, profile_keys)
 
 
 def _layer_values(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

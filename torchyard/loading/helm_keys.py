@@ -29,9 +29,9 @@ _QUOTED_PATTERN = re.compile(r"""\\.|'[^']*'|"((?:\\.|[^"\\])*)\"""", re.DOTALL)
 _SHELL_PATTERN = re.compile(r"[$`;&|<>()*?\n]|(?<!\S)[~#]")
 
 
-def profile_keys(values: ChartValues, own: Mapping[str, Any]) -> ProfileKeys:
-    """The equivalent keys of a profile; `own`, the keys that the profile itself sets, is not merged in."""
-    command = [] if _has_program(own) else _split_words(values.mainProgram)
+def build_profile_keys(values: ChartValues, profile_keys: Mapping[str, Any]) -> ProfileKeys:
+    """The equivalent keys of a profile; `profile_keys`, the keys that the profile itself sets, is not merged in."""
+    command = [] if _has_program(profile_keys) else _split_command(values.mainProgram)
     return _drop_empty_keys(
         launcher=_LAUNCHER,
         rendezvous="static",
@@ -41,13 +41,13 @@ def profile_keys(values: ChartValues, own: Mapping[str, Any]) -> ProfileKeys:
         program=command[0] if command else None,
         args=command[1:],
         setup=list(values.setupCommands),
-        env=_env_variables(values),
+        env=_build_env(values),
         mounts=dict(_list_mounts(values)),
-        resources=_pod_resources(values),
-        pod=_pod_keys(values, own.get("resources")),
+        resources=_build_resources(values),
+        pod=_build_pod_keys(values, profile_keys.get("resources")),
         cluster=_drop_empty_keys(namespace=values.namespace),
         deadlines={"grace": values.terminationGracePeriodSeconds or _KUBERNETES_GRACE_S},
-        options=_launcher_options(values) if _find_launcher(own) == _LAUNCHER else {},
+        options=_build_launcher_options(values) if _find_launcher(profile_keys) == _LAUNCHER else {},
     )
 
 
@@ -56,16 +56,16 @@ def _drop_empty_keys(**keys: Any) -> ProfileKeys:
     return {key: value for key, value in keys.items() if value not in (None, [], {})}
 
 
-def _find_launcher(own: Mapping[str, Any]) -> Any:
-    return own.get("launcher") or _LAUNCHER
+def _find_launcher(profile_keys: Mapping[str, Any]) -> Any:
+    return profile_keys.get("launcher") or _LAUNCHER
 
 
-def _split_words(program: str) -> list[str]:
+def _split_command(program: str) -> list[str]:
     """The words of a command, as a shell splits them. ValueError if a quote is not closed."""
     return shlex.split(program.replace("\\\n", ""))
 
 
-def _env_variables(values: ChartValues) -> ProfileKeys:
+def _build_env(values: ChartValues) -> ProfileKeys:
     """The variables in the chart's order: of two with the same name the later one wins."""
     variables: ProfileKeys = {}
     if values.topologyFileConfigMap:
@@ -97,13 +97,13 @@ def _list_mounts(values: ChartValues) -> Iterator[tuple[str, ProfileKeys]]:
         yield ssh.configMapMountPath, {"config_map": ssh.configMapName}
 
 
-def _pod_resources(values: ChartValues) -> ProfileKeys:
+def _build_resources(values: ChartValues) -> ProfileKeys:
     devices = {"gpus": values.numGpusPerPod, values.roceGdrResName: values.numRoceGdr}
     quantities = {"cpu": values.numCpusPerPod, "memory": values.totalMemoryPerPod}
     return {**quantities, **{name: count for name, count in devices.items() if count}}
 
 
-def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
+def _build_pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
     """The keys of `pod`; `resources`: what the profile itself asks for, which no limit may be below.
 
     The kubelet gives a memory volume without a size the pod's memory, so shm is set to that.
@@ -113,7 +113,7 @@ def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
     networks = (values.multiNicNetworkName or "").replace(" ", "").split(",")
     locks_memory = values.numRoceGdr > 0 or values.serviceAccountName == "gdr"
     return _drop_empty_keys(
-        labels=_pod_labels(values),
+        labels=_build_pod_labels(values),
         avoid={**_HEALTH_LABELS, **hosts},
         spread=False,  # the chart lets pods share a node
         limits={
@@ -123,7 +123,7 @@ def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
         shm=None if values.disableSharedMemory else values.limitMemoryPerPod or values.totalMemoryPerPod,
         capabilities=["IPC_LOCK"] if locks_memory else [],
         networks=dict(Counter(filter(None, networks))),
-        env_from=list(_list_bundles(values)),
+        env_from=list(_list_env_sources(values)),
         init=[container.model_dump(mode="json") for container in values.initContainers],
         scheduler=values.schedulerName,
         pull_policy=values.imagePullPolicy,
@@ -133,13 +133,13 @@ def _pod_keys(values: ChartValues, resources: Any) -> ProfileKeys:
     )
 
 
-def _pod_labels(values: ChartValues) -> ProfileKeys:
+def _build_pod_labels(values: ChartValues) -> ProfileKeys:
     job = {"app.kubernetes.io/name": values.jobName} if values.jobName else {}
     checks = dict.fromkeys(("autopilot", *values.autopilotHealthChecks), "") if values.autopilotHealthChecks else {}
     return {**job, **{label.key: label.value for label in values.customLabels}, **checks}
 
 
-def _list_bundles(values: ChartValues) -> Iterator[ProfileKeys]:
+def _list_env_sources(values: ChartValues) -> Iterator[ProfileKeys]:
     if values.ncclGdrEnvConfigMap:
         yield {"config_map": values.ncclGdrEnvConfigMap}
     for source in values.envFrom:
@@ -149,7 +149,7 @@ def _list_bundles(values: ChartValues) -> Iterator[ProfileKeys]:
             yield {"secret": source.secretRef.name}
 
 
-def _launcher_options(values: ChartValues) -> ProfileKeys:
+def _build_launcher_options(values: ChartValues) -> ProfileKeys:
     """What only AppWrappers have. Durations may use days, which Go's cannot: the launcher writes seconds."""
     return _drop_empty_keys(**{option: getattr(values, key) for key, option in _OPTION_KEYS.items()})
 
@@ -165,7 +165,7 @@ _MISSING_PROGRAM = (
 _SHELL_REFUSAL = "is for a shell, and no shell runs it: put it in '…', or set program and args in the profile"
 
 
-def find_refusals(values: ChartValues, own: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def find_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each key that a profile cannot express, and why."""
     gpus = values.numGpusPerPod
     if values.restartPolicy != "Never":
@@ -174,19 +174,19 @@ def find_refusals(values: ChartValues, own: Mapping[str, Any]) -> Iterator[tuple
         yield "limitGpusPerPod", f"GPUs are not shared: leave it out, or set it to {gpus} like numGpusPerPod"
     if values.numRoceGdr and values.numPods == 1:
         yield "numRoceGdr", "one pod has no other to reach: set it to 0, or use more pods"
-    if _find_launcher(own) != _LAUNCHER:
+    if _find_launcher(profile_keys) != _LAUNCHER:
         keys = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
         yield from ((key, _OPTION_REFUSAL) for key in keys)
     for path, count in Counter(path for path, _ in _list_mounts(values)).items():
         if count > 1:
             yield "volumes", f"{count} volumes are mounted at {path}: each needs a path of its own"
-    if not _has_program(own):
+    if not _has_program(profile_keys):
         yield from (("mainProgram", text) for text in _find_program_faults(values.mainProgram))
 
 
-def _has_program(own: Mapping[str, Any]) -> bool:
+def _has_program(profile_keys: Mapping[str, Any]) -> bool:
     """Whether the profile itself names the program; mainProgram is then ignored."""
-    return bool(own.get("program"))
+    return bool(profile_keys.get("program"))
 
 
 def _find_program_faults(program: str) -> Iterator[str]:
@@ -196,7 +196,7 @@ def _find_program_faults(program: str) -> Iterator[str]:
     elif match := _SHELL_PATTERN.search(_strip_quoted_text(program.strip().replace("\\\n", ""))):
         yield f"{match[0]!r} {_SHELL_REFUSAL}"
     try:
-        _split_words(program)
+        _split_command(program)
     except ValueError:
         yield f"a quote is not closed: {program}"
 

@@ -68,7 +68,7 @@ class EnvVariable(ObjectName):
     configmap: KeyReference | None = None
 
     @model_validator(mode="after")
-    def one(self) -> "EnvVariable":
+    def validate_value_source(self) -> "EnvVariable":
         if sum(source is not None for source in (self.value, self.secret, self.configmap)) != 1:
             raise ValueError("a variable has a name and one of value, secret, configmap")
         return self
@@ -81,7 +81,7 @@ class EnvFrom(FrozenModel):
     secretRef: ObjectName | None = None
 
     @model_validator(mode="after")
-    def one(self) -> "EnvFrom":
+    def validate_reference(self) -> "EnvFrom":
         if bool(self.configMapRef) == bool(self.secretRef):
             raise ValueError("an item of envFrom has one of configMapRef, secretRef")
         return self
@@ -173,7 +173,7 @@ class ChartValues(FrozenModel):
 
     @model_validator(mode="before")
     @classmethod
-    def unsaid(cls, raw: Any) -> Any:
+    def drop_nulls(cls, raw: Any) -> Any:
         """Treat a key that is null as not set."""
         if not isinstance(raw, dict):
             return raw

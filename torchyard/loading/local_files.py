@@ -10,13 +10,13 @@ from torchyard.loading.yaml_errors import NamedFileError, shorten_value
 _MAX_FILES_BYTES = 1 << 20  # of a ConfigMap, all its files together
 
 
-def read_local_files(named: object, locate: Callable[[str], Path]) -> dict[str, dict[str, str]]:
+def read_local_files(files: object, locate: Callable[[str], Path]) -> dict[str, dict[str, str]]:
     """The content of each file, by its path in the pods. NamedFileError if one cannot be read, or all are too large."""
-    if not isinstance(named, Mapping):
-        raise NamedFileError("files", f"is a file for each path in the pods, not {shorten_value(repr(named))}")
+    if not isinstance(files, Mapping):
+        raise NamedFileError("files", f"is a file for each path in the pods, not {shorten_value(repr(files))}")
     contents: dict[str, dict[str, str]] = {}
     total = 0
-    for path, name in named.items():
+    for path, name in files.items():
         if not isinstance(name, str) or not name:
             message = f"{path} needs the name of a file of this machine, not {shorten_value(repr(name))}"
             raise NamedFileError("files", message, path)

@@ -61,12 +61,12 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     document, root = read_document(path, name)
     raw = merge_overrides(document, overrides or {})
     try:
-        _refuse_name(raw, name)
+        _check_no_name_key(raw, name)
         raw = _apply_values(raw, path)
         profile = Profile.model_validate({**raw, **_load_named_files(raw, path), "name": name})
         launcher = registry.load_launcher(profile.launcher)
         launcher.Options.model_validate(profile.options)
-        _refuse_wrong_address(profile)
+        _check_notify_address(profile)
     except ValidationError as error:
         prefix: tuple[str, ...] = ("options",) if error.title == "Options" else ()
         model = Profile if error.title == "Profile" else registry.load_launcher(str(raw["launcher"])).Options
@@ -83,13 +83,13 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
     return profile
 
 
-def _refuse_name(raw: Mapping[str, Any], stem: str) -> None:
+def _check_no_name_key(raw: Mapping[str, Any], stem: str) -> None:
     """NamedFileError if a profile, or an override of it, has the key `name`: the file's name counts."""
     if "name" in raw:
         raise NamedFileError("name", _NAME_REFUSAL.format(stem))
 
 
-def _refuse_wrong_address(profile: Profile) -> None:
+def _check_notify_address(profile: Profile) -> None:
     """NamedFileError if a message could not be sent to an address of `notify`."""
     problem = describe_invalid_address(profile.notify) if profile.notify else None
     if problem:

@@ -57,18 +57,18 @@ for tag in (_INT_TAG, _FLOAT_TAG):
 
 
 def read_document(
-    path: Path, name: str, what: str = "a profile", empty: bool = False
+    path: Path, name: str, noun: str = "a profile", allow_empty: bool = False
 ) -> tuple[dict[str, Any], yaml.MappingNode]:
-    """The only document of a file, and its nodes, which know their lines. `empty`: the file may be empty."""
+    """The only document of a file, and its nodes, which know their lines. `allow_empty`: the file may be empty."""
     documents = read_documents(path, name)
     if len(documents) > 1:
-        raise ProfileError(name, (f"{path}:{documents[1][1].start_mark.line + 1}: {what} is one document, not more",))
-    if empty and all(document is None for document, _ in documents):
+        raise ProfileError(name, (f"{path}:{documents[1][1].start_mark.line + 1}: {noun} is one document, not more",))
+    if allow_empty and all(document is None for document, _ in documents):
         start = yaml.Mark(str(path), 0, 0, 0, None, 0)
         return {}, yaml.MappingNode("tag:yaml.org,2002:map", [], start, start)
     document, root = documents[0] if documents else (None, None)
     if not isinstance(root, yaml.MappingNode) or not isinstance(document, dict):
-        raise ProfileError(name, (f"{path}:1: {what} is a mapping of keys to values",))
+        raise ProfileError(name, (f"{path}:1: {noun} is a mapping of keys to values",))
     return document, root
 
 
@@ -80,11 +80,11 @@ def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
         raise ProfileError(name, (f"{path} cannot be read: {error}",)) from error
     try:
         for event, level in _list_event_levels(content) if _is_possibly_deep(content) else ():
-            _check_condition(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
+            _require(level <= _MAX_LEVELS, f"more than {_MAX_LEVELS} levels", event.start_mark)
         loader, documents, repeated_keys = _Loader(content), [], []
         while loader.check_node():
             root = loader.get_node()
-            nodes = list(_unfold_nodes(root))
+            nodes = list(_expand_nodes(root))
             repeated_keys += _find_repeated_keys(nodes)
             documents.append((_construct_values(loader, root, nodes), root))
     except yaml.YAMLError as error:
@@ -97,7 +97,7 @@ def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
     return documents
 
 
-def _check_condition(is_met: bool, problem: str, mark: Any) -> None:
+def _require(is_met: bool, problem: str, mark: Any) -> None:
     """Raise YAMLError unless `is_met`."""
     if not is_met:
         raise yaml.MarkedYAMLError(problem=problem, problem_mark=mark)
@@ -117,18 +117,18 @@ def _list_event_levels(content: bytes) -> Iterator[tuple[yaml.Event, int]]:
         yield event, level
 
 
-def _unfold_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
+def _expand_nodes(root: yaml.Node) -> Iterator[yaml.Node]:
     """Every node, with aliases expanded. YAMLError if they expand without end, or beyond the limits."""
     unvisited, count = [(root, 1)], 0
     while unvisited:
         (node, level), count = unvisited.pop(), count + 1
         if level > _MAX_LEVELS or count > _MAX_VALUES:
-            _check_condition(
+            _require(
                 level <= _MAX_LEVELS,
                 f"more than {_MAX_LEVELS} levels: an alias may contain itself",
                 node.start_mark,
             )
-            _check_condition(False, f"more than {_MAX_VALUES} values", node.start_mark)
+            _require(False, f"more than {_MAX_VALUES} values", node.start_mark)
         yield node
         if isinstance(node, yaml.ScalarNode):
             continue
@@ -142,15 +142,15 @@ def _construct_values(loader: Any, root: yaml.Node, nodes: list[yaml.Node]) -> A
     for node in nodes:
         if node.tag == _INT_TAG and len(node.value) > _MAX_DIGITS:
             problem = f"a number of {len(node.value)} digits; at most {_MAX_DIGITS} are read"
-            _check_condition(False, problem, node.start_mark)
+            _require(False, problem, node.start_mark)
     try:
         return loader.construct_document(root)
     except _CONSTRUCTOR_ERRORS:
-        _blame_value(nodes)
+        _raise_for_invalid_value(nodes)
         raise
 
 
-def _blame_value(nodes: list[yaml.Node]) -> None:
+def _raise_for_invalid_value(nodes: list[yaml.Node]) -> None:
     """Raise YAMLError for the first value that does not fit its tag."""
     for node in nodes:
         kind = node.tag.rpartition(":")[2]
@@ -158,7 +158,7 @@ def _blame_value(nodes: list[yaml.Node]) -> None:
             if kind in _SCALAR_KINDS:
                 _Loader("").construct_object(node)
         except _CONSTRUCTOR_ERRORS:
-            _check_condition(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
+            _require(False, f"{shorten_value(repr(node.value))} cannot be read as {kind}", node.start_mark)
 
 
 def _describe_syntax_error(path: Path, content: bytes, error: yaml.YAMLError) -> str:

@@ -15,19 +15,19 @@ _MAX_MESSAGE_CHARS = 1000  # of a message, which may quote a part of the value a
 
 
 class NamedFileError(Exception):
-    """A key of the profile names a file that does not exist, or does not name a file at all; `part`: a key in it."""
+    """A key of the profile names a file that does not exist, or does not name a file at all; `subkey`: a key in it."""
 
-    def __init__(self, key: str, said: str, part: object = None) -> None:
-        super().__init__(key, said)
-        self.said, self.loc = said, (key,) if part is None else (key, str(part))
+    def __init__(self, key: str, message: str, subkey: object = None) -> None:
+        super().__init__(key, message)
+        self.message, self.loc = message, (key,) if subkey is None else (key, str(subkey))
 
     def __str__(self) -> str:
-        return f"{self.loc[0]}: {self.said}"
+        return f"{self.loc[0]}: {self.message}"
 
 
-def suggest_name(name: str, known: Iterable[str]) -> str:
+def suggest_name(name: str, choices: Iterable[str]) -> str:
     """`did you mean x? there are: …`, for a name that is not among the known ones."""
-    names = sorted(known)
+    names = sorted(choices)
     matches = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     return (f"did you mean {matches[0]}? " if matches else "") + "there are: " + ", ".join(names)
 

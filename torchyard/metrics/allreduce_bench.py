@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import has_any_word, read_finite, split_terminal_lines, strip_prefixes
+from torchyard.metrics.text import has_any_word, parse_finite, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
 _COUNT = r"([0-9]{1,9})"
@@ -38,22 +38,24 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
     for line in split_terminal_lines(lines):
         log.read_line(line)
     for row in log.rows.all():
-        log.note_rate(row)
-    return build_metrics(log.rows, log.summary | ({} if log.highest is None else {"max_busbw": log.highest}))
+        log.record_rate(row)
+    return build_metrics(
+        log.rows, log.summary | ({} if log.highest_busbw is None else {"max_busbw": log.highest_busbw})
+    )
 
 
 class _BenchLog:
     """What was printed so far. A row that spans several lines is open until one of its values appears again."""
 
     def __init__(self) -> None:
-        self.rows = Rows(self.note_rate)
-        self.highest: float | None = None
+        self.rows = Rows(self.record_rate)
+        self.highest_busbw: float | None = None
         self._trials: Counter[object] = Counter()
         self.summary: Row = {}
         self._payload: Row = {}
         self._columns: list[str] = []
-        self._open: Row = {}
-        self._who: Row = {}
+        self._open_row: Row = {}
+        self._rank: Row = {}
 
     def read_line(self, line: str) -> None:
         if "|" in line and has_any_word(line, _CELL_WORDS):
@@ -61,55 +63,55 @@ class _BenchLog:
             if "busbw" in cells:
                 self._columns = cells
             elif cells:
-                self._take_cells(cells)
+                self._add_table_row(cells)
         if has_any_word(line, _VALUE_WORDS):
-            for name, value in _read_values(line):
-                self._take_value(name, value)
-        self._take_facts(line)
-        self._who = _read_rank(line)
+            for name, value in _parse_values(line):
+                self._add_value(name, value)
+        self._update_context(line)
+        self._rank = _parse_rank(line)
 
-    def _take_cells(self, cells: list[str]) -> None:
+    def _add_table_row(self, cells: list[str]) -> None:
         """Take a row of a table; the payload is its first column, or the same for all rows and printed above."""
         size = _SIZE_PATTERN.fullmatch(cells[0])
         columns = self._columns or [*(["payload"] if size else []), "busbw", "algbw"]
         rates = {
-            name: _count_rate(match)
+            name: _convert_rate(match)
             for name, cell in zip(columns, cells, strict=False)
             if (match := _RATE_PATTERN.match(cell))
         }
         if rates and (size or "payload" not in columns):
             # The sweep is in powers of two, even where old versions print KB.
-            payload: Row = {"size": _count_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
-            self._add({**payload, **rates})
+            payload: Row = {"size": _convert_bytes(size[1], size[2], 1024)} if size else {"trial": 0, **self._payload}
+            self._add_row({**payload, **rates})
 
-    def _take_value(self, name: str, value: float | None) -> None:
+    def _add_value(self, name: str, value: float | None) -> None:
         """Take a value: `duration:` begins a row of 2021, the payload's line one of later years."""
-        if name in self._open or name == "seconds" or not self._open:
-            trial: Row = {"trial": 0, **self._who} if name == "seconds" else {}
-            self._open = {**trial, **self._payload}
-            self._add(self._open)
-        self._open[name] = value
+        if name in self._open_row or name == "seconds" or not self._open_row:
+            trial: Row = {"trial": 0, **self._rank} if name == "seconds" else {}
+            self._open_row = {**trial, **self._payload}
+            self._add_row(self._open_row)
+        self._open_row[name] = value
 
-    def _add(self, row: Row) -> None:
+    def _add_row(self, row: Row) -> None:
         """Add a row; the trials of each rank are counted from 1."""
         if "trial" in row:
             self._trials[row.get("rank")] += 1
             row["trial"] = self._trials[row.get("rank")]
         self.rows.add(row)
 
-    def note_rate(self, row: Row) -> None:
+    def record_rate(self, row: Row) -> None:
         rate = row.get("busbw")
         if isinstance(rate, float):
-            self.highest = rate if self.highest is None else max(self.highest, rate)
+            self.highest_busbw = rate if self.highest_busbw is None else max(self.highest_busbw, rate)
 
-    def _take_facts(self, line: str) -> None:
+    def _update_context(self, line: str) -> None:
         mentions_payload = " payload" in line or "data size" in line
         if mentions_payload and (
             match := next(filter(None, (pattern.search(line) for pattern in _PAYLOAD_PATTERNS)), None)
         ):
-            self._payload = {"size": _count_bytes(match[1], match[2], 1000)}
+            self._payload = {"size": _convert_bytes(match[1], match[2], 1000)}
         if "bandwidth of" in line and _HEADER_PATTERN.search(line):
-            self._open, self._columns = {}, []
+            self._open_row, self._columns = {}, []
             self.summary |= {name: int(number) for number, name in _COUNTS_PATTERN.findall(line)}
         if "software:" in line:
             self.summary |= {
@@ -120,31 +122,31 @@ class _BenchLog:
             self.summary["seconds"] = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
-def _read_rank(line: str) -> Row:
+def _parse_rank(line: str) -> Row:
     """The rank in a line that says whose values follow: `0:` or `host:0:`."""
     match = _RANK_PATTERN.search(line) if line.rstrip().endswith(":") else None
     return {"rank": int(match[1]) if match[1].isdecimal() else match[1]} if match else {}
 
 
-def _read_values(line: str) -> Iterator[tuple[str, float | None]]:
+def _parse_values(line: str) -> Iterator[tuple[str, float | None]]:
     """Values such as `algbw: 1.939 GBps (15.5 Gbps)`; one that is cut off before its unit is left out."""
     for match in _VALUE_PATTERN.finditer(line):
         rest, name = line[match.end() :], _COLUMN_NAMES.get(match[1], match[1])
         if name == "seconds" and (seconds := _SECONDS_PATTERN.match(rest)):
-            yield name, read_finite(seconds[1])
+            yield name, parse_finite(seconds[1])
         elif name != "seconds" and (rate := _RATE_PATTERN.match(rest)):
-            yield name, _count_rate(rate)
+            yield name, _convert_rate(rate)
 
 
-def _count_rate(match: re.Match[str]) -> float | None:
+def _convert_rate(match: re.Match[str]) -> float | None:
     """A rate in GB/s, from bytes (`GBps`) or bits (`Gbps`, `bps`)."""
-    value = read_finite(match[1])
+    value = parse_finite(match[1])
     if value is None:
         return None
     return value * 1000.0 ** (_UNIT_PREFIXES.index(match[2] or " ") - 3) / (8 if match[3] == "b" else 1)
 
 
-def _count_bytes(number: str, unit: str, thousand: int) -> int:
+def _convert_bytes(number: str, unit: str, thousand: int) -> int:
     """`4.0GB` in bytes; a KB has `thousand` bytes, a KiB always 1024."""
     power = max(_UNIT_PREFIXES.find(unit[0]), 0)
     return round(float(number) * float(1024 if "i" in unit else thousand) ** power)
@@ -159,6 +161,6 @@ def read_allreduce_bench_line(line: str) -> Row:
         if rows := log.rows.all():
             row = {key: value for key, value in rows[-1].items() if key != "trial"}
         elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(terminal_line)):
-            row = {"size": _count_bytes(match[1], match[2], 1024)} if match[1] else {}
+            row = {"size": _convert_bytes(match[1], match[2], 1024)} if match[1] else {}
             row["trial"] = int(match[3])
     return row

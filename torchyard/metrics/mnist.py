@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import NUMBER_PATTERN, read_finite, split_terminal_lines
+from torchyard.metrics.text import NUMBER_PATTERN, parse_finite, split_terminal_lines
 from torchyard.model.run import Metrics, Row
 
 _COUNT = r"([0-9]{1,9})"
@@ -40,20 +40,20 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
         if "Epoch " in line and (header := _QUICK_EPOCH_PATTERN.search(line)):
             current_epoch = {"epoch": int(header[1])}
             continue
-        batch, scores = current_epoch | _read_batch(line), _read_scores(line)
+        batch, scores = current_epoch | _parse_batch(line), _parse_scores(line)
         if batch.keys() >= {"epoch", "batch"}:
             key = ("epoch", batch["epoch"])
             previous = (rows.get(key) or {}) if batch["batch"] else {}
             row = previous | {"epoch": batch["epoch"], "loss": batch["loss"]}
             rows.put(key, row)
         elif scores:
-            row = _begin_row(rows, row, scores)
+            row = _find_or_add_row(rows, row, scores)
             (row if row else summary).update(scores)
-        summary |= _read_run_facts(line)
+        summary |= _parse_run_facts(line)
     return build_metrics(rows, summary)
 
 
-def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
+def _find_or_add_row(rows: Rows, row: Row, scores: Row) -> Row:
     """The row that scores belong to: that of the epoch that they name, or else the last one."""
     if "epoch" not in scores:
         return row
@@ -64,41 +64,41 @@ def _begin_row(rows: Rows, row: Row, scores: Row) -> Row:
     return existing
 
 
-def _read_batch(line: str) -> Row:
+def _parse_batch(line: str) -> Row:
     """A training batch: `batch` of `batches`, in the unit that the program counts."""
     if "Train Epoch:" in line and (match := _TRAINED_PATTERN.search(line)):
         epoch, batch, batches = (int(match[group]) for group in (1, 2, 3))
-        return {"epoch": epoch, "batch": batch, "batches": batches, "loss": read_finite(match[4])}
+        return {"epoch": epoch, "batch": batch, "batches": batches, "loss": parse_finite(match[4])}
     if "loss: " in line and (match := _QUICK_BATCH_PATTERN.search(line)):
-        return {"batch": int(match[2]), "batches": int(match[3]), "loss": read_finite(match[1])}
+        return {"batch": int(match[2]), "batches": int(match[3]), "loss": parse_finite(match[1])}
     return {}
 
 
-def _read_scores(line: str) -> Row:
+def _parse_scores(line: str) -> Row:
     """The scores from the test of an epoch."""
     if "acc" not in line and "Acc" not in line:
         return {}
     if match := _TESTED_PATTERN.search(line):
-        return {"epoch": int(match[1]), "acc": read_finite(match[2])}
+        return {"epoch": int(match[1]), "acc": parse_finite(match[2])}
     if match := _BEST_PATTERN.search(line):
-        return {"acc": read_finite(match[1]), "best_acc": read_finite(match[2])}
+        return {"acc": parse_finite(match[1]), "best_acc": parse_finite(match[2])}
     if match := _TEST_SET_PATTERN.search(line):
         correct, total = int(match[2]), int(match[3])
-        return {"test_loss": read_finite(match[1]), "accuracy": correct / total if total else None}
+        return {"test_loss": parse_finite(match[1]), "accuracy": correct / total if total else None}
     if match := _QUICK_TEST_PATTERN.search(line):
-        percent = read_finite(match[1])
-        return {"test_loss": read_finite(match[2]), "accuracy": None if percent is None else round(percent / 100, 6)}
+        percent = parse_finite(match[1])
+        return {"test_loss": parse_finite(match[2]), "accuracy": None if percent is None else round(percent / 100, 6)}
     match = _ACCURACY_PATTERN.search(line)
-    return {"accuracy": read_finite(match[1])} if match else {}
+    return {"accuracy": parse_finite(match[1])} if match else {}
 
 
-def _read_run_facts(line: str) -> Row:
+def _parse_run_facts(line: str) -> Row:
     """Facts about the whole run, printed at its start and at its end."""
     facts: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(line)} if "'" in line else {}
     if "[init]" in line and (match := _INIT_PATTERN.search(line)):
         facts["world_size"] = int(match[1])
     if (" seconds:" in line or "best_acc:" in line) and (match := _END_PATTERN.search(line)):
-        facts[match[1].replace(" ", "_")] = read_finite(match[2])
+        facts[match[1].replace(" ", "_")] = parse_finite(match[2])
     return facts
 
 
@@ -107,6 +107,6 @@ def read_mnist_line(line: str) -> Row:
     rows = [
         row
         for terminal_line in split_terminal_lines([line])
-        if (row := _read_batch(terminal_line) or _read_scores(terminal_line))
+        if (row := _parse_batch(terminal_line) or _parse_scores(terminal_line))
     ]
     return rows[-1] if rows else {}

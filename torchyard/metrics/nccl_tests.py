@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import NUMBER_PATTERN, has_any_word, read_finite, split_terminal_lines, strip_prefixes
+from torchyard.metrics.text import NUMBER_PATTERN, has_any_word, parse_finite, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
 # Bytes of one element.
@@ -21,7 +21,7 @@ _CELLS_PATTERN = re.compile(rf"(?:\s+(?:(?!0[0-9]){NUMBER_PATTERN}\*?|N/A)(?!\S)
 _ERROR_PATTERN = re.compile(r"e(-|\+0?0[0-5])")  # an error's exponent; a count of wrong elements has none
 # A row with nothing else on its line, in a table with redop and root: nearly all rows, and far quicker to read.
 _HALF = r"\s+([0-9]+(?:\.[0-9]+)?)\s+([0-9]+\.[0-9]+)\s+([0-9]+\.[0-9]+)\s+([0-9]{1,9})"
-_WHOLE_ROW_PATTERN = re.compile(
+_COMPLETE_ROW_PATTERN = re.compile(
     rf"\s*([0-9]{{1,15}})\s+[0-9]{{1,15}}\s+({'|'.join(_TYPE_BYTES)})"
     rf"\s+((?!nan|inf)[a-z]{{1,20}})\s+(-?[0-9]{{1,9}}){_HALF}{_HALF}\s*"
 )
@@ -35,7 +35,7 @@ _BEGIN_PATTERN = re.compile(r"ccl-tests version|Collective test starting|\bnThre
 _BEGIN_WORDS = ("ccl-tests", "Collective test", "nThread ", "_perf")
 _VERDICT_WORDS = ("Out of bounds", "Avg bus", "Test ")
 # Every line of interest contains one of these: a row's type, a header, a fact.
-_KNOWN_WORDS = (
+_RELEVANT_WORDS = (
     *("float", "half", "int", "double", "char", "bf16", "f8e", "fp8", "type"),
     *("ccl-tests", "CCL version", "_perf", "Avg bus", "Out of bounds", "ank", "Test ", "Collective test", "nThread "),
 )
@@ -61,17 +61,17 @@ _TIMED_COLUMNS = 8  # followed by the four of each iteration's times
 class TableLayout(NamedTuple):
     """What the header of a table says about its rows; `scale` converts its times to microseconds."""
 
-    rooted: bool
+    has_root: bool
     scale: float
 
 
-class TableLine(NamedTuple):
-    """A row as far as it was printed; `clean`: nothing but its cells was on the line."""
+class PartialRow(NamedTuple):
+    """A row as far as it was printed; `is_clean`: nothing but its cells was on the line."""
 
-    head: Row
+    fields: Row
     elements: int
     cells: list[str]
-    clean: bool
+    is_clean: bool
 
 
 def read_nccl_tests(lines: Iterable[str]) -> Metrics:
@@ -83,13 +83,13 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
     """
     tables = [_Table()]
     for line in split_terminal_lines(lines):
-        if not tables[-1].is_open and (not has_any_word(line, _KNOWN_WORDS) or tables[-1].read_whole_row(line)):
+        if not tables[-1].is_open and (not has_any_word(line, _RELEVANT_WORDS) or tables[-1].read_complete_row(line)):
             continue
-        facts = _read_facts(line)
-        if tables[-1].is_over(line, facts):
+        facts = _parse_facts(line)
+        if tables[-1].starts_next_table(line, facts):
             tables.append(_Table())
         tables[-1].read_line(line, facts)
-    filled = [table for table in tables if table.begun] or tables[:1]
+    filled = [table for table in tables if table.has_started] or tables[:1]
     summaries = [table.summary() for table in filled]
     if len(filled) == 1:
         return build_metrics(filled[0].rows, summaries[0])
@@ -119,62 +119,68 @@ class _Table:
     """One table while its lines are read."""
 
     def __init__(self) -> None:
-        self.rows = Rows(self._note_rates)
+        self.rows = Rows(self._record_rates)
         self._highest: float | None = None  # of the rows that were not kept
         self._facts: Row = {}
-        self._guess = ""
-        self._torn = 0
-        self._open: TableLine | None = None
+        self._guessed_op = ""
+        self._incomplete_rows = 0
+        self._open_row: PartialRow | None = None
         self._layout: TableLayout | None = None
 
     @property
-    def begun(self) -> bool:
-        return bool(self.rows.count or self._torn or self._open or self._facts.keys() & _END_KEYS)
+    def has_started(self) -> bool:
+        return bool(self.rows.count or self._incomplete_rows or self._open_row or self._facts.keys() & _END_KEYS)
 
     @property
     def is_open(self) -> bool:
         """Whether a row still lacks cells, which any line may supply."""
-        return self._open is not None
+        return self._open_row is not None
 
-    def is_over(self, line: str, facts: Row) -> bool:
+    def starts_next_table(self, line: str, facts: Row) -> bool:
         """Whether a line belongs to the next table."""
-        if self.begun and ((has_any_word(line, _BEGIN_WORDS) and _BEGIN_PATTERN.search(line)) or _read_layout(line)):
+        if self.has_started and (
+            (has_any_word(line, _BEGIN_WORDS) and _BEGIN_PATTERN.search(line)) or _parse_layout(line)
+        ):
             return True
         return "avg_busbw" in self._facts and "op" in facts and "concluded" not in line
 
     def read_line(self, line: str, facts: Row) -> None:
-        self._take_facts(facts)
+        self._merge_facts(facts)
         text = _MPI_TAG_PATTERN.sub(" ", line) if "<std" in line else line
         text = _NOISE_PATTERN.sub("", text) if " [" in text else text
-        if layout := _read_layout(text):
+        if layout := _parse_layout(text):
             self._layout = layout
-        elif row_start := _read_row_start(text, self._layout):
-            self._torn += self._open is not None
-            self._open = None
-            self._add(row_start, is_pieced=False)
-        elif self._open and (cells := strip_prefixes(text).split()) and _CELLS_PATTERN.fullmatch(" " + " ".join(cells)):
-            self._add(self._open._replace(cells=self._open.cells + cells), is_pieced=True)
+        elif row_start := _parse_row_start(text, self._layout):
+            self._incomplete_rows += self._open_row is not None
+            self._open_row = None
+            self._add_row(row_start, is_pieced=False)
+        elif (
+            self._open_row
+            and (cells := strip_prefixes(text).split())
+            and _CELLS_PATTERN.fullmatch(" " + " ".join(cells))
+        ):
+            self._add_row(self._open_row._replace(cells=self._open_row.cells + cells), is_pieced=True)
 
-    def read_whole_row(self, line: str) -> bool:
+    def read_complete_row(self, line: str) -> bool:
         """Read a row with nothing else on its line; False if the line is none, or the table is not known yet."""
         is_layout_known = (
-            self._layout and self._layout.rooted and "op" in self._facts and "avg_busbw" not in self._facts
+            self._layout and self._layout.has_root and "op" in self._facts and "avg_busbw" not in self._facts
         )
-        match = _WHOLE_ROW_PATTERN.fullmatch(line) if is_layout_known else None
+        match = _COMPLETE_ROW_PATTERN.fullmatch(line) if is_layout_known else None
         if match is None:
             return False
         size, element_type, redop, root, *cells = match.groups()
         fields: Row = {"size": int(size), "type": element_type, "redop": redop}
         root_field: Row = {} if root.startswith("-") else {"root": int(root)}
-        self.rows.add(_read_row(TableLine(fields | root_field, 0, cells, clean=True), self._layout))
+        self.rows.add(_build_row(PartialRow(fields | root_field, 0, cells, is_clean=True), self._layout))
         return True
 
     def summary(self) -> Row:
-        guessed_op: Row = {"op": self._guess} if self._guess else {}
+        guessed_op: Row = {"op": self._guessed_op} if self._guessed_op else {}
         for row in self.rows.all():
-            self._note_rates(row)
+            self._record_rates(row)
         max_busbw: Row = {} if self._highest is None else {"max_busbw": self._highest}
-        incomplete_rows = self._torn + (self._open is not None)
+        incomplete_rows = self._incomplete_rows + (self._open_row is not None)
         return {
             **guessed_op,
             **self._facts,
@@ -182,13 +188,13 @@ class _Table:
             **({"incomplete_rows": incomplete_rows} if incomplete_rows else {}),
         }
 
-    def _note_rates(self, row: Row) -> None:
+    def _record_rates(self, row: Row) -> None:
         for key in ("busbw", "in_place_busbw"):
             rate = row.get(key)
             if isinstance(rate, float) and (self._highest is None or rate > self._highest):
                 self._highest = rate
 
-    def _take_facts(self, facts: Row) -> None:
+    def _merge_facts(self, facts: Row) -> None:
         for key, value in facts.items():
             previous = self._facts.setdefault(key, value)
             if key == "failed":
@@ -196,34 +202,34 @@ class _Table:
             elif key == "ranks" and isinstance(previous, int) and isinstance(value, int):
                 self._facts[key] = max(previous, value)
 
-    def _add(self, row_start: TableLine, is_pieced: bool) -> None:
+    def _add_row(self, row_start: PartialRow, is_pieced: bool) -> None:
         """Add a row that has all its cells. One that lacks some stays open: other writers may have interrupted it."""
-        self._open = None
+        self._open_row = None
         row = (
-            _read_row(row_start, self._layout)
+            _build_row(row_start, self._layout)
             if len(row_start.cells) in (2 * _HALF_COLUMNS, 2 * _TIMED_COLUMNS)
             else {}
         )
         is_certain = self._layout is not None and not is_pieced
         if row and not {"error", "in_place_wrong"} <= row.keys() and (is_certain or _is_plausible(row)):
             self.rows.add(row)
-            self._guess = _guess_operation(row_start) or self._guess
-        elif row_start.clean and len(row_start.cells) in (0, _HALF_COLUMNS):
-            self._open = row_start
+            self._guessed_op = _guess_operation(row_start) or self._guessed_op
+        elif row_start.is_clean and len(row_start.cells) in (0, _HALF_COLUMNS):
+            self._open_row = row_start
         else:
-            self._torn += 1
+            self._incomplete_rows += 1
 
 
-def _read_layout(text: str) -> TableLayout | None:
+def _parse_layout(text: str) -> TableLayout | None:
     """What a line says about its table, if it is a header."""
     header = _HEADER_PATTERN.search(text) if "type" in text else None
     if header is None:
         return None
     scale = 1000.0 if header[1] == "bytes" else 1.0  # the oldest tables print the time in ms
-    return TableLayout(rooted="root" in header[2].split(), scale=scale)
+    return TableLayout(has_root="root" in header[2].split(), scale=scale)
 
 
-def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
+def _parse_row_start(text: str, layout: TableLayout | None) -> PartialRow | None:
     """The size, count and type of a row, its redop and root if the program prints them, and the cells that follow.
 
     Without the table's header, an odd number of cells begins with the root: the row's two halves are equally long.
@@ -235,27 +241,30 @@ def _read_row_start(text: str, layout: TableLayout | None) -> TableLine | None:
     cells_match = _CELLS_PATTERN.match(match[4], redop.end() if redop else 0)
     cells = cells_match[0].split() if cells_match else []
     is_clean = cells_match is not None and not match[4][cells_match.end() :].strip()
-    root = cells.pop(0) if cells and (layout.rooted if layout else len(cells) % 2) else ""
+    root = cells.pop(0) if cells and (layout.has_root if layout else len(cells) % 2) else ""
     fields: Row = {"size": int(match[1]), "type": match[3]}
     if redop:
         fields["redop"] = redop[1]
     if root.isascii() and root.isdecimal() and len(root) < 10:
         fields["root"] = int(root)
-    return TableLine(fields, int(match[2]), cells, is_clean)
+    return PartialRow(fields, int(match[2]), cells, is_clean)
 
 
-def _read_row(row_start: TableLine, layout: TableLayout | None) -> Row:
+def _build_row(row_start: PartialRow, layout: TableLayout | None) -> Row:
     """A row of the report, with the constant values last."""
     half, scale = len(row_start.cells) // 2, layout.scale if layout else 1.0
-    out_of_place, in_place_values = _read_half(row_start.cells[:half], scale), _read_half(row_start.cells[half:], scale)
+    out_of_place, in_place_values = (
+        _parse_half(row_start.cells[:half], scale),
+        _parse_half(row_start.cells[half:], scale),
+    )
     in_place = {f"in_place_{key}": value for key, value in in_place_values.items()}
-    return {"size": row_start.head["size"], **out_of_place, **in_place, **row_start.head}
+    return {"size": row_start.fields["size"], **out_of_place, **in_place, **row_start.fields}
 
 
-def _read_half(cells: list[str], scale: float) -> Row:
+def _parse_half(cells: list[str], scale: float) -> Row:
     """Time, algbw, busbw, and how many elements were wrong or, in old tables, the largest error."""
     time, algbw, busbw, wrong = (
-        None if cell == "N/A" else read_finite(cell.rstrip("*")) for cell in cells[:_HALF_COLUMNS]
+        None if cell == "N/A" else parse_finite(cell.rstrip("*")) for cell in cells[:_HALF_COLUMNS]
     )
     half: Row = {"time_us": None if time is None else time * scale, "algbw": algbw, "busbw": busbw}
     if wrong is None:
@@ -274,16 +283,16 @@ def _is_plausible(row: Row) -> bool:
     return True
 
 
-def _guess_operation(row_start: TableLine) -> str:
+def _guess_operation(row_start: PartialRow) -> str:
     """The operation of a table without a header, if a row shows it: only reductions have a redop."""
-    size, root = row_start.head["size"], row_start.head.get("root")
-    if not size or row_start.head.get("redop", "none") == "none":
+    size, root = row_start.fields["size"], row_start.fields.get("root")
+    if not size or row_start.fields.get("redop", "none") == "none":
         return ""
-    matches_size = row_start.elements * _TYPE_BYTES[str(row_start.head["type"])] == size
+    matches_size = row_start.elements * _TYPE_BYTES[str(row_start.fields["type"])] == size
     return "reduce" if root is not None else "all_reduce" if matches_size else "reduce_scatter"
 
 
-def _read_facts(line: str) -> Row:
+def _parse_facts(line: str) -> Row:
     """What a line says about its table."""
     groups: dict[str, str] = {}
     for word, pattern in _FACT_PATTERNS:
@@ -293,7 +302,7 @@ def _read_facts(line: str) -> Row:
     if "rank" in groups or "ranks" in groups:
         facts["ranks"] = int(groups.get("rank", -1)) + 1 or int(groups["ranks"])
     if "avg_busbw" in groups:
-        facts["avg_busbw"] = read_finite(groups["avg_busbw"])
+        facts["avg_busbw"] = parse_finite(groups["avg_busbw"])
     if "out_of_bounds" in groups:
         facts["out_of_bounds"] = int(groups["out_of_bounds"])
     has_verdict = "avg_busbw" in groups or "out_of_bounds" in groups or has_any_word(line, _VERDICT_WORDS)
@@ -306,6 +315,6 @@ def read_nccl_tests_line(line: str) -> Row:
     """The last row in a line, or the verdict on a table."""
     table = _Table()
     for terminal_line in split_terminal_lines([line]):
-        table.read_line(terminal_line, _read_facts(terminal_line))
+        table.read_line(terminal_line, _parse_facts(terminal_line))
     rows = table.rows.all()
     return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in _END_KEYS}

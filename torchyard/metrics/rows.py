@@ -10,26 +10,26 @@ RowKey = tuple[str, float | int | str | bool | None]
 class Rows:
     """Rows by key, in the order in which they first appeared. A repeated key replaces its row.
 
-    At most MAX_ROWS are kept: they are thinned evenly, and the first and the last always stay. `drop` gets each row
+    At most MAX_ROWS are kept: they are thinned evenly, and the first and the last always stay. `on_drop` gets each row
     that is dropped. After that, a new number that is not above all earlier ones counts as a dropped row's, repeated.
     """
 
-    def __init__(self, drop: Callable[[Row], object] = lambda row: None) -> None:
+    def __init__(self, on_drop: Callable[[Row], object] = lambda row: None) -> None:
         self.count = 0
-        self._drop = drop
-        self._kept: dict[RowKey, tuple[int, Row]] = {}  # with their position among all rows
-        self._last: RowKey | None = None
+        self._on_drop = on_drop
+        self._rows_by_key: dict[RowKey, tuple[int, Row]] = {}  # with their position among all rows
+        self._last_key: RowKey | None = None
         self._step = 1
         self._highest: dict[str, float] = {}
 
     def get(self, key: RowKey) -> Row | None:
-        entry = self._kept.get(key)
+        entry = self._rows_by_key.get(key)
         return entry[1] if entry else None
 
     def put(self, key: RowKey, row: Row) -> None:
-        entry = self._kept.get(key)
+        entry = self._rows_by_key.get(key)
         if entry:
-            self._kept[key] = (entry[0], row)
+            self._rows_by_key[key] = (entry[0], row)
         elif not self._was_dropped(key):
             self._add(key, row)
 
@@ -38,21 +38,23 @@ class Rows:
         self._add(("", self.count), row)
 
     def all(self) -> tuple[Row, ...]:
-        return tuple(row for _, row in self._kept.values())
+        return tuple(row for _, row in self._rows_by_key.values())
 
     def _add(self, key: RowKey, row: Row) -> None:
-        if self._last is not None and self._kept[self._last][0] % self._step:
-            self._drop(self._kept.pop(self._last)[1])
-        self._kept[key] = (self.count, row)
-        self._last = key
+        if self._last_key is not None and self._rows_by_key[self._last_key][0] % self._step:
+            self._on_drop(self._rows_by_key.pop(self._last_key)[1])
+        self._rows_by_key[key] = (self.count, row)
+        self._last_key = key
         self.count += 1
-        if len(self._kept) > MAX_ROWS:
+        if len(self._rows_by_key) > MAX_ROWS:
             self._thin()
 
     def _thin(self) -> None:
         self._step *= 2
-        for key in [key for key, (position, _) in self._kept.items() if position % self._step and key != self._last]:
-            self._drop(self._kept.pop(key)[1])
+        for key in [
+            key for key, (position, _) in self._rows_by_key.items() if position % self._step and key != self._last_key
+        ]:
+            self._on_drop(self._rows_by_key.pop(key)[1])
 
     def _was_dropped(self, key: RowKey) -> bool:
         name, value = key

@@ -31,15 +31,15 @@ def has_any_word(text: str, words: Iterable[str]) -> bool:
     return False
 
 
-def strip_prefixes(part: str) -> str:
+def strip_prefixes(line: str) -> str:
     """What the program printed, without the prefixes of launchers."""
     start = 0
-    while match := _PREFIX_PATTERN.match(part, start):
+    while match := _PREFIX_PATTERN.match(line, start):
         start = match.end()
-    return part[start:]
+    return line[start:]
 
 
-def read_finite(text: str) -> float | None:
+def parse_finite(text: str) -> float | None:
     """A number; None for nan and inf, which JSON cannot hold."""
     value = float(text)
     return value if math.isfinite(value) else None

@@ -43,7 +43,7 @@ class _Columns:
             self._losses = [_NAMES.get(name.lower(), name.lower()) for name in match[1].split()]
             return True
         if "Class" in line and (match := _SCORES_HEADER.search(line)):
-            self._scores = list(_read_score_names(match[1]))
+            self._scores = list(_parse_score_names(match[1]))
             return True
         return False
 
@@ -74,7 +74,7 @@ class _Columns:
         return dict(zip(self._scores, values, strict=True)) if len(values) == len(self._scores) else {}
 
 
-def _read_score_names(text: str) -> Iterable[str]:
+def _parse_score_names(text: str) -> Iterable[str]:
     """`P R mAP50 mAP50_95` of a header; version 8 writes `Box(P R mAP50 mAP50-95)`, and then the same of Mask."""
     prefix = ""
     for word in text.split():
@@ -91,8 +91,8 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     `GPU_mem` is in GB; the headers name the other columns. The scores after the last epoch are those of the best
     weights (`final_...`); a log without an epoch has only these.
     """
-    best_dropped, columns = _BestRow(), _Columns()
-    rows = Rows(best_dropped.read_line)
+    best_dropped, columns = _BestDroppedRow(), _Columns()
+    rows = Rows(best_dropped.record)
     summary, final_scores, standalone_scores = Row(), Row(), Row()
     row: Row = {}
     completed_epochs: set[int] = set()
@@ -108,7 +108,7 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
             row |= scores
         else:
             standalone_scores = scores or standalone_scores
-        summary |= _read_end_facts(line)
+        summary |= _parse_end_facts(line)
     reported_scores = final_scores or (standalone_scores if not rows.count else {})
     summary |= {f"final_{key}": value for key, value in reported_scores.items()}
     return build_metrics(rows, {**summary, **_find_best_epoch([*best_dropped.rows, *rows.all()])})
@@ -135,20 +135,20 @@ def _put_epoch(rows: Rows, state: Row, completed_epochs: set[int]) -> Row:
     return row
 
 
-class _BestRow:
+class _BestDroppedRow:
     """The best of the rows that were not kept."""
 
     def __init__(self) -> None:
         self.rows: list[Row] = []
 
-    def read_line(self, row: Row) -> None:
+    def record(self, row: Row) -> None:
         if math.isfinite(_compute_fitness(row)) and (
             not self.rows or _compute_fitness(row) > _compute_fitness(self.rows[0])
         ):
             self.rows = [row]
 
 
-def _read_end_facts(line: str) -> Row:
+def _parse_end_facts(line: str) -> Row:
     if "epochs completed" not in line and "Results saved" not in line:
         return {}
     end_match, saved_match = _END_PATTERN.search(line), _SAVED_PATTERN.search(line)

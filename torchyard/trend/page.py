@@ -37,7 +37,8 @@ def build_table(history: History, trend: Trend | None) -> Table:
     if trend is None:
         names = list(recent[-1].numbers)[:_MAX_NUMBERS] if recent else []
         rows = [
-            [*_describe_run(record), *(_show_number(record.numbers.get(name)) for name in names)] for record in recent
+            [*_describe_run(record), *(_format_optional_number(record.numbers.get(name)) for name in names)]
+            for record in recent
         ]
         return Table(
             ["when (UTC)", "run", "job", "seconds", *(single_line(number_name, 24) for number_name in names)], rows
@@ -63,7 +64,7 @@ def render_page(history: History, trend: Trend | None) -> str:
     """The records of a history, at least one, as Markdown: what they have in common, the plot, and a table."""
     key = history.records[-1].key
     lines = [f"# {escape_markdown(key.profile)}", escape_markdown(describe_key(key)), ""]
-    lines += [escape_markdown(_NO_TREND_HINT), ""] if trend is None else _draw_picture(history, trend)
+    lines += [escape_markdown(_NO_TREND_HINT), ""] if trend is None else _render_plot(history, trend)
     head, rows = build_table(history, trend)
     return "\n".join([*lines, *format_markdown_table(head, reversed(rows))])
 
@@ -74,7 +75,7 @@ def describe_key(key: HistoryKey) -> str:
     return single_line(", ".join(filter(None, parts)), 300)
 
 
-def _draw_picture(history: History, trend: Trend) -> list[str]:
+def _render_plot(history: History, trend: Trend) -> list[str]:
     svg = draw_trend(judge_records(history.records, trend), trend.value)
     if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
         return []
@@ -93,5 +94,5 @@ def _describe_night(night: JudgedValue | None) -> Sequence[str]:
     return (format_number(night.value), format_band(night.band) if night.band else "", night.verdict)
 
 
-def _show_number(value: float | None) -> str:
+def _format_optional_number(value: float | None) -> str:
     return "" if value is None else format_number(value)

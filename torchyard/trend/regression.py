@@ -32,8 +32,8 @@ WINDOW_NIGHTS = 30
 ACCEPTED_NIGHTS = 7  # so many unusual nights in a row are a new level, with which the next ones are compared
 MIN_CHANGE = 0.03  # of the median
 _FACTOR, _FACTOR_PER_MISSING_NIGHT, _ENOUGH_NIGHTS = 3.6, 1.0, 11
-_WILD_MADS = 15
-_MAX_WILD_SHARE = 0.2
+_OUTLIER_MADS = 15
+_MAX_OUTLIER_SHARE = 0.2
 
 
 class Band(NamedTuple):
@@ -96,9 +96,9 @@ def _measure_band(earlier: Sequence[float]) -> Band | None:
     middle = median(earlier)
     distances = [abs(value - middle) for value in earlier]
     min_margin = MIN_CHANGE * abs(middle)
-    max_distance = max(_WILD_MADS * median(distances), min_margin)
+    max_distance = max(_OUTLIER_MADS * median(distances), min_margin)
     inliers = [distance for distance in distances if distance <= max_distance]
-    if len(distances) - len(inliers) > _MAX_WILD_SHARE * len(distances):
+    if len(distances) - len(inliers) > _MAX_OUTLIER_SHARE * len(distances):
         inliers = distances
     spread = math.sqrt(sum(distance * distance for distance in inliers) / len(inliers))
     factor = _FACTOR + _FACTOR_PER_MISSING_NIGHT * max(0, _ENOUGH_NIGHTS - len(inliers))

@@ -12,4 +12,4 @@ def test_ranks_that_follow_each_other_are_a_range() -> None:
 
 def test_long_list_is_cut() -> None:
     """Of many ranges the first are named, and the ranks of the others are counted."""
-    assert format_ranks(range(0, 40, 2), most=8) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"
+    assert format_ranks(range(0, 40, 2), max_ranges=8) == "0, 2, 4, 6, 8, 10, 12, 14 and 12 more"

@@ -6,7 +6,7 @@ from tests.printed_metrics import HEAD, MNIST, ROW
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.mnist import read_mnist
 from torchyard.metrics.nccl_tests import read_nccl_tests
-from torchyard.metrics.text import read_finite, split_terminal_lines, strip_prefixes
+from torchyard.metrics.text import parse_finite, split_terminal_lines, strip_prefixes
 
 BEFORE = (
     "",
@@ -55,4 +55,4 @@ def test_prefixes_of_launchers_are_stripped(line: str, text: str) -> None:
 )
 def test_number_that_json_cannot_hold_is_none(text: str, value: float | None) -> None:
     """A loss that went astray is stored as null."""
-    assert read_finite(text) == value
+    assert parse_finite(text) == value
