@@ -16,7 +16,7 @@ __all__ = ["cli", "runai_planned"]
 
 
 @pytest.fixture
-def carried(write: Write, tmp_path: Path) -> Iterator[Callable[..., Carried]]:
+def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., Carried]]:
     """Create a flow run of two ticking agents, whose processes never outlive the test."""
 
     def make(**keys: Any) -> Carried:

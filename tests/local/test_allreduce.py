@@ -11,7 +11,7 @@ import torch
 from programs import allreduce
 from tests.started_programs import TELL_THREADS, launch, read_rows, run, surround
 from torchyard.common.project_root import ROOT
-from torchyard.metrics.registry import read_json_lines, read_progress
+from torchyard.metrics.registry import read_json_lines, get_progress
 
 PROGRAM = "programs/allreduce.py"
 SHORT = ("--min-size=32K", "--max-size=200K", "--trials=3", "--warmups=1")
@@ -19,42 +19,42 @@ SIZES = [32768, 65536, 131072]
 
 
 @pytest.fixture(scope="module", params=[2, 3])
-def printed(request: pytest.FixtureRequest) -> tuple[int, str]:
+def benchmark(request: pytest.FixtureRequest) -> tuple[int, str]:
     """The number of processes, and the output of a successful run."""
-    ended = run(launch(request.param, PROGRAM, *SHORT))
-    assert ended.returncode == 0, ended.stderr
-    return request.param, ended.stdout
+    completed = run(launch(request.param, PROGRAM, *SHORT))
+    assert completed.returncode == 0, completed.stderr
+    return request.param, completed.stdout
 
 
-def test_figures_belong_together(printed: tuple[int, str]) -> None:
+def test_figures_belong_together(benchmark: tuple[int, str]) -> None:
     """Each row's algbw is its size over its seconds in 10^9 bytes, and its busbw that times 2 (n - 1) / n."""
-    processes, output = printed
+    processes, output = benchmark
     for row in read_rows(output)[:-1]:
         assert row["algbw"] == pytest.approx(row["size"] / row["seconds"] / 1e9)
         assert row["busbw"] == pytest.approx(row["algbw"] * 2 * (processes - 1) / processes)
 
 
-def test_sums_are_right(printed: tuple[int, str]) -> None:
+def test_sums_are_correct(benchmark: tuple[int, str]) -> None:
     """The sums by gloo are right, whether or not the number of ranks divides the sizes."""
-    assert [row["wrong"] for row in read_rows(printed[1])] == [0, 0, 0, 0]
+    assert [row["wrong"] for row in read_rows(benchmark[1])] == [0, 0, 0, 0]
 
 
-def test_summary_is_of_the_largest_size(printed: tuple[int, str]) -> None:
+def test_summary_is_of_the_largest_size(benchmark: tuple[int, str]) -> None:
     """The last line has the last row's bandwidths, the mean of all, and the conditions of the measurement."""
-    processes, output = printed
-    *rows, whole = read_rows(output)
-    assert (whole["algbw"], whole["busbw"]) == (rows[-1]["algbw"], rows[-1]["busbw"])
-    assert whole["mean_busbw"] == pytest.approx(sum(row["busbw"] for row in rows) / len(rows))
-    assert (whole["world_size"], whole["backend"], whole["dtype"]) == (processes, "gloo", "float32")
+    processes, output = benchmark
+    *rows, summary = read_rows(output)
+    assert (summary["algbw"], summary["busbw"]) == (rows[-1]["algbw"], rows[-1]["busbw"])
+    assert summary["mean_busbw"] == pytest.approx(sum(row["busbw"] for row in rows) / len(rows))
+    assert (summary["world_size"], summary["backend"], summary["dtype"]) == (processes, "gloo", "float32")
 
 
-def test_rows_tell_how_far_it_is(printed: tuple[int, str]) -> None:
+def test_rows_show_the_progress(benchmark: tuple[int, str]) -> None:
     """There is a row for each size up to the largest, each shows the progress, and the summary is not a row."""
-    metrics = read_json_lines(printed[1].splitlines())
+    metrics = read_json_lines(benchmark[1].splitlines())
     assert [row["size"] for row in metrics.rows] == SIZES
-    shares = [found.share for row in metrics.rows if (found := read_progress(row))]
+    shares = [progress.share for row in metrics.rows if (progress := get_progress(row))]
     assert shares == pytest.approx([1 / 3, 2 / 3, 1])
-    assert metrics.summary["world_size"] == printed[0]
+    assert metrics.summary["world_size"] == benchmark[0]
 
 
 @pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
@@ -67,12 +67,12 @@ def test_one_process_has_no_bus(dtype: str) -> None:
 
 def test_no_torchrun_is_needed() -> None:
     """The benchmark also runs on two processes that get ranks and master, but no local rank, from the environment."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = str(taken.getsockname()[1])
-    settings = [surround(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
-    assert "LOCAL_RANK" not in settings[0]
+    with socket.create_server(("127.0.0.1", 0)) as free_port:
+        port = str(free_port.getsockname()[1])
+    environments = [surround(RANK=str(rank), WORLD_SIZE="2", MASTER_PORT=port) for rank in range(2)]
+    assert "LOCAL_RANK" not in environments[0]
     command = launch(1, PROGRAM, *SHORT)
-    ranks = [subprocess.Popen(command, cwd=ROOT, env=each, stdout=subprocess.PIPE, text=True) for each in settings]
+    ranks = [subprocess.Popen(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, text=True) for env in environments]
     first, second = (rank.communicate(timeout=60)[0] for rank in ranks)
     assert ([row["wrong"] for row in read_rows(first)], second) == ([0, 0, 0, 0], "")
 
@@ -97,14 +97,14 @@ def break_rank(folder: Path, code: str) -> list[str]:
 
 def test_slowest_rank_counts(tmp_path: Path) -> None:
     """Rank 0 prints the median over the trials of the slowest rank's time, by that rank's own clock."""
-    ended = run(break_rank(tmp_path, "allreduce.time.perf_counter = iter([0, 90, 0, 50, 0, 3000]).__next__"))
-    assert read_rows(ended.stdout)[0]["seconds"] == 90
+    completed = run(break_rank(tmp_path, "allreduce.time.perf_counter = iter([0, 90, 0, 50, 0, 3000]).__next__"))
+    assert read_rows(completed.stdout)[0]["seconds"] == 90
 
 
-def test_ranks_begin_together(tmp_path: Path) -> None:
+def test_ranks_start_each_trial_together(tmp_path: Path) -> None:
     """A rank that arrives late at every trial does not make the trials longer."""
-    late = "copy = torch.Tensor.copy_; torch.Tensor.copy_ = lambda *given: (time.sleep(0.5), copy(*given))[1]"
-    assert read_rows(run(break_rank(tmp_path, late)).stdout)[0]["seconds"] < 0.5
+    delay_copy = "copy = torch.Tensor.copy_; torch.Tensor.copy_ = lambda *given: (time.sleep(0.5), copy(*given))[1]"
+    assert read_rows(run(break_rank(tmp_path, delay_copy)).stdout)[0]["seconds"] < 0.5
 
 
 # Two elements of a result are wrong; small tensors, which are not measured, stay right.
@@ -116,40 +116,42 @@ SPOIL = (
 
 def test_wrong_sums_are_counted_and_fail(tmp_path: Path) -> None:
     """Two wrong elements of one rank in each of three trials count as six, and the exit code is 1."""
-    ended = run(break_rank(tmp_path, SPOIL))
-    assert [row["wrong"] for row in read_rows(ended.stdout)] == [6, 6]
-    assert (ended.returncode, "6 elements differ from the expected sums" in ended.stderr) == (1, True)
+    completed = run(break_rank(tmp_path, SPOIL))
+    assert [row["wrong"] for row in read_rows(completed.stdout)] == [6, 6]
+    assert (completed.returncode, "6 elements differ from the expected sums" in completed.stderr) == (1, True)
 
 
-def test_bandwidth_that_is_enough_ends_the_check() -> None:
+def test_sufficient_bandwidth_ends_the_check() -> None:
     """With --least the first size that is fast enough is the last, and one line says so."""
-    ended = run(launch(2, PROGRAM, "--least=0.00001", "--within=30", *SHORT))
-    assert ended.returncode == 0, ended.stderr
-    (row,) = read_rows(ended.stdout)
+    completed = run(launch(2, PROGRAM, "--least=0.00001", "--within=30", *SHORT))
+    assert completed.returncode == 0, completed.stderr
+    (row,) = read_rows(completed.stdout)
     assert (row["check_fabric"]["size"], list(row)) == (SIZES[0], ["check_fabric"])
 
 
 def test_bandwidth_that_is_too_low_ends_the_check() -> None:
     """With --least the exit code is 1 if no size is fast enough, and the best bandwidth is reported."""
-    ended = run(launch(2, PROGRAM, "--least=9999", "--within=30", *SHORT))
-    (row,) = read_rows(ended.stdout)
+    completed = run(launch(2, PROGRAM, "--least=9999", "--within=30", *SHORT))
+    (row,) = read_rows(completed.stdout)
     best = row["check_fabric"]["busbw"]
-    assert ended.returncode == 1
-    assert f"all_reduce reached a busbw of {best:.4g} GB/s, and 9999 GB/s are needed." in ended.stderr
+    assert completed.returncode == 1
+    assert f"all_reduce reached a busbw of {best:.4g} GB/s, and 9999 GB/s are needed." in completed.stderr
 
 
 def test_time_ends_the_check() -> None:
     """With --least no size begins that would probably end after --within."""
-    ended = run(launch(2, PROGRAM, "--least=9999", "--within=0.4", "--max-size=16G", "--trials=3", "--warmups=0"))
-    (row,) = read_rows(ended.stdout)
+    completed = run(launch(2, PROGRAM, "--least=9999", "--within=0.4", "--max-size=16G", "--trials=3", "--warmups=0"))
+    (row,) = read_rows(completed.stdout)
     assert row["check_fabric"]["size"] < 1 << 30
-    assert "GB/s are needed" in ended.stderr
+    assert "GB/s are needed" in completed.stderr
 
 
 def test_wrong_sums_fail_the_check(tmp_path: Path) -> None:
     """A fabric that is fast and wrong fails too."""
-    ended = run([*break_rank(tmp_path, SPOIL), "--least=0.00001"])
-    assert (ended.returncode, "6 elements differ from the expected sums" in ended.stderr) == (1, True), ended.stderr
+    completed = run([*break_rank(tmp_path, SPOIL), "--least=0.00001"])
+    assert (completed.returncode, "6 elements differ from the expected sums" in completed.stderr) == (1, True), (
+        completed.stderr
+    )
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3, 8, 300])
@@ -160,12 +162,12 @@ def test_shares_add_up_exactly(world_size: int) -> None:
 
 
 @pytest.mark.parametrize("world_size", [2, 3, 8])
-def test_shares_tell_what_went_wrong(world_size: int) -> None:
+def test_shares_detect_wrong_sums(world_size: int) -> None:
     """A missing rank, a rank counted twice, shifted parts and a maximum all differ from the sums."""
-    mine = torch.stack([allreduce.build_shares(rank, world_size)[0] for rank in range(world_size)])
+    shares = torch.stack([allreduce.build_shares(rank, world_size)[0] for rank in range(world_size)])
     sums = allreduce.build_shares(0, world_size)[1]
-    for wrong in (mine[1:].sum(0), mine.sum(0) + mine[0], mine.sum(0).roll(world_size), mine.amax(0)):
-        assert not torch.equal(wrong, sums)
+    for corrupted in (shares[1:].sum(0), shares.sum(0) + shares[0], shares.sum(0).roll(world_size), shares.amax(0)):
+        assert not torch.equal(corrupted, sums)
 
 
 def test_no_gloo_thread_outlives_the_group() -> None:
@@ -182,7 +184,7 @@ def test_sizes_are_binary(text: str, size: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("argv", "message"),
     [
         (["--min-size=32X"], "'32X' is not a size: write bytes, or 32K, 1M, 2G"),
         (["--max-size=0"], "'0' is not a size"),
@@ -197,16 +199,16 @@ def test_sizes_are_binary(text: str, size: int) -> None:
         ([], "RANK, WORLD_SIZE must be set; start it with torchrun"),
     ],
 )
-def test_wrong_arguments_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+def test_invalid_arguments_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     """Wrong arguments end the program with exit code 2 and one line, without a traceback."""
     for name, value in {"MASTER_ADDR": "h", "MASTER_PORT": "1"}.items():
         monkeypatch.setenv(name, value)
     for name in ("RANK", "WORLD_SIZE"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [PROGRAM, *arguments])
+    monkeypatch.setattr(sys, "argv", [PROGRAM, *argv])
     with pytest.raises(SystemExit, match="2"):
         allreduce.read_options()
-    line = capsys.readouterr().err
-    assert (line.count("\n"), said in line) == (1, True), line
+    error = capsys.readouterr().err
+    assert (error.count("\n"), message in error) == (1, True), error

@@ -47,47 +47,47 @@ def profile(write: Write, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def worker(profile: Path) -> Iterator[list[str]]:
+def started_runs(profile: Path) -> Iterator[list[str]]:
     """Starts a process for each scheduled run of the deployment, as a worker does; yields the ids of the runs."""
     with serving_runs(profile.stem) as started:
         yield started
 
 
-def test_fabrics_are_measured_one_after_the_other(profile: Path, worker: list[str]) -> None:
+def test_fabrics_are_measured_one_after_the_other(profile: Path, started_runs: list[str]) -> None:
     """Each fabric is a run of its own, the state names both bandwidths, and the page has table and plot."""
-    end = benchmark(str(profile), ["fast", "slow"], return_state=True)
-    assert (end.name, end.message) == ("Completed", "fast: 6 GB/s, slow: 2 GB/s")
-    assert len(worker) == 2
+    state = benchmark(str(profile), ["fast", "slow"], return_state=True)
+    assert (state.name, state.message) == ("Completed", "fast: 6 GB/s, slow: 2 GB/s")
+    assert len(started_runs) == 2
     (folder,) = (runs_folder() / "benchmarks").iterdir()
     table = (folder / "table.txt").read_text()
     assert table.count("3.00") == 2  # the ratio at both sizes
     assert "fast: not-applicable: one node" in table
     assert (folder / "plot.svg").read_text().count("line rate of a node") > 0
     with get_client(sync_client=True) as client:
-        mine = FlowRunFilter(id=FlowRunFilterId(any_=[end.state_details.flow_run_id]))
-        pages = client.read_artifacts(flow_run_filter=mine)
-        (page,) = [each for each in pages if (each.key or "").startswith("benchmark-")]
+        run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[state.state_details.flow_run_id]))
+        pages = client.read_artifacts(flow_run_filter=run_filter)
+        (page,) = [artifact for artifact in pages if (artifact.key or "").startswith("benchmark-")]
     assert "data:image/svg+xml;base64," in str(page.data)
 
 
 def test_benchmark_that_is_started_again_repeats_only_what_failed(
-    profile: Path, worker: list[str], tmp_path: Path
+    profile: Path, started_runs: list[str], tmp_path: Path
 ) -> None:
     """Started again, a benchmark takes the runs that have succeeded as they are, and starts a failed one anew."""
     (tmp_path / "broken").touch()
     with get_client(sync_client=True) as client:
         run = client.create_flow_run(benchmark, parameters={"profile": str(profile), "fabrics": ["fast", "slow"]})
-        ends, said = list[str](), list[str]()
+        state_names, messages = list[str](), list[str]()
         for count in (2, 4, 4):
             if client.read_flow_run(run.id).run_count:
                 client.set_flow_run_state(run.id, Scheduled(), force=True)
             state: Any = run_flow(
                 benchmark, flow_run=client.read_flow_run(run.id), parameters=run.parameters, return_type="state"
             )
-            ends.append(state.name)
-            assert len(worker) == count, state.message
-            said.append(state.message)
+            state_names.append(state.name)
+            assert len(started_runs) == count, state.message
+            messages.append(state.message)
             (tmp_path / "broken").unlink(missing_ok=True)
-    assert said[0].startswith("fast: the run failed: ")
-    assert "; slow: the run failed: " in said[0]
-    assert ends == ["Failed", "Completed", "Completed"]
+    assert messages[0].startswith("fast: the run failed: ")
+    assert "; slow: the run failed: " in messages[0]
+    assert state_names == ["Failed", "Completed", "Completed"]

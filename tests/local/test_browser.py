@@ -32,10 +32,10 @@ def yard(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("yard")
     with prefect_server(folder / "prefect") as server, speaking_to(server):
         deploy_flows()
-        words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "torchyard"]
+        command = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", "torchyard"]
         settings = {"TORCHYARD_RUNS": str(folder / "runs"), "PREFECT_WORKER_QUERY_SECONDS": "1"}
         worker = subprocess.Popen(
-            [*words, "--type", "process"],
+            [*command, "--type", "process"],
             env={**os.environ, **settings},
             cwd=ROOT,
             stdout=subprocess.DEVNULL,
@@ -53,20 +53,20 @@ def page(yard: str) -> Iterator[Page]:
     """A browser that has logged in."""
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=find_chromium(), args=["--no-sandbox"])
-        opened = browser.new_page(viewport={"width": 1200, "height": 1000})
-        opened.set_default_timeout(60_000)
-        opened.goto(f"{yard}/login")
-        opened.locator("input").first.fill(PASSWORD)
-        opened.get_by_role("button", name="Login").click()
-        opened.wait_for_url("**/dashboard*")
-        yield opened
+        browser_page = browser.new_page(viewport={"width": 1200, "height": 1000})
+        browser_page.set_default_timeout(60_000)
+        browser_page.goto(f"{yard}/login")
+        browser_page.locator("input").first.fill(PASSWORD)
+        browser_page.get_by_role("button", name="Login").click()
+        browser_page.wait_for_url("**/dashboard*")
+        yield browser_page
         browser.close()
 
 
 def open_form(page: Page, yard: str) -> None:
     with get_client(sync_client=True) as client:
-        known = client.read_deployment_by_name(DEPLOYMENT).id
-    page.goto(f"{yard}/deployments/deployment/{known}/run")
+        deployment_id = client.read_deployment_by_name(DEPLOYMENT).id
+    page.goto(f"{yard}/deployments/deployment/{deployment_id}/run")
     find_field(page, "attempts").wait_for()
 
 
@@ -75,11 +75,11 @@ def submit(page: Page, yard: str, fill: Callable[[Page], None]) -> None:
 
     Its SQLite may be locked for a moment, and its page then stays at "Oops".
     """
-    scheduled, wrong = page.get_by_text("scheduled to start"), page.get_by_text("Something went wrong")
+    scheduled, error = page.get_by_text("scheduled to start"), page.get_by_text("Something went wrong")
     for _ in range(5):
         fill(page)
         page.get_by_role("button", name="Submit").click()
-        scheduled.or_(wrong).first.wait_for()
+        scheduled.or_(error).first.wait_for()
         if scheduled.count():
             return
         open_form(page, yard)
@@ -91,35 +91,35 @@ def find_field(page: Page, name: str) -> Locator:
     return page.locator(".p-label", has=page.locator("label", has_text=f"{name} (Optional)")).last
 
 
-def picture(page: Page, name: str) -> None:
+def save_picture(page: Page, name: str) -> None:
     """Write a picture for the docs, if they are asked for."""
-    if folder := os.environ.get("TORCHYARD_PICTURES"):
+    if pictures_folder := os.environ.get("TORCHYARD_PICTURES"):
         page.wait_for_timeout(1500)  # animations
-        page.screenshot(path=f"{folder}/{name}.png")
+        page.screenshot(path=f"{pictures_folder}/{name}.png")
 
 
 def list_runs() -> list[FlowRun]:
     """The runs of the deployment, the newest last; a sweep that is due is none of them."""
     with get_client(sync_client=True) as client:
-        known = client.read_deployment_by_name(DEPLOYMENT).id
-        runs = [run for run in client.read_flow_runs() if run.deployment_id == known]
+        deployment_id = client.read_deployment_by_name(DEPLOYMENT).id
+        runs = [run for run in client.read_flow_runs() if run.deployment_id == deployment_id]
     return sorted(runs, key=lambda run: str(run.created))
 
 
 def await_end(run: FlowRun) -> FlowRun:
-    def ended() -> Any:
-        now = next(each for each in list_runs() if each.id == run.id)
-        return now.state and now.state.is_final() and now
+    def find_ended_run() -> Any:
+        current = next(candidate for candidate in list_runs() if candidate.id == run.id)
+        return current.state and current.state.is_final() and current
 
-    found: FlowRun = until(ended, 300)
-    return found
+    ended: FlowRun = until(find_ended_run, 300)
+    return ended
 
 
 def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> None:
     """A value out of bounds is refused in the form and makes no run; a change is run to its end and its artifacts."""
     open_form(page, yard)
     fill_attempts_and_args(page, 21)
-    picture(page, "form")
+    save_picture(page, "form")
     page.get_by_role("button", name="Submit").click()
     page.get_by_text("21 is greater than the maximum of 20").first.wait_for()
     assert list_runs() == []
@@ -132,8 +132,8 @@ def test_form_refuses_a_mistake_and_starts_what_fits(page: Page, yard: str) -> N
     page.goto(f"{yard}/runs/flow-run/{run.id}")
     page.get_by_text("epoch").first.wait_for()
     print(f"from the click to the first epoch: {time.time() - clicked:.1f} s")
-    end = await_end(run)
-    assert (end.state_name, end.name) == ("Completed", f"digits-local 2x1 {run.id.hex[-8:]}")
+    ended = await_end(run)
+    assert (ended.state_name, ended.name) == ("Completed", f"digits-local 2x1 {run.id.hex[-8:]}")
     check_pages(page)
 
 
@@ -149,28 +149,30 @@ def check_pages(page: Page) -> None:
     page.get_by_text("end: succeeded").first.wait_for()
     page.get_by_text("wait: epoch 25 of 25").first.wait_for()
     assert page.get_by_text("Finished in state Completed()").count() == 0
-    picture(page, "run")
+    save_picture(page, "run")
     page.get_by_text("Artifacts", exact=True).click()
     for name in ("plan", "preflight", "progress", "report"):
         page.get_by_text(f"{name}-digits-local").first.wait_for()
-    picture(page, "artifacts")
+    save_picture(page, "artifacts")
     page.get_by_text("report-digits-local").first.click()
     page.get_by_role("heading", name="digits-local: succeeded").first.wait_for()
-    picture(page, "report")
+    save_picture(page, "report")
 
 
 def test_dry_run_is_a_page_and_starts_nothing(page: Page, yard: str) -> None:
     """The switch of the form gives a run that shows plan and checks and says that nothing was started."""
-    before = {run.id for run in list_runs()}
+    known_ids = {run.id for run in list_runs()}
     open_form(page, yard)
     switch = page.locator(".p-label", has=page.locator("label", has_text="dry run")).last.get_by_role("switch")
     submit(page, yard, lambda _: switch.click())
-    (run,) = (run for run in list_runs() if run.id not in before)
-    end = await_end(run)
-    assert end.state
-    assert end.state.message == f"dry run: digits-local-{run.id.hex[-8:]}, 2 nodes, 5 of 5 checks; nothing was started"
+    (run,) = (run for run in list_runs() if run.id not in known_ids)
+    ended = await_end(run)
+    assert ended.state
+    assert (
+        ended.state.message == f"dry run: digits-local-{run.id.hex[-8:]}, 2 nodes, 5 of 5 checks; nothing was started"
+    )
     page.goto(f"{yard}/runs/flow-run/{run.id}")
     page.get_by_text("Artifacts", exact=True).click()
     page.get_by_text("plan-digits-local").first.click()
     page.get_by_text("2 x 1, started by torchrun").first.wait_for()
-    picture(page, "plan")
+    save_picture(page, "plan")

@@ -37,36 +37,36 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 @pytest.fixture
 def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
     """A client of a server that `make up` has deployed to."""
-    with speaking_to(server), get_client(sync_client=True) as made:
-        yield made
+    with speaking_to(server), get_client(sync_client=True) as client:
+        yield client
 
 
 def test_all_deployments_are_registered(client: SyncPrefectClient) -> None:
     """`make up` registers what prefect.yaml names, with its schedules and limits."""
-    found = {each.name: each for each in client.read_deployments()}
-    assert sorted(found) == sorted(each["name"] for each in DEPLOYMENTS)
-    lost = found["lost"]
+    deployments = {deployment.name: deployment for deployment in client.read_deployments()}
+    assert sorted(deployments) == sorted(deployment["name"] for deployment in DEPLOYMENTS)
+    lost = deployments["lost"]
     assert isinstance(lost.schedules[0].schedule, CronSchedule)
     assert lost.global_concurrency_limit
     assert lost.global_concurrency_limit.limit == 1
-    assert found["digits-local"].parameters == {"profile": "digits-local"}
+    assert deployments["digits-local"].parameters == {"profile": "digits-local"}
 
 
-def test_nightly_runs_start_only_when_asked_for(client: SyncPrefectClient) -> None:
+def test_nightly_runs_start_only_on_request(client: SyncPrefectClient) -> None:
     """`make up` leaves nightly schedules as they are, at first paused; NIGHTLY=1 starts those of this machine."""
 
-    def active(name: str) -> list[bool]:
-        return [each.active for each in read(client, name).schedules]
+    def list_active_schedules(name: str) -> list[bool]:
+        return [schedule.active for schedule in read_deployment(client, name).schedules]
 
     local, cluster = "train/nightly-digits-local", "train/nightly-yolov5-volcano"
-    assert (active(local), active(cluster)) == ([False], [False])
+    assert (list_active_schedules(local), list_active_schedules(cluster)) == ([False], [False])
     for nightly in (True, False):
         deploy_flows(nightly=nightly)
-        assert (active(local), active(cluster)) == ([True], [False])
-    (schedule,) = read(client, local).schedules
+        assert (list_active_schedules(local), list_active_schedules(cluster)) == ([True], [False])
+    (schedule,) = read_deployment(client, local).schedules
     assert isinstance(schedule.schedule, CronSchedule)
     assert schedule.schedule.timezone == "Europe/Zurich"
-    assert read(client, cluster).work_queue_name == "oke"
+    assert read_deployment(client, cluster).work_queue_name == "oke"
 
 
 def test_schedules_fire(client: SyncPrefectClient) -> None:
@@ -78,61 +78,67 @@ def test_schedules_fire(client: SyncPrefectClient) -> None:
     assert runs
 
 
-def test_automations_are_made_once(client: SyncPrefectClient, server: dict[str, str]) -> None:
+def test_automations_are_created_once(client: SyncPrefectClient, server: dict[str, str]) -> None:
     """Creating the automations again keeps the first ones: new ones would not know the runs already lost."""
-    seen = []
+    ids_by_name = []
     for _ in range(2):
-        words = [sys.executable, "-m", "scripts.automations"]
-        subprocess.run(words, env={**os.environ, **server}, cwd=ROOT, check=True)
-        found = client.request("POST", "/automations/filter", json={}).json()
-        seen.append({each["name"]: each["id"] for each in found})
-    assert seen[0] == seen[1]
-    assert len(seen[0]) == 3
+        command = [sys.executable, "-m", "scripts.automations"]
+        subprocess.run(command, env={**os.environ, **server}, cwd=ROOT, check=True)
+        automations = client.request("POST", "/automations/filter", json={}).json()
+        ids_by_name.append({automation["name"]: automation["id"] for automation in automations})
+    assert ids_by_name[0] == ids_by_name[1]
+    assert len(ids_by_name[0]) == 3
 
 
-def test_what_a_person_has_set_stays(client: SyncPrefectClient) -> None:
+def test_user_settings_are_kept(client: SyncPrefectClient) -> None:
     """A user's limits, pauses and schedules survive `make up`, which resets only what the code decides."""
-    lost, digits = read(client, "sweep/lost"), read(client, "train/digits-local")
+    lost, digits = read_deployment(client, "sweep/lost"), read_deployment(client, "train/digits-local")
     client.update_work_pool(DEFAULT_POOL, WorkPoolUpdate(concurrency_limit=3, is_paused=True))
     hourly = [DeploymentScheduleUpdate(schedule=CronSchedule(cron="0 * * * *"), active=False)]
     client.update_deployment(lost.id, DeploymentUpdate(schedules=hourly))
     client.update_deployment(digits.id, DeploymentUpdate(concurrency_limit=2, paused=True, tags=["mine"]))
-    kept = [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit]
+    user_settings = [
+        read_deployment(client, "sweep/lost").schedules,
+        read_deployment(client, "train/digits-local").global_concurrency_limit,
+    ]
     deploy_flows()
-    assert [read(client, "sweep/lost").schedules, read(client, "train/digits-local").global_concurrency_limit] == kept
-    pool, again = client.read_work_pool(DEFAULT_POOL), read(client, "train/digits-local")
-    assert (pool.concurrency_limit, pool.is_paused, again.paused) == (3, True, True)
-    assert again.tags == digits.tags
+    assert [
+        read_deployment(client, "sweep/lost").schedules,
+        read_deployment(client, "train/digits-local").global_concurrency_limit,
+    ] == user_settings
+    pool, redeployed = client.read_work_pool(DEFAULT_POOL), read_deployment(client, "train/digits-local")
+    assert (pool.concurrency_limit, pool.is_paused, redeployed.paused) == (3, True, True)
+    assert redeployed.tags == digits.tags
 
 
-def test_deploying_again_writes_nothing(client: SyncPrefectClient) -> None:
+def test_second_deploy_writes_nothing(client: SyncPrefectClient) -> None:
     """A correct deployment is left alone: every write makes Prefect drop its scheduled runs."""
     deploy_flows()
-    before = {each.name: each.updated for each in client.read_deployments()}
+    updated_at = {deployment.name: deployment.updated for deployment in client.read_deployments()}
     deploy_flows()
-    assert {each.name: each.updated for each in client.read_deployments()} == before
+    assert {deployment.name: deployment.updated for deployment in client.read_deployments()} == updated_at
 
 
 def test_deployments_of_another_folder_are_refused(client: SyncPrefectClient) -> None:
     """A second clone changes no deployment of the first one unless it is told to take them over."""
     steps = [{_DIRECTORY_STEP: {"directory": "/home/ada/torchyard"}}]
-    digits = read(client, "train/digits-local")
+    digits = read_deployment(client, "train/digits-local")
     client.update_deployment(digits.id, DeploymentUpdate(pull_steps=steps))
     with pytest.raises(YardError, match=r"train/digits-local.* belong to /home/ada/torchyard: .* make up TAKE_OVER=1"):
         deploy_flows()
-    assert read(client, "train/digits-local").pull_steps == steps
+    assert read_deployment(client, "train/digits-local").pull_steps == steps
     deploy_flows(take_over=True)
-    assert read(client, "train/digits-local").pull_steps == [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
+    assert read_deployment(client, "train/digits-local").pull_steps == [{_DIRECTORY_STEP: {"directory": str(ROOT)}}]
 
 
-def test_server_that_refuses_us_is_one_sentence(server: dict[str, str]) -> None:
+def test_refused_credentials_are_reported_in_one_sentence(server: dict[str, str]) -> None:
     """If the server at PREFECT_API_URL has another password, the error says what to set, without a traceback."""
-    told = r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
-    with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=told):
+    refusal = r"rejects the credentials \(401\): set PREFECT_API_AUTH_STRING \(or PREFECT_API_KEY for Prefect Cloud\)"
+    with speaking_to({**server, "PREFECT_API_AUTH_STRING": "another"}), pytest.raises(YardError, match=refusal):
         choose_server()
 
 
-def read(client: SyncPrefectClient, name: str) -> DeploymentResponse:
+def read_deployment(client: SyncPrefectClient, name: str) -> DeploymentResponse:
     return client.read_deployment_by_name(name)
 
 
@@ -142,4 +148,4 @@ def test_pool_of_another_type_is_refused(client: SyncPrefectClient, monkeypatch:
     monkeypatch.setenv("TORCHYARD_POOL", "in-the-cluster")
     with pytest.raises(YardError, match=r"in-the-cluster of this server is of type kubernetes.*make up POOL="):
         deploy_flows()
-    assert not [each for each in client.read_deployments() if "in-the-cluster" in each.name]
+    assert not [deployment for deployment in client.read_deployments() if "in-the-cluster" in deployment.name]

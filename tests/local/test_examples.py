@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("api")]
 def count_runs() -> int:
     """How many runs of a report there are; each has left nothing behind."""
     reports = [folder.report() for folder in list_run_folders()]
-    assert [each.leftovers if each else None for each in reports] == [()] * len(reports)
+    assert [report.leftovers if report else None for report in reports] == [()] * len(reports)
     return len(reports)
 
 
@@ -31,9 +31,9 @@ def test_one_training_follows_another() -> None:
 
 def test_trainings_run_at_the_same_time() -> None:
     """Each seed is a run of its own, and all of them run before one has ended."""
-    found = in_parallel(epochs=1)
-    assert [each.end for each in found] == ["succeeded"] * 3
-    assert len({each.run for each in found}) == count_runs() == 3
+    results = in_parallel(epochs=1)
+    assert [result.end for result in results] == ["succeeded"] * 3
+    assert len({result.run for result in results}) == count_runs() == 3
     spans = [(folder.last("start")["at"], folder.last("end")["at"]) for folder in list_run_folders()]
     assert max(start for start, _ in spans) < min(end for _, end in spans)
 

@@ -23,31 +23,31 @@ import json
 print(json.dumps({"step": 1, "loss": 0.5}), flush=True)
 """
 PREFIX = "[default0]:"
-Ended = tuple[int, list[str]]
+PodResult = tuple[int, list[str]]
 
 
-def run_pods(plan: ManifestPlan, shell: str, folder: Path) -> list[Ended]:
+def run_pods(plan: ManifestPlan, shell: str, folder: Path) -> list[PodResult]:
     """Run both pods' commands at the same time, as the kubelet would, on loopback."""
     pods = []
     for node in range(2):
-        told = {"TORCHYARD_NODE": str(node), **{name: str(value) for name, value in env(plan).items()}}
-        told |= {"TORCHYARD_NODE": str(node), "PET_LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
-        told |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder / str(node))}
+        pod_env = {"TORCHYARD_NODE": str(node), **{name: str(value) for name, value in env(plan).items()}}
+        pod_env |= {"TORCHYARD_NODE": str(node), "PET_LOCAL_ADDR": "127.0.0.1", "GLOO_SOCKET_IFNAME": "lo"}
+        pod_env |= {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(folder / str(node))}
         (folder / str(node)).mkdir()
-        host = f"{plan.job}-worker-0.{plan.job}"
-        words = [kubelet(word, told).replace(host, "127.0.0.1") for word in container(plan)["command"]]
+        master_host = f"{plan.job}-worker-0.{plan.job}"
+        argv = [kubelet(arg, pod_env).replace(master_host, "127.0.0.1") for arg in container(plan)["command"]]
         path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-        given = {**told, "PATH": path}
-        both = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
-        pods.append(subprocess.Popen([shell, *words[1:]], env=given, **both))  # type: ignore[call-overload]
-    said = [pod.communicate(timeout=120)[0].splitlines() for pod in pods]
-    return [(pod.returncode, lines) for pod, lines in zip(pods, said, strict=True)]
+        process_env = {**pod_env, "PATH": path}
+        popen_options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+        pods.append(subprocess.Popen([shell, *argv[1:]], env=process_env, **popen_options))  # type: ignore[call-overload]
+    outputs = [pod.communicate(timeout=120)[0].splitlines() for pod in pods]
+    return [(pod.returncode, lines) for pod, lines in zip(pods, outputs, strict=True)]
 
 
 @pytest.fixture(params=["dash", "bash"])
 def shell(request: pytest.FixtureRequest) -> str:
-    found: str = shutil.which(request.param) or pytest.skip(f"there is no {request.param}")
-    return found
+    path: str = shutil.which(request.param) or pytest.skip(f"there is no {request.param}")
+    return path
 
 
 @pytest.fixture
@@ -56,8 +56,8 @@ def program(tmp_path: Path) -> str:
     return str(tmp_path / "train.py")
 
 
-def read_rank_zero(ended: list[Ended]) -> list[str]:
-    return [line.removeprefix(PREFIX) for _, lines in ended for line in lines if line.startswith(PREFIX)]
+def read_rank_zero(results: list[PodResult]) -> list[str]:
+    return [line.removeprefix(PREFIX) for _, lines in results for line in lines if line.startswith(PREFIX)]
 
 
 def test_program_runs_on_a_fabric_that_is_fast_enough(
@@ -65,37 +65,37 @@ def test_program_runs_on_a_fabric_that_is_fast_enough(
 ) -> None:
     """With a threshold that the loopback reaches both programs run, and the check is no row and no metric of theirs."""
     plan = planned(nodes=2, program=program, check_fabric="30s", min_busbw=0.0001)
-    ended = run_pods(plan, shell, tmp_path)
-    assert [code for code, _ in ended] == [0, 0], ended
-    said = read_rank_zero(ended)
-    (check,) = (json.loads(line)["check_fabric"] for line in said if line.startswith('{"check_fabric"'))
+    results = run_pods(plan, shell, tmp_path)
+    assert [exit_code for exit_code, _ in results] == [0, 0], results
+    lines = read_rank_zero(results)
+    (check,) = (json.loads(line)["check_fabric"] for line in lines if line.startswith('{"check_fabric"'))
     assert (check["collective"], check["wrong"], check["busbw"] > 0.0001) == ("all_reduce", 0, True)
-    assert [dict(row) for row in read_json_lines(said).rows] == [{"step": 1, "loss": 0.5}]
+    assert [dict(row) for row in read_json_lines(lines).rows] == [{"step": 1, "loss": 0.5}]
 
 
 def test_slow_fabric_ends_the_attempt_before_the_program(planned: Planned, tmp_path: Path, program: str) -> None:
     """With a threshold out of reach no program runs, every pod fails, and the sentence has both figures."""
     plan = planned(nodes=2, program=program, check_fabric="3s", min_busbw=5000)
-    ended = run_pods(plan, "/bin/sh", tmp_path)
-    assert [code for code, _ in ended] == [1, 1]
-    assert not any("loss" in line for _, lines in ended for line in lines)
+    results = run_pods(plan, "/bin/sh", tmp_path)
+    assert [exit_code for exit_code, _ in results] == [1, 1]
+    assert not any("loss" in line for _, lines in results for line in lines)
     logs = {
-        f"worker-{at}": [LogLine(float(n), f"worker-{at}", text) for n, text in enumerate(lines)]
-        for at, (_, lines) in enumerate(ended)
+        f"worker-{node}": [LogLine(float(number), f"worker-{node}", text) for number, text in enumerate(lines)]
+        for node, (_, lines) in enumerate(results)
     }
-    found = diagnose_failure(logs, {name: 1 for name in logs})
-    assert found is not None
-    assert (found.cause, found.retry) == ("fabric-slow", False)
-    (check,) = (json.loads(line)["check_fabric"] for line in read_rank_zero(ended) if "check_fabric" in line)
-    assert f"measured {check['busbw']:.4g} GB/s (busbw) before the program" in found.sentence
-    assert "check_fabric needs 5000 GB/s" in found.sentence
+    failure = diagnose_failure(logs, {name: 1 for name in logs})
+    assert failure is not None
+    assert (failure.cause, failure.retry) == ("fabric-slow", False)
+    (check,) = (json.loads(line)["check_fabric"] for line in read_rank_zero(results) if "check_fabric" in line)
+    assert f"measured {check['busbw']:.4g} GB/s (busbw) before the program" in failure.sentence
+    assert "check_fabric needs 5000 GB/s" in failure.sentence
 
 
 def test_run_on_this_machine_is_checked(write: Write, capsys: pytest.CaptureFixture[str]) -> None:
     """On this machine a run fails with the same cause, and its program has not run."""
     path = write(code="print('trained')", nodes=2, check_fabric="3s", min_busbw=5000)
     assert main(["run", str(path)]) == 1
-    told = capsys.readouterr()
-    text = told.out + told.err
-    assert "cause        fabric-slow, another attempt would not help" in text
-    assert "trained" not in text
+    output = capsys.readouterr()
+    printed = output.out + output.err
+    assert "cause        fabric-slow, another attempt would not help" in printed
+    assert "trained" not in printed

@@ -18,37 +18,37 @@ pytestmark = pytest.mark.usefixtures("api")
 
 
 @flow(name="another")
-def another() -> None:
+def foreign_flow() -> None:
     """A flow of another project."""
 
 
-def made(of: Any = train, entrypoint: str | None = None) -> str:
+def create_flow_run(flow_function: Any = train, entrypoint: str | None = None) -> str:
     """Create a flow run, of a deployment if an entrypoint is given; return its id."""
     with get_client(sync_client=True) as client:
         if entrypoint is None:
-            return str(client.create_flow_run(of).id)
-        deployment = client.create_deployment(client.create_flow(of), name="test", entrypoint=entrypoint)
+            return str(client.create_flow_run(flow_function).id)
+        deployment = client.create_deployment(client.create_flow(flow_function), name="test", entrypoint=entrypoint)
         return str(client.create_flow_run_from_deployment(deployment).id)
 
 
-def held(run_id: str, secret: str = "") -> dict[str, Any]:
+def build_lease(run_id: str, secret: str = "") -> dict[str, Any]:
     """The Lease of a flow run, sealed with a key if there is one."""
     run = Run(id=run_id, attempt=1, folder="")
-    found = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
-    found["metadata"]["namespace"] = "default"
-    found["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(found, "default", secret)
-    return found
+    sealed = lease(f"sample-{run.short}", annotations={"torchyard/flow-run": run_id})
+    sealed["metadata"]["namespace"] = "default"
+    sealed["metadata"]["annotations"][lease_record.SEAL_ANNOTATION] = lease_record.seal_lease(sealed, "default", secret)
+    return sealed
 
 
 def test_run_has_one_key() -> None:
     """Every process that owns the run gets the same key, and another run has another one."""
-    first, second = made(), made()
+    first, second = create_flow_run(), create_flow_run()
     assert len(obtain_key(first)) == 64
     assert obtain_key(first) == obtain_key(first)
     assert obtain_key(first) != obtain_key(second)
 
 
-def test_run_that_prefect_does_not_know_has_no_key() -> None:
+def test_run_of_another_server_has_no_key() -> None:
     """A run of another Prefect server has no key here, and asking for it raises nothing."""
     assert (obtain_key("0190c7f0-0000-7000-8000-0000a1b2c3d4"), obtain_key("x")) == ("", "")
 
@@ -59,45 +59,47 @@ def test_key_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(ownership, "_KEY_TIMEOUT_S", 0.05)
     monkeypatch.setattr(ownership, "_request_key", lambda _: threading.Event().wait(5))
-    assert obtain_key(made()) == ""
+    assert obtain_key(create_flow_run()) == ""
 
 
 def test_sealed_lease_names_its_run() -> None:
     """A Lease's claim to a flow run with a key is believed only if the Lease has the seal of that key."""
-    run_id = made()
+    run_id = create_flow_run()
     key = obtain_key(run_id)
-    assert confirm_flow_run(held(run_id, key)) == run_id
-    assert (confirm_flow_run(held(run_id)), confirm_flow_run(held(run_id, "b" * 64))) == ("", "")
-    moved = held(run_id, key)
+    assert confirm_flow_run(build_lease(run_id, key)) == run_id
+    assert (confirm_flow_run(build_lease(run_id)), confirm_flow_run(build_lease(run_id, "b" * 64))) == ("", "")
+    moved = build_lease(run_id, key)
     moved["metadata"]["namespace"] = "mine"
     assert confirm_flow_run(moved) == ""
 
 
 @pytest.mark.parametrize(
-    ("of", "entrypoint", "named"),
+    ("flow_function", "entrypoint", "is_confirmed"),
     [
         (train, _ENTRYPOINT, True),
         (train, "flows/evil.py:train", False),
         (train, None, False),
-        (another, _ENTRYPOINT, False),
+        (foreign_flow, _ENTRYPOINT, False),
     ],
 )
-def test_run_of_a_version_before_is_of_our_deployment(of: Any, entrypoint: str | None, named: bool) -> None:
+def test_run_without_a_key_must_be_of_our_deployment(
+    flow_function: Any, entrypoint: str | None, is_confirmed: bool
+) -> None:
     """A flow run without a key must belong to the flow `train` and to one of our deployments."""
-    run_id = made(of, entrypoint)
-    assert confirm_flow_run(held(run_id)) == (run_id if named else "")
+    run_id = create_flow_run(flow_function, entrypoint)
+    assert confirm_flow_run(build_lease(run_id)) == (run_id if is_confirmed else "")
 
 
-def test_flow_run_must_fit_the_name() -> None:
+def test_flow_run_must_match_the_name_of_the_run() -> None:
     """A Lease may not name a flow run whose id does not end the run's name."""
-    strange = held(made(train, _ENTRYPOINT))
-    strange["metadata"]["annotations"]["torchyard/flow-run"] = made(train, _ENTRYPOINT)
-    assert confirm_flow_run(strange) == ""
+    mismatched = build_lease(create_flow_run(train, _ENTRYPOINT))
+    mismatched["metadata"]["annotations"]["torchyard/flow-run"] = create_flow_run(train, _ENTRYPOINT)
+    assert confirm_flow_run(mismatched) == ""
 
 
-def test_living_run_is_known_by_its_name() -> None:
+def test_living_run_is_found_by_its_name() -> None:
     """A run whose Lease is gone counts as alive if a living flow run's id matches the end of the run's name."""
-    run_id = made()
+    run_id = create_flow_run()
     name = f"sample-{Run(id=run_id, attempt=1, folder='').short}"
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(UUID(run_id), State(type=StateType.RUNNING), force=True)

@@ -14,27 +14,27 @@ from torchyard.model.run import Report
 from torchyard.run.folder import list_run_folders
 
 
-def run(path: Path) -> "subprocess.CompletedProcess[str]":
-    words = [sys.executable, "-c", "from torchyard.cli.console import main; main()", "run", str(path)]
-    return subprocess.run(words, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
+def run_training(path: Path) -> "subprocess.CompletedProcess[str]":
+    argv = [sys.executable, "-c", "from torchyard.cli.console import main; main()", "run", str(path)]
+    return subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False, timeout=300)
 
 
-def only_report() -> Report:
+def read_report() -> Report:
     (folder,) = list_run_folders()
-    found = folder.report()
-    assert found
-    return found
+    report = folder.report()
+    assert report
+    return report
 
 
-@pytest.mark.parametrize(("on_hang", "ends"), [("fail", ("failed", 1)), ("restart", ("succeeded", 2))])
-def test_hanging_rank_is_named_and_the_attempt_ends(write: Write, on_hang: str, ends: tuple[str, int]) -> None:
+@pytest.mark.parametrize(("on_hang", "expected_end"), [("fail", ("failed", 1)), ("restart", ("succeeded", 2))])
+def test_hanging_rank_is_named_and_the_attempt_ends(write: Write, on_hang: str, expected_end: tuple[str, int]) -> None:
     """`fail` ends the run with the rank and its line as the cause; `restart` trains again, to the end."""
-    done = run(write(NAME, code=PROGRAM, nodes=2, on_hang=on_hang, attempts=2))
-    report = only_report()
-    assert (report.end, len(report.attempts)) == ends, done.stderr
+    completed = run_training(write(NAME, code=PROGRAM, nodes=2, on_hang=on_hang, attempts=2))
+    report = read_report()
+    assert (report.end, len(report.attempts)) == expected_end, completed.stderr
     check_hang(report.attempts[0])
     folder = Path(report.folder, "attempt-1")
-    page = folder / "hang" / "hang.txt"
-    assert f"load_batch ({NAME}.py:{LINE})" in page.read_text()
-    began = re.findall(r"hangs at ([\d.]+)", "".join(path.read_text() for path in folder.glob("node-*/log")))
-    print(f"told {page.stat().st_mtime - float(began[0]):.1f} s after the rank stopped")
+    hang_file = folder / "hang" / "hang.txt"
+    assert f"load_batch ({NAME}.py:{LINE})" in hang_file.read_text()
+    hang_times = re.findall(r"hangs at ([\d.]+)", "".join(path.read_text() for path in folder.glob("node-*/log")))
+    print(f"told {hang_file.stat().st_mtime - float(hang_times[0]):.1f} s after the rank stopped")

@@ -39,7 +39,7 @@ fabrics:
   fast: {about: the fast one, env: {SPEED: "3"}, expect: {transport: socket}}
   slow: {about: the slow one, env: {SPEED: "1"}, expect: {transport: socket}}
 """
-WAITS = """
+PROGRAM = """
 import json, os, time
 open(os.environ["TRUTH"] + "/" + os.environ["SPEED"], "a").write("x")
 while not os.path.exists(os.environ["TRUTH"] + "/go"):
@@ -48,7 +48,7 @@ print(json.dumps({"size": 1024, "algbw": float(os.environ["SPEED"]), "busbw": fl
 """
 
 
-class Played(NamedTuple):
+class StartedBenchmark(NamedTuple):
     """A benchmark of two fabrics whose program waits for the file `go`."""
 
     client: SyncPrefectClient
@@ -59,8 +59,8 @@ class Played(NamedTuple):
         return self.client.read_flow_run(self.id)
 
     def children(self) -> list[FlowRun]:
-        mine = FlowRunFilterParentFlowRunId(any_=[self.id])
-        return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=mine))
+        child_filter = FlowRunFilterParentFlowRunId(any_=[self.id])
+        return self.client.read_flow_runs(flow_run_filter=FlowRunFilter(parent_flow_run_id=child_filter))
 
     def kill(self) -> None:
         """Kill the benchmark's own process; its lock names it."""
@@ -72,11 +72,11 @@ class Played(NamedTuple):
 
     def programs(self) -> dict[str, int]:
         """How often the program was started over each fabric."""
-        return {each.name: len(each.read_text()) for each in self.truth.glob("[13]")}
+        return {starts_file.name: len(starts_file.read_text()) for starts_file in self.truth.glob("[13]")}
 
 
 def _start_worker(tmp_path: Path) -> "subprocess.Popen[bytes]":
-    words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
+    argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
     environment = {
         **os.environ,
         "PREFECT_API_URL": PREFECT_API_URL.value() or "",
@@ -84,7 +84,7 @@ def _start_worker(tmp_path: Path) -> "subprocess.Popen[bytes]":
         "PYTHONPATH": str(ROOT),
     }
     with (tmp_path / "worker.log").open("wb") as log:
-        return subprocess.Popen(words, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+        return subprocess.Popen(argv, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
 
 
 def _deploy(client: SyncPrefectClient, flow: Any, name: str, entrypoint: str) -> UUID:
@@ -95,7 +95,7 @@ def _deploy(client: SyncPrefectClient, flow: Any, name: str, entrypoint: str) ->
 
 
 @pytest.fixture
-def played(write: Write, tmp_path: Path) -> Iterator[Played]:
+def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark]:
     """A benchmark that a real worker has started, measuring its first fabric."""
     shape = tmp_path / "hardware" / "lab" / "two.yaml"
     shape.parent.mkdir(parents=True)
@@ -104,19 +104,19 @@ def played(write: Write, tmp_path: Path) -> Iterator[Played]:
     truth = tmp_path / "truth"
     truth.mkdir()
     keys = {"agent": "none", "rendezvous": "env", "metrics": "json-lines", "hardware": "lab/two", "fabric": "fast"}
-    path = write(code=WAITS, env={"TRUTH": str(truth)}, **keys)
+    path = write(code=PROGRAM, env={"TRUTH": str(truth)}, **keys)
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
         _deploy(client, train, path.stem, "flows/train.py:train")
-        mine = _deploy(client, benchmark, path.stem, "flows/benchmark.py:benchmark")
+        deployment_id = _deploy(client, benchmark, path.stem, "flows/benchmark.py:benchmark")
         run = client.create_flow_run_from_deployment(
-            mine, parameters={"profile": str(path), "fabrics": ["fast", "slow"], "overrides": {}}
+            deployment_id, parameters={"profile": str(path), "fabrics": ["fast", "slow"], "overrides": {}}
         )
         worker = _start_worker(tmp_path)
         try:
-            made = Played(client, run.id, truth)
-            made.await_measuring()
-            yield made
+            started_benchmark = StartedBenchmark(client, run.id, truth)
+            started_benchmark.await_measuring()
+            yield started_benchmark
         finally:
             worker.kill()  # started where SIGINT is ignored, a worker ignores SIGTERM too
             worker.wait(60)
@@ -125,34 +125,40 @@ def played(write: Write, tmp_path: Path) -> Iterator[Played]:
                 sweep_run(folder, "test", "the test is over", lambda *_: None)
 
 
-def test_lost_benchmark_comes_back(played: Played) -> None:
+def test_lost_benchmark_comes_back(started_benchmark: StartedBenchmark) -> None:
     """A benchmark whose process is killed is scheduled again, keeps the run that it has started, and completes."""
-    played.kill()
-    until(lambda: played.now().state_name == "Crashed")
-    assert recover_lost_runs().resumed == (played.now().name,)
-    (played.truth / "go").touch()
-    until(lambda: played.now().state_name == "Completed", 240)
-    state = played.now().state
+    started_benchmark.kill()
+    until(lambda: started_benchmark.now().state_name == "Crashed")
+    assert recover_lost_runs().resumed == (started_benchmark.now().name,)
+    (started_benchmark.truth / "go").touch()
+    until(lambda: started_benchmark.now().state_name == "Completed", 240)
+    state = started_benchmark.now().state
     assert state
     assert state.message == "fast: 3 GB/s, slow: 1 GB/s"
-    assert (played.now().run_count, len(played.children()), played.programs()) == (2, 2, {"3": 1, "1": 1})
+    assert (started_benchmark.now().run_count, len(started_benchmark.children()), started_benchmark.programs()) == (
+        2,
+        2,
+        {"3": 1, "1": 1},
+    )
     assert recover_lost_runs().resumed == ()
 
 
-@pytest.mark.parametrize("killed", [False, True])
-def test_cancelled_benchmark_leaves_no_run(played: Played, killed: bool) -> None:
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, is_killed: bool) -> None:
     """A cancel ends the run that is being measured too, also if the benchmark's process dies before it does that."""
-    played.client.set_flow_run_state(played.id, Cancelling())
-    if killed:
-        played.kill()
-    ends = [StateType.CANCELLED, StateType.CANCELLED]
+    started_benchmark.client.set_flow_run_state(started_benchmark.id, Cancelling())
+    if is_killed:
+        started_benchmark.kill()
+    expected_states = [StateType.CANCELLED, StateType.CANCELLED]
 
-    def ended() -> bool:
+    def are_cancelled() -> bool:
         recover_lost_runs()
-        return [each.state_type for each in (played.now(), *played.children())] == ends
+        return [
+            flow_run.state_type for flow_run in (started_benchmark.now(), *started_benchmark.children())
+        ] == expected_states
 
-    until(ended)
-    assert played.programs() == {"3": 1}
+    until(are_cancelled)
+    assert started_benchmark.programs() == {"3": 1}
     # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has finished it.
     until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
     assert recover_lost_runs().resumed == ()

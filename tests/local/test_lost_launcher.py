@@ -14,36 +14,36 @@ from tests.flow_processes import Carried, ticking, until
 pytestmark = pytest.mark.usefixtures("api")
 
 
-def test_lost_run_is_attached_to(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_lost_run_is_attached_to(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """After a SIGKILL the restarted run finds its job, starts nothing twice and keeps every line."""
-    run = carried()
+    run = create_run()
     run.lose(lambda: ticking(tmp_path))
-    before = run.agents()
+    agents = run.agents()
     assert run.process().wait() == 0
-    assert (run.state().is_completed(), run.agents()) == (True, before)
+    assert (run.state().is_completed(), run.agents()) == (True, agents)
     logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
     for truth in (tmp_path / "truth").glob("*"):
         assert all(logs.count(line) == 1 for line in truth.read_text().splitlines())
 
 
-def test_second_process_leaves_the_run_to_its_owner(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_second_process_leaves_the_run_to_its_owner(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """If a run is started twice at once, the second process names the owner and exits; the first finishes the run."""
-    run = carried(ticks=150)
+    run = create_run(ticks=150)
     owner = run.process()
     until(lambda: ticking(tmp_path))
     second = run.process()
-    _, said = second.communicate()
+    _, stderr = second.communicate()
     assert (second.returncode, owner.poll()) == (0, None)
-    assert f"is owned by process {owner.pid}; this process exits" in said
+    assert f"is owned by process {owner.pid}; this process exits" in stderr
     owner.communicate()
     assert run.state().is_completed()
 
 
-def test_run_lost_three_times_is_given_up(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_run_lost_three_times_is_given_up(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """Three losses in a row at the same step end as GaveUp, of type Crashed, with a sentence."""
-    run = carried(ticks=600)
+    run = create_run(ticks=600)
     for losses in (1, 2, 3):
-        run.lose(lambda: ticking(tmp_path) and len(steps(run, "wait")) == losses)  # noqa: B023
+        run.lose(lambda: ticking(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
     run.process().communicate()
     state = run.state()
     assert (state.type.value, state.name) == ("CRASHED", "GaveUp")
@@ -51,21 +51,23 @@ def test_run_lost_three_times_is_given_up(carried: Callable[..., Carried], tmp_p
     assert run.living()
 
 
-def steps(run: Carried, name: str) -> list[Any]:
+def list_steps(run: Carried, name: str) -> list[Any]:
     return [event for event in run.folder.events() if event.get("name") == name]
 
 
-def test_job_dies_with_its_launcher_where_the_profile_says_so(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_job_dies_with_its_launcher_where_the_profile_says_so(
+    create_run: Callable[..., Carried], tmp_path: Path
+) -> None:
     """With on_launcher_lost: stop the watchdog removes the job at once, and reports that to Prefect."""
-    run = carried(on_launcher_lost="stop")
+    run = create_run(on_launcher_lost="stop")
     run.lose(lambda: ticking(tmp_path))
     until(lambda: run.state().name == "Swept")
     assert run.living() == []
 
 
-def test_cancel_without_a_signal_is_heeded(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """A run whose worker is gone can still be cancelled: it polls Prefect for that."""
-    run = carried(ticks=600)
+    run = create_run(ticks=600)
     process = run.process()
     until(lambda: ticking(tmp_path))
     run.cancel()
@@ -73,21 +75,21 @@ def test_cancel_without_a_signal_is_heeded(carried: Callable[..., Carried], tmp_
     assert (run.state().name, run.living()) == ("Cancelled", [])
 
 
-def test_cancelled_run_does_not_come_back(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_cancelled_run_does_not_come_back(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """If a launcher dies while its run is being cancelled, its watchdog finishes the cancel."""
-    run = carried(ticks=600)
+    run = create_run(ticks=600)
 
-    def cancelled() -> bool:
+    def cancel_once_ticking() -> bool:
         return ticking(tmp_path) and run.cancel()
 
-    run.lose(cancelled)
+    run.lose(cancel_once_ticking)
     until(lambda: run.state().is_cancelled())
     assert run.living() == []
 
 
-def test_sweep_takes_what_nobody_carries(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_sweep_takes_what_nobody_carries(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """A job is left alone while its lease lasts or its launcher lives, and removed once both are over."""
-    run = carried(ticks=300, deadlines={"lease": "8s"})
+    run = create_run(ticks=300, deadlines={"lease": "8s"})
     process = run.process()
     until(lambda: ticking(tmp_path))
     time.sleep(8.5)
@@ -97,6 +99,6 @@ def test_sweep_takes_what_nobody_carries(carried: Callable[..., Carried], tmp_pa
     assert run.living()
     sweep(return_state=True)
     assert run.living()
-    until(lambda: run.folder.lease_left() < 0)
+    until(lambda: run.folder.remaining_lease_s() < 0)
     assert "swept 1" in str(sweep(return_state=True).message)
     assert (run.living(), run.state().name) == ([], "Swept")

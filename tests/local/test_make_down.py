@@ -37,40 +37,43 @@ def open_run(name: str, worker: str) -> RunFolder:
             client.update_flow_run_labels(run_id, {"prefect.worker.name": worker})
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / name)
     with folder.owned():
-        folder.note("start", run=str(run_id))
+        folder.record_event("start", run=str(run_id))
     return folder
 
 
-def test_down_ends_only_what_its_worker_took(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_down_ends_only_runs_of_its_worker(prefect_api: dict[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     """Runs of another worker, runs started by hand, and runs that a living process owns are left alone."""
     with speaking_to(prefect_api):
-        ours, carried = open_run("ours", processes.get_worker_name()), open_run("carried", processes.FORMER_WORKER_NAME)
-        others, by_hand = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
-        with carried.owned():
+        own_run, owned_run = (
+            open_run("ours", processes.get_worker_name()),
+            open_run("carried", processes.FORMER_WORKER_NAME),
+        )
+        foreign_run, manual_run = open_run("others", "torchyard of another folder"), open_run("by-hand", "")
+        with owned_run.owned():
             tear_down_open_runs()
-    ends = [folder.last("end").get("by") for folder in (ours, carried, others, by_hand)]
+    ends = [folder.last("end").get("by") for folder in (own_run, owned_run, foreign_run, manual_run)]
     assert ends == ["down", None, None, None]
     assert "ours: nothing left" in capsys.readouterr().out
 
 
-def test_down_ends_processes_whose_folder_is_gone(prefect_api: dict[str, str]) -> None:
+def test_down_ends_processes_whose_folder_was_removed(prefect_api: dict[str, str]) -> None:
     """If the folders of two runs were removed, only the processes of the run that our worker took are ended."""
     with speaking_to(prefect_api):
         folders = [open_run("ours", processes.get_worker_name()), open_run("others", "torchyard of another folder")]
-        started = [strayed(str(folder.last("start")["run"])) for folder in folders]
+        stray_processes = [start_stray_process(str(folder.last("start")["run"])) for folder in folders]
         try:
             tear_down_open_runs()
-            assert started[0].wait(30) == -signal.SIGTERM
-            assert started[1].poll() is None
+            assert stray_processes[0].wait(30) == -signal.SIGTERM
+            assert stray_processes[1].poll() is None
         finally:
-            for process in started:
+            for process in stray_processes:
                 process.kill()
                 process.wait()
 
 
-def strayed(flow_run: str) -> subprocess.Popen[bytes]:
+def start_stray_process(flow_run: str) -> subprocess.Popen[bytes]:
     """Start a process that belongs to a run without a folder."""
     name = f"sample-{UUID(flow_run).hex[-8:]}"
-    block = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
-    label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(block)}
+    process_folder = Path(os.environ["TORCHYARD_RUNS"]) / name / "attempt-1" / "node-0"
+    label = {host.JOB_VARIABLE: f"{name}/1/node-0", host.FOLDER_VARIABLE: str(process_folder)}
     return subprocess.Popen(["sleep", "300"], env={**os.environ, **label})

@@ -18,11 +18,11 @@ contexts: [{name: dead, context: {cluster: dead, user: dead}}]
 """
 
 
-@pytest.mark.parametrize("named", [True, False], ids=["dead", "none"])
-def test_tests_on_a_cluster_fail_without_one(tmp_path: Path, named: bool) -> None:
+@pytest.mark.parametrize("is_named", [True, False], ids=["dead", "none"])
+def test_tests_on_a_cluster_fail_without_one(tmp_path: Path, is_named: bool) -> None:
     """Tests on a cluster fail if it does not answer or is not named."""
     (tmp_path / "kubeconfig").write_text(DEAD)
-    environment = {CLUSTER: str(tmp_path / "kubeconfig")} if named else {}
-    done = run_pytest(str(ROOT / "tests" / "cluster" / "test_watch.py"), "-x", **environment)
-    assert done.returncode == 1
-    assert ("no cluster answers at" if named else f"{CLUSTER} names no cluster") in done.stdout
+    environment = {CLUSTER: str(tmp_path / "kubeconfig")} if is_named else {}
+    completed = run_pytest(str(ROOT / "tests" / "cluster" / "test_watch.py"), "-x", **environment)
+    assert completed.returncode == 1
+    assert ("no cluster answers at" if is_named else f"{CLUSTER} names no cluster") in completed.stdout

@@ -8,16 +8,16 @@ from tests.conftest import RUN_ID, Write, load
 from torchyard.run.reporter import LocalReporter
 from torchyard.run.runner import Runner
 
-PRINTS = """
+PROGRAM = """
 import json, os
 print(json.dumps({"step": 1, "busbw": float(os.environ["BUSBW"])}))
 """
 
 
-def test_regression_fails_its_night(write: Write) -> None:
+def test_regression_fails_the_nightly_run(write: Write) -> None:
     """After six usual nights a worse one ends as failed with a sentence, is torn down, and is not tried again."""
     path = write(
-        code=PRINTS,
+        code=PROGRAM,
         agent="none",
         rendezvous="env",
         metrics="json-lines",
@@ -35,13 +35,13 @@ def test_regression_fails_its_night(write: Write) -> None:
     for number in range(6):
         play_night(number, 200 + number % 2)
     assert [end for end, _ in ends] == ["succeeded"] * 6
-    last = play_night(6, 150)
+    last_runner = play_night(6, 150)
     end, sentence = ends[-1]
-    report = last.folder.report()
+    report = last_runner.folder.report()
     assert report
     assert (end, report.end, report.leftovers, len(report.attempts)) == ("failed", "failed", (), 1)
     assert sentence.startswith("busbw is 150, 25.2 % below 200.5, the median of the last 6 runs; ")
     assert sentence.endswith(f"; see {os.environ['TORCHYARD_RUNS']}/history/{Path(report.history).name}")
-    kept = [json.loads(line) for line in Path(report.history).read_text().splitlines()]
-    assert [each["numbers"]["busbw"] for each in kept] == [200, 201, 200, 201, 200, 201, 150]
+    records = [json.loads(line) for line in Path(report.history).read_text().splitlines()]
+    assert [record["numbers"]["busbw"] for record in records] == [200, 201, 200, 201, 200, 201, 150]
     assert [step.name for step in report.steps] == ["preflight", "submit", "wait", "collect", "teardown"]

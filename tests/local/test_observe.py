@@ -22,10 +22,10 @@ from tests.waiting import until
 from torchyard.common.project_root import ROOT
 from torchyard.exporter.endpoint import serve_metrics
 from torchyard.run.folder import RunFolder, list_run_folders, runs_folder
-from torchyard.trend.records import history_path, keep_record
+from torchyard.trend.records import history_path, store_record
 
 COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
-ALONE = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
+SINGLE_PROCESS = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
 COUNTS = """
 import json, pathlib, sys, time
 for step in range(1, 31):
@@ -36,16 +36,16 @@ sys.exit("--fail" in sys.argv)
 """
 
 
-def run_alone(*words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start_command(*args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*COMMAND, *args], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def read_runs(uri: str) -> tuple[Any, list[Any]]:
     from mlflow import MlflowClient
 
     client = MlflowClient(tracking_uri=uri)
-    (group,) = [each for each in client.search_experiments() if each.name == "sample"]
-    return client, list(client.search_runs([group.experiment_id]))
+    (experiment,) = [candidate for candidate in client.search_experiments() if candidate.name == "sample"]
+    return client, list(client.search_runs([experiment.experiment_id]))
 
 
 def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Receiver, tmp_path: Path) -> None:
@@ -56,7 +56,9 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
     pytest.importorskip("mlflow", reason="there is no mlflow")
     os.environ["HOOK"], uri = receiver.address, f"sqlite:///{tmp_path}/mlflow.db"
     keys = {"notify": ["$HOOK", "json://127.0.0.1:1/away"], "metrics_to": [{"mlflow": {"uri": uri}}]}
-    first = run_alone("run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **ALONE, **keys)))
+    first = start_command(
+        "run", str(write(code=COUNTS, args=["--wait", str(tmp_path / "go")], **SINGLE_PROCESS, **keys))
+    )
     written = until(lambda: next(iter(runs_folder().glob("*/metrics-to-mlflow.json")), None), 120)
     first.send_signal(signal.SIGKILL)
     first.communicate()
@@ -64,26 +66,26 @@ def test_lost_run_is_one_experiment_and_one_message(write: Write, receiver: Rece
     assert json.loads(written.read_text())["rows"] == 10
     (tmp_path / "go").touch()
     for _ in range(2):
-        again = run_alone("attach", folder.name)
-        said, errors = again.communicate(timeout=120)
-        assert again.returncode == 0, said + errors
+        attached = start_command("attach", folder.name)
+        stdout, stderr = attached.communicate(timeout=120)
+        assert attached.returncode == 0, stdout + stderr
     client, (run,) = read_runs(uri)
     assert (run.info.status, run.data.tags["torchyard.end"]) == ("FINISHED", "succeeded")
-    assert [each.step for each in client.get_metric_history(run.info.run_id, "loss")] == list(range(1, 31))
+    assert [point.step for point in client.get_metric_history(run.info.run_id, "loss")] == list(range(1, 31))
     assert receiver.titles == ["sample: recovered"]
     report = folder.report()
     assert report
-    (lost,) = report.unsent
-    assert lost.startswith("json://… has not got 'sample: recovered': ")
+    (unsent,) = report.unsent
+    assert unsent.startswith("json://… has not got 'sample: recovered': ")
 
 
-def test_failed_run_is_told_as_it_ends(write: Write, receiver: Receiver) -> None:
+def test_failed_run_is_reported_when_it_ends(write: Write, receiver: Receiver) -> None:
     """The message has the report's sentence, and the run ends as it would without a receiver."""
-    path = str(write(code=COUNTS, args=["--fail"], **ALONE, notify=[receiver.address]))
-    process = run_alone("run", path)
-    said, errors = process.communicate(timeout=120)
+    path = str(write(code=COUNTS, args=["--fail"], **SINGLE_PROCESS, notify=[receiver.address]))
+    process = start_command("run", path)
+    stdout, stderr = process.communicate(timeout=120)
     report = next(iter(list_run_folders())).report()
-    assert (process.returncode, report and report.end, report and report.unsent) == (1, "failed", ()), said + errors
+    assert (process.returncode, report and report.end, report and report.unsent) == (1, "failed", ()), stdout + stderr
     assert report
     assert receiver.titles == ["sample: failed"]
     assert receiver.got[0]["message"].startswith(report.sentence)
@@ -92,10 +94,10 @@ def test_failed_run_is_told_as_it_ends(write: Write, receiver: Receiver) -> None
 def test_missing_variable_is_found_before_anything_starts(write: Write) -> None:
     """`torchyard check` and preflight name the variable, and no job is started."""
     path = str(write(notify=["$NO_SUCH_HOOK"]))
-    process = run_alone("check", path)
-    said, _ = process.communicate(timeout=60)
+    process = start_command("check", path)
+    stdout, _ = process.communicate(timeout=60)
     assert process.returncode == 1
-    assert "FAILED  notify: $NO_SUCH_HOOK: NO_SUCH_HOOK is not set in the launcher's environment" in said
+    assert "FAILED  notify: $NO_SUCH_HOOK: NO_SUCH_HOOK is not set in the launcher's environment" in stdout
 
 
 @pytest.fixture
@@ -109,9 +111,9 @@ def prometheus(tmp_path: Path) -> Iterator[str]:
     settings["rule_files"] = [str(ROOT / "docs" / "prometheus" / "alerts.yml")]
     settings["scrape_configs"][0]["static_configs"][0]["targets"] = [f"127.0.0.1:{server.server_port}"]
     (tmp_path / "prometheus.yml").write_text(yaml.safe_dump(settings))
-    words = ["prometheus", "--web.listen-address", "127.0.0.1:0", "--storage.tsdb.path", str(tmp_path / "data")]
+    command = ["prometheus", "--web.listen-address", "127.0.0.1:0", "--storage.tsdb.path", str(tmp_path / "data")]
     log = (tmp_path / "prometheus.log").open("w+")
-    process = subprocess.Popen([*words, "--config.file", str(tmp_path / "prometheus.yml")], stdout=log, stderr=log)
+    process = subprocess.Popen([*command, "--config.file", str(tmp_path / "prometheus.yml")], stdout=log, stderr=log)
     try:
         yield f"http://127.0.0.1:{until(lambda: find_port(process.pid))}"
     finally:
@@ -129,17 +131,17 @@ def find_port(pid: int) -> int:
     except OSError:
         return 0
     for line in Path(f"/proc/{pid}/net/tcp").read_text().splitlines()[1:]:
-        words = line.split()
-        if words[3] == "0A" and f"socket:[{words[9]}]" in sockets:
-            return int(words[1].rpartition(":")[2], 16)
+        columns = line.split()
+        if columns[3] == "0A" and f"socket:[{columns[9]}]" in sockets:
+            return int(columns[1].rpartition(":")[2], 16)
     return 0
 
 
-def query(address: str, expression: str) -> list[Any]:
-    words = urllib.parse.urlencode({"query": expression})
-    with urllib.request.urlopen(f"{address}/api/v1/query?{words}") as answer:
-        found: list[Any] = json.load(answer)["data"]["result"]
-    return found
+def query_prometheus(address: str, expression: str) -> list[Any]:
+    params = urllib.parse.urlencode({"query": expression})
+    with urllib.request.urlopen(f"{address}/api/v1/query?{params}") as response:
+        result: list[Any] = json.load(response)["data"]["result"]
+    return result
 
 
 def make_runs() -> None:
@@ -151,43 +153,45 @@ def make_runs() -> None:
     }.items():
         folder = RunFolder(runs_folder() / name)
         folder.path.mkdir(parents=True)
-        folder.note("start", **start)
-        for event, facts in events:
-            folder.note(event, **facts)
+        folder.record_event("start", **start)
+        for event, fields in events:
+            folder.record_event(event, **fields)
     record = recorded([200.0])[0].model_copy(update={"fabric": "as-promised"})
-    keep_record(history_path(runs_folder(), record.key), record)
+    store_record(history_path(runs_folder(), record.key), record)
 
 
 def list_expressions() -> list[tuple[str, str]]:
     """Every expression of the dashboard, for all profiles, by the panel's title."""
     board = json.loads((ROOT / "docs" / "prometheus" / "grafana.json").read_text())
-    found = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
-    return [(title, expression.replace("$profile", ".*")) for title, expression in found]
+    panels = [(panel["title"], target["expr"]) for panel in board["panels"] for target in panel["targets"]]
+    return [(title, expression.replace("$profile", ".*")) for title, expression in panels]
 
 
 def test_every_panel_of_the_dashboard_has_data(prometheus: str) -> None:
     """A real Prometheus scrapes the endpoint, and answers each panel's expression and each alert that is due."""
     make_runs()
     with RunFolder(runs_folder() / "sample-00000001").owned():
-        until(lambda: query(prometheus, "torchyard_run_waiting_seconds"))
-        empty = [title for title, expression in list_expressions() if not query(prometheus, expression)]
+        until(lambda: query_prometheus(prometheus, "torchyard_run_waiting_seconds"))
+        empty = [title for title, expression in list_expressions() if not query_prometheus(prometheus, expression)]
         assert (len(list_expressions()), empty) == (17, [])
-        states = query(prometheus, "torchyard_runs")
-        assert {each["metric"]["state"]: each["value"][1] for each in states} == {"waiting": "1", "lost": "1"}
-        (held,) = query(prometheus, "torchyard_gpus_held")
-        assert (held["metric"]["launcher"], held["value"][1]) == ("volcano", "16")
-        lost = until(lambda: query(prometheus, 'ALERTS{alertname="TorchyardLost"}'))
-        assert lost[0]["metric"]["profile"] == "sample"
+        states = query_prometheus(prometheus, "torchyard_runs")
+        assert {series["metric"]["state"]: series["value"][1] for series in states} == {"waiting": "1", "lost": "1"}
+        (gpus,) = query_prometheus(prometheus, "torchyard_gpus_held")
+        assert (gpus["metric"]["launcher"], gpus["value"][1]) == ("volcano", "16")
+        alerts = until(lambda: query_prometheus(prometheus, 'ALERTS{alertname="TorchyardLost"}'))
+        assert alerts[0]["metric"]["profile"] == "sample"
 
 
 def test_metrics_of_every_panel_and_alert_exist(prometheus: str) -> None:
     """No panel and no alert names a metric that the endpoint does not have."""
     make_runs()
-    until(lambda: query(prometheus, "torchyard_runs"))
+    until(lambda: query_prometheus(prometheus, "torchyard_runs"))
     alerts = yaml.safe_load((ROOT / "docs" / "prometheus" / "alerts.yml").read_text())["groups"][0]["rules"]
-    with urllib.request.urlopen(f"{prometheus}/api/v1/targets/metadata?match_target=") as answer:
-        known = {each["metric"] for each in json.load(answer)["data"]}
-    said = " ".join([*(expression for _, expression in list_expressions()), *(each["expr"] for each in alerts)])
-    named = {word for word in said.replace("{", " ").replace("(", " ").split() if word.startswith("torchyard_")}
-    assert named
-    assert named <= known
+    with urllib.request.urlopen(f"{prometheus}/api/v1/targets/metadata?match_target=") as response:
+        existing = {metric["metric"] for metric in json.load(response)["data"]}
+    expressions = " ".join([*(expression for _, expression in list_expressions()), *(rule["expr"] for rule in alerts)])
+    names = {
+        token for token in expressions.replace("{", " ").replace("(", " ").split() if token.startswith("torchyard_")
+    }
+    assert names
+    assert names <= existing

@@ -21,25 +21,27 @@ COMMANDS = [
 ]
 
 
-def name_command(words: list[str]) -> str:
+def get_command_name(argv: list[str]) -> str:
     """`deployment run` of `deployment run train/x -p ... --watch`."""
-    plain = takewhile(lambda word: re.fullmatch("[a-z][a-z-]*", word), words)
-    return " ".join(list(plain)[: 3 if "schedule" in words else 2])
+    literals = takewhile(lambda arg: re.fullmatch("[a-z][a-z-]*", arg), argv)
+    return " ".join(list(literals)[: 3 if "schedule" in argv else 2])
 
 
-@pytest.mark.parametrize("name", sorted(set(map(name_command, COMMANDS))))
-def test_prefect_knows_the_command(name: str) -> None:
+@pytest.mark.parametrize("name", sorted(set(map(get_command_name, COMMANDS))))
+def test_prefect_has_the_command(name: str) -> None:
     """Prefect has the command, with every option that a page gives it."""
-    ask = [sys.executable, "-m", "prefect", *name.split(), "--help"]
-    done = subprocess.run(ask, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    given = {word for words in COMMANDS if name_command(words) == name for word in words if re.match("--?[a-z]", word)}
-    assert {word for word in given if word not in done.stdout} == set()
+    help_command = [sys.executable, "-m", "prefect", *name.split(), "--help"]
+    completed = subprocess.run(help_command, capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stderr
+    options = {
+        option for argv in COMMANDS if get_command_name(argv) == name for option in argv if re.match("--?[a-z]", option)
+    }
+    assert {option for option in options if option not in completed.stdout} == set()
 
 
 def test_deployments_of_the_pages_exist() -> None:
     """Each deployment that a page names is one of prefect.yaml."""
-    listed = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
-    known = {f"{re.sub(r'.*:', '', each['entrypoint'])}/{each['name']}" for each in listed}
-    named = {word for words in COMMANDS for word in words if re.fullmatch(r"[a-z]+/[a-z0-9-]+", word)}
-    assert named - known == set()
+    deployments = yaml.safe_load((ROOT / "prefect.yaml").read_text())["deployments"]
+    existing = {f"{re.sub(r'.*:', '', deployment['entrypoint'])}/{deployment['name']}" for deployment in deployments}
+    mentioned = {arg for argv in COMMANDS for arg in argv if re.fullmatch(r"[a-z]+/[a-z0-9-]+", arg)}
+    assert mentioned - existing == set()

@@ -17,21 +17,23 @@ from tests.started_programs import launch, read_rows, run
 PROGRAM = "programs/pairwise.py"
 SHORT = ("--size=512K", "--trials=3")
 THRESHOLD = 0.8
-shaped = pytest.mark.skipif(not can_shape(), reason="links cannot be shaped here: this takes root, namespaces and tc")
+needs_shaped_links = pytest.mark.skipif(
+    not can_shape(), reason="links cannot be shaped here: this takes root, namespaces and tc"
+)
 
 
-def search(speeds: list[float], blur: Callable[[], float] = lambda: 1.0) -> tuple[pairwise.Grades, int]:
+def search(speeds: list[float], draw_factor: Callable[[], float] = lambda: 1.0) -> tuple[pairwise.Grades, int]:
     """Search among nodes of these speeds; a pair is as fast as its slower node, times a factor of chance."""
     rounds: list[pairwise.Speeds] = []
     while pairs := pairwise.pair_nodes(len(speeds), rounds, THRESHOLD):
         nodes = [node for pair in pairs for node in pair]
         assert len({*nodes}) == len(nodes), "the pairs of a round are disjoint"
-        rounds.append({(one, other): min(speeds[one], speeds[other]) * blur() for one, other in pairs})
+        rounds.append({(first, second): min(speeds[first], speeds[second]) * draw_factor() for first, second in pairs})
     return pairwise.grade_nodes(len(speeds), rounds, THRESHOLD), len(rounds)
 
 
-def draw_speeds(draw: random.Random, count: int, slow: set[int]) -> list[float]:
-    return [draw.uniform(1, 7) if node in slow else 10.0 for node in range(count)]
+def draw_speeds(rng: random.Random, count: int, slow: set[int]) -> list[float]:
+    return [rng.uniform(1, 7) if node in slow else 10.0 for node in range(count)]
 
 
 @pytest.mark.parametrize("count", [*range(3, 17), 31, 32, 33, 64])
@@ -55,9 +57,9 @@ def test_two_or_three_rounds_are_enough_for_one_slow_node(count: int) -> None:
 def test_several_slow_nodes_are_found(count: int) -> None:
     """Up to a third of the nodes may be slow, each in its own way, with 4 % of chance in every measurement."""
     for seed in range(30):
-        draw = random.Random(seed)
-        slow = {*draw.sample(range(count), draw.randint(0, count // 3))}
-        grades, rounds = search(draw_speeds(draw, count, slow), partial(draw.gauss, 1, 0.04))
+        rng = random.Random(seed)
+        slow = {*rng.sample(range(count), rng.randint(0, count // 3))}
+        grades, rounds = search(draw_speeds(rng, count, slow), partial(rng.gauss, 1, 0.04))
         assert ({*grades.slow}, {*grades.unknown}) == (slow, set()), seed
         assert rounds <= pairwise.count_rounds(count)
 
@@ -65,16 +67,16 @@ def test_several_slow_nodes_are_found(count: int) -> None:
 @pytest.mark.parametrize("count", range(3, 12))
 def test_every_set_of_fewer_than_half_is_found_or_left_open(count: int) -> None:
     """With fewer slow nodes than half, no fast one is ever named; nearly always all slow ones are."""
-    sets = [{*each} for size in range((count + 1) // 2) for each in itertools.combinations(range(count), size)]
-    found = 0
+    sets = [{*nodes} for size in range((count + 1) // 2) for nodes in itertools.combinations(range(count), size)]
+    found_count = 0
     for slow in sets:
         grades, _ = search([5.0 if node in slow else 10.0 for node in range(count)])
         assert grades.slow <= slow
-        found += grades.slow == slow
-    assert found >= 0.97 * len(sets)
+        found_count += grades.slow == slow
+    assert found_count >= 0.97 * len(sets)
 
 
-def test_slow_link_between_two_fast_nodes_names_nobody() -> None:
+def test_slow_link_between_two_fast_nodes_names_no_node() -> None:
     """If two nodes are slow only with each other, each is fast with another partner."""
     rounds: list[pairwise.Speeds] = []
     while pairs := pairwise.pair_nodes(8, rounds, THRESHOLD):
@@ -113,31 +115,31 @@ def test_one_slow_result_is_not_enough() -> None:
 @pytest.fixture(scope="module")
 def nodes() -> Iterator[ShapedNodes]:
     """Eight nodes with 100 Mbit/s each."""
-    made = ShapedNodes(8, 100)
-    yield made
-    made.stop()
+    shaped_nodes = ShapedNodes(8, 100)
+    yield shaped_nodes
+    shaped_nodes.stop()
 
 
-@shaped
+@needs_shaped_links
 @pytest.mark.parametrize(("count", "slow"), [(8, 3), (5, 4)])
 def test_slow_link_names_its_node(nodes: ShapedNodes, count: int, slow: int) -> None:
     """One job of 8 and one of 5 find the node with the slower link in at most four rounds, and how slow it is."""
     nodes.shape(slow, 40)
-    ended = nodes.run(count, PROGRAM, *SHORT, "--fail-if-slow")
+    completed = nodes.run(count, PROGRAM, *SHORT, "--fail-if-slow")
     nodes.shape(slow, 100)
-    *rows, whole = read_rows(ended.stdout)
-    assert whole["verdict"].startswith(f"1 of {count} nodes is slow: node-{slow} (0."), ended.stdout
+    *rows, summary = read_rows(completed.stdout)
+    assert summary["verdict"].startswith(f"1 of {count} nodes is slow: node-{slow} (0."), completed.stdout
     assert (rows[-1]["node"], rows[-1]["ratio"]) == (f"node-{slow}", pytest.approx(0.4, rel=0.35))
-    assert whole["rounds"] <= 4
-    assert (ended.returncode, "1 of" in ended.stderr) == (1, True)
+    assert summary["rounds"] <= 4
+    assert (completed.returncode, "1 of" in completed.stderr) == (1, True)
 
 
-@shaped
-def test_equal_links_name_nobody(nodes: ShapedNodes) -> None:
+@needs_shaped_links
+def test_equal_links_name_no_node(nodes: ShapedNodes) -> None:
     """With six equal links no node is slow; each pair has a row, and a node is in one pair of a round."""
-    ended = nodes.run(6, PROGRAM, *SHORT, "--fail-if-slow", "--threshold=0.5")
-    *rows, whole = read_rows(ended.stdout)
-    assert (ended.returncode, whole["verdict"], whole["rounds"]) == (0, "no slow node", 3), ended.stdout
+    completed = nodes.run(6, PROGRAM, *SHORT, "--fail-if-slow", "--threshold=0.5")
+    *rows, summary = read_rows(completed.stdout)
+    assert (completed.returncode, summary["verdict"], summary["rounds"]) == (0, "no slow node", 3), completed.stdout
     assert [row["round"] for row in rows] == [1, 1, 1, 2, 2, 2, 3, 3, 3]
     for start in (0, 3, 6):
         assert len({row[end] for row in rows[start : start + 3] for end in ("node", "peer")}) == 6
@@ -153,7 +155,7 @@ def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("argv", "message"),
     [
         (["--size=0"], "'0' is not a size"),
         (["--trials=0"], "one trial or more"),
@@ -162,14 +164,14 @@ def test_processes_of_one_agent_are_one_node_unless_told_otherwise() -> None:
         ([], "RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT must be set; start it with torchrun"),
     ],
 )
-def test_wrong_arguments_are_told(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], arguments: list[str], said: str
+def test_invalid_arguments_are_reported(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], argv: list[str], message: str
 ) -> None:
     """Wrong arguments end the program with exit code 2 and one line, without a traceback."""
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(sys, "argv", [PROGRAM, *arguments])
+    monkeypatch.setattr(sys, "argv", [PROGRAM, *argv])
     with pytest.raises(SystemExit, match="2"):
         pairwise.read_options()
-    line = capsys.readouterr().err
-    assert (line.count("\n"), said in line) == (1, True), line
+    error = capsys.readouterr().err
+    assert (error.count("\n"), message in error) == (1, True), error

@@ -48,13 +48,13 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 @pytest.fixture
 def worker(server: dict[str, str], tmp_path: Path) -> Iterator[Path]:
     """A worker of our pool; yields its log. Its processes never outlive the test."""
-    words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
-    own = {**os.environ, **server, "PYTHONPATH": str(ROOT)}
+    argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
+    env = {**os.environ, **server, "PYTHONPATH": str(ROOT)}
     with speaking_to(server), get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"), overwrite=True)
     log = tmp_path / "worker.log"
-    with log.open("wb") as said:
-        subprocess.Popen(words, env=own, cwd=ROOT, stdout=said, stderr=said, start_new_session=True)
+    with log.open("wb") as log_file:
+        subprocess.Popen(argv, env=env, cwd=ROOT, stdout=log_file, stderr=log_file, start_new_session=True)
     yield log
     kill_all(f"TORCHYARD_RUNS={os.environ['TORCHYARD_RUNS']}")
 
@@ -71,14 +71,14 @@ def test_run_on_postgresql_comes_back(server: dict[str, str], worker: Path, writ
             entrypoint="flows/train.py:train",
             pull_steps=[step],
         )
-        run = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)}).id
+        run_id = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)}).id
         until((tmp_path / "starts").exists, 240)
         (folder,) = list_run_folders()
         until(lambda: _is_waiting(folder))
         os.kill(int(folder.last("start")["pid"]), signal.SIGKILL)
-        until(lambda: client.read_flow_run(run).run_count == 2, 240)
+        until(lambda: client.read_flow_run(run_id).run_count == 2, 240)
         (tmp_path / "go").touch()
-        until(lambda: client.read_flow_run(run).state_type == StateType.COMPLETED, 240)
+        until(lambda: client.read_flow_run(run_id).state_type == StateType.COMPLETED, 240)
         assert client.hello().status_code == 200
     assert (tmp_path / "starts").read_text() == "x"
     assert PASSWORD not in worker.read_text()

@@ -15,41 +15,41 @@ from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder
 
 TICK = ROOT / "tests" / "programs" / "tick.py"
-PATIENCE_S = 240.0  # on a busy machine
+TIMEOUT_S = 240.0  # on a busy machine
 
 
 @pytest.fixture
 def world(tmp_path: Path) -> Iterator[World]:
-    made = World(tmp_path / "world")
-    with made:
-        yield made
-    kill_all(f"TORCHYARD_RUNS={made.runs['worker']}")
+    world = World(tmp_path / "world")
+    with world:
+        yield world
+    kill_all(f"TORCHYARD_RUNS={world.runs['worker']}")
 
 
 def cut_power(world: World) -> None:
     """Kill everything, supervisors before agents, whose end they could record; nothing is left to restart it."""
     world.closing.set()
-    marks = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs['worker']}")
-    while holders(*marks):
-        kill_all(*marks)
+    environ_prefixes = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs['worker']}")
+    while holders(*environ_prefixes):
+        kill_all(*environ_prefixes)
 
 
 def start_again(world: World) -> str:
     """Start server and worker again as `make up` does; return what it says about lost runs."""
     world.start("server")
-    until("server", world.healthy, PATIENCE_S)
+    until("server", world.healthy, TIMEOUT_S)
     environment = world.env | {"TORCHYARD_RUNS": str(world.runs["worker"])}
     command = [sys.executable, "-m", "torchyard.tasks.recovery", "back"]
-    said = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    output = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     world.start("worker")
-    return said
+    return output
 
 
-def told(truth: Path, attempt: int) -> list[str]:
+def read_printed_lines(truth: Path, attempt: int) -> list[str]:
     return [line for path in truth.glob(f"{attempt}-*") for line in path.read_text().splitlines()]
 
 
-def test_power_cut_costs_an_attempt_and_not_the_run(world: World, tmp_path: Path) -> None:
+def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
     """The run is resumed by itself, continues from its checkpoint in a second attempt, and ends Completed."""
     truth = tmp_path / "truth"
     truth.mkdir()
@@ -58,22 +58,26 @@ def test_power_cut_costs_an_attempt_and_not_the_run(world: World, tmp_path: Path
     document |= {"args": [f"--truth={truth}", "--ticks=150"], "attempts": 2, "metrics": "json-lines"}
     profile.write_text(yaml.safe_dump(document))
     run_id = world.begin(profile)
-    until("training", lambda: len(told(truth, 1)) > 40, PATIENCE_S)
+    until("training", lambda: len(read_printed_lines(truth, 1)) > 40, TIMEOUT_S)
     cut_power(world)
-    began = time.monotonic()
+    restarted_at = time.monotonic()
     assert start_again(world).startswith("resumed 1")
-    until("training again", lambda: told(truth, 2), PATIENCE_S)
-    print(f"\ntraining again {time.monotonic() - began:.0f} s after the start of the server")
+    until("training again", lambda: read_printed_lines(truth, 2), TIMEOUT_S)
+    print(f"\ntraining again {time.monotonic() - restarted_at:.0f} s after the start of the server")
     state = until(
         "the end",
-        lambda: (found := world.get(f"/flow_runs/{run_id}")["state"])["name"] == "Completed" and found,
-        PATIENCE_S,
+        lambda: (state := world.get(f"/flow_runs/{run_id}")["state"])["name"] == "Completed" and state,
+        TIMEOUT_S,
     )
     (folder,) = [RunFolder(path.parent) for path in world.runs["worker"].glob("*/journal")]
     report = folder.report()
     assert report
-    assert (state["type"], [each.number for each in report.attempts], report.leftovers) == ("COMPLETED", [1, 2], ())
+    assert (state["type"], [attempt.number for attempt in report.attempts], report.leftovers) == (
+        "COMPLETED",
+        [1, 2],
+        (),
+    )
     failure = report.attempts[0].collected.failure
     assert failure
     assert (failure.cause, failure.retry) == ("keeper-killed", True)
-    assert '"step": 1,' not in "".join(told(truth, 2))  # it went on from its checkpoint
+    assert '"step": 1,' not in "".join(read_printed_lines(truth, 2))  # it went on from its checkpoint

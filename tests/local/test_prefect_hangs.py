@@ -41,44 +41,44 @@ def server() -> Iterator[Server]:
     Server().go_on()
 
 
-def renewed(folder: RunFolder) -> float:
+def read_renewal_time(folder: RunFolder) -> float:
     return (folder.path / "lease").stat().st_mtime
 
 
-def seen(folder: RunFolder) -> float:
+def measure_reaction_s(folder: RunFolder) -> float:
     """Seconds from the end of the last agent until the wait was over."""
-    ends = [read_state(str(folder.attempt(1) / f"node-{node}")) or {} for node in (0, 1)]
-    done = [event["at"] for event in folder.events() if event["event"] == "step" and event["name"] == "collect"]
-    return float(done[0] - max(end["ended"] for end in ends))
+    states = [read_state(str(folder.attempt(1) / f"node-{node}")) or {} for node in (0, 1)]
+    collected_at = [event["at"] for event in folder.events() if event["event"] == "step" and event["name"] == "collect"]
+    return float(collected_at[0] - max(state["ended"] for state in states))
 
 
 def test_run_does_not_notice_that_prefect_hangs(
-    carried: Callable[..., Carried],
+    create_run: Callable[..., Carried],
     server: Server,
     tmp_path: Path,
 ) -> None:
     """With a server that hangs during the wait, the lease is renewed and the end is seen, torn down and reported."""
-    run = carried(ticks=120)
+    run = create_run(ticks=120)
     process = run.process()
     until(lambda: ticking(tmp_path))
     server.hang()
-    since = renewed(run.folder)
-    until(lambda: renewed(run.folder) > since + BLIND_S)
+    renewed_at = read_renewal_time(run.folder)
+    until(lambda: read_renewal_time(run.folder) > renewed_at + BLIND_S)
     report = until(run.folder.report, 60)
     assert (report.end, report.leftovers, run.living(), process.poll()) == ("succeeded", (), [], None)
-    assert seen(run.folder) < 2.0
+    assert measure_reaction_s(run.folder) < 2.0
     server.go_on()
     process.communicate(timeout=90)
     assert run.state().is_completed()
 
 
 def test_cancel_waits_for_no_answer(
-    carried: Callable[..., Carried],
+    create_run: Callable[..., Carried],
     server: Server,
     tmp_path: Path,
 ) -> None:
     """A SIGTERM while the server hangs tears everything down within the half minute that Prefect gives."""
-    run = carried(ticks=600)
+    run = create_run(ticks=600)
     process = run.process()
     until(lambda: ticking(tmp_path))
     server.hang()

@@ -19,20 +19,22 @@ pytestmark = pytest.mark.usefixtures("api")
 
 def task_states(run: Carried) -> dict[str, list[str]]:
     """The states of a run's task runs in Prefect, by name of the step."""
-    which = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
-    found: dict[str, list[str]] = {}
+    run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
+    states: dict[str, list[str]] = {}
     with get_client(sync_client=True) as client:
-        for each in sorted(client.read_task_runs(flow_run_filter=which), key=lambda each: str(each.start_time)):
-            found.setdefault(each.name.partition(":")[0], []).append(each.state_name or "")
-    return found
+        for task_run in sorted(
+            client.read_task_runs(flow_run_filter=run_filter), key=lambda task_run: str(task_run.start_time)
+        ):
+            states.setdefault(task_run.name.partition(":")[0], []).append(task_run.state_name or "")
+    return states
 
 
-def test_comeback_is_told_as_it_was(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_comeback_is_told_as_it_was(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """A lost wait becomes Crashed in Prefect, and the report has every step, the gap and the whole time."""
-    run = carried(ticks=120)
-    began = time.time()
+    run = create_run(ticks=120)
+    started_at = time.time()
     run.lose(lambda: ticking(tmp_path) and "Running" in task_states(run).get("wait", ()))
-    lost = time.time()
+    lost_at = time.time()
     second = run.process()
     until(lambda: task_states(run).get("wait", [""])[0] == "Crashed")
     second.communicate()
@@ -40,10 +42,14 @@ def test_comeback_is_told_as_it_was(carried: Callable[..., Carried], tmp_path: P
     assert report
     names = ["preflight", "submit", "wait", "comeback", "submit", "wait", "collect", "teardown"]
     assert [step.name for step in report.steps] == names
-    assert lost - began - 15 < report.seconds - sum(step.seconds for step in report.steps[3:]) < lost - began
+    assert (
+        lost_at - started_at - 15
+        < report.seconds - sum(step.seconds for step in report.steps[3:])
+        < lost_at - started_at
+    )
     assert "was lost in wait at" in render_text(report)
     assert "after its submit" in report.steps[5].detail
-    states = until(lambda: "Running" not in (found := str(task_states(run))) and found)
+    states = until(lambda: "Running" not in (text := str(task_states(run))) and text)
     assert "'wait': ['Crashed', 'Completed']" in states
 
 
@@ -52,14 +58,14 @@ class Deployed(Carried):
 
     def __init__(self, run: Carried) -> None:
         with get_client(sync_client=True) as client:
-            given = client.read_flow_run(run.id).parameters
+            parameters = client.read_flow_run(run.id).parameters
             deployment = client.create_deployment(client.create_flow(train), name="to-suspend")
-            self.id = client.create_flow_run_from_deployment(deployment, parameters=given).id
+            self.id = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
 
 
-def test_suspended_run_goes_on_and_says_so(carried: Callable[..., Carried], tmp_path: Path) -> None:
+def test_suspended_run_goes_on_and_says_so(create_run: Callable[..., Carried], tmp_path: Path) -> None:
     """A suspended run is soon Running again, with a sentence that says why, and completes."""
-    run = Deployed(carried(ticks=100))
+    run = Deployed(create_run(ticks=100))
     process = run.process()
     until(lambda: ticking(tmp_path))
     with get_client(sync_client=True) as client:
@@ -67,8 +73,8 @@ def test_suspended_run_goes_on_and_says_so(carried: Callable[..., Carried], tmp_
     assert run.state().name == "Suspended"
     until(lambda: run.state().name == "Running", 15)
     assert "a run cannot be suspended" in str(run.state().message)
-    _, said = process.communicate()
-    assert "a run cannot be suspended" in said
+    _, stderr = process.communicate()
+    assert "a run cannot be suspended" in stderr
     assert (run.state().name, run.living()) == ("Completed", [])
     report: Any = run.folder.report()
     assert [step.name for step in report.steps] == ["preflight", "submit", "wait", "collect", "teardown"]

@@ -27,12 +27,12 @@ raise ValueError("\\x1b[2J<b>bad</b> ``` key " + os.environ["WANDB_API_KEY"])
 
 
 @pytest.fixture(autouse=True)
-def usual_umask() -> Iterator[None]:
+def common_umask() -> Iterator[None]:
     """The umask of most machines, with which all users may read new files."""
-    before = os.umask(0o022)
+    previous_umask = os.umask(0o022)
     secrets._known_secrets.clear()
     yield
-    os.umask(before)
+    os.umask(previous_umask)
 
 
 @pytest.fixture
@@ -52,18 +52,22 @@ def test_a_run_is_its_users_alone_and_shows_no_secret(failed_run: tuple[Report, 
     report, run = failed_run
     folder = Path(report.folder)
     assert open_to_others(runs_folder()) == [f"{folder.name}/checkpoints", f"{folder.name}/checkpoints/model.pt"]
-    knowing = [path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")]
-    assert sorted(knowing) == ["log", "plan.json", "spec.json"]
-    shown = until(lambda: in_prefect(run))
-    assert "secret WANDB_API_KEY" in shown
-    assert "overrides: HF_TOKEN: looks like a secret" in shown
-    assert [each for each in (SECRET, "\x1b") if each in shown] == []
+    secret_files = [
+        path.name for path in folder.rglob("*") if path.is_file() and SECRET in path.read_text(errors="replace")
+    ]
+    assert sorted(secret_files) == ["log", "plan.json", "spec.json"]
+    prefect_text = until(lambda: read_prefect_texts(run))
+    assert "secret WANDB_API_KEY" in prefect_text
+    assert "overrides: HF_TOKEN: looks like a secret" in prefect_text
+    assert [text for text in (SECRET, "\x1b") if text in prefect_text] == []
 
 
-def in_prefect(run: str) -> str:
+def read_prefect_texts(run: str) -> str:
     """The log and the artifacts of a flow run; empty until its last line is there, which Prefect sends late."""
     with get_client(sync_client=True) as client:
         logs = client.read_logs(LogFilter.model_validate({"flow_run_id": {"any_": [run]}}), limit=200)
         pages = client.read_artifacts(artifact_filter=ArtifactFilter.model_validate({"flow_run_id": {"any_": [run]}}))
-    text = "\n".join([*(each.message for each in logs), *(f"{each.description}\n{each.data}" for each in pages)])
+    messages = [record.message for record in logs]
+    pages_text = [f"{page.description}\n{page.data}" for page in pages]
+    text = "\n".join([*messages, *pages_text])
     return text if "Finished in state Failed" in text else ""

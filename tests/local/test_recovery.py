@@ -42,8 +42,8 @@ RUNNING = State[Any](type=StateType.RUNNING)
 
 @pytest.fixture
 def client(api: None) -> Iterator[SyncPrefectClient]:
-    with get_client(sync_client=True) as opened:
-        yield opened
+    with get_client(sync_client=True) as client:
+        yield client
 
 
 class Run(NamedTuple):
@@ -59,13 +59,13 @@ class Run(NamedTuple):
     def left(self, *events: dict[str, Any]) -> None:
         """Write the journal of the process that Prefect knows."""
         self.folder.path.mkdir(parents=True)
-        self.folder.note("start", run=str(self.id), count=self.now().run_count)
+        self.folder.record_event("start", run=str(self.id), count=self.now().run_count)
         for event in events:
-            self.folder.note(**event)
+            self.folder.record_event(**event)
 
 
 @pytest.fixture
-def run(client: SyncPrefectClient) -> Callable[[State[Any]], Run]:
+def create_run(client: SyncPrefectClient) -> Callable[[State[Any]], Run]:
     def make(state: State[Any]) -> Run:
         with contextlib.suppress(ObjectAlreadyExists):
             client.create_work_pool(WorkPoolCreate(name="torchyard", type="process"))
@@ -77,177 +77,187 @@ def run(client: SyncPrefectClient) -> Callable[[State[Any]], Run]:
     return make
 
 
-def test_run_that_prefect_calls_running_is_brought_back(run: Callable[[State[Any]], Run]) -> None:
+def test_lost_run_that_prefect_calls_running_is_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
     """A run that Prefect calls Running after a power cut is rescheduled if its lock is free, and its lease renewed."""
-    lost = run(RUNNING)
-    lost.left()
-    (lost.folder.path / "lease").write_text("600")
-    assert recover_lost_runs().resumed == (lost.now().name,)
-    assert (lost.now().state_type, lost.folder.lease_left() > 590) == (StateType.SCHEDULED, True)
+    lost_run = create_run(RUNNING)
+    lost_run.left()
+    (lost_run.folder.path / "lease").write_text("600")
+    assert recover_lost_runs().resumed == (lost_run.now().name,)
+    assert (lost_run.now().state_type, lost_run.folder.remaining_lease_s() > 590) == (StateType.SCHEDULED, True)
 
 
-def test_run_that_is_carried_is_left_alone(run: Callable[[State[Any]], Run]) -> None:
+def test_owned_run_is_not_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
     """A run whose process is alive is neither reported as lost nor scheduled."""
-    carried = run(RUNNING)
-    carried.left()
+    owned_run = create_run(RUNNING)
+    owned_run.left()
     code = "import sys; from pathlib import Path; from torchyard.run.folder import RunFolder\n"
     code += "with RunFolder(Path(sys.argv[1])).owned(): print(1, flush=True); sys.stdin.read()"
     with subprocess.Popen(
-        ["python3", "-c", code, str(carried.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        ["python3", "-c", code, str(owned_run.folder.path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as owner:
         assert owner.stdout
         owner.stdout.readline()
         assert recover_lost_runs().resumed == ()
         owner.communicate(b"")
-    assert carried.now().state_type == StateType.RUNNING
+    assert owned_run.now().state_type == StateType.RUNNING
 
 
-def test_end_that_prefect_did_not_hear_is_told(run: Callable[[State[Any]], Run]) -> None:
+def test_end_that_prefect_has_not_received_is_reported(create_run: Callable[[State[Any]], Run]) -> None:
     """The end of a run is reported to Prefect, whatever state it has there, and the run is not trained again."""
-    ended = run(RUNNING)
-    ended.left({"event": "end", "end": "failed", "by": "flow", "sentence": "it broke"})
-    ended.client.set_flow_run_state(ended.id, CRASHED, force=True)
+    ended_run = create_run(RUNNING)
+    ended_run.left({"event": "end", "end": "failed", "by": "flow", "sentence": "it broke"})
+    ended_run.client.set_flow_run_state(ended_run.id, CRASHED, force=True)
     assert recover_lost_runs().resumed == ()
-    state = ended.now().state
+    state = ended_run.now().state
     assert state
     assert (state.name, state.message) == ("Failed", "it broke")
 
 
-def test_run_of_another_machine_that_crashed_is_brought_back(run: Callable[[State[Any]], Run]) -> None:
+def test_crashed_run_of_another_machine_is_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
     """The automation's check reschedules the runs that no machine has resumed, and names them."""
-    lost = run(CRASHED)
-    said = comeback(return_state=True).message
-    assert (said, lost.now().state_type) == (f"resumed 1: {lost.now().name}", StateType.SCHEDULED)
+    lost_run = create_run(CRASHED)
+    message = comeback(return_state=True).message
+    assert (message, lost_run.now().state_type) == (f"resumed 1: {lost_run.now().name}", StateType.SCHEDULED)
 
 
-def test_run_of_another_installation_is_not_ours(run: Callable[[State[Any]], Run]) -> None:
+def test_run_of_another_installation_is_not_rescheduled(create_run: Callable[[State[Any]], Run]) -> None:
     """A check looks only at its own work pool: the runs of another installation on the server are that one's."""
-    lost = run(CRASHED)
+    lost_run = create_run(CRASHED)
     os.environ["TORCHYARD_POOL"] = "team-b"
-    assert (recover_lost_runs().resumed, reschedule_run(str(lost.id)), lost.now().state_name) == ((), False, "Crashed")
+    assert (recover_lost_runs().resumed, reschedule_run(str(lost_run.id)), lost_run.now().state_name) == (
+        (),
+        False,
+        "Crashed",
+    )
     del os.environ["TORCHYARD_POOL"]
-    assert recover_lost_runs().resumed == (lost.now().name,)
+    assert recover_lost_runs().resumed == (lost_run.now().name,)
 
 
-def test_broken_run_does_not_hide_the_others(run: Callable[[State[Any]], Run]) -> None:
+def test_broken_run_does_not_hide_the_others(create_run: Callable[[State[Any]], Run]) -> None:
     """An unreadable journal is a fault of that run alone; the next run is still resumed."""
-    lost = run(CRASHED)
+    lost_run = create_run(CRASHED)
     (runs_folder() / "a-broken-one" / "journal").mkdir(parents=True)
-    looked = recover_lost_runs()
-    assert (looked.resumed, len(looked.faults)) == ((lost.now().name,), 1)
-    assert "a-broken-one: Is a directory" in looked.faults[0]
+    check = recover_lost_runs()
+    assert (check.resumed, len(check.faults)) == ((lost_run.now().name,), 1)
+    assert "a-broken-one: Is a directory" in check.faults[0]
 
 
-def test_sweep_tells_a_lost_run(run: Callable[[State[Any]], Run]) -> None:
+def test_sweep_reports_a_lost_run(create_run: Callable[[State[Any]], Run]) -> None:
     """A run that was swept does not keep the state name Crashed: another machine would resume it."""
-    lost = run(CRASHED)
-    lost.left()
-    sweep_run(lost.folder, "sweep", "its lease has ended", report_end)
-    assert lost.now().state_name == "Swept"
+    lost_run = create_run(CRASHED)
+    lost_run.left()
+    sweep_run(lost_run.folder, "sweep", "its lease has ended", report_end)
+    assert lost_run.now().state_name == "Swept"
 
 
-def test_earlier_ending_is_not_the_end_of_this_life(run: Callable[[State[Any]], Run]) -> None:
+def test_end_of_an_earlier_launch_is_not_the_end_of_a_retry(create_run: Callable[[State[Any]], Run]) -> None:
     """A retry that is swept ends as swept, although the launch before it ended as cancelled."""
-    again = run(RUNNING)
-    again.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
-    again.folder.note("start", run=str(again.id), count=2)
-    sweep_run(again.folder, "sweep", "its lease has ended", report_end)
-    assert (again.folder.last("end")["end"], again.now().state_name) == ("swept", "Swept")
+    retried = create_run(RUNNING)
+    retried.left({"event": "ending", "end": "cancelled", "sentence": "cancelled"}, {"event": "end", "end": "cancelled"})
+    retried.folder.record_event("start", run=str(retried.id), count=2)
+    sweep_run(retried.folder, "sweep", "its lease has ended", report_end)
+    assert (retried.folder.last("end")["end"], retried.now().state_name) == ("swept", "Swept")
 
 
-def test_guard_brings_its_run_back(run: Callable[[State[Any]], Run]) -> None:
+def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -> None:
     """If no worker reports that a flow died, its watchdog does, and keeps checking until another process starts."""
-    lost = run(RUNNING)
-    lost.left()
-    guard = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost.folder))
-    guard.start()
-    until(lambda: lost.now().state_type == StateType.SCHEDULED, 120)
-    lost.client.set_flow_run_state(lost.id, CRASHED, force=True)  # a worker that reports it late
-    until(lambda: lost.now().state_type == StateType.SCHEDULED, 120)
-    lost.folder.note("start", run=str(lost.id), count=2)
-    guard.join(60)
-    assert not guard.is_alive()
-    names = [state.name for state in lost.client.read_flow_run_states(lost.id)][-4:]
-    assert names == ["Crashed", "Scheduled", "Crashed", "Scheduled"]
+    lost_run = create_run(RUNNING)
+    lost_run.left()
+    watchdog = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost_run.folder))
+    watchdog.start()
+    until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
+    lost_run.client.set_flow_run_state(lost_run.id, CRASHED, force=True)  # a worker that reports it late
+    until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
+    lost_run.folder.record_event("start", run=str(lost_run.id), count=2)
+    watchdog.join(60)
+    assert not watchdog.is_alive()
+    state_names = [state.name for state in lost_run.client.read_flow_run_states(lost_run.id)][-4:]
+    assert state_names == ["Crashed", "Scheduled", "Crashed", "Scheduled"]
 
 
 # --- ended runs
 
 
 @pytest.fixture
-def failed(write: Write) -> Carried:
+def failed_run(write: Write) -> Carried:
     """A run that has failed."""
-    found = Carried(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
-    found.process().wait()
-    assert found.state().name == "Failed"
-    return found
+    failed_run = Carried(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
+    failed_run.process().wait()
+    assert failed_run.state().name == "Failed"
+    return failed_run
 
 
-def test_late_comeback_does_not_train_again(failed: Carried, client: SyncPrefectClient) -> None:
+def test_late_reschedule_does_not_train_again(failed_run: Carried, client: SyncPrefectClient) -> None:
     """A run that an automation of the previous version schedules after its end reports that end again."""
-    before = failed.state().message
-    client.set_flow_run_state(failed.id, Scheduled(message=LOST_MESSAGE), force=True)
-    failed.process().wait()
-    assert (failed.state().name, failed.state().message, failed.folder.attempts()) == ("Failed", before, [1])
+    message = failed_run.state().message
+    client.set_flow_run_state(failed_run.id, Scheduled(message=LOST_MESSAGE), force=True)
+    failed_run.process().wait()
+    assert (failed_run.state().name, failed_run.state().message, failed_run.folder.attempts()) == (
+        "Failed",
+        message,
+        [1],
+    )
 
 
 @pytest.mark.parametrize("end", ["failed", "swept"])
-def test_retry_of_a_person_trains_again(failed: Carried, client: SyncPrefectClient, end: str) -> None:
+def test_retry_by_a_user_trains_again(failed_run: Carried, client: SyncPrefectClient, end: str) -> None:
     """A retry by a person starts a new attempt at once, even of a run that was swept."""
     if end == "swept":
-        failed.folder.note("end", end="swept", by="sweep", sentence="its lease has ended")
+        failed_run.folder.record_event("end", end="swept", by="sweep", sentence="its lease has ended")
     retry = State[Any](type=StateType.SCHEDULED, name="AwaitingRetry", message="Retry from the UI")
-    client.set_flow_run_state(failed.id, retry, force=True)
-    failed.process().wait()
-    assert failed.folder.attempts() == [1, 2]
+    client.set_flow_run_state(failed_run.id, retry, force=True)
+    failed_run.process().wait()
+    assert failed_run.folder.attempts() == [1, 2]
 
 
 # --- the automations
 
 
 @pytest.fixture
-def looks(client: SyncPrefectClient) -> UUID:
+def check_deployment(client: SyncPrefectClient) -> UUID:
     """The deployment that the automations call."""
     return client.create_deployment(client.create_flow(comeback), name=_RECOVERY_DEPLOYMENT.partition("/")[2])
 
 
-def test_no_automation_starts_a_run(client: SyncPrefectClient, looks: UUID) -> None:
+def test_no_automation_starts_a_run(client: SyncPrefectClient, check_deployment: UUID) -> None:
     """However late an automation fires, it only sets a run to Crashed or has the current state of all runs checked."""
     create_automations()
-    actions = [action for each in client.read_automations() for action in each.actions]
+    actions = [action for automation in client.read_automations() for action in automation.actions]
     states = [action.state for action in actions if isinstance(action, ChangeFlowRunState)]
-    called = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
-    assert (states, called) == ([StateType.CRASHED], [looks, looks])
+    called_ids = [action.deployment_id for action in actions if isinstance(action, RunDeployment)]
+    assert (states, called_ids) == ([StateType.CRASHED], [check_deployment, check_deployment])
 
 
-def test_automations_of_the_version_before_are_removed(client: SyncPrefectClient, looks: UUID) -> None:
+def test_retired_automations_are_removed(client: SyncPrefectClient, check_deployment: UUID) -> None:
     """An upgrade removes the old automations that scheduled runs by themselves."""
-    names = [_format_automation_name(what) for what in _RETIRED_NAMES]
-    for name in names:
+    automation_names = [_format_automation_name(retired_name) for retired_name in _RETIRED_NAMES]
+    for name in automation_names:
         client.create_automation(_build_heartbeat_automation().model_copy(update={"name": name}))
     create_automations()
-    assert [each for name in names for each in client.read_automations_by_name(name)] == []
+    assert [automation for name in automation_names for automation in client.read_automations_by_name(name)] == []
 
 
-def test_ended_run_is_never_called_crashed(run: Callable[[State[Any]], Run]) -> None:
+def test_ended_run_is_never_called_crashed(create_run: Callable[[State[Any]], Run]) -> None:
     """Prefect refuses the state Crashed from the heartbeat automation for a run that has ended."""
-    ended = run(State(type=StateType.FAILED))
-    ended.client.set_flow_run_state(ended.id, CRASHED)
-    assert ended.now().state_type == StateType.FAILED
+    ended_run = create_run(State(type=StateType.FAILED))
+    ended_run.client.set_flow_run_state(ended_run.id, CRASHED)
+    assert ended_run.now().state_type == StateType.FAILED
 
 
 # --- one run, by its id
 
 
 @pytest.mark.parametrize(
-    ("kind", "name", "comes_back"),
+    ("state_type", "name", "is_rescheduled"),
     [("CRASHED", "Crashed", True), ("CRASHED", "Stopped", False), ("FAILED", None, False), ("RUNNING", None, False)],
 )
-def test_crashed_run_is_scheduled(kind: str, name: str | None, comes_back: bool, run: Callable[..., Run]) -> None:
+def test_crashed_run_is_scheduled(
+    state_type: str, name: str | None, is_rescheduled: bool, create_run: Callable[..., Run]
+) -> None:
     """Only a run whose state has type and name Crashed is scheduled again."""
-    looked = run(State(type=StateType(kind), name=name))
-    assert reschedule_run(str(looked.id)) is comes_back
-    assert (looked.now().state_type == StateType.SCHEDULED) is comes_back
+    crashed_run = create_run(State(type=StateType(state_type), name=name))
+    assert reschedule_run(str(crashed_run.id)) is is_rescheduled
+    assert (crashed_run.now().state_type == StateType.SCHEDULED) is is_rescheduled
 
 
 def test_run_without_a_worker_is_not_scheduled(client: SyncPrefectClient) -> None:

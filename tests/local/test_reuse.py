@@ -72,20 +72,20 @@ def cancel_when_waiting(run: Any, count: int) -> None:
 def test_subflow_returns_the_result(write: Write) -> None:
     """`train` in another flow returns a typed result, and so does its state for a caller that asks Prefect for it."""
     path = str(write(code=ROW, metrics="json-lines"))
-    seen: list[str] = []
+    run_names: list[str] = []
 
     @flow
     def outer() -> RunResult:
         result = train(path)
-        seen.append(result.run)
+        run_names.append(result.run)
         return result
 
     result = outer()
     with get_client(sync_client=True) as client:
-        (run,) = [each for each in client.read_flow_runs() if result.run.endswith(each.id.hex[-8:])]
+        (run,) = [candidate for candidate in client.read_flow_runs() if result.run.endswith(candidate.id.hex[-8:])]
     assert run.state
     assert run.state.result() == read_result(run.id) == result
-    assert (type(result), result.metrics["accuracy"], result.attempts, seen) == (RunResult, 0.5, 1, [result.run])
+    assert (type(result), result.metrics["accuracy"], result.attempts, run_names) == (RunResult, 0.5, 1, [result.run])
 
 
 def test_failed_subflow_raises_its_sentence(write: Write) -> None:
@@ -96,9 +96,9 @@ def test_failed_subflow_raises_its_sentence(write: Write) -> None:
     def outer() -> RunResult:
         with pytest.raises(FailedRun, match="no such data"):
             train(path)
-        with pytest.raises(TrainingError, match="no such data") as found:
+        with pytest.raises(TrainingError, match="no such data") as raised:
             train_profile(path)
-        return found.value.result
+        return raised.value.result
 
     assert outer().end == "failed"
 
@@ -106,17 +106,17 @@ def test_failed_subflow_raises_its_sentence(write: Write) -> None:
 def test_retried_flow_repeats_no_training(write: Write) -> None:
     """A flow that fails after its trainings and is retried gets their results again, without a new run."""
     path = str(write(code=ROW, metrics="json-lines"))
-    tries: list[list[str]] = []
+    attempts: list[list[str]] = []
 
     @flow(retries=1)
     def outer() -> None:
-        tries.append([train_profile(path).run, train_profile(path).run])
-        if len(tries) == 1:
+        attempts.append([train_profile(path).run, train_profile(path).run])
+        if len(attempts) == 1:
             raise ValueError("a fault after the trainings")
 
     outer()
-    assert tries[0] == tries[1]
-    assert len(set(tries[0])) == len(list_run_folders()) == 2
+    assert attempts[0] == attempts[1]
+    assert len(set(attempts[0])) == len(list_run_folders()) == 2
 
 
 def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
@@ -125,10 +125,10 @@ def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
 
     @flow
     def outer() -> None:
-        started = [train_profile.submit(path, name=name) for name in "ab"]
+        futures = [train_profile.submit(path, name=name) for name in "ab"]
         threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 2)).start()
-        for each in started:
-            each.wait()
+        for future in futures:
+            future.wait()
 
     with pytest.raises(CancelRequested):
         outer()
@@ -137,22 +137,24 @@ def test_cancel_of_the_flow_ends_what_it_has_submitted(write: Write) -> None:
 
 def test_cancel_of_the_flow_ends_its_subflow(write: Write) -> None:
     """`train` as a subflow asks for the state of the flow around it as well, and lets nothing follow."""
-    path, went_on = str(write(code=SLEEP)), list[bool]()
+    path, continued = str(write(code=SLEEP)), list[bool]()
 
     @flow
     def outer() -> None:
         threading.Thread(target=cancel_when_waiting, args=(flow_run.id, 1)).start()
         with contextlib.suppress(Exception):
             train(path)
-        went_on.append(True)
+        continued.append(True)
 
     with pytest.raises(CancelRequested):
         outer()
-    assert (read_ends(), has_processes(), went_on) == ({"cancelled"}, False, [])
+    assert (read_ends(), has_processes(), continued) == ({"cancelled"}, False, [])
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stop_of_the_flow_ends_what_it_has_submitted(write: Write, tmp_path: Path, number: signal.Signals) -> None:
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT])
+def test_stop_of_the_flow_ends_what_it_has_submitted(
+    write: Write, tmp_path: Path, signal_number: signal.Signals
+) -> None:
     """SIGTERM and Ctrl-C, which only the main thread gets, tear down every training, and the flow does not go on."""
     environment = {**os.environ, "PREFECT_API_URL": PREFECT_API_URL.value() or "", "PYTHONPATH": str(ROOT)}
     script = tmp_path / "outer.py"
@@ -160,8 +162,8 @@ def test_stop_of_the_flow_ends_what_it_has_submitted(write: Write, tmp_path: Pat
     command = [sys.executable, str(script), str(write(code=SLEEP))]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
         until(lambda: are_waiting(2))
-        process.send_signal(number)
-        said, _ = process.communicate(timeout=90)
-    assert process.returncode == -number
-    assert "WENT ON" not in said
+        process.send_signal(signal_number)
+        stdout, _ = process.communicate(timeout=90)
+    assert process.returncode == -signal_number
+    assert "WENT ON" not in stdout
     assert (read_ends(), has_processes()) == ({"stopped"}, False)

@@ -17,7 +17,7 @@ from torchyard.host.processes import find_labelled
 from torchyard.run.folder import RunFolder, list_run_folders
 
 COMMAND = [sys.executable, "-c", "from torchyard.cli.console import main; main()"]
-ALONE = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
+SINGLE_PROCESS = {"agent": "none", "rendezvous": "env", "metrics": "json-lines"}
 COUNTS = """
 import json, time
 for step in range(1, 31):
@@ -26,8 +26,8 @@ for step in range(1, 31):
 """
 
 
-def start(*words: str) -> "subprocess.Popen[str]":
-    return subprocess.Popen([*COMMAND, *words], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+def start_command(*args: str) -> "subprocess.Popen[str]":
+    return subprocess.Popen([*COMMAND, *args], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
 def only_run() -> RunFolder:
@@ -40,41 +40,43 @@ def only_run() -> RunFolder:
 )
 def test_run_needs_no_server(write: Write, code: str, exit_code: int, end: str) -> None:
     """The report is printed and kept, the exit code shows how the run ended, and Prefect is never imported."""
-    path = str(write(code=code, **ALONE))
+    path = str(write(code=code, **SINGLE_PROCESS))
     check = f"import sys; from torchyard.cli.main import main; code = main(['run', {path!r}]); "
     check += "print('prefect' in sys.modules); sys.exit(code)"
-    done = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
+    completed = subprocess.run([sys.executable, "-c", check], cwd=ROOT, capture_output=True, text=True, check=False)
     report = only_run().report()
-    assert (done.returncode, report and report.end, report and report.leftovers) == (exit_code, end, ()), done.stderr
-    assert done.stdout.splitlines()[-1] == "False"
-    assert "nothing left" in done.stdout
+    assert (completed.returncode, report and report.end, report and report.leftovers) == (exit_code, end, ()), (
+        completed.stderr
+    )
+    assert completed.stdout.splitlines()[-1] == "False"
+    assert "nothing left" in completed.stdout
 
 
 def test_killed_run_is_attached_to(write: Write) -> None:
     """The job goes on training, `attach` follows it to its end, and each of its lines is in the log once."""
-    first = start("run", str(write(code=COUNTS, **ALONE)))
+    first = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
     log = until(lambda: next(iter(Path(os.environ["TORCHYARD_RUNS"]).glob("*/attempt-1/node-0/log")), None))
     until(lambda: '"step": 3' in log.read_text())
     first.send_signal(signal.SIGKILL)
     first.communicate()
     folder = only_run()
     assert find_labelled(f"{folder.name}/1/")
-    second = start("attach", folder.name)
-    said, errors = second.communicate(timeout=60)
-    assert second.returncode == 0, errors
+    second = start_command("attach", folder.name)
+    stdout, stderr = second.communicate(timeout=60)
+    assert second.returncode == 0, stderr
     steps = [json.loads(line.partition(" | ")[2])["step"] for line in log.read_text().splitlines() if "{" in line]
     assert steps == list(range(1, 31))
-    assert "the launcher" in said
+    assert "the launcher" in stdout
     assert main(["attach", folder.name]) == 0
     assert len(folder.attempts()) == 1
 
 
 def test_termination_ends_the_run(write: Write) -> None:
     """SIGTERM tears the job down, and the report says who stopped it."""
-    process = start("run", str(write(code=COUNTS, **ALONE)))
-    until(lambda: [each for each in list_run_folders() if each.last("step").get("name") == "wait"])
+    process = start_command("run", str(write(code=COUNTS, **SINGLE_PROCESS)))
+    until(lambda: [folder for folder in list_run_folders() if folder.last("step").get("name") == "wait"])
     process.terminate()
-    said, _ = process.communicate(timeout=60)
+    stdout, _ = process.communicate(timeout=60)
     report = only_run().report()
-    assert (process.returncode, report and report.sentence) == (1, "stopped by SIGTERM"), said
+    assert (process.returncode, report and report.sentence) == (1, "stopped by SIGTERM"), stdout
     assert not find_labelled(f"{only_run().name}/1/")

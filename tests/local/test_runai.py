@@ -26,25 +26,25 @@ from torchyard.run.folder import list_run_folders
 # --- whole runs
 
 
-def ran(path: Path, **keys: Any) -> tuple[State[Any], Report]:
+def run_flow(path: Path, **keys: Any) -> tuple[State[Any], Report]:
     path.write_text(yaml.safe_dump({**yaml.safe_load(path.read_text()), **keys}))
-    end = train(str(path), return_state=True)
+    state = train(str(path), return_state=True)
     (folder,) = list_run_folders()
     report = folder.report()
     assert report
-    return end, report
+    return state, report
 
 
 @pytest.mark.usefixtures("api")
-@pytest.mark.parametrize("made", [("v1", "joined", "pods"), ("v2", "exec", "processes")])
-def test_pi_is_computed(cli: Cli, write: Write, made: tuple[str, str, str]) -> None:
+@pytest.mark.parametrize("cli_forms", [("v1", "joined", "pods"), ("v2", "exec", "processes")])
+def test_pi_is_computed(cli: Cli, write: Write, cli_forms: tuple[str, str, str]) -> None:
     """The first app of guide 001 runs on two pods of two processes, however the CLI passes its command on."""
     keys = {"processes": 2, "args": ["--trials=2", "--intervals=9999"], "metrics": "json-lines"}
-    end, report = ran(write("pi", **profile(cli(*made), **keys)), program=str(ROOT / "programs" / "pi.py"))
-    assert (str(end.name), report.leftovers) == ("Completed", ())
+    state, report = run_flow(write("pi", **profile(cli(*cli_forms), **keys)), program=str(ROOT / "programs" / "pi.py"))
+    assert (str(state.name), report.leftovers) == ("Completed", ())
     assert report.collected
     assert report.collected.metrics.summary["world_size"] == 4
-    assert [log.lost for log in report.collected.logs] == ["", ""]
+    assert [read_log.lost for read_log in report.collected.logs] == ["", ""]
 
 
 FAILS = """
@@ -59,8 +59,8 @@ time.sleep(60)
 def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: Path) -> None:
     """A pod that fails ends the run at once, with the exception that its own log shows."""
     path = write("fails", code=FAILS, **profile(cli(), agent="none", rendezvous="env"))
-    end, report = ran(path, program=str(tmp_path / "fails.py"))
-    assert end.is_failed()
+    state, report = run_flow(path, program=str(tmp_path / "fails.py"))
+    assert state.is_failed()
     assert "bad learning rate" in report.sentence
     assert not list((tmp_path / "cloud").iterdir())
 
@@ -80,24 +80,24 @@ def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_p
 # --- the verbs
 
 
-def until(plan: CommandPlan, holds: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
+def until(plan: CommandPlan, is_reached: Callable[[Mapping[str, Any], Status], bool], seconds: float = 15.0) -> Status:
     """Watch the job until a condition on its state holds; return its status then."""
     with MachinesBackend(plan).watch(list) as watch:
-        end, status = time.monotonic() + seconds, Status(state="pending", reason="")
-        while not holds(watch.seen, status):
-            assert time.monotonic() < end, status
+        deadline, status = time.monotonic() + seconds, Status(state="pending", reason="")
+        while not is_reached(watch.states, status):
+            assert time.monotonic() < deadline, status
             watch.poll(0.2)
-            status = runai.read_status(Observation(watch.seen, frozenset(), time.time()))
+            status = runai.read_status(Observation(watch.states, frozenset(), time.time()))
         if status.state in ENDED_STATES:
             watch.drain_logs(5.0)
         return status
 
 
-def ended(_: Mapping[str, Any], status: Status) -> bool:
+def has_ended(_: Mapping[str, Any], status: Status) -> bool:
     return status.state in ENDED_STATES
 
 
-def log(plan: CommandPlan, node: int) -> list[str]:
+def read_log(plan: CommandPlan, node: int) -> list[str]:
     return [line.partition(" | ")[2] for line in Path(plan.processes[node].log).read_text().splitlines()]
 
 
@@ -106,9 +106,9 @@ def test_job_ends_and_its_logs_are_here(runai_planned: Planned, generation: str)
     """All lines of each pod, including the last one, are in its own log."""
     plan = runai_planned("echo I am $RANK of $WORLD_SIZE; echo done", generation)
     begun(plan)
-    assert until(plan, ended).state == "succeeded"
+    assert until(plan, has_ended).state == "succeeded"
     _remove_job(plan)
-    assert (log(plan, 0), log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
+    assert (read_log(plan, 0), read_log(plan, 1)) == (["I am 0 of 2", "done"], ["I am 1 of 2", "done"])
 
 
 def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_cancel_leaves_nothing_and_keeps_the_log(runai_planned: Planned, tmp_pat
         assert _remove_job(plan) == []
         watch.drain_logs(5.0)
         assert watch.lost_logs() == {}
-    assert (log(plan, 0), log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
+    assert (read_log(plan, 0), read_log(plan, 1), _remove_job(plan)) == (["up"], ["up"], [])
     assert not list((tmp_path / "cloud").iterdir())
 
 
@@ -129,9 +129,9 @@ def test_deleted_job_is_gone(runai_planned: Planned, tmp_path: Path) -> None:
     plan = runai_planned("sleep 60")
     begun(plan)
     until(plan, lambda seen, status: status.state == "running")
-    words = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
-    subprocess.run([tmp_path / "runai", *words], check=True)
-    assert until(plan, ended).reason == "the job was deleted from Run:ai by somebody else"
+    argv = ("training", "pytorch", "delete", plan.job, "--project", "mlo")
+    subprocess.run([tmp_path / "runai", *argv], check=True)
+    assert until(plan, has_ended).reason == "the job was deleted from Run:ai by somebody else"
 
 
 def test_silent_cli_ends_nothing(runai_planned: Planned, tmp_path: Path) -> None:
@@ -153,7 +153,7 @@ def test_preemption_is_worth_another_attempt(runai_planned: Planned, tmp_path: P
     plan = runai_planned("sleep 60")
     begun(plan)
     (tmp_path / "cloud" / plan.job / "words").write_text(json.dumps({"": "Preempted"}))
-    failure = until(plan, ended).failure
+    failure = until(plan, has_ended).failure
     assert failure
     assert (failure.cause, failure.retry) == ("preempted", True)
     _remove_job(plan)
@@ -163,12 +163,12 @@ def test_log_is_served_from_a_byte(runai_planned: Planned) -> None:
     """The log can be read from any byte on, however often, and no line is in it twice."""
     plan = runai_planned("for i in 1 2 3 4 5 6 7 8; do echo line $i; sleep 0.4; done")
     begun(plan)
-    until(plan, lambda seen, status: any(log(plan, 0) if Path(plan.processes[0].log).exists() else ()))
-    assert until(plan, ended).state == "succeeded"
-    whole, asked = Path(plan.processes[0].log).read_bytes(), plan.processes[0].follow
-    assert asked
-    assert log(plan, 0) == [f"line {number}" for number in range(1, 9)]
-    assert subprocess.run([*asked.argv, "40"], capture_output=True, check=True).stdout == whole[40:]
+    until(plan, lambda seen, status: any(read_log(plan, 0) if Path(plan.processes[0].log).exists() else ()))
+    assert until(plan, has_ended).state == "succeeded"
+    log_bytes, follow = Path(plan.processes[0].log).read_bytes(), plan.processes[0].follow
+    assert follow
+    assert read_log(plan, 0) == [f"line {number}" for number in range(1, 9)]
+    assert subprocess.run([*follow.argv, "40"], capture_output=True, check=True).stdout == log_bytes[40:]
     _remove_job(plan)
 
 

@@ -28,7 +28,7 @@ from torchyard.tasks.recovery import recover_lost_runs
 pytestmark = pytest.mark.usefixtures("api")
 POOL = "torchyard"
 # Starts are counted in a file; the program ends once the test lets it.
-WAITS = """
+PROGRAM = """
 import os, time
 open(os.environ["TRUTH"] + "/starts", "a").write("x")
 while not os.path.exists(os.environ["TRUTH"] + "/go"):
@@ -50,29 +50,29 @@ class Machine(NamedTuple):
     def start_worker(self) -> None:
         worker = f"{Path(sys.executable).parent / 'prefect'} worker start --pool {POOL} --type process"
         # `make up` tends its worker too: a server whose SQLite is locked may refuse it.
-        words = ["sh", "-c", f"while :; do {worker}; sleep 1; done"]
+        command = ["sh", "-c", f"while :; do {worker}; sleep 1; done"]
         if self.is_apart and not os.getuid():  # else it would find the other machine's processes in /proc
-            words = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *words]
-        own = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "TORCHYARD_RUNS": str(self.runs)}
-        environment = {**os.environ, **own, "PREFECT_HOME": f"{self.runs}-home", "PYTHONPATH": str(ROOT)}
+            command = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child", *command]
+        overrides = {"PREFECT_API_URL": PREFECT_API_URL.value() or "", "TORCHYARD_RUNS": str(self.runs)}
+        environment = {**os.environ, **overrides, "PREFECT_HOME": f"{self.runs}-home", "PYTHONPATH": str(ROOT)}
         self.runs.mkdir(exist_ok=True)
         with (self.runs.parent / f"{self.runs.name}.log").open("ab") as log:
             subprocess.Popen(
-                words, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                command, env=environment, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT, start_new_session=True
             )
 
     def lose_launcher(self) -> None:
         """Kill everything but the supervisors and what they supervise: those train on under their lease."""
-        kept = {*holders("TORCHYARD_JOB="), *holders("host/supervisor.py")}
-        for pid in set(holders(self.mark)) - kept - {os.getpid()}:
+        kept_pids = {*holders("TORCHYARD_JOB="), *holders("host/supervisor.py")}
+        for pid in set(holders(self.mark)) - kept_pids - {os.getpid()}:
             os.kill(pid, signal.SIGKILL)
 
     def folder(self) -> RunFolder:
-        (found,) = self.runs.glob("*/journal")
-        return RunFolder(found.parent)
+        (journal,) = self.runs.glob("*/journal")
+        return RunFolder(journal.parent)
 
 
-class Played(NamedTuple):
+class LostRun(NamedTuple):
     """A run that one of two machines has taken, and that has lost its launcher there."""
 
     client: SyncPrefectClient
@@ -81,14 +81,14 @@ class Played(NamedTuple):
     truth: Path
 
     def state(self) -> State[None]:
-        found = self.client.read_flow_run(self.id).state
-        assert found
-        return found
+        state = self.client.read_flow_run(self.id).state
+        assert state
+        return state
 
     def starts(self) -> int:
         """How often the program was started, on whichever machine."""
-        file = self.truth / "starts"
-        return len(file.read_text()) if file.exists() else 0
+        starts_file = self.truth / "starts"
+        return len(starts_file.read_text()) if starts_file.exists() else 0
 
     def is_handed_back(self) -> bool:
         """Whether the second machine has given the run back; a run that was lost on the way there is recovered."""
@@ -106,11 +106,11 @@ class Played(NamedTuple):
 
 
 @pytest.fixture
-def played(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[Played]:
+def lost_run(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[LostRun]:
     truth = tmp_path / "truth"
     truth.mkdir()
     deadlines = {"lease": request.param, "grace": "2s"}
-    path = write(code=WAITS, env={"TRUTH": str(truth)}, deadlines=deadlines, agent="none", rendezvous="env")
+    path = write(code=PROGRAM, env={"TRUTH": str(truth)}, deadlines=deadlines, agent="none", rendezvous="env")
     machines = (Machine(tmp_path / "first"), Machine(tmp_path / "second", is_apart=True))
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
     with get_client(sync_client=True) as client:
@@ -123,34 +123,34 @@ def played(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> Iter
             entrypoint="flows/train.py:train",
         )
         run = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)})
-        made = Played(client, run.id, machines, truth)
+        lost_run = LostRun(client, run.id, machines, truth)
         machines[0].start_worker()
         try:
-            until(lambda: made.starts() == 1, 240)
-            made.take_elsewhere()
-            yield made
+            until(lambda: lost_run.starts() == 1, 240)
+            lost_run.take_elsewhere()
+            yield lost_run
         finally:
-            kill_all(*(each.mark for each in machines), str(truth))
+            kill_all(*(machine.mark for machine in machines), str(truth))
 
 
-@pytest.mark.parametrize("played", ["3m"], indirect=True)
-def test_run_goes_back_to_the_machine_that_holds_it(played: Played) -> None:
+@pytest.mark.parametrize("lost_run", ["3m"], indirect=True)
+def test_run_goes_back_to_the_machine_that_holds_it(lost_run: LostRun) -> None:
     """A machine that knows nothing of the run's processes gives it back, and the run ends where it has begun."""
-    until(played.is_handed_back, 120)
-    assert not list(played.machines[1].runs.glob("*/journal"))
-    kill_all(played.machines[1].mark)
-    (played.truth / "go").touch()
-    played.machines[0].start_worker()
-    until(lambda: played.state().is_final() and played.state().name != "Crashed", 240)
-    assert (played.state().name, played.starts()) == ("Completed", 1)
+    until(lost_run.is_handed_back, 120)
+    assert not list(lost_run.machines[1].runs.glob("*/journal"))
+    kill_all(lost_run.machines[1].mark)
+    (lost_run.truth / "go").touch()
+    lost_run.machines[0].start_worker()
+    until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
+    assert (lost_run.state().name, lost_run.starts()) == ("Completed", 1)
 
 
-@pytest.mark.parametrize("played", ["15s"], indirect=True)
-def test_machine_that_is_gone_holds_a_run_no_longer_than_its_lease(played: Played) -> None:
+@pytest.mark.parametrize("lost_run", ["15s"], indirect=True)
+def test_machine_that_is_gone_holds_a_run_no_longer_than_its_lease(lost_run: LostRun) -> None:
     """After the lease the run fails with a sentence: only a person can know that the silent machine is gone."""
-    until(lambda: played.state().is_final() and played.state().name != "Crashed", 240)
-    assert (played.state().name, played.starts()) == ("Failed", 1)
-    assert "retry this run" in str(played.state().message)
-    assert not holders(f"TORCHYARD_JOB={played.machines[0].folder().name}/")
-    played.client.set_flow_run_state(played.id, Scheduled(message="Retry from the UI"), force=True)
-    until(lambda: played.starts() == 2, 240)
+    until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
+    assert (lost_run.state().name, lost_run.starts()) == ("Failed", 1)
+    assert "retry this run" in str(lost_run.state().message)
+    assert not holders(f"TORCHYARD_JOB={lost_run.machines[0].folder().name}/")
+    lost_run.client.set_flow_run_state(lost_run.id, Scheduled(message="Retry from the UI"), force=True)
+    until(lambda: lost_run.starts() == 2, 240)

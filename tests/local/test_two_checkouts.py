@@ -19,9 +19,9 @@ from tests.flow_processes import until
 from tests.yard import prefect_server, speaking_to
 from torchyard.common.project_root import ROOT
 
-CODE = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")
+COPIED_NAMES = ("flows", "tasks", "torchyard", "profiles", "programs", "scripts", "prefect.yaml", "prefect.toml")
 # prefect.yaml has a form for each profile: a few deployments are enough, and three times as fast to write.
-KEPT = ("digits-local", "any-profile", "lost", "crashed")
+KEPT_DEPLOYMENTS = ("digits-local", "any-profile", "lost", "crashed")
 
 
 class Checkout(NamedTuple):
@@ -35,19 +35,19 @@ class Checkout(NamedTuple):
     def runs(self) -> Path:
         return self.path.parent / f"{self.path.name}-runs"
 
-    def yard(self, *words: str) -> subprocess.CompletedProcess[str]:
+    def yard(self, *args: str) -> subprocess.CompletedProcess[str]:
         """Do what `make up`, `make train` or `make down` does here."""
-        own = {"TORCHYARD_RUNS": str(self.runs), "TORCHYARD_POOL": self.pool, "PYTHONPATH": str(self.path)}
-        command = [sys.executable, str(self.path / "scripts" / "yard.py"), *words]
-        environment = {**os.environ, **self.server, **own}
+        overrides = {"TORCHYARD_RUNS": str(self.runs), "TORCHYARD_POOL": self.pool, "PYTHONPATH": str(self.path)}
+        command = [sys.executable, str(self.path / "scripts" / "yard.py"), *args]
+        environment = {**os.environ, **self.server, **overrides}
         return subprocess.run(
             command, env=environment, cwd=self.path, capture_output=True, text=True, check=False, timeout=240
         )
 
     def has_worker(self) -> bool:
         """Whether the process that keeps this checkout's worker running is alive."""
-        words = f"{self.path}/scripts/yard.py\0tend".encode()
-        return any(words in _read_command_line(pid) for pid in os.listdir("/proc") if pid.isdigit())
+        command_line = f"{self.path}/scripts/yard.py\0tend".encode()
+        return any(command_line in _read_command_line(pid) for pid in os.listdir("/proc") if pid.isdigit())
 
 
 def _read_command_line(pid: str) -> bytes:
@@ -67,87 +67,98 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]
 def checkouts(tmp_path_factory: pytest.TempPathFactory, server: dict[str, str]) -> Iterator[list[Checkout]]:
     """Two checkouts: one with the default name, one that is called `team-b`."""
     base = tmp_path_factory.mktemp("checkouts")
-    made = [Checkout(base / name, pool, server) for name, pool in (("ada", "torchyard"), ("ben", "team-b"))]
-    for each in made:
-        _copy_code(each.path)
-    yield made
-    for each in made:
-        each.yard("down")
+    checkouts = [Checkout(base / name, pool, server) for name, pool in (("ada", "torchyard"), ("ben", "team-b"))]
+    for checkout in checkouts:
+        _copy_code(checkout.path)
+    yield checkouts
+    for checkout in checkouts:
+        checkout.yard("down")
 
 
 def _copy_code(path: Path) -> None:
     path.mkdir()
-    for name in CODE:
+    for name in COPIED_NAMES:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
         copy(ROOT / name, path / name)
     text = (path / "prefect.yaml").read_text()
-    head, *entries = re.split(r"(?m)^(?=  - )", text[text.index("deployments:") :])
-    kept = [entry for entry in entries if any(re.search(rf"\bname: {name}\n", entry) for name in KEPT)]
-    (path / "prefect.yaml").write_text(text[: text.index("deployments:")] + head + "".join(kept))
+    header, *entries = re.split(r"(?m)^(?=  - )", text[text.index("deployments:") :])
+    kept_entries = [
+        entry for entry in entries if any(re.search(rf"\bname: {name}\n", entry) for name in KEPT_DEPLOYMENTS)
+    ]
+    (path / "prefect.yaml").write_text(text[: text.index("deployments:")] + header + "".join(kept_entries))
 
 
 @pytest.fixture
-def client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
-    with speaking_to(server), get_client(sync_client=True) as made:
-        yield made
+def prefect_client(server: dict[str, str]) -> Iterator[SyncPrefectClient]:
+    with speaking_to(server), get_client(sync_client=True) as client:
+        yield client
 
 
-def test_each_checkout_carries_its_own_runs(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+def test_each_checkout_runs_its_own_runs(checkouts: list[Checkout], prefect_client: SyncPrefectClient) -> None:
     """Each checkout's run is taken by its own worker, with its own code; one `make down` leaves the other one alone."""
     ada, ben = checkouts
-    with ThreadPoolExecutor() as both:
-        done = list(both.map(lambda each: each.yard("train", "digits-local"), checkouts))
-    assert [each.returncode for each in done] == [0, 0], [each.stdout + each.stderr for each in done]
-    runs = {str(run.work_pool_name): run for run in client.read_flow_runs() if _read_deployment(client, run)}
-    assert {pool: _read_deployment(client, run) for pool, run in runs.items()} == {
+    with ThreadPoolExecutor() as executor:
+        processes = list(executor.map(lambda checkout: checkout.yard("train", "digits-local"), checkouts))
+    assert [process.returncode for process in processes] == [0, 0], [
+        process.stdout + process.stderr for process in processes
+    ]
+    runs = {
+        str(run.work_pool_name): run for run in prefect_client.read_flow_runs() if _read_deployment(prefect_client, run)
+    }
+    assert {pool: _read_deployment(prefect_client, run) for pool, run in runs.items()} == {
         "torchyard": "digits-local",
         "team-b": "digits-local@team-b",
     }
-    for each in checkouts:
-        (folder,) = each.runs.glob("digits-local-*")
-        assert folder.name.endswith(runs[each.pool].id.hex[-8:])
-        assert f"{each.path}/programs/digits.py" in (folder / "attempt-1" / "plan.json").read_text()
-    _check_automations(client)
+    for checkout in checkouts:
+        (folder,) = checkout.runs.glob("digits-local-*")
+        assert folder.name.endswith(runs[checkout.pool].id.hex[-8:])
+        assert f"{checkout.path}/programs/digits.py" in (folder / "attempt-1" / "plan.json").read_text()
+    _check_automations(prefect_client)
     ada.yard("down")
     assert (ada.has_worker(), ben.has_worker()) == (False, True)
-    assert _finish_run(client, "train/digits-local@team-b").is_completed()
+    assert _finish_run(prefect_client, "train/digits-local@team-b").is_completed()
 
 
-def _read_deployment(client: SyncPrefectClient, run: FlowRun) -> str:
-    name = client.read_deployment(run.deployment_id).name if run.deployment_id else ""
+def _read_deployment(prefect_client: SyncPrefectClient, run: FlowRun) -> str:
+    name = prefect_client.read_deployment(run.deployment_id).name if run.deployment_id else ""
     return name if name.startswith("digits") else ""
 
 
-def _check_automations(client: SyncPrefectClient) -> None:
+def _check_automations(prefect_client: SyncPrefectClient) -> None:
     """Each installation has three automations of its own, which watch its work pool alone."""
-    watched = set[tuple[str, ...]]()
-    for each in client.read_automations():
-        trigger: Any = each.trigger
-        watched.add((*each.name.split(": "), *trigger.match_related[1]["prefect.resource.name"]))
-    pools = [(pool, watched_pool) for pool, _, watched_pool in watched]
+    automations = set[tuple[str, ...]]()
+    for automation in prefect_client.read_automations():
+        trigger: Any = automation.trigger
+        automations.add((*automation.name.split(": "), *trigger.match_related[1]["prefect.resource.name"]))
+    pools = [(pool, watched_pool) for pool, _, watched_pool in automations]
     assert sorted(pools) == [("team-b", "team-b")] * 3 + [("torchyard", "torchyard")] * 3
 
 
-def _finish_run(client: SyncPrefectClient, deployment: str) -> Any:
+def _finish_run(prefect_client: SyncPrefectClient, deployment: str) -> Any:
     """Create a run with a dry run's parameters, and wait for its end."""
-    found = client.read_deployment_by_name(deployment)
-    run = client.create_flow_run_from_deployment(found.id, parameters={**found.parameters, "dry_run": True})
-    return until(lambda: (state := client.read_flow_run(run.id).state) and state.is_final() and state)
+    entry = prefect_client.read_deployment_by_name(deployment)
+    run = prefect_client.create_flow_run_from_deployment(entry.id, parameters={**entry.parameters, "dry_run": True})
+    return until(lambda: (state := prefect_client.read_flow_run(run.id).state) and state.is_final() and state)
 
 
-def test_checkout_without_a_name_of_its_own_is_refused(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+def test_checkout_without_a_name_of_its_own_is_refused(
+    checkouts: list[Checkout], prefect_client: SyncPrefectClient
+) -> None:
     """A third checkout that uses a taken name starts nothing, and the error says how to get a name of its own."""
     taken = Checkout(checkouts[0].path.parent / "eve", "team-b", checkouts[0].server)
     shutil.copytree(checkouts[1].path, taken.path, ignore=shutil.ignore_patterns(".prefect"))
-    said = taken.yard("up")
-    assert said.returncode == 1
-    assert f"belong to {checkouts[1].path}" in said.stderr
-    assert "make up POOL=" in said.stderr
+    completed = taken.yard("up")
+    assert completed.returncode == 1
+    assert f"belong to {checkouts[1].path}" in completed.stderr
+    assert "make up POOL=" in completed.stderr
     assert not taken.has_worker()
 
 
-def test_name_of_a_running_worker_is_kept(checkouts: list[Checkout], client: SyncPrefectClient) -> None:
+def test_name_of_a_running_worker_is_kept(checkouts: list[Checkout], prefect_client: SyncPrefectClient) -> None:
     """`make up` under another name than that of the running worker is refused, before anything is deployed."""
-    said = checkouts[1]._replace(pool="team-c").yard("up")
-    assert (said.returncode, "serves the work pool team-b, not team-c: add POOL=team-b" in said.stderr) == (1, True)
-    assert not [each.name for each in client.read_work_pools() if each.name == "team-c"]
+    completed = checkouts[1]._replace(pool="team-c").yard("up")
+    assert (completed.returncode, "serves the work pool team-b, not team-c: add POOL=team-b" in completed.stderr) == (
+        1,
+        True,
+    )
+    assert not [work_pool.name for work_pool in prefect_client.read_work_pools() if work_pool.name == "team-c"]

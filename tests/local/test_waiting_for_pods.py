@@ -11,7 +11,7 @@ from tests.waiting import until
 from torchyard.cluster import log_follower
 from torchyard.cluster.job_watch import ClusterWatch
 from torchyard.cluster.log_follower import LogFollower
-from torchyard.steps import wait as waiting
+from torchyard.steps import wait as wait_module
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def test_job_that_ended_while_nobody_looked_is_not_late(job: Job) -> None:
 
 def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A job that is fully seen and heard but prints nothing is ended for silence."""
-    monkeypatch.setattr(waiting, "_LOG_SILENCE_S", 0.5)
+    monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.5)
     for node in NODES:
         job.server.logs[job.name(node)] = slowly(10_000, 60, first=lines(1))
     assert job.wait(silence=1).cause == "silence"
@@ -58,13 +58,13 @@ def test_job_that_hangs_is_ended(job: Job, monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_log_is_waited_for_while_it_comes(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """A log that comes slowly is read to its end, and meanwhile the wait keeps calling back."""
-    monkeypatch.setattr(waiting, "_LOG_SILENCE_S", 0.8)
+    monkeypatch.setattr(wait_module, "_LOG_SILENCE_S", 0.8)
     job.server.logs[job.name("worker-0")] = slowly(20, 0.1)
     job.end()
-    pulses = list[list[str]]()
-    outcome = job.wait(on_poll=pulses.append)
+    polls = list[list[str]]()
+    outcome = job.wait(on_poll=polls.append)
     assert (outcome.lost, len(job.log())) == ({}, 20)
-    assert len(pulses) > 10
+    assert len(polls) > 10
 
 
 def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,10 +74,10 @@ def test_api_server_that_is_away_at_the_end_is_waited_for(job: Job, monkeypatch:
     job.server.fail("GET", "/log", 0)
     with ClusterWatch(job.plan) as watch:
         job.end()
-        until(lambda: watch.poll(0.1) is False and watch.seen["Pod/worker-0"]["status"]["phase"] == "Succeeded")
+        until(lambda: watch.poll(0.1) is False and watch.states["Pod/worker-0"]["status"]["phase"] == "Succeeded")
         job.server.fail("GET", ".", 0)
         job.server.cut()
-        until(lambda: watch.poll(0.05) is not None and not watch.is_fully_seen())
+        until(lambda: watch.poll(0.05) is not None and not watch.is_fully_observed())
         after(2.5, job.server.heal)
         assert (watch.drain_logs(1.0), watch.lost_logs(), len(job.log())) == (True, {}, 5)
 
@@ -90,20 +90,20 @@ def test_thread_that_cannot_start_is_started_later(
 ) -> None:
     """If no thread can be started for a log, the job is still watched, and the log is read later."""
     job.server.logs[job.name("worker-0")] = b"".join(lines(3))
-    start, seen_running = LogFollower.start, threading.Event()
+    original_start, seen_running = LogFollower.start, threading.Event()
 
     def start_late(self: LogFollower) -> None:
         if not seen_running.is_set():
             raise RuntimeError("can't start new thread")
-        start(self)
+        original_start(self)
 
-    def on_poll(_: list[str]) -> None:
+    def note_running(_: list[str]) -> None:
         if "after" in caplog.text:  # the wait has said that the job runs
             seen_running.set()
 
     caplog.set_level("INFO")
     monkeypatch.setattr(LogFollower, "start", start_late)
     after(3, job.end)
-    outcome = job.wait(on_poll=on_poll)
+    outcome = job.wait(on_poll=note_running)
     assert (outcome.status.state, outcome.lost, len(job.log())) == ("succeeded", {}, 3)
     assert caplog.text.count("cannot follow every log: can't start new thread") == 1

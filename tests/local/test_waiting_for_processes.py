@@ -22,7 +22,7 @@ def test_log_that_comes_late_has_not_failed_to_start(job: Make) -> None:
 
 
 @pytest.mark.parametrize("error", [FolderError("x", "gone"), OSError(28, "No space left on device"), ValueError("x")])
-def test_pulse_that_fails_ends_nothing(job: Make, error: Exception) -> None:
+def test_callback_that_fails_does_not_end_the_wait(job: Make, error: Exception) -> None:
     """If the wait's callback fails, the job goes on and its end is seen."""
 
     def on_poll(_: list[str]) -> None:

@@ -22,7 +22,7 @@ ONE_IMPORT = f"""
 from torchyard.tasks import {STEPS}
 print(*[each.__module__ for each in ({STEPS})], sep="\\n")
 """
-LOOK = """
+PRINT_ORIGINS = """
 import json, tasks, flows, tasks.load, torchyard
 from torchyard.tasks.collect import collect
 from torchyard.tasks.flow_run.reporter import PrefectReporter
@@ -59,16 +59,16 @@ def example(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def python(project: Path, code: str, *words: str) -> "subprocess.CompletedProcess[str]":
+def run_python(project: Path, code: str, *args: str) -> "subprocess.CompletedProcess[str]":
     """Run code in the project; the wheel precedes this checkout."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
     environment["PYTHONPATH"] = os.pathsep.join([str(project), str(project / "site")])
-    command = [sys.executable, "-c", code, *words]
+    command = [sys.executable, "-c", code, *args]
     return subprocess.run(command, cwd=project, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("args", "expected"),
     [
         (["--without-torch"], ("succeeded", "3.141592654")),
         (["--fail"], ("failed", "node-1 did not find a file")),
@@ -76,11 +76,11 @@ def python(project: Path, code: str, *words: str) -> "subprocess.CompletedProces
     ],
     ids=["without torch", "fail", "digits"],
 )
-def test_demo_of_the_wheel(project: Path, tmp_path: Path, words: list[str], told: tuple[str, str]) -> None:
+def test_demo_of_the_wheel(project: Path, tmp_path: Path, args: list[str], expected: tuple[str, str]) -> None:
     """The demo really runs two agents in a folder that holds nothing, with the wheel alone, and keeps its run there."""
     environment = {key: value for key, value in os.environ.items() if not key.startswith("TORCHYARD_")}
-    done = subprocess.run(
-        [sys.executable, "-c", MAIN, "demo", *words],
+    completed = subprocess.run(
+        [sys.executable, "-c", MAIN, "demo", *args],
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": str(project / "site")},
         capture_output=True,
@@ -88,44 +88,46 @@ def test_demo_of_the_wheel(project: Path, tmp_path: Path, words: list[str], told
         check=False,
     )
     (report,) = tmp_path.glob("runs/*/report.json")
-    assert (done.returncode, json.loads(report.read_text())["end"]) == (0, told[0]), done.stdout + done.stderr
-    assert told[1] in done.stdout
+    assert (completed.returncode, json.loads(report.read_text())["end"]) == (0, expected[0]), (
+        completed.stdout + completed.stderr
+    )
+    assert expected[1] in completed.stdout
 
 
 def list_pythons() -> list[Path]:
     """Every other interpreter of this machine that the package allows: on PATH, and of pyenv."""
-    names = [Path(folder) / f"python3.{minor}" for folder in os.get_exec_path() for minor in range(11, 30)]
-    names += (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")
-    ask = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 4) else 0)"
-    found: dict[int, Path] = {}
-    for path in filter(Path.exists, names):
-        said = subprocess.run([path, "-c", ask], capture_output=True, text=True, check=False).stdout
-        found.setdefault(int(said or 0), path)  # pyenv's shim of a version that is not chosen says nothing
-    return [path for minor, path in sorted(found.items()) if minor not in (0, sys.version_info.minor)]
+    paths = [Path(folder) / f"python3.{minor}" for folder in os.get_exec_path() for minor in range(11, 30)]
+    paths += (Path.home() / ".pyenv" / "versions").glob("3.*/bin/python3")
+    print_minor = "import sys; print(sys.version_info.minor if sys.version_info >= (3, 11, 4) else 0)"
+    interpreters: dict[int, Path] = {}
+    for path in filter(Path.exists, paths):
+        minor_text = subprocess.run([path, "-c", print_minor], capture_output=True, text=True, check=False).stdout
+        interpreters.setdefault(int(minor_text or 0), path)  # pyenv's shim of a version that is not chosen says nothing
+    return [path for minor, path in sorted(interpreters.items()) if minor not in (0, sys.version_info.minor)]
 
 
 @pytest.mark.parametrize("path", list_pythons(), ids=lambda path: str(path.parent.parent.name))
 def test_other_pythons_can_read_the_wheel(project: Path, path: Path) -> None:
     """Each newer Python compiles every module without a warning: `.ci/installed` runs them, with all packages."""
     compile_all = ["-W", "error", "-m", "compileall", "-q", "-f", str(project / "site" / "torchyard")]
-    done = subprocess.run([path, *compile_all], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
+    completed = subprocess.run([path, *compile_all], capture_output=True, text=True, check=False)
+    assert completed.returncode == 0, completed.stdout + completed.stderr
 
 
 def test_sdist_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
     """What an installer builds from the sdist has the files of the wheel, and the version of pyproject.toml."""
-    pip = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
-    subprocess.run([*pip, "install", "--target", str(tmp_path / "tools"), "hatchling"], check=True)
-    make = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
-    subprocess.run(make, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "tools")})
+    pip_command = [sys.executable, "-m", "pip", "-q", "--disable-pip-version-check"]
+    subprocess.run([*pip_command, "install", "--target", str(tmp_path / "tools"), "hatchling"], check=True)
+    build_sdist = [sys.executable, "-m", "hatchling", "build", "-t", "sdist", "-d", str(tmp_path)]
+    subprocess.run(build_sdist, check=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(tmp_path / "tools")})
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     sdist = tmp_path / f"torchyard-{version}.tar.gz"
-    subprocess.run([*pip, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist)], check=True)
+    subprocess.run([*pip_command, "wheel", "--no-deps", "-w", str(tmp_path), str(sdist)], check=True)
     built = tmp_path / wheel.name
     assert zipfile.ZipFile(built).namelist() == zipfile.ZipFile(wheel).namelist()
 
 
-def test_wheel_brings_one_name(wheel: Path) -> None:
+def test_wheel_adds_one_name(wheel: Path) -> None:
     """Nothing but `torchyard` appears at the top of site-packages."""
     names = {name.partition("/")[0] for name in zipfile.ZipFile(wheel).namelist()}
     assert {name for name in names if not name.endswith(".dist-info")} == {"torchyard"}
@@ -133,11 +135,11 @@ def test_wheel_brings_one_name(wheel: Path) -> None:
 
 def test_projects_own_tasks_and_flows_are_found(project: Path) -> None:
     """`tasks` and `flows` are the project's, the steps are `torchyard.tasks`, and so is the watchdog's module."""
-    done = python(project, LOOK)
-    assert done.returncode == 0, done.stderr
-    mine = [str(project / name / "__init__.py") for name in ("tasks", "flows")]
-    mine.append(str(project / "site" / "torchyard" / "__init__.py"))
-    assert json.loads(done.stdout) == [*mine, "collect", "torchyard.tasks.recovery"]
+    completed = run_python(project, PRINT_ORIGINS)
+    assert completed.returncode == 0, completed.stderr
+    expected = [str(project / name / "__init__.py") for name in ("tasks", "flows")]
+    expected.append(str(project / "site" / "torchyard" / "__init__.py"))
+    assert json.loads(completed.stdout) == [*expected, "collect", "torchyard.tasks.recovery"]
 
 
 def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> None:
@@ -146,33 +148,35 @@ def test_run_from_a_wheel_keeps_its_run_in_the_current_folder(project: Path) -> 
     profile |= {"agent": "none", "rendezvous": "env", "metrics": "none"}
     (project / "one.yaml").write_text(yaml.safe_dump(profile))
     (project / "one.py").write_text("print('one')")
-    done = python(project, MAIN, "run", "one.yaml")
-    assert done.returncode == 0, done.stderr
+    completed = run_python(project, MAIN, "run", "one.yaml")
+    assert completed.returncode == 0, completed.stderr
     assert [path.name for path in (project / "runs").glob("*/report.json")] == ["report.json"]
     assert not (project / "site" / "torchyard" / "runs").exists()
-    shipped = python(project, MAIN, "plan", "digits-local")
-    assert shipped.returncode == 0, shipped.stderr
-    assert str(project / "site" / "torchyard" / "programs") in shipped.stdout
+    plan_result = run_python(project, MAIN, "plan", "digits-local")
+    assert plan_result.returncode == 0, plan_result.stderr
+    assert str(project / "site" / "torchyard" / "programs") in plan_result.stdout
 
 
-def test_steps_come_by_one_import(project: Path) -> None:
+def test_one_import_brings_every_step(project: Path) -> None:
     """One import brings every step, from a wheel beside a project's own `tasks` and from a checkout alike."""
-    done = python(project, ONE_IMPORT)
-    assert done.returncode == 0, done.stderr
-    here = subprocess.run([sys.executable, "-c", ONE_IMPORT], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == here.stdout
+    completed = run_python(project, ONE_IMPORT)
+    assert completed.returncode == 0, completed.stderr
+    from_checkout = subprocess.run(
+        [sys.executable, "-c", ONE_IMPORT], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert completed.stdout == from_checkout.stdout
 
 
 def test_checkout_leaves_a_project_its_own_tasks(tmp_path: Path) -> None:
     """An editable install puts the checkout on sys.path: a project's folder `tasks` is still its own."""
-    look = "import tasks.mine, torchyard.tasks; print(tasks.mine.__file__)"
+    print_origin = "import tasks.mine, torchyard.tasks; print(tasks.mine.__file__)"
     (tmp_path / "tasks").mkdir()
     (tmp_path / "tasks" / "mine.py").touch()
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), str(tmp_path)])}
-    done = subprocess.run(
-        [sys.executable, "-c", look], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
+    completed = subprocess.run(
+        [sys.executable, "-c", print_origin], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False
     )
-    assert done.stdout.strip() == str(tmp_path / "tasks" / "mine.py"), done.stderr
+    assert completed.stdout.strip() == str(tmp_path / "tasks" / "mine.py"), completed.stderr
 
 
 def test_wheel_is_typed(wheel: Path) -> None:
@@ -182,12 +186,12 @@ def test_wheel_is_typed(wheel: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("api")
-def test_example_project_runs_with_the_wheel_alone(example: Path) -> None:
+def test_example_project_runs_with_only_the_wheel(example: Path) -> None:
     """The example's flow trains twice with its own profile, program, tasks and flows, and notes the better run."""
     url = {"PREFECT_API_URL": PREFECT_API_URL.value() or ""}
-    done = python(example, f"import os; os.environ.update({url}); import flows; print(flows.nightly().run)")
-    assert done.returncode == 0, done.stderr
+    completed = run_python(example, f"import os; os.environ.update({url}); import flows; print(flows.nightly().run)")
+    assert completed.returncode == 0, completed.stderr
     best = json.loads((example / "best.json").read_text())
-    assert best["run"] == done.stdout.split()[-1]
+    assert best["run"] == completed.stdout.split()[-1]
     assert Path(best["model"]).is_relative_to(example / "runs" / best["run"])
     assert len([*(example / "runs").glob("line-*/report.json")]) == 2

@@ -28,34 +28,34 @@ from torchyard.steps.collect import collect
 pytestmark = pytest.mark.usefixtures("api")
 
 
-def ran(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
+def run_flow(path: Path, **overrides: Any) -> tuple[State[Any], Report]:
     """Run the flow to its end; return its state and its report."""
-    end = train(str(path), overrides, return_state=True)
+    state = train(str(path), overrides, return_state=True)
     (folder,) = list_run_folders()
     report = folder.report()
     assert report
-    return end, report
+    return state, report
 
 
-def left(report: Report) -> list[str]:
-    return labelled_with(report.run)
+def list_remaining_processes(report: Report) -> list[str]:
+    return list_labelled_processes(report.run)
 
 
-def labelled_with(run: str) -> list[str]:
+def list_labelled_processes(run: str) -> list[str]:
     """The living processes that have a label of the run."""
-    mark = f"TORCHYARD_JOB={run}/".encode()
+    label = f"TORCHYARD_JOB={run}/".encode()
     living = [pid for pid in os.listdir("/proc") if pid.isdigit()]
-    return [pid for pid in living if b"".join(environ(pid).partition(mark)[1:2])]
+    return [pid for pid in living if b"".join(read_environ(pid).partition(label)[1:2])]
 
 
-def environ(pid: str) -> bytes:
+def read_environ(pid: str) -> bytes:
     try:
         return Path(f"/proc/{pid}/environ").read_bytes() if _has_variable(pid, b"") else b""
     except OSError:
         return b""
 
 
-def printed(report: Report, node: int = 0, attempt: int = 1) -> str:
+def read_log(report: Report, node: int = 0, attempt: int = 1) -> str:
     return Path(report.folder, f"attempt-{attempt}", f"node-{node}", "log").read_text()
 
 
@@ -69,12 +69,12 @@ if os.environ["RANK"] == "0":
 
 def test_two_agents_run_and_are_reported(write: Write) -> None:
     """A run of two agents ends Completed, with complete logs and metrics, and leaves nothing behind."""
-    end, report = ran(write(code=ROWS, nodes=2, metrics="json-lines"))
-    assert end.is_completed()
+    state, report = run_flow(write(code=ROWS, nodes=2, metrics="json-lines"))
+    assert state.is_completed()
     assert report.collected
     assert [row["accuracy"] for row in report.collected.metrics.rows] == [0.5, 1.0]
     assert [log.lost for log in report.collected.logs] == ["", ""]
-    assert (left(report), report.leftovers) == ([], ())
+    assert (list_remaining_processes(report), report.leftovers) == ([], ())
 
 
 FIRST = """
@@ -87,15 +87,15 @@ time.sleep(60)
 
 def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
     """If rank 1 exits with 7 while rank 0 sleeps, the run fails at once and names the rank and the exit code."""
-    end, report = ran(write(code=FIRST, nodes=2))
+    state, report = run_flow(write(code=FIRST, nodes=2))
     assert report.collected
     failure = report.collected.failure
     assert failure
-    assert (end.is_failed(), failure.rank, failure.exit_code) == (True, 1, 7)
+    assert (state.is_failed(), failure.rank, failure.exit_code) == (True, 1, 7)
     assert "out of ideas" in "".join(failure.tail)
     assert report.attempts[0].outcome.ended_at
     assert report.seconds < 30
-    assert left(report) == []
+    assert list_remaining_processes(report) == []
 
 
 @pytest.mark.parametrize(
@@ -106,14 +106,14 @@ def test_first_rank_that_dies_ends_the_others(write: Write) -> None:
         ("", {"start": "300ms"}, "start-deadline"),
     ],
 )
-def test_deadlines_end_a_run(write: Write, code: str, deadlines: dict[str, str], cause: str) -> None:
+def test_expired_deadline_ends_a_run(write: Write, code: str, deadlines: dict[str, str], cause: str) -> None:
     """A job that hangs, takes too long or does not start is stopped, and the report says why."""
-    end, report = ran(write(code=code, deadlines=deadlines, attempts=3))
+    state, report = run_flow(write(code=code, deadlines=deadlines, attempts=3))
     assert report.collected
     assert report.collected.failure
-    assert (end.is_failed(), report.collected.failure.cause) == (True, cause)
+    assert (state.is_failed(), report.collected.failure.cause) == (True, cause)
     assert len(report.attempts) == 1
-    assert left(report) == []
+    assert list_remaining_processes(report) == []
 
 
 AGAIN = """
@@ -125,18 +125,18 @@ print("second attempt", os.environ["TORCHELASTIC_RUN_ID"], flush=True)
 """
 
 
-def test_killed_agent_makes_a_new_attempt(write: Write) -> None:
+def test_killed_agent_leads_to_a_new_attempt(write: Write) -> None:
     """A killed agent leads to another attempt, with another rendezvous id."""
-    end, report = ran(write(code=AGAIN, attempts=2))
-    assert end.is_completed()
-    assert [each.outcome.status.state for each in report.attempts] == ["failed", "succeeded"]
-    assert f"second attempt {report.run}-2" in printed(report, attempt=2)
+    state, report = run_flow(write(code=AGAIN, attempts=2))
+    assert state.is_completed()
+    assert [attempt.outcome.status.state for attempt in report.attempts] == ["failed", "succeeded"]
+    assert f"second attempt {report.run}-2" in read_log(report, attempt=2)
 
 
-def test_program_error_is_not_tried_again(write: Write) -> None:
+def test_program_error_is_not_retried(write: Write) -> None:
     """An exception of the program is not retried, and the report quotes its last line."""
-    end, report = ran(write(code="raise ValueError('bad learning rate')", attempts=3))
-    assert (end.is_failed(), len(report.attempts)) == (True, 1)
+    state, report = run_flow(write(code="raise ValueError('bad learning rate')", attempts=3))
+    assert (state.is_failed(), len(report.attempts)) == (True, 1)
     assert "bad learning rate" in report.sentence
 
 
@@ -144,8 +144,8 @@ def test_bad_profile_fails_with_a_sentence_and_nothing_else(
     write: Write, caplog: pytest.LogCaptureFixture, tmp_path: Path
 ) -> None:
     """A mistake in a profile gives a Failed run with a message, but no traceback and no folder."""
-    end = train(str(write(nodez=2)), return_state=True)
-    assert "unknown key nodez: did you mean nodes?" in str(end.message)
+    state = train(str(write(nodez=2)), return_state=True)
+    assert "unknown key nodez: did you mean nodes?" in str(state.message)
     assert "Traceback" not in caplog.text
     assert not (tmp_path / "runs").exists()
 
@@ -153,8 +153,8 @@ def test_bad_profile_fails_with_a_sentence_and_nothing_else(
 def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCaptureFixture) -> None:
     """A run whose preflight fails has no attempt, and shows no traceback."""
     with caplog.at_level(logging.ERROR):
-        end, report = ran(write(), program="none.py")
-    assert "there is no such file" in str(end.message)
+        state, report = run_flow(write(), program="none.py")
+    assert "there is no such file" in str(state.message)
     assert report.attempts == ()
     assert not any(record.exc_info for record in caplog.records)
 
@@ -162,9 +162,9 @@ def test_failed_preflight_starts_nothing(write: Write, caplog: pytest.LogCapture
 @pytest.fixture
 def terminal() -> Iterator[None]:
     """Ctrl-C arrives even if a shell has started the tests in the background, which would ignore it."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    old_handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
-    signal.signal(signal.SIGINT, before)
+    signal.signal(signal.SIGINT, old_handler)
 
 
 @pytest.mark.usefixtures("terminal")
@@ -172,9 +172,9 @@ def test_ctrl_c_tears_down(write: Write) -> None:
     """Ctrl-C in the middle ends every process of the job, and the run is reported as stopped."""
     path = write(code="import time; print('up', flush=True); time.sleep(60)")
     threading.Thread(target=interrupt_once_running, daemon=True).start()
-    end, report = ran(path)
-    assert (end.name, report.end, report.sentence) == ("Stopped", "stopped", "stopped by Ctrl-C")
-    assert left(report) == []
+    state, report = run_flow(path)
+    assert (state.name, report.end, report.sentence) == ("Stopped", "stopped", "stopped by Ctrl-C")
+    assert list_remaining_processes(report) == []
 
 
 def interrupt_once_running() -> None:
@@ -188,18 +188,18 @@ def interrupt_once_running() -> None:
     os.kill(os.getpid(), signal.SIGINT)
 
 
-def test_unwritable_run_folder_is_one_sentence(write: Write, tmp_path: Path) -> None:
+def test_unwritable_run_folder_is_reported_in_one_sentence(write: Write, tmp_path: Path) -> None:
     """If the runs folder cannot be written, the error names the variable that chooses another one."""
     (tmp_path / "file").write_text("")
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "file")
-    end = train(str(write()), return_state=True)
-    assert end.is_failed()
-    assert "Not a directory; choose another folder with TORCHYARD_RUNS" in str(end.message)
+    state = train(str(write()), return_state=True)
+    assert state.is_failed()
+    assert "Not a directory; choose another folder with TORCHYARD_RUNS" in str(state.message)
 
 
-def test_journal_tells_the_steps(write: Write) -> None:
+def test_journal_has_the_steps_in_order(write: Write) -> None:
     """The journal has each step in order, and then the end."""
-    _, report = ran(write(code=""))
+    _, report = run_flow(write(code=""))
     events = RunFolder(Path(report.folder)).events()
     assert [event["name"] for event in events if event["event"] == "step"] == [
         "preflight",
@@ -219,53 +219,53 @@ def test_full_disk_fails_the_run_and_still_tears_it_down(write: Write, tmp_path:
         pytest.skip("a disk of 128 KiB cannot be mounted here: only root may")
     try:
         path = write(code="import time\nfor _ in range(99): print('x' * 9999, flush=True)\ntime.sleep(60)", nodes=2)
-        end = train(str(path), return_state=True)
+        state = train(str(path), return_state=True)
         name = list_run_folders()[0].name
     finally:
         subprocess.run(["umount", "--lazy", disk], check=True)
-    assert end.is_failed()
-    assert "No space left on device): free some space, or move TORCHYARD_RUNS" in str(end.message)
-    assert labelled_with(name) == []
+    assert state.is_failed()
+    assert "No space left on device): free some space, or move TORCHYARD_RUNS" in str(state.message)
+    assert list_labelled_processes(name) == []
 
 
-def test_fault_in_the_wait_leaves_the_job_alone(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_error_in_the_wait_does_not_end_the_job(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The run's state is named Crashed, so that it is resumed; its agents run on, and its journal says why."""
 
-    def fault(*_: object) -> Any:
+    def raise_error(*_: object) -> Any:
         raise ValueError("a fault of ours")
 
-    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(wait=fault))
+    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(wait=raise_error))
     state = train(str(write(code="import time; time.sleep(60)")), return_state=True)
     (folder,) = list_run_folders()
     try:
         assert (state.name, folder.report(), folder.last("end")) == ("Crashed", None, {})
         assert "a fault of ours" in folder.last("left")["sentence"]
-        assert labelled_with(folder.name)
+        assert list_labelled_processes(folder.name)
     finally:
         os.utime(folder.path / "lease", (0, 0))
         sweep(runs=[folder.name], return_state=True)
 
 
-def mtime(folder: RunFolder) -> int:
+def read_mtime(folder: RunFolder) -> int:
     return (folder.path / "lease").stat().st_mtime_ns
 
 
-def age(folder: RunFolder) -> int:
+def age_lease(folder: RunFolder) -> int:
     """Make the lease look old; return its new time."""
     os.utime(folder.path / "lease", (1, 1))
-    return mtime(folder)
+    return read_mtime(folder)
 
 
 def test_collect_does_not_let_the_lease_run_out(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """The lease is renewed while the logs are read, however long that takes, and no more once the run has ended."""
     monkeypatch.setattr(folder_lease, "_RENEW_INTERVAL_S", 0.05)
 
-    def slow(*of: Any) -> Any:
+    def collect_slowly(*args: Any) -> Any:
         (folder,) = list_run_folders()
-        old = age(folder)
-        until(lambda: mtime(folder) > old)
-        return collect(*of)
+        old_mtime = age_lease(folder)
+        until(lambda: read_mtime(folder) > old_mtime)
+        return collect(*args)
 
-    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(collect=slow))
+    monkeypatch.setattr(torchyard.tasks.train, "STEPS", torchyard.tasks.train.STEPS._replace(collect=collect_slowly))
     assert train(str(write(code="")), return_state=True).is_completed()
-    until(lambda: not [each for each in threading.enumerate() if each.name == "lease"])
+    until(lambda: not [thread for thread in threading.enumerate() if thread.name == "lease"])

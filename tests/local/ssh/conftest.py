@@ -18,7 +18,7 @@ from torchyard.steps.teardown import teardown
 
 
 @pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
+def exclusive_lock() -> Iterator[None]:
     """One of these tests at a time: their runs have one name, and so the same ports and process labels."""
     with open(Path(tempfile.gettempdir(), f"torchyard-ssh-tests-{os.getuid()}"), "w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -26,7 +26,7 @@ def alone() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module")
-def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
+def shared_hosts(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
     hosts = Hosts(tmp_path_factory.mktemp("ssh"))
     try:
         hosts.start()
@@ -36,35 +36,35 @@ def both(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Hosts]:
 
 
 @pytest.fixture
-def hosts(both: Hosts) -> Hosts:
+def hosts(shared_hosts: Hosts) -> Hosts:
     """Two hosts that the user's ssh can reach."""
-    os.environ["TORCHYARD_SSH"] = both.ssh
-    return both
+    os.environ["TORCHYARD_SSH"] = shared_hosts.ssh
+    return shared_hosts
 
 
 @pytest.fixture
-def thought(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
+def build_plan(hosts: Hosts, write: Write, tmp_path: Path) -> Planned:
     """Plan a job of two nodes that print lines, with the given keys changed."""
 
     def plan(attempt: int = 1, options: dict[str, Any] | None = None, run: str = "run", **keys: Any) -> CommandPlan:
-        named = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
-        chosen = {"hosts": named, "python": sys.executable, **(options or {})}
-        document = {"code": TALK, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env", **keys}
-        return command_plan_of(load(write(**document, options=chosen)), tmp_path / run, attempt)
+        host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
+        merged_options = {"hosts": host_settings, "python": sys.executable, **(options or {})}
+        profile_keys = {"code": TALK, "args": ["0.1"], "nodes": 2, "agent": "none", "rendezvous": "env", **keys}
+        return command_plan_of(load(write(**profile_keys, options=merged_options)), tmp_path / run, attempt)
 
     return plan
 
 
 @pytest.fixture
-def planned(thought: Planned, hosts: Hosts) -> Iterator[Planned]:
+def plan_job(build_plan: Planned, hosts: Hosts) -> Iterator[Planned]:
     """Plan such a job, which is torn down after the test."""
-    made: list[CommandPlan] = []
+    plans: list[CommandPlan] = []
 
     def plan(**keys: Any) -> CommandPlan:
-        made.append(thought(**keys))
-        return made[-1]
+        plans.append(build_plan(**keys))
+        return plans[-1]
 
     yield plan
-    for each in made:
-        assert teardown(each) == ()
+    for job_plan in plans:
+        assert teardown(job_plan) == ()
     assert hosts.left() == []

@@ -17,86 +17,86 @@ from torchyard.model.profile import Deadlines
 from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 
-WHY = sshd.missing()
-pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+SKIP_REASON = sshd.missing()
+pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 
-@pytest.mark.parametrize(("name", "said"), [
+@pytest.mark.parametrize(("name", "message"), [
     ("down", "port 22: No route to host; `ssh down true` must work without a question"),
     ("wrong-key", "Permission denied (publickey"),
     ("stranger", "Host key verification failed.; `ssh stranger true` must work without a question"),
     ("no.such.host", "Could not resolve hostname no.such.host"),
 ])  # fmt: skip
-def test_host_that_cannot_be_reached_is_one_sentence(thought: Planned, name: str, said: str) -> None:
+def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name: str, message: str) -> None:
     """An unreachable host is reported with ssh's message and the command that must work, before any start."""
-    (told,) = failures(thought(nodes=1, options={"hosts": [name]})).splitlines()
-    assert told.startswith(f"{name}: reach it by ssh: ")
-    assert said in told
+    (finding,) = failures(build_plan(nodes=1, options={"hosts": [name]})).splitlines()
+    assert finding.startswith(f"{name}: reach it by ssh: ")
+    assert message in finding
 
 
-@pytest.mark.parametrize(("options", "said"), [
+@pytest.mark.parametrize(("options", "message"), [
     ({"keeper_python": "python9"}, "found choose another interpreter with options.python, or options.keeper_python"),
     ({"python": "/no/python"}, "/no/python: No such file or directory choose another"),
     ({"folder": "/proc/none"}, "run folder /proc/none/sample-a1b2c3d4-1 on host-a: No such file or directory"),
     ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),
 ], ids=lambda value: next(iter(value)) if isinstance(value, dict) else "")  # fmt: skip
-def test_host_that_lacks_something_is_told(thought: Planned, options: dict[str, Any], said: str) -> None:
+def test_host_that_lacks_something_is_reported(build_plan: Planned, options: dict[str, Any], message: str) -> None:
     """What a host lacks is reported with a remedy before anything is started."""
-    plan = thought(options=options)
-    assert said in failures(plan)
+    plan = build_plan(options=options)
+    assert message in failures(plan)
 
 
-def test_full_disk_there_is_told(thought: Planned, hosts: Hosts) -> None:
+def test_full_disk_on_a_host_is_reported(build_plan: Planned, hosts: Hosts) -> None:
     """If a host has no room for the program and its supervisor, the error says so, and nothing stays behind."""
-    small = hosts.folder / "small"
-    small.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small], check=True)
+    small_disk = hosts.folder / "small"
+    small_disk.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=16k", "none", small_disk], check=True)
     try:
-        plan = thought(options={"folder": str(small)})
+        plan = build_plan(options={"folder": str(small_disk)})
         with pytest.raises(HostError, match=r"host-[ab]: place sample-a1b2c3d4-1: No space left on device"):
             submit(plan, Deadlines())
-        assert (teardown(plan), list(small.iterdir())) == ((), [])
+        assert (teardown(plan), list(small_disk.iterdir())) == ((), [])
     finally:
-        subprocess.run(["umount", small], check=True)
+        subprocess.run(["umount", small_disk], check=True)
 
 
-def test_program_that_is_too_large_is_not_copied(thought: Planned, tmp_path: Path) -> None:
+def test_program_that_is_too_large_is_not_copied(build_plan: Planned, tmp_path: Path) -> None:
     """A folder with large data in it is refused, with the alternatives, before anything is sent."""
     (tmp_path / "data").touch()
     os.truncate(tmp_path / "data", 300 * 2**20)
     with pytest.raises(HostError, match="it holds 300 MiB, and 200 MiB can be copied: see options"):
-        submit(thought(options={"source": "."}), Deadlines())
+        submit(build_plan(options={"source": "."}), Deadlines())
 
 
-def test_removed_site_leaves_no_process(planned: Planned, hosts: Hosts) -> None:
+def test_removed_site_leaves_no_process(plan_job: Planned, hosts: Hosts) -> None:
     """If the run's folder on a host is removed, its processes are found by their label and ended."""
-    plan = planned(args=["60"])
+    plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     _remove(hosts.folder / "host-a" / ".torchyard")
     with ProcessWatch(plan.processes) as watch:
-        until(lambda: watch.poll(0.1) and all(watch.seen.values()))
-        assert {seen["phase"] for seen in watch.seen.values()} <= {"running", "absent"}
+        until(lambda: watch.poll(0.1) and all(watch.states.values()))
+        assert {process_state["phase"] for process_state in watch.states.values()} <= {"running", "absent"}
     assert teardown(plan) == ()
     assert hosts.left() == []
 
 
-def test_remains_of_a_site_are_brought_and_removed(planned: Planned, hosts: Hosts) -> None:
+def test_remains_of_a_site_are_brought_and_removed(plan_job: Planned, hosts: Hosts) -> None:
     """If a part of the run's folder on a host is removed, the rest is brought and removed, and its processes end."""
-    plan = planned(args=["60"])
+    plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     (site,) = (hosts.folder / "host-a" / ".torchyard").iterdir()
     (site / "checkpoints" / "last.pt").write_text("step 100")
     _remove(site / "keeper")
     assert teardown(plan) == ()
     assert hosts.left() == []
-    (there,) = {Path(each.files) for each in plan.sites if each.host == "host-a"}
-    assert (there / "checkpoints" / "last.pt").read_text() == "step 100"
+    (fetched_files,) = {Path(plan_site.files) for plan_site in plan.sites if plan_site.host == "host-a"}
+    assert (fetched_files / "checkpoints" / "last.pt").read_text() == "step 100"
 
 
-def test_host_that_cannot_be_torn_down_is_told(thought: Planned, hosts: Hosts) -> None:
+def test_host_that_cannot_be_torn_down_is_reported(build_plan: Planned, hosts: Hosts) -> None:
     """Teardown reports a host that cannot be reached as left over."""
-    (said,) = teardown(thought(options={"hosts": ["wrong-key", "host-b"]}))
-    assert said.startswith("wrong-key: reach it by ssh: ")
+    (leftover,) = teardown(build_plan(options={"hosts": ["wrong-key", "host-b"]}))
+    assert leftover.startswith("wrong-key: reach it by ssh: ")
 
 
 def _remove(folder: Path) -> None:

@@ -16,32 +16,32 @@ from tests.sshd import Hosts
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 
-WHY = sshd.missing()
-pytestmark = [pytest.mark.skipif(bool(WHY), reason=WHY), pytest.mark.usefixtures("api")]
+SKIP_REASON = sshd.missing()
+pytestmark = [pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON), pytest.mark.usefixtures("api")]
 
 
 @pytest.fixture
 def hosts(tmp_path: Path) -> Iterator[Hosts]:
     """Two hosts that the user's ssh can reach; no run outlives them."""
-    made = Hosts(tmp_path / "ssh")
+    ssh_hosts = Hosts(tmp_path / "ssh")
     try:
-        made.start()
-        os.environ["TORCHYARD_SSH"] = made.ssh
-        yield made
+        ssh_hosts.start()
+        os.environ["TORCHYARD_SSH"] = ssh_hosts.ssh
+        yield ssh_hosts
         sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
     finally:
-        made.stop()
+        ssh_hosts.stop()
 
 
-def options(hosts: Hosts) -> dict[str, object]:
-    named = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
-    return {"hosts": named, "python": sys.executable}
+def build_host_options(hosts: Hosts) -> dict[str, object]:
+    host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
+    return {"hosts": host_settings, "python": sys.executable}
 
 
 def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
     """Two hosts train one network; its accuracy and checkpoint are fetched, and nothing is left on either host."""
     program = str(ROOT / "programs" / "digits.py")
-    keys = {"nodes": 2, "metrics": "json-lines", "options": options(hosts)}
+    keys = {"nodes": 2, "metrics": "json-lines", "options": build_host_options(hosts)}
     state = train(str(write(program=program, args=["--epochs=2"], **keys)), return_state=True)
     assert state.is_completed(), state.message
     report = list_run_folders()[-1].report()
@@ -56,60 +56,62 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
 
 
 @pytest.fixture
-def lost(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., Carried]:
+def lose_run(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., Carried]:
     """A run of two ticking hosts whose process was killed."""
 
-    def lose(ticks: int, **keys: object) -> Carried:
+    def create_lost_run(ticks: int, **keys: object) -> Carried:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={ticks}"]
-        alone = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
-        run = Carried(write(program=TICK, args=args, options=options(hosts), **alone, **keys))
+        without_agent = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
+        run = Carried(write(program=TICK, args=args, options=build_host_options(hosts), **without_agent, **keys))
         run.lose(lambda: ticking(tmp_path))
         return run
 
-    return lose
+    return create_lost_run
 
 
-def whole(run: Carried, truth: Path) -> bool:
+def has_every_line_once(run: Carried, truth: Path) -> bool:
     """Whether every line of both hosts is in the local logs exactly once."""
     logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
-    truths = [path.read_text().splitlines() for path in truth.glob("*")]
-    return len(truths) == 2 and all(logs.count(line) == 1 for lines in truths for line in lines)
+    printed_lines = [path.read_text().splitlines() for path in truth.glob("*")]
+    return len(printed_lines) == 2 and all(logs.count(line) == 1 for lines in printed_lines for line in lines)
 
 
-def test_lost_launcher_finds_its_job_there(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_lost_launcher_finds_its_job_there(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """After a SIGKILL the restarted run attaches to its hosts and gets every line exactly once."""
-    run = lost(ticks=60)
+    run = lose_run(ticks=60)
     assert run.process().wait() == 0
     assert run.state().is_completed()
-    assert whole(run, tmp_path / "truth")
+    assert has_every_line_once(run, tmp_path / "truth")
     assert hosts.left() == []
 
 
-def test_hosts_end_a_job_that_nobody_looks_after(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_hosts_end_a_job_that_nobody_looks_after(
+    lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path
+) -> None:
     """Without its launcher a job ends with its lease on every host; a later launch gets that cause and the logs."""
-    run = lost(ticks=6000, deadlines={"lease": "6s"})
+    run = lose_run(ticks=6000, deadlines={"lease": "6s"})
     until(lambda: not any(hosts.processes(name) for name in hosts.addresses))
     assert len([path for path in hosts.left() if path.endswith(".torchyard")]) == 2
     assert run.process().wait() == 0
     assert "its lease was not renewed for 6 s (deadlines.lease)" in str(run.state().message)
-    assert (whole(run, tmp_path / "truth"), hosts.left()) == (True, [])
+    assert (has_every_line_once(run, tmp_path / "truth"), hosts.left()) == (True, [])
 
 
-def test_sweep_clears_hosts_and_brings_all_home(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_sweep_clears_hosts_and_brings_all_home(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """A sweep here ends a run on its hosts whose launcher was killed, after fetching its logs."""
-    run = lost(ticks=6000)
+    run = lose_run(ticks=6000)
     sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
     assert (run.state().name, hosts.left()) == ("Swept", [])
-    assert whole(run, tmp_path / "truth")
+    assert has_every_line_once(run, tmp_path / "truth")
 
 
-def test_run_goes_on_from_another_machine(lost: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_run_goes_on_from_another_machine(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
     """Another machine without any files of the run finds its job on the hosts and completes it with every line."""
-    run = lost(ticks=300)
+    run = lose_run(ticks=300)
     hosts.forget()
     os.environ["TORCHYARD_RUNS"] = str(tmp_path / "elsewhere")
     assert run.process().wait() == 0
     assert run.state().is_completed(), run.state().message
-    assert (whole(run, tmp_path / "truth"), hosts.left()) == (True, [])
+    assert (has_every_line_once(run, tmp_path / "truth"), hosts.left()) == (True, [])
     assert run.folder.path.parent.name == "elsewhere"

@@ -7,13 +7,13 @@ from tests.hanging import NAME, PROGRAM, check_hang
 from tests.ssh_jobs import Planned, carry
 from torchyard.model.run import Attempt
 
-WHY = sshd.missing()
-pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+SKIP_REASON = sshd.missing()
+pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 
 
-def test_hanging_rank_on_another_host_is_named(planned: Planned) -> None:
+def test_hanging_rank_on_another_host_is_named(plan_job: Planned) -> None:
     """The rank and its line are told from the host's log; the recorder is removed with the rest."""
     agents = {"agent": "torchrun", "rendezvous": "c10d"}
-    plan = planned(name=NAME, code=PROGRAM, args=[], on_hang="fail", **agents)
+    plan = plan_job(name=NAME, code=PROGRAM, args=[], on_hang="fail", **agents)
     outcome, collected = carry(plan)
     check_hang(Attempt(number=1, outcome=outcome, collected=collected))

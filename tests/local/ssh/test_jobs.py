@@ -17,10 +17,10 @@ from torchyard.steps.submit import submit
 from torchyard.steps.teardown import teardown
 from torchyard.steps.wait import wait
 
-WHY = sshd.missing()
-pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+SKIP_REASON = sshd.missing()
+pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 # Adds up the ranks of two processes.
-MEET = """
+SUM_RANKS = """
 import os, sys, torch
 from torch import distributed, multiprocessing
 def add(local, method, rank):
@@ -35,11 +35,11 @@ if __name__ == "__main__":
 """
 
 
-def test_job_runs_there_and_all_of_it_comes_home(planned: Planned, hosts: Hosts) -> None:
+def test_job_runs_on_hosts_and_its_output_is_fetched(plan_job: Planned, hosts: Hosts) -> None:
     """Both hosts run the program in their homes; its lines and files are fetched, and nothing is left there."""
-    plan = planned()
+    plan = plan_job()
     outcome, collected = carry(plan)
-    assert (outcome.status.state, [each.lost for each in collected.logs]) == ("succeeded", ["", ""])
+    assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
     assert texts(plan, 1) == ["found", *(f"line {number}" for number in range(10))]
     assert teardown(plan) == ()
     home = hosts.folder / "host-b" / ".torchyard" / "sample-a1b2c3d4-1"
@@ -47,37 +47,37 @@ def test_job_runs_there_and_all_of_it_comes_home(planned: Planned, hosts: Hosts)
     assert hosts.left() == []
 
 
-def test_next_attempt_finds_every_checkpoint(planned: Planned) -> None:
+def test_next_attempt_finds_every_checkpoint(plan_job: Planned) -> None:
     """The next attempt has every host's checkpoints on each host, because rank 0 may then be elsewhere."""
-    first, second = planned(), planned(attempt=2)
+    first, second = plan_job(), plan_job(attempt=2)
     carry(first)
     teardown(first)
     carry(second)
     assert [texts(second, node)[0] for node in (0, 1)] == ["found rank-0 rank-1"] * 2
 
 
-def test_folder_of_the_program_is_copied(planned: Planned, tmp_path: Path) -> None:
+def test_folder_of_the_program_is_copied(plan_job: Planned, tmp_path: Path) -> None:
     """With options.source the program's folder is copied without .git, and the files it writes are fetched."""
     (tmp_path / ".git").mkdir()
     (tmp_path / ".git" / "config").write_text("")
     (tmp_path / "words.py").write_text("WORD = 'here'")
     code = "import os, words; print(words.WORD, os.path.exists('.git')); open('out.txt', 'w').write('new')"
-    plan = planned(code=code, options={"source": "."})
+    plan = plan_job(code=code, options={"source": "."})
     carry(plan)
     assert texts(plan, 0) == ["here False"]
     teardown(plan)
     assert files(plan, 0) == {"work/out.txt": "new"}
 
 
-def test_broken_connections_cost_nothing(planned: Planned, hosts: Hosts) -> None:
+def test_broken_connections_lose_no_line(plan_job: Planned, hosts: Hosts) -> None:
     """Connections that are killed, or hang because the network is down, are reopened: no line is lost."""
     os.environ["TORCHYARD_SSH"] = f"{hosts.ssh} -oServerAliveInterval=1 -oServerAliveCountMax=1"
-    plan = planned(args=["5"])
+    plan = plan_job(args=["5"])
     with ThreadPoolExecutor(1) as pool:
-        broken = pool.submit(disturb, hosts)
+        disturbance = pool.submit(disturb, hosts)
         outcome, collected = carry(plan)
-        broken.result()
-    assert (outcome.status.state, [each.lost for each in collected.logs]) == ("succeeded", ["", ""])
+        disturbance.result()
+    assert (outcome.status.state, [log.lost for log in collected.logs]) == ("succeeded", ["", ""])
     assert [texts(plan, node)[1:] for node in (0, 1)] == [[f"line {number}" for number in range(500)]] * 2
 
 
@@ -89,30 +89,30 @@ def disturb(hosts: Hosts) -> None:
     hosts.unplug("host-b", 4)
 
 
-def test_server_that_is_away_for_a_while_ends_nothing(planned: Planned, hosts: Hosts) -> None:
+def test_unreachable_server_does_not_end_the_job(plan_job: Planned, hosts: Hosts) -> None:
     """A host that is unreachable for seconds, while its job ends, is asked until it answers."""
-    plan = planned(args=["2"])
+    plan = plan_job(args=["2"])
     handle = submit(plan, Deadlines())
     hosts.shut("host-b")
-    back = threading.Timer(3.0, lambda: hosts.serve("host-b"))
-    back.start()
+    restart_timer = threading.Timer(3.0, lambda: hosts.serve("host-b"))
+    restart_timer.start()
     assert wait(handle).status.state == "succeeded"
-    back.join()
+    restart_timer.join()
     assert texts(plan, 1)[-1] == "line 199"
 
 
-def test_failure_there_is_read_here(planned: Planned) -> None:
+def test_failure_on_a_host_is_diagnosed(plan_job: Planned) -> None:
     """The first host that fails ends the other, and its last lines give the cause."""
     code = "import os, time\nif os.environ['RANK'] == '1': raise ValueError('no such planet')\ntime.sleep(60)"
-    outcome, collected = carry(planned(code=code))
+    outcome, collected = carry(plan_job(code=code))
     assert outcome.exit_codes["node-1"] == 1
     assert collected.failure
     assert (collected.failure.node, "no such planet" in collected.failure.sentence) == ("node-1", True)
 
 
-def test_stopped_job_still_brings_its_log_and_files(planned: Planned) -> None:
+def test_logs_and_files_of_a_stopped_job_are_fetched(plan_job: Planned) -> None:
     """A run that is torn down in the middle, without a watch, fetches its logs and files first."""
-    plan = planned(args=["60"])
+    plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     time.sleep(0.5)
     assert teardown(plan) == ()
@@ -120,17 +120,17 @@ def test_stopped_job_still_brings_its_log_and_files(planned: Planned) -> None:
     assert "checkpoints/rank-0" in files(plan, 0)
 
 
-def test_this_machine_can_be_one_of_the_hosts(planned: Planned, hosts: Hosts) -> None:
+def test_this_machine_can_be_one_of_the_hosts(plan_job: Planned, hosts: Hosts) -> None:
     """localhost can be one of the hosts, at the given address, and nothing is copied to it."""
-    here = {"host": "localhost", "address": f"{hosts.network}.254"}
-    plan = planned(code=MEET, args=["spawn", "env://"], options={"hosts": [here, "host-b"]})
+    local_host = {"host": "localhost", "address": f"{hosts.network}.254"}
+    plan = plan_job(code=SUM_RANKS, args=["spawn", "env://"], options={"hosts": [local_host, "host-b"]})
     outcome, _ = carry(plan)
     assert [outcome.status.state, texts(plan, 0)[-1], texts(plan, 1)[-1]] == ["succeeded", *["the sum is 3.0"] * 2]
 
 
-def test_submit_again_adopts(planned: Planned) -> None:
+def test_second_submit_attaches_to_the_job(plan_job: Planned) -> None:
     """A second submit starts nothing twice, and no longer needs the program here."""
-    plan = planned(args=["60"])
+    plan = plan_job(args=["60"])
     first = submit(plan, Deadlines())
     assert plan.sites[0].work
     Path(plan.sites[0].work).unlink()
@@ -139,18 +139,18 @@ def test_submit_again_adopts(planned: Planned) -> None:
     assert first.submitted_at == second.submitted_at
 
 
-def test_interface_between_the_hosts_is_found(planned: Planned) -> None:
+def test_interface_between_the_hosts_is_found(plan_job: Planned) -> None:
     """gloo and NCCL get the interface that leads to the other hosts, unless the user has set one."""
     code = "import os; print(os.environ['GLOO_SOCKET_IFNAME'], os.environ['NCCL_SOCKET_IFNAME'])"
-    plan = planned(code=code, env={"NCCL_SOCKET_IFNAME": "ib0"})
+    plan = plan_job(code=code, env={"NCCL_SOCKET_IFNAME": "ib0"})
     carry(plan)
     assert [texts(plan, node) for node in (0, 1)] == [["eth7 ib0"]] * 2
 
 
-def test_several_agents_share_a_host(planned: Planned) -> None:
+def test_several_agents_share_a_host(plan_job: Planned) -> None:
     """A host that is named twice has two agents, one folder, and its GPUs split between them."""
     code = "import os; print(os.environ['RANK'], os.environ['CUDA_VISIBLE_DEVICES'], os.getcwd())"
-    plan = planned(code=code, options={"hosts": ["host-a", "host-a"]}, resources={"gpus": 2})
+    plan = plan_job(code=code, options={"hosts": ["host-a", "host-a"]}, resources={"gpus": 2})
     carry(plan)
     (first, second) = (texts(plan, node)[0].split() for node in (0, 1))
     assert (first[:2], second[:2], first[2] == second[2]) == (["0", "0,1"], ["1", "2,3"], True)
@@ -161,13 +161,13 @@ def test_several_agents_share_a_host(planned: Planned) -> None:
     {"agent": "torchrun", "rendezvous": "etcd-v2"},
     {"rendezvous": "file", "args": ["spawn", "{rendezvous}"]},
 ], ids=lambda keys: f"{keys.get('agent', 'spawn')}-{keys['rendezvous']}")  # fmt: skip
-def test_every_way_to_meet_works_between_hosts(planned: Planned, tmp_path: Path, keys: dict[str, Any]) -> None:
+def test_every_rendezvous_works_between_hosts(plan_job: Planned, tmp_path: Path, keys: dict[str, Any]) -> None:
     """Processes of two hosts add up their ranks, however they are started and however they meet."""
     (tmp_path / "disk").mkdir()
-    shared = {"shared_file": str(tmp_path / "disk" / "meet")} if keys["rendezvous"] == "file" else {}
-    plan = planned(code=MEET, **{"args": [], **keys}, **shared)
+    shared_file = {"shared_file": str(tmp_path / "disk" / "meet")} if keys["rendezvous"] == "file" else {}
+    plan = plan_job(code=SUM_RANKS, **{"args": [], **keys}, **shared_file)
     outcome, _ = carry(plan)
-    said = [text for node in (0, 1) for text in texts(plan, node) if "the sum is" in text]
-    assert (outcome.status.state, len(said), teardown(plan)) == ("succeeded", 2, ())
-    assert all(text.endswith("the sum is 3.0") for text in said)
+    sums = [text for node in (0, 1) for text in texts(plan, node) if "the sum is" in text]
+    assert (outcome.status.state, len(sums), teardown(plan)) == ("succeeded", 2, ())
+    assert all(text.endswith("the sum is 3.0") for text in sums)
     assert list((tmp_path / "disk").iterdir()) == []

@@ -19,8 +19,8 @@ from torchyard.run.takeover import adopt_run
 from torchyard.steps.submit import submit
 from torchyard.steps.wait import wait
 
-WHY = sshd.missing()
-pytestmark = pytest.mark.skipif(bool(WHY), reason=WHY)
+SKIP_REASON = sshd.missing()
+pytestmark = pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON)
 SERVE = """
 import os, socket, sys, time
 if os.environ["RANK"] == "0":
@@ -31,10 +31,12 @@ while not os.path.exists(sys.argv[1]):
 """
 
 
-def test_run_goes_on_from_another_machine(planned: Planned, thought: Planned, hosts: Hosts, tmp_path: Path) -> None:
+def test_run_continues_from_another_machine(
+    plan_job: Planned, build_plan: Planned, hosts: Hosts, tmp_path: Path
+) -> None:
     """Once no launcher renews a job, another machine attaches to it, accepts its port and gets its whole log."""
     keys = {"code": SERVE, "args": [str(tmp_path / "enough")]}
-    first, second = planned(**keys), thought(**keys, run="elsewhere")
+    first, second = plan_job(**keys), build_plan(**keys, run="elsewhere")
     submit(first, Deadlines())
     until(lambda: "is held by this run" in told(second), 30)
     hosts.forget()
@@ -44,11 +46,11 @@ def test_run_goes_on_from_another_machine(planned: Planned, thought: Planned, ho
     assert (handle.created, wait(handle).status.state, texts(second, 0)) == (False, "succeeded", ["serves"])
 
 
-def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: Write, tmp_path: Path) -> None:
+def test_machine_without_files_of_the_run_finds_the_attempt(plan_job: Planned, write: Write, tmp_path: Path) -> None:
     """A run whose second attempt is on its hosts continues with that one, and keeps its count of attempts."""
-    plan = planned(attempt=2, args=["60"])
+    plan = plan_job(attempt=2, args=["60"])
     submit(plan, Deadlines())
-    options = {"hosts": [block.host for block in plan.processes]}
+    options = {"hosts": [process.host for process in plan.processes]}
     folder = RunFolder(tmp_path / "elsewhere")
     folder.path.mkdir()
     adopt_run(folder, load(write(nodes=2, attempts=3, options=options)), RUN_ID)
@@ -56,21 +58,21 @@ def test_machine_that_knows_nothing_finds_the_attempt(planned: Planned, write: W
 
 
 @pytest.mark.parametrize("attempt", [1, 2])
-def test_job_that_is_looked_after_is_left_alone(planned: Planned, thought: Planned, attempt: int) -> None:
+def test_owned_job_is_not_taken_over(plan_job: Planned, build_plan: Planned, attempt: int) -> None:
     """While one machine owns a run, another one is refused, with the owner's name, for this and the next attempt."""
-    plan = planned(args=["60"])
+    plan = plan_job(args=["60"])
     submit(plan, Deadlines())
     with ProcessWatch(plan.processes) as watch, ThreadPoolExecutor(1) as pool:
-        second = pool.submit(submit, thought(attempt, run="elsewhere"), Deadlines())
+        second = pool.submit(submit, build_plan(attempt, run="elsewhere"), Deadlines())
         until(lambda: watch.poll(0.1) is None or second.done(), 30)
         with pytest.raises(RunInUseError, match=rf"is owned by {socket.gethostname()}:.*/run#\w+; this process exits"):
             second.result()
 
 
-def test_carrier_that_was_away_too_long_leaves(planned: Planned, thought: Planned, hosts: Hosts) -> None:
+def test_launcher_whose_run_was_taken_over_exits(plan_job: Planned, build_plan: Planned, hosts: Hosts) -> None:
     """A machine whose run another one has taken over in the meantime is told so, and leaves."""
-    first = submit(planned(args=["60"]), Deadlines())
+    first = submit(plan_job(args=["60"]), Deadlines())
     hosts.forget()
-    submit(thought(args=["60"], run="elsewhere"), Deadlines())
+    submit(build_plan(args=["60"], run="elsewhere"), Deadlines())
     with pytest.raises(RunInUseError, match=r"/elsewhere#\w+; this process exits"):
         wait(first)

@@ -21,8 +21,8 @@ from tests.sshd import Hosts, ip
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders, runs_folder
 
-WHY = sshd.missing() or ("" if shutil.which("tc") else "no tc: apt-get install -y iproute2")
-pytestmark = [pytest.mark.skipif(bool(WHY), reason=WHY), pytest.mark.usefixtures("api")]
+SKIP_REASON = sshd.missing() or ("" if shutil.which("tc") else "no tc: apt-get install -y iproute2")
+pytestmark = [pytest.mark.skipif(bool(SKIP_REASON), reason=SKIP_REASON), pytest.mark.usefixtures("api")]
 RATES_MBIT = {"eth7": 400, "eth8": 100}
 BITS_PER_GB = 8e9
 SHAPE = """\
@@ -38,18 +38,18 @@ fabrics:
 
 
 @pytest.fixture
-def shaped(hosts: Hosts) -> Iterator[dict[str, str]]:
+def host_a_addresses(hosts: Hosts) -> Iterator[dict[str, str]]:
     """The hosts with a second network, both shaped; yields host-a's address in each."""
-    second = f"{hosts.network.rpartition('.')[0]}.78"
+    second_network = f"{hosts.network.rpartition('.')[0]}.78"
     pids = {name: hosts.inside(name)[2] for name in hosts.addresses}
     ip(f"link add eth8 netns {pids['host-a']} type veth peer name eth8 netns {pids['host-b']}")
     for number, pid in enumerate(pids.values(), 1):
-        ip(f"address add {second}.{number}/24 dev eth8", "link set eth8 up", inside=pid)
+        ip(f"address add {second_network}.{number}/24 dev eth8", "link set eth8 up", inside=pid)
     for name in pids:
         for link, mbit in RATES_MBIT.items():
-            shape = f"tc qdisc replace dev {link} root tbf rate {mbit}mbit burst 64kb latency 200ms"
-            subprocess.run([*hosts.inside(name), *shape.split()], check=True)
-    yield {"eth7": hosts.addresses["host-a"], "eth8": f"{second}.1"}
+            tc_command = f"tc qdisc replace dev {link} root tbf rate {mbit}mbit burst 64kb latency 200ms"
+            subprocess.run([*hosts.inside(name), *tc_command.split()], check=True)
+    yield {"eth7": hosts.addresses["host-a"], "eth8": f"{second_network}.1"}
     for name in pids:
         subprocess.run([*hosts.inside(name), "tc", "qdisc", "del", "dev", "eth7", "root"], check=True)
     ip("link delete eth8", inside=pids["host-a"])
@@ -58,46 +58,46 @@ def shaped(hosts: Hosts) -> Iterator[dict[str, str]]:
 def _measure_link(hosts: Hosts, address: str) -> float:
     """What iperf3 sends from host-b to this address of host-a, in GB/s."""
     with subprocess.Popen([*hosts.inside("host-a"), "iperf3", "-s", "-1"], stdout=subprocess.DEVNULL):
-        client = [*hosts.inside("host-b"), "iperf3", "-c", address, "-t", "3", "-O", "1", "-J"]
+        iperf_client = [*hosts.inside("host-b"), "iperf3", "-c", address, "-t", "3", "-O", "1", "-J"]
         sshd.until(lambda: _is_listening(hosts))
-        said = json.loads(subprocess.run(client, capture_output=True, text=True, check=True).stdout)
-    return float(said["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
+        result = json.loads(subprocess.run(iperf_client, capture_output=True, text=True, check=True).stdout)
+    return float(result["end"]["sum_received"]["bits_per_second"]) / BITS_PER_GB
 
 
 def _is_listening(hosts: Hosts) -> bool:
-    listed = subprocess.run([*hosts.inside("host-a"), "ss", "-ltn"], capture_output=True, text=True, check=True)
-    return ":5201" in listed.stdout
+    completed = subprocess.run([*hosts.inside("host-a"), "ss", "-ltn"], capture_output=True, text=True, check=True)
+    return ":5201" in completed.stdout
 
 
-def test_each_network_is_measured_at_its_rate(hosts: Hosts, shaped: dict[str, str], write: Write) -> None:
+def test_each_network_is_measured_at_its_rate(hosts: Hosts, host_a_addresses: dict[str, str], write: Write) -> None:
     """The variables of a fabric choose the interface: each bandwidth is that of its network, and of iperf3 there."""
-    shape = Path(os.environ["TORCHYARD_RUNS"]).parent / "hardware" / "lab" / "pair.yaml"
-    shape.parent.mkdir(parents=True)
-    shape.write_text(SHAPE)
-    os.environ["TORCHYARD_PROFILES"] = str(shape.parent.parent.parent)
-    named = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
+    shape_path = Path(os.environ["TORCHYARD_RUNS"]).parent / "hardware" / "lab" / "pair.yaml"
+    shape_path.parent.mkdir(parents=True)
+    shape_path.write_text(SHAPE)
+    os.environ["TORCHYARD_PROFILES"] = str(shape_path.parent.parent.parent)
+    host_settings = [{"host": name, "address": address} for name, address in hosts.addresses.items()]
     path = write(
         program=str(ROOT / "programs" / "allreduce.py"),
         args=["--sizes=4M", "--trials=5", "--warmups=2"],
         nodes=2,
         metrics="json-lines",
-        options={"hosts": named, "python": sys.executable},
+        options={"hosts": host_settings, "python": sys.executable},
         hardware="lab/pair",
         fabric="fast",
     )
     with get_client(sync_client=True) as client:
         client.create_deployment(client.create_flow(train), name=path.stem, entrypoint="flows/train.py:train")
     with serving_runs(path.stem):
-        end = benchmark(str(path), ["fast", "slow"], return_state=True)
-    assert end.is_completed(), end.message
+        state = benchmark(str(path), ["fast", "slow"], return_state=True)
+    assert state.is_completed(), state.message
     (table,) = (runs_folder() / "benchmarks").glob("*/table.txt")
     print(table.read_text())
-    for (_, mbit), busbw in zip(RATES_MBIT.items(), re.findall(r"([\d.]+) GB/s", str(end.message)), strict=True):
+    for (_, mbit), busbw in zip(RATES_MBIT.items(), re.findall(r"([\d.]+) GB/s", str(state.message)), strict=True):
         assert 0.7 < float(busbw) / (mbit / 8e3) < 1.05
     if shutil.which("iperf3"):
-        found = {link: _measure_link(hosts, address) for link, address in shaped.items()}
-        print({link: f"{each:.4g} GB/s by iperf3" for link, each in found.items()})
+        iperf_busbw = {link: _measure_link(hosts, address) for link, address in host_a_addresses.items()}
+        print({link: f"{rate:.4g} GB/s by iperf3" for link, rate in iperf_busbw.items()})
         for link, mbit in RATES_MBIT.items():
-            assert 0.8 < found[link] / (mbit / 8e3) < 1.05
+            assert 0.8 < iperf_busbw[link] / (mbit / 8e3) < 1.05
     assert [report.leftovers for folder in list_run_folders() if (report := folder.report())] == [(), ()]
     assert hosts.left() == []
