@@ -16,7 +16,7 @@ from prefect.artifacts import create_table_artifact
 from prefect.client.schemas.objects import State
 from prefect.states import Completed, Failed
 
-from torchyard.common.escaping import escape_markdown, spell_anything, strip_control_codes
+from torchyard.common.escaping import escape_markdown, escape_unencodable_output, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.machines.orphan_processes import end_orphan_process, find_orphan_processes
 from torchyard.model.errors import TorchyardError
@@ -170,7 +170,7 @@ def _find_local_runs(requested_runs: frozenset[str] | None, faults: list[str]) -
     """
     for folder in list_run_folders():
         try:
-            has_lease_ended = folder.lease_left() < 0
+            has_lease_ended = folder.remaining_lease_s() < 0
             is_due = has_lease_ended if requested_runs is None else folder.name in requested_runs
             if is_run_open(folder) and is_due:
                 reason = "no launcher owns it"
@@ -239,10 +239,10 @@ def _find_cluster_runs(
         for orphan in context_orphans:
             yield AbandonedRun(
                 orphan.run,
-                f"namespace {orphan.server.namespace}",
-                orphan.why,
+                f"namespace {orphan.client.namespace}",
+                orphan.reason,
                 partial(_remove_orphan, orphan),
-                orphan.kept,
+                orphan.kept_reason,
             )
 
 
@@ -309,7 +309,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("--context", action="append", help="a context of the kubeconfig; repeatable")
     parser.add_argument("--here", action="store_true", help="only this machine's runs, without a flow run in Prefect")
     args = parser.parse_args(argv)
-    spell_anything()
+    escape_unencodable_output()
     if args.here:
         raise_file_limit()
         state = sweep_machine()

@@ -125,7 +125,7 @@ def _end_orphan_processes(client: "SyncPrefectClient") -> None:
 def print_open_runs() -> None:
     """Print the runs that may still be training. For use when no server can report which worker took them."""
     for folder in filter(is_run_open, list_run_folders()):
-        remaining_s = folder.lease_left()
+        remaining_s = folder.remaining_lease_s()
         if remaining_s > 0:
             print(
                 f"{folder.name} has not ended: `make up` resumes it, or it ends with its lease in {remaining_s:.0f} s"

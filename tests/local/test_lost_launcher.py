@@ -9,15 +9,15 @@ from typing import Any
 import pytest
 
 from flows.sweep import sweep
-from tests.flow_processes import Carried, ticking, until
+from tests.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
 
 pytestmark = pytest.mark.usefixtures("api")
 
 
-def test_lost_run_is_attached_to(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_lost_run_is_attached_to(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """After a SIGKILL the restarted run finds its job, starts nothing twice and keeps every line."""
     run = create_run()
-    run.lose(lambda: ticking(tmp_path))
+    run.lose(lambda: have_ranks_ticked(tmp_path))
     agents = run.agents()
     assert run.process().wait() == 0
     assert (run.state().is_completed(), run.agents()) == (True, agents)
@@ -26,11 +26,11 @@ def test_lost_run_is_attached_to(create_run: Callable[..., Carried], tmp_path: P
         assert all(logs.count(line) == 1 for line in truth.read_text().splitlines())
 
 
-def test_second_process_leaves_the_run_to_its_owner(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_second_process_leaves_the_run_to_its_owner(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """If a run is started twice at once, the second process names the owner and exits; the first finishes the run."""
     run = create_run(ticks=150)
     owner = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     second = run.process()
     _, stderr = second.communicate()
     assert (second.returncode, owner.poll()) == (0, None)
@@ -39,11 +39,11 @@ def test_second_process_leaves_the_run_to_its_owner(create_run: Callable[..., Ca
     assert run.state().is_completed()
 
 
-def test_run_lost_three_times_is_given_up(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_run_lost_three_times_is_given_up(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """Three losses in a row at the same step end as GaveUp, of type Crashed, with a sentence."""
     run = create_run(ticks=600)
     for losses in (1, 2, 3):
-        run.lose(lambda: ticking(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
+        run.lose(lambda: have_ranks_ticked(tmp_path) and len(list_steps(run, "wait")) == losses)  # noqa: B023
     run.process().communicate()
     state = run.state()
     assert (state.type.value, state.name) == ("CRASHED", "GaveUp")
@@ -51,47 +51,47 @@ def test_run_lost_three_times_is_given_up(create_run: Callable[..., Carried], tm
     assert run.living()
 
 
-def list_steps(run: Carried, name: str) -> list[Any]:
+def list_steps(run: FlowRunProcesses, name: str) -> list[Any]:
     return [event for event in run.folder.events() if event.get("name") == name]
 
 
 def test_job_dies_with_its_launcher_where_the_profile_says_so(
-    create_run: Callable[..., Carried], tmp_path: Path
+    create_run: Callable[..., FlowRunProcesses], tmp_path: Path
 ) -> None:
     """With on_launcher_lost: stop the watchdog removes the job at once, and reports that to Prefect."""
     run = create_run(on_launcher_lost="stop")
-    run.lose(lambda: ticking(tmp_path))
-    until(lambda: run.state().name == "Swept")
+    run.lose(lambda: have_ranks_ticked(tmp_path))
+    wait_until(lambda: run.state().name == "Swept")
     assert run.living() == []
 
 
-def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_cancel_without_a_signal_is_heeded(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A run whose worker is gone can still be cancelled: it polls Prefect for that."""
     run = create_run(ticks=600)
     process = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     run.cancel()
     process.communicate(timeout=30)
     assert (run.state().name, run.living()) == ("Cancelled", [])
 
 
-def test_cancelled_run_does_not_come_back(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_cancelled_run_does_not_come_back(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """If a launcher dies while its run is being cancelled, its watchdog finishes the cancel."""
     run = create_run(ticks=600)
 
     def cancel_once_ticking() -> bool:
-        return ticking(tmp_path) and run.cancel()
+        return have_ranks_ticked(tmp_path) and run.cancel()
 
     run.lose(cancel_once_ticking)
-    until(lambda: run.state().is_cancelled())
+    wait_until(lambda: run.state().is_cancelled())
     assert run.living() == []
 
 
-def test_sweep_takes_what_nobody_carries(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_sweep_takes_what_nobody_carries(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A job is left alone while its lease lasts or its launcher lives, and removed once both are over."""
     run = create_run(ticks=300, deadlines={"lease": "8s"})
     process = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     time.sleep(8.5)
     sweep(return_state=True)
     process.send_signal(signal.SIGKILL)
@@ -99,6 +99,6 @@ def test_sweep_takes_what_nobody_carries(create_run: Callable[..., Carried], tmp
     assert run.living()
     sweep(return_state=True)
     assert run.living()
-    until(lambda: run.folder.remaining_lease_s() < 0)
+    wait_until(lambda: run.folder.remaining_lease_s() < 0)
     assert "swept 1" in str(sweep(return_state=True).message)
     assert (run.living(), run.state().name) == ([], "Swept")

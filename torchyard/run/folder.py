@@ -37,7 +37,7 @@ _LOCK_HELD_ERRNOS = frozenset({errno.EWOULDBLOCK, errno.EACCES})  # flock's erro
 _LOCK_TIMEOUT_S = 0.2  # how long a process that only checks the lock may hold it
 _BENCHMARKS = "benchmarks"  # the folder of their folders; no run has a name without an id
 _LOG = logging.getLogger("torchyard")
-_UNREADABLE_REMEDY = "what was started is no longer known: end it by hand, then remove the folder"
+_UNREADABLE_REMEDY = "the plan of the job is lost: end the job by hand, then remove the folder"
 
 
 def runs_folder() -> Path:
@@ -46,7 +46,7 @@ def runs_folder() -> Path:
 
 
 class AttemptPlan(FrozenModel):
-    """What an attempt is about to start; enough to find, follow and remove it later."""
+    """The plan of an attempt, saved before its job starts; enough to find, follow and remove the job later."""
 
     plan: Plan
     deadlines: Deadlines
@@ -93,7 +93,7 @@ class RunFolder:
             os.close(lock)
 
     def is_owned(self) -> bool:
-        """Whether a living process on this machine owns the run."""
+        """Whether a living process on this machine owns the run. FolderError if the lock cannot be checked."""
         lock = self._lock(0.0)
         if lock is not None:
             os.close(lock)
@@ -137,11 +137,11 @@ class RunFolder:
             os.utime(lease)
 
     def extend(self) -> None:
-        """Restart the lease, if there is one: the run is about to be resumed."""
+        """Restart the lease, if there is one, because the run is about to be resumed."""
         with self._usable(), contextlib.suppress(FileNotFoundError):
             os.utime(self.path / "lease")
 
-    def lease_left(self) -> float:
+    def remaining_lease_s(self) -> float:
         """Seconds until the lease ends; negative if it has ended or was never renewed."""
         lease = self.path / "lease"
         with self._usable():
@@ -151,7 +151,7 @@ class RunFolder:
                 return -1.0
 
     def _lease_s(self) -> float | None:
-        """How long the lease lasts. If its file is torn, the attempt's plan says it as well."""
+        """How long the lease lasts, from its file or, if that is torn, from the attempt's plan; None without a plan."""
         try:
             return float((self.path / "lease").read_text(encoding="utf-8"))
         except ValueError:
@@ -160,7 +160,7 @@ class RunFolder:
 
     # --- the journal
 
-    def note(self, event: str, **fields: Any) -> None:
+    def record_event(self, event: str, **fields: Any) -> None:
         """Append an event.
 
         FolderError if a start cannot be written. Later events may be lost: a full disk must not prevent teardown.
@@ -173,13 +173,16 @@ class RunFolder:
                 raise
 
     def events(self) -> list[dict[str, Any]]:
-        """All events so far; a torn line is reported and skipped."""
+        """All events so far, the oldest first; a torn line is reported and skipped."""
         with self._usable():
             return journal.read_events(self.path / "journal")
 
     def last(self, event: str) -> dict[str, Any]:
         """The last event of a kind; empty if there is none."""
-        return next((past_event for past_event in reversed(self.events()) if past_event["event"] == event), {})
+        for past_event in reversed(self.events()):
+            if past_event["event"] == event:
+                return past_event
+        return {}
 
     # --- the attempts
 
@@ -194,23 +197,27 @@ class RunFolder:
         self._write(self.attempt(number) / "plan.json", attempt_plan)
 
     def attempt_plan(self, number: int) -> AttemptPlan | None:
+        """The plan of an attempt; None if there is no such attempt. FolderError if the plan cannot be read."""
         return self._read(self.attempt(number) / "plan.json", AttemptPlan)
 
     def save_outcome(self, number: int, outcome: Outcome) -> None:
         self._write(self.attempt(number) / "outcome.json", outcome)
 
     def outcome(self, number: int) -> Outcome | None:
+        """How an attempt's job ended; None while it runs, or if the file cannot be parsed."""
         return self._read_or_ignore(self.attempt(number) / "outcome.json", Outcome)
 
     def save_ended(self, attempt: Attempt) -> None:
         self._write(self.attempt(attempt.number) / "ended.json", attempt)
 
     def ended(self, number: int) -> Attempt | None:
+        """An attempt whose logs are collected; None if they are not, or if the file cannot be parsed."""
         return self._read_or_ignore(self.attempt(number) / "ended.json", Attempt)
 
     def plans(self) -> list[Plan]:
-        """Every plan that may have left something behind."""
-        return [attempt_plan.plan for number in self.attempts() if (attempt_plan := self.attempt_plan(number))]
+        """The plans of all attempts: each may have leftovers."""
+        attempt_plans = [self.attempt_plan(number) for number in self.attempts()]
+        return [attempt_plan.plan for attempt_plan in attempt_plans if attempt_plan]
 
     # --- the end
 
@@ -218,6 +225,7 @@ class RunFolder:
         self._write(self.path / "report.json", report)
 
     def report(self) -> Report | None:
+        """The run's report; None until the run has ended. FolderError if it cannot be read."""
         return self._read(self.path / "report.json", Report)
 
     def _write(self, path: Path, model: BaseModel) -> None:
@@ -230,7 +238,7 @@ class RunFolder:
             sync_folder(path.parent)
 
     def _read(self, path: Path, model_type: type[N]) -> N | None:
-        """Parse a file; None if it does not exist. FolderError if it cannot be read, which is not the same."""
+        """Parse a file; None if it does not exist. FolderError if it exists and cannot be read."""
         with self._usable():
             try:
                 return model_type.model_validate_json(path.read_bytes())
@@ -265,7 +273,7 @@ def list_benchmark_folders() -> list[RunFolder]:
 
 
 def _try_lock(lock: int) -> bool:
-    """Whether the lock is ours now; OSError if the filesystem does not support locks."""
+    """Whether this process got the lock; OSError if the filesystem does not support locks."""
     try:
         fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:

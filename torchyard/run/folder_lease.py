@@ -27,7 +27,7 @@ def hold_folder_lease(folder: RunFolder, lease_s: float) -> Iterator[None]:
 
 
 def _renew_folder_lease(folder: RunFolder, lease_s: float, stop_event: threading.Event) -> None:
-    """Renew until `over` is set. A folder that cannot be written is reported once, and ends no job."""
+    """Renew until `stop_event` is set. A folder that cannot be written is reported once and ends no job."""
     reported_error = ""
     while True:
         try:

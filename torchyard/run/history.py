@@ -1,4 +1,4 @@
-"""What a run's journal says about earlier processes: when the run started, their steps, and how they were lost."""
+"""The history of a run, from its journal: when it started, the steps of earlier processes, and how they were lost."""
 
 import socket
 from collections.abc import Iterator, Sequence
@@ -18,43 +18,46 @@ JournalEvent = dict[str, Any]
 
 
 def build_start_fields(profile: Profile, folder: RunFolder) -> dict[str, Any]:
-    """What a process journals at its start: who it is, when the one before was lost, and what the run needs."""
-    profile_fields = {"profile": profile.name, "launcher": profile.launcher, "gpus": _count_gpus(profile)}
+    """The fields of the `start` event: this process, when the previous one last renewed the lease, and the profile."""
     return {
         "host": socket.gethostname(),
         "folder": str(folder.path),
         "lost_at": read_renewal_time(folder),
-        **profile_fields,
+        "profile": profile.name,
+        "launcher": profile.launcher,
+        "gpus": _count_gpus(profile),
     }
 
 
 def _count_gpus(profile: Profile) -> int | None:
-    """The GPUs of all nodes; None for a manifest, which itself says what its pods need."""
-    gpus_per_node = {**merge_pod_settings(profile).resources, **profile.resources}.get("gpus", "0")
-    return None if profile.manifest else profile.nodes.max * int(gpus_per_node)
+    """The GPUs of all nodes; None for a manifest, whose pods request their own."""
+    if profile.manifest:
+        return None
+    resources = merge_pod_settings(profile).resources | profile.resources
+    return profile.nodes.max * int(resources.get("gpus", "0"))
 
 
 def _select_present_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
     """The events since the run was started, or started again after its end."""
-    fresh_starts = [
-        index for index, event in enumerate(events) if event["event"] == "start" and event.get("entry") == "fresh"
-    ]
-    return list(events[fresh_starts[-1] if fresh_starts else 0 :])
+    last_fresh_start = 0
+    for index, event in enumerate(events):
+        if event["event"] == "start" and event.get("entry") == "fresh":
+            last_fresh_start = index
+    return list(events[last_fresh_start:])
 
 
 def find_start_time(events: Sequence[JournalEvent], now: float) -> float:
     """When the run's first process started it; `now` if the journal is empty."""
-    return min([float(event["at"]) for event in _select_present_events(events)[:1]], default=now)
+    present_events = _select_present_events(events)
+    return float(present_events[0]["at"]) if present_events else now
 
 
 def list_past_steps(events: Sequence[JournalEvent]) -> list[Step]:
     """The steps of all processes but the last one, and the gaps between the processes."""
-    launches = split_by_start(_select_present_events(events))
-    return [
-        step
-        for process_events, next_launch in pairwise(launches)
-        for step in _list_process_steps(process_events, next_launch[0])
-    ]
+    steps: list[Step] = []
+    for process_events, next_launch in pairwise(split_by_start(_select_present_events(events))):
+        steps += _list_process_steps(process_events, next_launch[0])
+    return steps
 
 
 def _list_process_steps(process_events: Sequence[JournalEvent], next_start: JournalEvent) -> Iterator[Step]:
@@ -63,7 +66,7 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
         if event["event"] == "did":
             yield Step(name=event["name"], seconds=event["seconds"], detail=event["detail"])
     last_seen_at = _find_last_seen_time(process_events, next_start)
-    last_event = next((event for event in reversed(process_events) if event["event"] != "running"), process_events[-1])
+    last_event = _find_last_transition(process_events)
     if last_event["event"] == "end":
         yield Step(
             name=last_event["end"],
@@ -84,19 +87,29 @@ def _list_process_steps(process_events: Sequence[JournalEvent], next_start: Jour
     yield Step(name="comeback", seconds=_elapsed_seconds(last_seen_at, next_start["at"]), detail=detail)
 
 
+def _find_last_transition(process_events: Sequence[JournalEvent]) -> JournalEvent:
+    """The last event but `running`, which reports the job and not a step of the process."""
+    for event in reversed(process_events):
+        if event["event"] != "running":
+            return event
+    return process_events[-1]
+
+
 def _is_handed_over(process_events: Sequence[JournalEvent]) -> bool:
-    """Whether a process left the run on purpose for the next one, as its own journal or the run's Lease says."""
+    """Whether a process left the run to the next one on purpose, by its own journal or the run's Lease."""
     return bool(process_events[0].get("handed_over")) or process_events[-1]["event"] == "left"
 
 
-def describe_last_loss(steps: Sequence[Step]) -> str:
-    """The last loss of a launcher in a sentence; empty if the last process was not lost."""
-    last = steps[-1] if steps else None
-    return f"{last.detail} after {format_duration(last.seconds)}" if last and last.name == "comeback" else ""
+def describe_last_loss(steps: Sequence[Step]) -> str | None:
+    """The last loss of a launcher in a sentence; None if the last process was not lost."""
+    if not steps or steps[-1].name != "comeback":
+        return None
+    loss = steps[-1]
+    return f"{loss.detail} after {format_duration(loss.seconds)}"
 
 
 def _find_last_seen_time(process_events: Sequence[JournalEvent], next_start: JournalEvent) -> float:
-    """When a process last gave a sign of life."""
+    """When a process was last alive: by its own journal, by the run's Lease, or by its last renewal of the lease."""
     return max(
         float(process_events[-1]["at"]),
         float(process_events[0].get("seen_at") or 0),
@@ -104,9 +117,9 @@ def _find_last_seen_time(process_events: Sequence[JournalEvent], next_start: Jou
     )
 
 
-def _elapsed_seconds(one: float, other: float) -> float:
-    """Seconds from one time to the other; never negative, because they may come from two clocks."""
-    return max(other - one, 0.0)
+def _elapsed_seconds(start: float, end: float) -> float:
+    """Seconds from `start` to `end`; never negative, because they may come from two clocks."""
+    return max(end - start, 0.0)
 
 
 def _describe_process(start: JournalEvent) -> str:

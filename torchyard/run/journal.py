@@ -14,16 +14,19 @@ _LOG = logging.getLogger("torchyard")
 
 
 def append_event(journal: Path, event: str, fields: dict[str, Any]) -> None:
-    """Append an event and sync it to disk. OSError.
+    """Append an event and sync it to disk. OSError if it cannot be written.
 
-    It is one write, so that two processes cannot tear each other's lines.
+    The line is written by one call, so that two processes cannot tear each other's lines.
     """
-    line = json.dumps({"at": round(time.time(), 3), "pid": os.getpid(), "event": event, **fields})
-    append_line(journal, line)
+    header = {"at": round(time.time(), 3), "pid": os.getpid(), "event": event}
+    append_line(journal, json.dumps(header | fields))
 
 
 def read_events(journal: Path) -> list[dict[str, Any]]:
-    """All events so far. A line that a crash or a full disk has torn is reported and skipped. OSError."""
+    """All events so far; empty if there is no file. OSError if it cannot be read.
+
+    A line that a crash or a full disk has torn is reported and skipped.
+    """
     try:
         lines = journal.read_bytes().split(b"\n")
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""What the next attempt changes: it avoids the nodes that failed, if the profile says so."""
+"""The profile of the next attempt: with `avoid_failed` it avoids the machines on which earlier attempts failed."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any
@@ -30,17 +30,15 @@ def avoid_failed_machines(profile: Profile, attempts: Iterable[Attempt]) -> Prof
     failed = _list_failed_machines(attempts) if profile.avoid_failed else ()
     if not failed:
         return profile
-    changes: dict[str, Any]
     if "avoid" in registry.load_launcher(profile.launcher).Options.model_fields:
-        changes = {"options": {**profile.options, "avoid": _join_values(profile.options, "avoid", failed)}}
-    else:
-        avoid = merge_pod_settings(profile).avoid
-        pod = profile.pod.model_copy(
-            update={"avoid": {**avoid, _HOSTNAME_LABEL: _join_values(avoid, _HOSTNAME_LABEL, failed)}}
-        )
-        changes = {"pod": pod}
-    return profile.model_copy(update=changes)
+        options = dict(profile.options)
+        options["avoid"] = _join_values(options, "avoid", failed)
+        return profile.model_copy(update={"options": options})
+    avoid = dict(merge_pod_settings(profile).avoid)
+    avoid[_HOSTNAME_LABEL] = _join_values(avoid, _HOSTNAME_LABEL, failed)
+    return profile.model_copy(update={"pod": profile.pod.model_copy(update={"avoid": avoid})})
 
 
 def _join_values(settings: Mapping[str, Any], key: str, new_values: tuple[str, ...]) -> tuple[str, ...]:
+    """The values of a setting and the new ones, each once, in order."""
     return tuple(dict.fromkeys((*settings.get(key, ()), *new_values)))

@@ -1,7 +1,7 @@
-"""What leaves a run for others: messages (`notify`) and metrics (`metrics_to`).
+"""Sends a run's messages (`notify`) and metrics (`metrics_to`) to their receivers.
 
-Nothing here raises, ends a run or delays its job: everything is sent on threads of their own, and what did not arrive
-is a warning and a line of the report. The run's folder remembers what was sent, for the next process.
+Nothing here raises, ends a run or delays its job: everything is sent on separate threads, and what could not be
+delivered is a warning and a line of the report. The run's folder records what was sent, for the next process.
 """
 
 import contextlib
@@ -29,18 +29,19 @@ from torchyard.trackers.registry import check_trackers, create_trackers
 from torchyard.trackers.worker import TrackerWorker
 from torchyard.trend.records import read_history
 
-_END_TIMEOUT_S, _MIN_TIMEOUT_S = 15.0, 1.0  # how long a run waits at its end for all receivers, and for each
-_MESSAGES = "messages"  # the file of a run that says which messages were sent
+_END_TIMEOUT_S = 15.0  # how long a run waits at its end for all receivers together
+_MIN_TIMEOUT_S = 1.0  # for each receiver, even if the others have used up the time
+_MESSAGES = "messages"  # the file of a run that lists the messages that were sent
 _PROFILE = "outlets.json"  # the profile, for a sweep: it has no other
 
 
-def check_notifications(profile: Profile, first: bool = True) -> tuple[Check, ...]:
-    """Preflight's findings about `notify` and `metrics_to`; after the first attempt they no longer end the run."""
-    checks = [
-        *(check_addresses(profile.notify, os.environ) if profile.notify else ()),
-        *check_trackers(profile.metrics_to),
-    ]
-    if first:
+def check_notifications(profile: Profile, *, is_first_attempt: bool = True) -> tuple[Check, ...]:
+    """Preflight's findings about `notify` and `metrics_to`; after the first attempt failures are only warnings."""
+    checks: list[Check] = []
+    if profile.notify:
+        checks += check_addresses(profile.notify, os.environ)
+    checks += check_trackers(profile.metrics_to)
+    if is_first_attempt:
         return tuple(checks)
     return tuple(
         warning_check(check.name, check.detail, check.remedy) if check.verdict == "failed" else check
@@ -49,9 +50,12 @@ def check_notifications(profile: Profile, first: bool = True) -> tuple[Check, ..
 
 
 def notify_swept_end(folder: RunFolder, run_id: str, end: End, sentence: str) -> None:
-    """Send the end of a run that a sweep has ended; it never raises."""
+    """Send the end of a run that a sweep has ended. Nothing is raised.
+
+    Nothing is sent if the run's folder has no profile, because then no message was requested.
+    """
     no_profile = contextlib.suppress(FileNotFoundError)
-    with LocalErrorGuard().endured(f"tell the end of {folder.name}", whatever=True), no_profile:
+    with LocalErrorGuard().tolerate(f"send the end of {folder.name}", ignore_errors=True), no_profile:
         profile = Profile.model_validate_json((folder.path / _PROFILE).read_bytes())
         notifier = RunNotifier(profile, run_id, folder)
         notifier.open(len(folder.attempts()))
@@ -89,14 +93,14 @@ class RunNotifier:
             remember_addresses(profile.notify, os.environ)
 
     def open(self, attempt: int) -> None:
-        """Begin an attempt, whose rows will follow."""
+        """Start an attempt: the rows that follow belong to it."""
         if self._profile.notify or self._profile.metrics_to:
-            with self._local_errors.endured("keep what is to be told of a run", whatever=True):
+            with self._local_errors.tolerate("save the profile for messages about the run's end", ignore_errors=True):
                 write_private_text(self._folder.path / _PROFILE, self._profile.model_dump_json(exclude_unset=True))
         self._attempt = attempt
         self._steps = RowSteps()
         self._has_started = False
-        with self._local_errors.endured("record metrics", whatever=True):
+        with self._local_errors.tolerate("record metrics", ignore_errors=True):
             self._tracker_workers = self._tracker_workers or self._create_tracker_workers()
 
     def _create_tracker_workers(self) -> list[TrackerWorker]:
@@ -106,16 +110,19 @@ class RunNotifier:
         return [TrackerWorker(name, tracker, experiment) for name, tracker in trackers.items()]
 
     def add_row(self, row: Row) -> None:
-        """Pass a row of rank 0 on."""
-        if self._tracker_workers and (point := self._steps.read(row)):
+        """Queue a row of rank 0 for each tracker."""
+        if not self._tracker_workers:
+            return
+        point = self._steps.read(row)
+        if point:
             for worker in self._tracker_workers:
                 worker.add(self._attempt, point)
 
     def record_status(self, status: Status, waited_s: float) -> None:
-        """Called with each status of the job: journals its start, and tells that it waits for long."""
+        """Record a status of the job: journal its start, and send a message if it has waited for `notify.waiting`."""
         if status.state == "running" and not self._has_started:
             self._has_started = True
-            self._folder.note("running", attempt=self._attempt, waited=round(waited_s, 1))
+            self._folder.record_event("running", attempt=self._attempt, waited=round(waited_s, 1))
         notify = self._profile.notify
         if not notify or self._has_started or status.state != "pending" or waited_s < notify.waiting:
             return
@@ -123,24 +130,26 @@ class RunNotifier:
         self._send_once("waiting", f"waiting {self._attempt}", message)
 
     def notify_hang(self, update: HangUpdate) -> None:
-        """Tell, once an attempt, that a rank hangs beyond doubt."""
+        """Send a message, once per attempt, if a rank certainly hangs."""
         if update.hang and update.is_certain:
             message = write_hang_message(self._profile, self._folder.name, update.hang, self._link)
             self._send_once("hanging", f"hanging {self._attempt}", message)
 
     def finish(self, report: Report) -> tuple[str, ...]:
-        """Send what the end of a run is worth; returns what did not arrive, after at most _END_TIMEOUT_S."""
+        """Send the messages and the last metrics of a run's end; return what was not delivered within the timeout."""
         losses: list[str | None] = []
-        with self._local_errors.endured("send messages and metrics", whatever=True):
+        with self._local_errors.tolerate("send messages and metrics", ignore_errors=True):
             deadline = time.monotonic() + _END_TIMEOUT_S
             self._notify_report(report)
-            workers, self._tracker_workers, end = self._tracker_workers, [], describe_end(report)
+            workers = self._tracker_workers
+            self._tracker_workers = []  # a second call, after an error, must not finish them again
+            end = describe_end(report)
             losses = [worker.finish(end, max(deadline - time.monotonic(), _MIN_TIMEOUT_S)) for worker in workers]
             losses += self._delivery.finish(max(deadline - time.monotonic(), _MIN_TIMEOUT_S))
         return tuple(filter(None, losses))
 
     def repeat_end(self) -> None:
-        """Send what an earlier process of this run, which has ended, could not send any more."""
+        """Send the messages that an earlier process of this run, which has ended, could not send."""
         try:
             report = self._folder.report()
         except FolderError:
@@ -149,7 +158,7 @@ class RunNotifier:
             self.finish(report)
 
     def notify_end(self, end: End, sentence: str) -> None:
-        """Send what the end of a run without a report is worth."""
+        """Send the messages of the end of a run that has no report."""
         name = self._profile.name
         folder = self._folder
         self.finish(
@@ -168,15 +177,14 @@ class RunNotifier:
     def _notify_report(self, report: Report) -> None:
         earlier_ends = _list_earlier_ends(report)
         enabled_events = self._profile.notify.events if self._profile.notify else ()
-        event: RunEvent | None = next(
-            (candidate for candidate in list_end_events(report, earlier_ends) if candidate in enabled_events), None
-        )
-        if event:
-            key = f"end {report.run} {report.end} {_count_launches(self._folder)}"
-            self._send_once(event, key, write_end_message(event, report, earlier_ends, self._link))
+        for event in list_end_events(report, earlier_ends):
+            if event in enabled_events:  # the first one: an end is reported by one message
+                key = f"end {report.run} {report.end} {_count_launches(self._folder)}"
+                self._send_once(event, key, write_end_message(event, report, earlier_ends, self._link))
+                return
 
     def _send_once(self, event: RunEvent, key: str, message: Message) -> None:
-        """Send a message, once, to each address that has not got it from an earlier process of the run."""
+        """Send a message to each address that has not received it from this or an earlier process of the run."""
         if key in self._sent_keys:
             return
         self._sent_keys.add(key)
@@ -187,22 +195,21 @@ class RunNotifier:
             self._delivery.send(message, pending_indices, lambda index: self._record_sent(key, index))
 
     def _read_sent(self, key: str) -> Iterator[int]:
+        """The indices of the addresses to which a message was sent."""
         try:
             events = journal.read_events(self._sent_path)
         except OSError as error:  # send it again: a duplicate is better than none
-            get_log().warning("notify: what was sent before cannot be read: %s", error)
+            get_log().warning("notify: cannot read which messages were sent, so some may be sent again: %s", error)
             return
-        yield from (
-            sent_event.get("place", -1)
-            for sent_event in events
-            if sent_event["event"] == "sent" and sent_event.get("key") == key
-        )
+        for event in events:
+            if event["event"] == "sent" and event.get("key") == key:
+                yield event.get("place", -1)
 
     def _record_sent(self, key: str, index: int) -> None:
         try:
             journal.append_event(self._sent_path, "sent", {"key": key, "place": index})
         except OSError as error:
-            get_log().warning("notify: that a message was sent is not kept: %s", error)
+            get_log().warning("notify: cannot record that a message was sent, so it may be sent again: %s", error)
 
     @property
     def _sent_path(self) -> Path:
@@ -210,7 +217,7 @@ class RunNotifier:
 
 
 def _count_launches(folder: RunFolder) -> int:
-    """How often a user has asked for the run: each time has an end of its own."""
+    """How often a user has requested the run: each request has a separate end."""
     try:
         return sum(event["event"] == "start" and event.get("entry") == "fresh" for event in folder.events())
     except FolderError:
@@ -219,12 +226,12 @@ def _count_launches(folder: RunFolder) -> int:
 
 def _list_earlier_ends(report: Report) -> list[str]:
     """How the earlier runs of the same profile ended, as far as their history can be read."""
+    if not report.history:
+        return []
     try:
-        ends = (
-            [(record.run, record.end) for record in read_history(Path(report.history)).records]
-            if report.history
-            else []
-        )
+        records = list(read_history(Path(report.history)).records)
     except OSError:
         return []
-    return [end for _, end in (ends[:-1] if ends and ends[-1][0] == report.run else ends)]
+    if records and records[-1].run == report.run:
+        records.pop()
+    return [record.end for record in records]

@@ -1,4 +1,4 @@
-"""What a run does before it starts anything: its plan and its preflight, each shown as a page. A dry run ends there."""
+"""Plans a run and checks it, and shows each as a page, before anything is started. A dry run ends there."""
 
 from torchyard.backend import backend_of
 from torchyard.common import secrets
@@ -42,7 +42,7 @@ def check_plan(
 
 
 def preview_run(profile: Profile, run_id: str, reporter: Reporter, steps: StepFunctions) -> str:
-    """Show what a run would do, and run its preflight; returns a sentence. It starts nothing and leaves no folder.
+    """Show the plan of a run, and run its preflight; return a sentence. Nothing is started and no folder created.
 
     PreflightError if a check failed.
     """

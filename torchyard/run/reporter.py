@@ -12,7 +12,8 @@ from torchyard.model.run import Report
 class Reporter(Protocol):
     """Connects one run to its orchestrator: `LocalReporter` here, `PrefectReporter` in torchyard/tasks/flow_run.
 
-    No call delays the run for more than a few seconds, and none raises but `check_cancelled`.
+    The run enters it first and leaves it last; all calls come from the run's thread. No call delays the run for more
+    than a few seconds, and only `check_cancelled` raises.
 
     stops      exceptions, besides Ctrl-C, by which the orchestrator ends a run
     count      how many processes have started this run, this one included
@@ -32,19 +33,19 @@ class Reporter(Protocol):
         """Raise CancelRequested if the run was cancelled and no signal has arrived."""
 
     def is_cancelled(self) -> bool:
-        """Whether the run was cancelled, as far as that can be found out within seconds."""
+        """Whether the run was cancelled; False also if the orchestrator does not answer within seconds."""
 
-    def is_handed_on(self) -> bool:
+    def will_be_resumed(self) -> bool:
         """Whether the orchestrator starts another process of this run after it has stopped this one."""
 
-    def is_void(self, stop: BaseException) -> bool:
-        """Whether a stop comes from the orchestrator's own trouble and is not meant for the run."""
+    def is_spurious_stop(self, stop: BaseException) -> bool:
+        """Whether a stop was caused by an error of the orchestrator itself and is not meant for the run."""
 
     def is_retry_requested(self) -> bool:
-        """Whether a user has asked for the run again since it ended."""
+        """Whether a user has requested the run again since it ended."""
 
-    def show_progress(self, done: str, percent: float) -> None:
-        """Show the job's progress: how much is done in words, such as `epoch 3 of 10`, and in percent."""
+    def show_progress(self, progress: str, percent: float) -> None:
+        """Show the job's progress as text, such as `epoch 3 of 10`, and in percent."""
 
     def show_page(self, name: str, render: Callable[[], str]) -> None:
         """Show a page of the run as Markdown, in place of the page that had this name; `render` may be slow."""
@@ -70,7 +71,7 @@ class LocalReporter:
     watchdog: tuple[str, ...] = (sys.executable, "-m", "torchyard.run.sweep")
     link = ""
 
-    def __init__(self, count: int = 1, is_retry_requested: bool = True) -> None:
+    def __init__(self, count: int = 1, *, is_retry_requested: bool = True) -> None:
         self.count = count
         self._is_retry_requested = is_retry_requested
         self._old_handler: Callable[[int, Any], Any] | int | None = None
@@ -90,16 +91,16 @@ class LocalReporter:
     def is_cancelled(self) -> bool:
         return False
 
-    def is_handed_on(self) -> bool:
+    def will_be_resumed(self) -> bool:
         return False
 
-    def is_void(self, stop: BaseException) -> bool:
+    def is_spurious_stop(self, stop: BaseException) -> bool:
         return False
 
     def is_retry_requested(self) -> bool:
         return self._is_retry_requested
 
-    def show_progress(self, done: str, percent: float) -> None:
+    def show_progress(self, progress: str, percent: float) -> None:
         """Do nothing: the log shows the progress."""
 
     def show_page(self, name: str, render: Callable[[], str]) -> None:

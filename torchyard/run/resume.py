@@ -40,10 +40,10 @@ class ReportedState(NamedTuple):
 def choose_entry(events: Sequence[JournalEvent], is_retry_requested: Callable[[], bool]) -> EntryMode:
     """How a new process of the run starts.
 
-    fresh      no process has run it yet, or it ended and a user asks for it again (`asked`)
+    fresh      no process has run it yet, or it ended and a user requests it again (`is_retry_requested`)
     attach     the last process was lost: attach to its job
     finish     the last process was lost while it was ending the run, whatever the end: end it now
-    echo       the run has ended and no user has asked for it again: report the same end again
+    echo       the run has ended and no user has requested it again: report the same end again
     give-up    three processes in a row were lost at the same step, each soon after its start
     """
     if not events:
@@ -62,7 +62,7 @@ def choose_entry(events: Sequence[JournalEvent], is_retry_requested: Callable[[]
 
 
 def _choose_entry_after_end(end: JournalEvent, is_retry_requested: Callable[[], bool]) -> EntryMode:
-    """How to start after an end: a run that succeeded never starts again, any other only if a user asks for it.
+    """How to start after an end: a run that succeeded never starts again, any other only if a user requests it.
 
     A run that was given up may still have a job to attach to; one that another process took over has not ended.
     """
@@ -73,39 +73,42 @@ def _choose_entry_after_end(end: JournalEvent, is_retry_requested: Callable[[], 
     return "attach" if end.get("end") == "gave-up" else "fresh"
 
 
-def describe_loop(lease_left_s: float, journal: str) -> str:
-    """Why a run is given up whose processes are lost again and again."""
+def describe_loop(remaining_lease_s: float, journal: str) -> str:
+    """Why a run is given up whose processes are lost repeatedly."""
     return (
-        f"given up: {MAX_LOSSES} processes of this run were lost in a row at the same step; the job, if any, lives on "
-        f"for {max(lease_left_s, 0):.0f} s; see {journal}, fix the cause, then retry this run"
+        f"given up: {MAX_LOSSES} processes of this run were lost in a row at the same step; the job, if any, keeps "
+        f"running for {max(remaining_lease_s, 0):.0f} s; see {journal}, fix the cause, then retry this run"
     )
 
 
 def is_requested_again(states: Sequence[ReportedState]) -> bool:
-    """Whether a user asked for a run again since it ended. `states`: all its states, the oldest first.
+    """Whether a user requested a run again since it ended. `states`: all its states, the oldest first.
 
-    Recovery, workers and workers' deaths schedule runs too: what counts is who did so first after an end.
+    Recovery, workers and workers' deaths schedule runs too: only the first one to do so after an end counts.
     """
     ends = [index for index, state in enumerate(states) if _is_end(state)]
     return count_requests(states[ends[-1] :] if ends else states) > 0
 
 
 def is_started_anew(states: Sequence[ReportedState]) -> bool:
-    """Whether a user has asked for a run again after its end. `states`: since a machine holds it, the oldest first."""
+    """Whether a user requested a run again after its end. `states`: since a machine holds it, the oldest first."""
     return any(map(_is_end, states)) and is_requested_again(states)
 
 
 def is_launcher_dead(states: Sequence[ReportedState]) -> bool:
-    """Whether somebody on the launcher's own machine has said that it died: a silent one may only be cut off.
+    """Whether a process on the launcher's own machine reported that the launcher died.
 
-    `states`: since that machine holds the run, the oldest first; what later processes have suffered does not count.
+    A launcher that is only silent may be cut off from Prefect and still run its job. `states`: since that machine holds
+    the run, the oldest first; only the first crash counts, because later ones are of other processes.
     """
-    crashed = next((state for state in states if state.name == CRASHED), None)
-    return crashed is not None and not crashed.message.startswith(SILENT_MESSAGE)
+    for state in states:
+        if state.name == CRASHED:
+            return not state.message.startswith(SILENT_MESSAGE)
+    return False
 
 
 def count_requests(states: Sequence[ReportedState]) -> int:
-    """How often a user asked for a run again. `states`: all its states, the oldest first."""
+    """How often a user requested a run again. `states`: all its states, the oldest first."""
     return sum(
         previous.kind in _FINAL_STATE_TYPES
         and state.kind == "SCHEDULED"
@@ -121,13 +124,12 @@ def choose_recovery(
 
     schedule   it was lost: let another process resume it
     finish     it was lost while it was being cancelled: end it
-    tell       it has ended, and Prefect does not know
+    tell       it has ended, and Prefect has not recorded that
     leave      it is healthy, waiting or ended, or another machine may own it
     """
     has_ended = bool(events) and events[-1]["event"] == "end" and events[-1].get("end") != "moved"
-    ran_here = (
-        find_last_event(events, "start").get("count") == count
-    )  # the process that Prefect knows of ran on this machine
+    # Whether the newest process of which Prefect has a record ran on this machine.
+    ran_here = find_last_event(events, "start").get("count") == count
     was_lost = ran_here and is_lost(events)
     has_crashed = now.kind == "CRASHED" and now.name == CRASHED and not now.message.startswith(IMPORT_FAILURE_MESSAGES)
     if has_crashed and has_ended:
@@ -182,7 +184,7 @@ def _is_step(event: JournalEvent, name: str) -> bool:
 
 
 def _is_job_over(event: JournalEvent) -> bool:
-    """Whether no job is left to attach to, or its teardown has started."""
+    """Whether after this event no job is left to attach to, or its teardown has started."""
     ended = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
     return ended or _is_step(event, "teardown")
 
@@ -199,7 +201,10 @@ def split_by_start(events: Sequence[JournalEvent]) -> list[list[JournalEvent]]:
 
 def find_last_event(events: Iterable[JournalEvent], kind: str) -> JournalEvent:
     """The last event of a kind; empty if there is none."""
-    return next((event for event in reversed([*events]) if event["event"] == kind), {})
+    for event in reversed([*events]):
+        if event["event"] == kind:
+            return event
+    return {}
 
 
 def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
@@ -207,4 +212,5 @@ def _is_short_launch(process_events: Sequence[JournalEvent]) -> bool:
 
 
 def _find_last_step(process_events: Sequence[JournalEvent]) -> str:
-    return str(next((event.get("name") for event in reversed(process_events) if event["event"] == "step"), "start"))
+    """The step at which a process stopped; `start` if it reached none."""
+    return str(find_last_event(process_events, "step").get("name", "start"))

@@ -127,7 +127,7 @@ class Runner:
     def _check(self, profile: Profile, run: Run) -> Plan:
         """Return the plan of a profile after its preflight. PreflightError if a check failed."""
         plan = make_plan(profile, run, self.reporter)
-        other_checks = check_notifications(profile, run.attempt == 1)
+        other_checks = check_notifications(profile, is_first_attempt=run.attempt == 1)
         self._run_step(
             "preflight",
             lambda: check_plan(plan, self._step_functions, self.reporter, other_checks),
@@ -163,7 +163,7 @@ class Runner:
             partial(describe_outcome, handle=handle),
         )
         progress.close()
-        with contextlib.suppress(FolderError):  # the next process asks the supervisors again
+        with contextlib.suppress(FolderError):  # the next process queries the supervisors again
             self.folder.save_outcome(number, outcome)
         return outcome
 
@@ -204,11 +204,11 @@ class Runner:
         RunInUseError if another process has taken the run over.
         """
         self._check_owner()
-        self.folder.note("step", name=name)
+        self.folder.record_event("step", name=name)
         started_at = time.monotonic()
         result = operation()
         step = Step(name=name, seconds=time.monotonic() - started_at, detail=describe(result))
-        self.folder.note("did", **step.model_dump())
+        self.folder.record_event("did", **step.model_dump())
         self.steps.append(step)
         return result
 
@@ -251,7 +251,7 @@ class Runner:
             entry_mode = choose_entry(self.folder.events(), self.reporter.is_retry_requested)
             first = self._find_first_attempt(entry_mode)
             start_fields = history.build_start_fields(self.profile, self.folder)
-            self.folder.note(
+            self.folder.record_event(
                 "start", entry=entry_mode, run=self.run_id, count=self.reporter.count, first=first, **start_fields
             )
             if entry_mode not in ("echo", "give-up"):
@@ -283,11 +283,11 @@ class Runner:
                 watchdog_process.send("ending")
                 report = self.finish(*end)
             except RunInUseError as error:
-                self.folder.note("end", end="moved", by="flow", sentence=str(error))
+                self.folder.record_event("end", end="moved", by="flow", sentence=str(error))
                 watchdog_process.send("done")
                 raise
             except DetachedError as error:
-                self.folder.note("left", sentence=str(error))
+                self.folder.record_event("left", sentence=str(error))
                 get_log().warning("%s; see %s/journal", error, self.folder.path)
                 raise
             watchdog_process.send("done")
@@ -314,15 +314,15 @@ class Runner:
 
     def _repeat_end(self, end: dict[str, Any]) -> RunEnd:
         """Report the recorded end again, and send the messages about it that could not be sent before."""
-        self.folder.note("end", end=end["end"], by="flow", sentence=end["sentence"])
+        self.folder.record_event("end", end=end["end"], by="flow", sentence=end["sentence"])
         get_log().info("this run has ended already: %s", end["sentence"])
         self.notifier.repeat_end()
         return RunEnd(end["end"], end["sentence"])
 
     def _give_up(self) -> RunEnd:
         """End a run whose processes are lost repeatedly; its job is not touched."""
-        sentence = describe_loop(self.folder.lease_left(), f"{self.folder.path}/journal")
-        self.folder.note("end", end="gave-up", by="flow", sentence=sentence)
+        sentence = describe_loop(self.folder.remaining_lease_s(), f"{self.folder.path}/journal")
+        self.folder.record_event("end", end="gave-up", by="flow", sentence=sentence)
         get_log().error("%s", sentence)
         self.notifier.notify_end("gave-up", sentence)
         return RunEnd("gave-up", sentence)
@@ -358,7 +358,7 @@ class Runner:
             archive=self.archive.describe(),
         )
         report = secrets.mask_model(report)
-        self.folder.note("end", end=end, by="flow", sentence=report.sentence)
+        self.folder.record_event("end", end=end, by="flow", sentence=report.sentence)
         self._release()
         report = report.model_copy(update={"leftovers": self._list_leftovers()})
         report = report.model_copy(update={"unsent": self.notifier.finish(report)})
@@ -397,7 +397,7 @@ class Runner:
     def _record_ending(self, end: End, sentence: str) -> None:
         """Record the end for the next process, in the journal and where another machine can read it."""
         sentence = secrets.mask_text(sentence)
-        self.folder.note("ending", end=end, sentence=sentence)
+        self.folder.record_event("ending", end=end, sentence=sentence)
         if self.open_attempt:
             _, plan = self.open_attempt
             backend_of(plan).record_ending(end, sentence)

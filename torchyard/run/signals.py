@@ -1,4 +1,4 @@
-"""What stops a run: which end follows from it, and how signals are held off while something must finish."""
+"""Turns what stops a run (signals, cancels, errors) into its end, and ignores signals while a run ends."""
 
 import asyncio
 import signal
@@ -15,7 +15,7 @@ from torchyard.run.reporter import Reporter
 
 
 class CancelRequested(BaseException):
-    """The run was cancelled and no signal arrived: a dead worker sends none."""
+    """The run was cancelled, and no signal arrived, because its worker is dead."""
 
 
 # How Python ends a run. None of these is an Exception, so `except Exception` does not catch them.
@@ -45,7 +45,7 @@ class SignalHold:
 
 
 class _StoppableRun(Protocol):
-    """What a stop needs to know of a run (see Runner)."""
+    """The attributes of a run that a stop reads (see Runner)."""
 
     reporter: Reporter
     plan: Plan | None
@@ -53,9 +53,10 @@ class _StoppableRun(Protocol):
 
 
 def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: SignalHold) -> RunEnd:
-    """Turn whatever happens in `work` into an end with a sentence, so that teardown and report always follow.
+    """Run `operation`; turn every error and stop in it into an end, so that teardown and report always follow.
 
-    DetachedError if what happened says nothing about the job, and the job may be running: it is left alone.
+    Raises RunInUseError if another process owns the run, HandedOverError if the orchestrator resumes the run elsewhere,
+    and DetachedError if an error does not end the job and the job may be running: it then keeps running.
     """
     stops: tuple[type[BaseException], ...] = (*STOP_EXCEPTIONS, *run.reporter.stops)
     try:
@@ -65,21 +66,22 @@ def protect_run(run: _StoppableRun, operation: Callable[[], RunEnd], signals: Si
     except TorchyardError as error:
         return _fail_or_leave(run, str(error), error)
     except stops as stop:
-        if run.reporter.is_void(stop):
+        if run.reporter.is_spurious_stop(stop):
             return protect_run(run, operation, signals)
         return _end_stopped(run, stop, signals)
     except Exception as error:
-        if hidden := find_hidden_stop(error, stops):
-            return _end_stopped(run, hidden, signals)
-        get_log().exception("a fault in torchyard itself")
-        return _fail_or_leave(run, f"a fault in torchyard itself: {type(error).__name__}: {error}", error)
+        hidden_stop = find_hidden_stop(error, stops)
+        if hidden_stop:
+            return _end_stopped(run, hidden_stop, signals)
+        get_log().exception("internal error in torchyard")
+        return _fail_or_leave(run, f"internal error in torchyard: {type(error).__name__}: {error}", error)
 
 
 def _end_stopped(run: _StoppableRun, stop: BaseException, signals: SignalHold) -> RunEnd:
     signals.ignore_signals()
     if run.reporter.is_cancelled():
         return RunEnd("cancelled", "cancelled through Prefect")
-    if run.reporter.is_handed_on():
+    if run.reporter.will_be_resumed():
         if run.plan:
             backend_of(run.plan).hand_over()
         raise HandedOverError(f"stopped by {describe_stop(stop)}")
@@ -93,7 +95,10 @@ def _fail_or_leave(run: _StoppableRun, sentence: str, error: Exception) -> RunEn
 
 
 def find_hidden_stop(error: BaseException, stops: tuple[type[BaseException], ...]) -> BaseException | None:
-    """The stop that caused an error, if any: Prefect's engine itself fails if one arrives while it starts a task."""
+    """The stop that caused an error; None if no stop did.
+
+    A stop that arrives while Prefect's engine starts a task makes the engine itself fail.
+    """
     current: BaseException | None = error
     while current is not None and not isinstance(current, stops):
         current = current.__cause__ or current.__context__

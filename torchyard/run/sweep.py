@@ -1,4 +1,4 @@
-"""Cleans up after a run whose launcher is gone: removes what it left, and reports its end."""
+"""Cleans up after a run whose launcher is dead: removes its leftovers and reports its end."""
 
 import sys
 from collections.abc import Callable, Sequence
@@ -20,16 +20,17 @@ LAUNCHER_LOST_SENTENCE = "the launcher died, and the profile says stop (on_launc
 
 def is_run_open(folder: RunFolder) -> bool:
     """Whether a run may still have something running: its journal has no end, or the end `gave-up`."""
-    if events := folder.events():
+    events = folder.events()
+    if events:
         return events[-1]["event"] != "end" or events[-1].get("end") == "gave-up"
     return bool(folder.attempts())  # no line of the journal can be read
 
 
 def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback) -> tuple[str, ...] | None:
-    """Tear down everything of one run, journal its end and report it; None if a living process owns the run.
+    """Tear down everything of one run, journal its end and report it; return the leftovers.
 
-    A run that was ending when its launcher died gets the end that it was coming to. What cannot be read or removed is
-    returned as left over.
+    None if a living process owns the run. A run that was ending when its launcher died gets the end that the launcher
+    had recorded. What cannot be read or removed is a leftover.
     """
     try:
         with folder.owned(), open_run_archive(folder.path, lambda: None, is_resumed=True) as archive:
@@ -41,13 +42,12 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
                 return ()
             events = folder.events()
             leftovers = _remove_attempts(folder.plans())
-            process_events = (
-                split_by_start(events)[-1] if events else ()
-            )  # the ending of an earlier launch no longer counts
+            # Only the last launch: a run that was started again has not the ending of an earlier launch.
+            process_events = split_by_start(events)[-1] if events else ()
             ending = find_last_event(process_events, "ending")
             end = ending.get("end", "swept")
             sentence = ending.get("sentence", reason)
-            folder.note("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
+            folder.record_event("end", end=end, by=ended_by, sentence=sentence, left=leftovers)
     except RunInUseError:
         return None
     except TorchyardError as error:
@@ -59,19 +59,23 @@ def sweep_run(folder: RunFolder, ended_by: str, reason: str, on_end: EndCallback
 
 
 def _remove_attempts(plans: Sequence[Plan]) -> tuple[str, ...]:
-    """Remove a run's attempts and their Lease; returns what is left. RunInUseError if another machine owns the run."""
-    for plan in plans[-1:]:
-        backend_of(plan).refuse_carried()
-    leftovers = tuple(leftover for plan in plans for leftover in teardown(plan, end_run=False))
-    for plan in plans[-1:] if not leftovers else ():
-        backend_of(plan).release()
-    return leftovers
+    """Remove a run's attempts and their Lease; return the leftovers. RunInUseError if another machine owns the run."""
+    if not plans:
+        return ()
+    backend = backend_of(plans[-1])
+    backend.check_not_owned_elsewhere()
+    leftovers: list[str] = []
+    for plan in plans:
+        leftovers += teardown(plan, end_run=False)
+    if not leftovers:
+        backend.release()
+    return tuple(leftovers)
 
 
 def main(argv: Sequence[str]) -> int:
     """`keep FOLDER` and `stop FOLDER`: what a watchdog does about a run whose process has died.
 
-    A run that is kept trains on under its lease until a user attaches to it.
+    With `keep` the job keeps running until its lease expires, and a user can attach to it.
     """
     verb, folder = argv
     if verb == "stop":

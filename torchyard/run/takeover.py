@@ -14,25 +14,26 @@ from torchyard.run.folder import AttemptPlan, RunFolder
 
 
 def fetch_past(folder: RunFolder, profile: Profile, run_id: str, archive: RunArchive) -> None:
-    """Bring the folder up to what the archive and the cluster know of the run. RunInUseError if it is owned elsewhere.
+    """Update the folder with what the archive and the cluster have recorded of the run.
 
-    DetachedError if the archive does not answer and no other record of the run exists: it may have ended, and is not
-    started again.
+    RunInUseError if another machine owns the run. DetachedError if the archive does not answer and no other record of
+    the run exists: the run may have ended, and must not be started again.
     """
-    has_answer = archive.fetch()
+    was_fetched = archive.fetch()
     adopt_run(folder, profile, run_id)
-    if not has_answer and not folder.events():
-        raise DetachedError(f"whether this run has been started before is not known ({archive.describe()})")
+    if not was_fetched and not folder.events():
+        raise DetachedError(f"cannot find out whether this run has been started before ({archive.describe()})")
 
 
 def adopt_run(folder: RunFolder, profile: Profile, run_id: str) -> None:
-    """Continue where another machine stopped. RunInUseError if a living process there owns the run."""
+    """Record the attempt of another machine, if there is one. RunInUseError if a living process there owns the run."""
 
-    def plan_of(number: int) -> Plan:
+    def build_plan(number: int) -> Plan:
         run = Run(id=run_id, attempt=number, folder=str(folder.path))
         return registry.load_launcher(profile.launcher).plan(profile, run)
 
-    if remote_attempt := backend_of(plan_of(1)).take_over(plan_of, folder.attempts()):
+    remote_attempt = backend_of(build_plan(1)).take_over(build_plan, folder.attempts())
+    if remote_attempt:
         _import_attempt(folder, profile, run_id, remote_attempt)
 
 
@@ -46,7 +47,7 @@ def _import_attempt(folder: RunFolder, profile: Profile, run_id: str, remote_att
         folder.save_outcome(remote_attempt.number, remote_attempt.outcome)
     if not folder.events():
         budget = max(remote_attempt.number - profile.attempts + 1, 1)
-        folder.note("start", entry="moved", run=run_id, first=budget, **remote_attempt.facts)
+        folder.record_event("start", entry="moved", run=run_id, first=budget, **remote_attempt.journal_fields)
     if remote_attempt.ending:
         end, sentence = remote_attempt.ending
-        folder.note("ending", end=end, sentence=sentence)
+        folder.record_event("ending", end=end, sentence=sentence)

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Notices when the process that owns a run ends, for whatever reason: the other end of a pipe closes.
+"""Takes over from the process that owns a run when that process ends: the other end of a pipe closes.
 
 Started as `python -I -S watchdog.py LOST COMMAND...`. LOST is `keep` or `stop`, as the profile says.
 The launcher writes `ending` when teardown starts, and `done` when nothing is left to watch. If the pipe closes without
@@ -15,7 +15,8 @@ def main() -> None:
     for line in sys.stdin:
         if line.strip() == "done":
             return
-        verb = "stop" if line.strip() == "ending" else verb
+        if line.strip() == "ending":
+            verb = "stop"
     os.execv(command[0], [verb if arg == "LOST" else arg for arg in command])
 
 

@@ -23,9 +23,9 @@ from torchyard.benchmark.curves import DEFAULT_FABRIC
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
 from torchyard.benchmark.table import render_benchmark_page, render_benchmark_text
-from torchyard.common.escaping import spell_anything, strip_control_codes
+from torchyard.common.escaping import escape_unencodable_output, strip_control_codes
 from torchyard.common.log import get_log
-from torchyard.common.pool import name_deployment, read_deployment_pool, read_pool
+from torchyard.common.pool import format_deployment_name, parse_deployment_pool, read_pool
 from torchyard.common.secrets import mask_text
 from torchyard.model.benchmark import Benchmark
 from torchyard.model.errors import BenchmarkError, NoReportError, RunInUseError, TorchyardError
@@ -52,7 +52,7 @@ def benchmark_profile(profile: str, fabrics: Sequence[str], overrides: Mapping[s
     after a user's request it repeats those that have failed. Errors of torchyard become the state's message. If another
     process owns the benchmark, this process exits and sets no state.
     """
-    spell_anything()
+    escape_unencodable_output()
     folder = benchmark_folder(f"{Path(profile).stem}-{str(flow_run.id)[-8:]}")
     try:
         with folder.owned():
@@ -71,7 +71,7 @@ def _resume_benchmark(folder: RunFolder, compare: Callable[[], RunEnd]) -> RunEn
     entry = choose_entry(events, lambda: has_user_request(str(flow_run.id)))
     if entry == "echo":
         return RunEnd(events[-1]["end"], str(events[-1].get("sentence", "")))
-    folder.note("start", run=str(flow_run.id), count=flow_run.run_count)
+    folder.record_event("start", run=str(flow_run.id), count=flow_run.run_count)
     match entry:
         case "give-up":
             end = _GAVE_UP
@@ -79,7 +79,7 @@ def _resume_benchmark(folder: RunFolder, compare: Callable[[], RunEnd]) -> RunEn
             end = _end_cancelled(folder)
         case _:
             end = compare()
-    folder.note("end", end=end.end, by="flow", sentence=end.sentence)
+    folder.record_event("end", end=end.end, by="flow", sentence=end.sentence)
     return end
 
 
@@ -113,7 +113,7 @@ def _is_cancelled() -> bool:
 
 def _end_cancelled(folder: RunFolder) -> RunEnd:
     """Cancel the run that is being measured. If Prefect is unreachable, the next check for lost runs cancels it."""
-    folder.note("ending", end=_CANCELLED.end, sentence=_CANCELLED.sentence)
+    folder.record_event("ending", end=_CANCELLED.end, sentence=_CANCELLED.sentence)
     try:
         with open_bounded_client() as client:
             for name in cancel_children(client, [UUID(str(flow_run.id))]):
@@ -131,7 +131,7 @@ def _run_fabric(folder: RunFolder, profile_name: str, profile: Profile, override
     Raises NoReportError if the run has left none here or in the archive, and BenchmarkError as `measure_fabric` does.
     """
     fabric = profile.fabric or DEFAULT_FABRIC
-    folder.note("step", name=fabric)
+    folder.record_event("step", name=fabric)
     measure = measure_fabric.with_options(task_run_name=f"measure {fabric}")
     parameters = {"profile": profile_name, "overrides": overrides}
     run_id, end = measure(_get_child_deployment_name(profile.name), parameters)
@@ -159,8 +159,8 @@ def _read_report(folder: RunFolder) -> Report | None:
 def _get_child_deployment_name(profile: str) -> str:
     """The full name of the profile's deployment, in the same work pool as this benchmark's deployment."""
     own_name = own_deployment.name
-    pool = read_deployment_pool(own_name) if own_name else read_pool()
-    return f"{_FLOW_NAME}/{name_deployment(profile, pool)}"
+    pool = parse_deployment_pool(own_name) if own_name else read_pool()
+    return f"{_FLOW_NAME}/{format_deployment_name(profile, pool)}"
 
 
 @make_task

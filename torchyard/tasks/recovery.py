@@ -165,14 +165,14 @@ def _recover_run(
         run = client.read_flow_run(UUID(run_id))
     except (ObjectNotFound, ValueError):  # a folder may be of a run on another server
         return None
-    if folder and (folder.is_owned() or (check_lease and folder.lease_left() < 0)):
+    if folder and (folder.is_owned() or (check_lease and folder.remaining_lease_s() < 0)):
         return None
     events = folder.events() if folder else []
     match choose_recovery(to_reported_state(run.state), run.run_count, events, lambda: has_user_request(run_id)):
         case "schedule":
             return run.name if _schedule_run(client, run, folder) else None
         case "finish" if folder:
-            folder.note("ending", end="cancelled", sentence="cancelled through Prefect")
+            folder.record_event("ending", end="cancelled", sentence="cancelled through Prefect")
             sweep_run(folder, "guard", "", report_end)
         case "tell":
             end = find_last_event(events, "end")
@@ -218,7 +218,7 @@ def _report_lost_run(folder: RunFolder) -> None:
                 _recover_run(client, start["run"], folder)
         except Exception as error:  # an unreachable server is queried for as long as the lease lasts
             get_log().debug("cannot check %s: %s (retrying)", folder.name, error)
-            deadline = max(deadline, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.lease_left()))
+            deadline = max(deadline, time.monotonic() + min(_WATCH_TIMEOUT_S, folder.remaining_lease_s()))
         time.sleep(_POLL_INTERVAL_S)
 
 

@@ -53,7 +53,7 @@ def test_journal_is_archived_while_the_run_goes_on(folder: RunFolder, store: Sto
     """What the next process needs is in the archive before the end."""
     with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
-        folder.note("start", run="an-id")
+        folder.record_event("start", run="an-id")
         until(lambda: "journal" in store.list_files(folder.name))
         assert archive.describe() == f"{store.url}/{folder.name}"
 
@@ -65,7 +65,7 @@ def test_folder_is_whole_in_the_archive_at_the_end(folder: RunFolder, store: Sto
     with folder.owned(), open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         add_ended_attempt(folder)
-        folder.note("end", end="succeeded")
+        folder.record_event("end", end="succeeded")
         (folder.path / "report.json").write_text("{}")
         assert archive.settle() == ""
     assert set(store.list_files(folder.name)) == {
@@ -82,7 +82,7 @@ def test_store_that_is_away_is_reported_and_delays_nothing(
 ) -> None:
     """The run goes on, the log has one warning, and the end says what is missing where and why."""
     break_archive(root)
-    folder.note("start", run="an-id")
+    folder.record_event("start", run="an-id")
     with caplog.at_level(logging.WARNING), open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         add_ended_attempt(folder)
@@ -96,7 +96,7 @@ def test_store_that_is_away_is_reported_and_delays_nothing(
 def test_archive_is_complete_once_the_store_is_back(folder: RunFolder, store: Store, root: Path) -> None:
     """What could not be copied is copied later."""
     break_archive(root)
-    folder.note("start", run="an-id")
+    folder.record_event("start", run="an-id")
     with open_run_archive(folder.path, accept_owner, False) as archive:
         archive.start()
         until(lambda: "cannot" in archive.describe())
@@ -108,10 +108,10 @@ def test_archive_is_complete_once_the_store_is_back(folder: RunFolder, store: St
 
 def test_other_owner_keeps_the_archive(folder: RunFolder, store: Store) -> None:
     """A process that has lost the run copies nothing: it would overwrite what the new owner archives."""
-    folder.note("start", run="an-id")
+    folder.record_event("start", run="an-id")
     with open_run_archive(folder.path, refuse_owner, False) as archive:
         archive.start()
-        folder.note("end", end="moved")
+        folder.record_event("end", end="moved")
         archive.settle()
     assert store.list_files(folder.name) == {}
 
@@ -124,10 +124,10 @@ def test_run_taken_over_by_another_process_is_dropped(folder: RunFolder, store: 
             archive.start()
             until(lambda: "journal" in store.list_files(folder.name))
             archive.stop()
-            folder.note("end", end="moved")
+            folder.record_event("end", end="moved")
             refuse_owner()
 
-    folder.note("start", run="an-id")
+    folder.record_event("start", run="an-id")
     with pytest.raises(RunInUseError):
         lose()
     assert b"moved" not in store.read(f"{folder.name}/journal")
@@ -137,8 +137,8 @@ def test_lines_that_only_the_archive_has_stay(folder: RunFolder, store: Store, r
     """A process that could not ask the archive does not delete what others have recorded there."""
     remote = RunFolder(root / folder.name)
     remote.path.mkdir()
-    remote.note("start", run="an-id", host="first")
-    folder.note("start", run="an-id", host="second")
+    remote.record_event("start", run="an-id", host="first")
+    folder.record_event("start", run="an-id", host="second")
     with open_run_archive(folder.path, accept_owner, True) as archive:
         archive.start()
     assert [event["host"] for event in remote.events()] == ["first", "second"]
@@ -147,7 +147,7 @@ def test_lines_that_only_the_archive_has_stay(folder: RunFolder, store: Store, r
 def test_log_that_is_in_the_archive_is_not_copied_again(folder: RunFolder, store: Store, root: Path) -> None:
     """A run that is resumed does not send gigabytes a second time."""
     add_ended_attempt(folder)
-    folder.note("start", run="an-id")
+    folder.record_event("start", run="an-id")
     store.write(f"{folder.name}/attempt-1/node-0/log", b"A LINE\n")  # of the same size
     with open_run_archive(folder.path, accept_owner, True) as archive:
         archive.start()
@@ -169,7 +169,7 @@ def test_resuming_process_fetches_the_past(folder: RunFolder, store: Store, root
     """A process without a folder of its own learns that the run has ended."""
     remote = RunFolder(root / folder.name)
     remote.path.mkdir()
-    remote.note("end", end="succeeded", sentence="done")
+    remote.record_event("end", end="succeeded", sentence="done")
     with open_run_archive(folder.path, accept_owner, True) as archive:
         assert archive.fetch()
     assert folder.last("end")["sentence"] == "done"

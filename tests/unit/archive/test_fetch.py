@@ -21,7 +21,7 @@ def archived(folder: RunFolder, write: Write, root: Path, store: Store) -> RunFo
     """A run that another machine has archived, and no folder of it here: its job has ended, and no log was copied."""
     remote = RunFolder(root / folder.name)
     remote.path.mkdir(parents=True)
-    remote.note("start", run="an-id", folder="/pod/runs/" + folder.name)
+    remote.record_event("start", run="an-id", folder="/pod/runs/" + folder.name)
     plan = command_plan_of(lone_profile(write), Path("/pod/runs", folder.name))
     remote.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     remote.save_outcome(1, ENDED)
@@ -57,7 +57,7 @@ def test_archived_log_is_fetched(archived: RunFolder, folder: RunFolder, store: 
 def test_folder_that_knows_all_is_left_alone(archived: RunFolder, folder: RunFolder, store: Store) -> None:
     """A folder whose journal has every line of the archive's is not written."""
     fetch_run(store, folder.path)
-    folder.note("step", name="teardown")
+    folder.record_event("step", name="teardown")
     (folder.attempt(1) / "plan.json").unlink()
     assert not fetch_run(store, folder.path)
     assert folder.attempts() == []
@@ -66,7 +66,7 @@ def test_folder_that_knows_all_is_left_alone(archived: RunFolder, folder: RunFol
 def test_folder_learns_how_the_run_went_on(archived: RunFolder, folder: RunFolder, store: Store) -> None:
     """A machine that comes back with its own older folder sees what another one did since."""
     fetch_run(store, folder.path)
-    archived.note("end", end="succeeded", sentence="done")
+    archived.record_event("end", end="succeeded", sentence="done")
     assert fetch_run(store, folder.path)
     assert folder.events()[-1]["end"] == "succeeded"
 
@@ -82,7 +82,7 @@ def test_copy_to_read_is_no_run_of_this_machine(archived: RunFolder, store: Stor
     copy = fetch_to_read(store, runs_folder(), archived.name)
     assert copy is not None
     assert (RunFolder(copy).attempts(), list_run_folders()) == ([1], [])
-    archived.note("end", end="succeeded", sentence="done")
+    archived.record_event("end", end="succeeded", sentence="done")
     assert fetch_to_read(store, runs_folder(), archived.name) == copy
     assert RunFolder(copy).last("end")
 

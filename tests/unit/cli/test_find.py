@@ -20,7 +20,7 @@ def run(write: Write, tmp_path: Path) -> RunFolder:
     """A run in the archive that TORCHYARD_ARCHIVE names."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
-    archived.note("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
+    archived.record_event("start", run="an-id", folder=str(tmp_path / "gone" / archived.name))
     plan = command_plan_of(lone_profile(write), tmp_path / "gone" / archived.name)
     archived.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
     return archived

@@ -21,7 +21,7 @@ def test_run_of_prefect_is_retried_there(capsys: pytest.CaptureFixture[str]) -> 
     """A run that a flow has started is not taken over here; the error says how to resume it."""
     folder = RunFolder(Path(os.environ["TORCHYARD_RUNS"]) / "sample-1")
     with folder.owned():
-        folder.note("start", run="an-id")
+        folder.record_event("start", run="an-id")
     assert main(["attach", "sample-1"]) == 1
     assert "prefect flow-run retry an-id" in capsys.readouterr().err
 

@@ -32,7 +32,7 @@ def run(write: Write) -> RunFolder:
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     plan = command_plan_of(lone_profile(write), folder.path)
     folder.save_attempt_plan(1, AttemptPlan(plan=plan, deadlines=Deadlines()))
-    folder.note("start", run="an-id", folder=str(folder.path))
+    folder.record_event("start", run="an-id", folder=str(folder.path))
     return folder
 
 
@@ -162,7 +162,7 @@ def test_thousand_ranks_are_shortened(run: RunFolder, capsys: pytest.CaptureFixt
 
 def test_collectives_are_counted_by_group() -> None:
     """One group needs no name, several do, and not all of many are listed."""
-    done = GroupProgress(called=7, completed=6)
+    done = GroupProgress(enqueued=7, completed=6)
     counted = [_count_collectives(record(0, groups=dict.fromkeys(names, done))) for names in ("", "0", "01", "012345")]
     assert counted == ["", "6", "0: 6, 1: 6", "0: 6, 1: 6, 2: 6, 3: 6, 2 more"]
     assert ALL_REDUCE.group == "0"

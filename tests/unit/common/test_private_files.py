@@ -54,7 +54,7 @@ def test_every_writer_of_a_run_closes_its_files(tmp_path: Path) -> None:
     """The journal, the lease, copies of logs, a supervisor's state and its heartbeat file are private."""
     folder = RunFolder(tmp_path / "runs" / "x-1")
     with folder.owned():
-        folder.note("start")
+        folder.record_event("start")
         folder.renew(60)
         _append_bytes(folder.attempt(1) / "node-0" / "log", b"x\n")
         LogWriter(folder.attempt(1) / "worker-0" / "log", "worker-0").record_gap("something")
@@ -69,6 +69,6 @@ def test_a_folder_that_a_person_has_opened_stays_open(tmp_path: Path) -> None:
     folder.path.mkdir(0o755)
     (folder.path / "lock").touch(0o644)
     with folder.owned():
-        folder.note("start")
+        folder.record_event("start")
     assert open_to_others(folder.path) == [".", "lock"]
     assert folder.events()[0]["event"] == "start"

@@ -13,7 +13,7 @@ from tests.histories import KEY, recorded
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 from torchyard.model.errors import EndpointError
 from torchyard.run.folder import RunFolder, runs_folder
-from torchyard.trend.records import history_path, keep_record
+from torchyard.trend.records import history_path, store_record
 
 
 @pytest.fixture
@@ -36,8 +36,8 @@ def test_each_scrape_reads_the_folders_anew(port: int) -> None:
     assert scrape(port)["torchyard_runs"] == 0
     folder = RunFolder(runs_folder() / "mine-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.note("start", entry="fresh", profile="mine", launcher="volcano")
-    keep_record(history_path(runs_folder(), KEY), recorded([200.0])[0])
+    folder.record_event("start", entry="fresh", profile="mine", launcher="volcano")
+    store_record(history_path(runs_folder(), KEY), recorded([200.0])[0])
     values = scrape(port)
     assert (values["torchyard_runs"], values["torchyard_last_run_succeeded"]) == (1, 1)
     assert 'torchyard_runs{launcher="volcano",profile="mine",state="lost"} 1.0' in render_metrics()

@@ -21,7 +21,7 @@ def folder_of(*events: tuple[str, dict[str, Any]], name: str = "mine-a1b2c3d4") 
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True, exist_ok=True)
     for event, fields in events:
-        folder.note(event, **fields)
+        folder.record_event(event, **fields)
     return folder
 
 
@@ -68,7 +68,7 @@ def test_wait_is_counted_from_the_submit() -> None:
     submitted = next(event["at"] for event in folder.events() if event["event"] == "step")
     with folder.owned():
         assert read_run(folder, submitted + 90).waiting_s == 90
-        folder.note("running", waited=12.5)
+        folder.record_event("running", waited=12.5)
         summary = read_run(folder, submitted + 90)
     assert (summary.waiting_s, summary.start_delay_s) == (0.0, 12.5)
 
@@ -120,7 +120,7 @@ def test_ended_run_is_read_again_only_if_its_journal_changes() -> None:
     plan.parent.mkdir()
     plan.write_text("")
     assert [summary.attempts for summary in reader.read().runs] == [0]
-    folder.note("end", end="succeeded")
+    folder.record_event("end", end="succeeded")
     assert [(summary.state, summary.attempts) for summary in reader.read().runs] == [("succeeded", 1)]
     (folder.path / "journal").unlink()
     assert read_state() == []

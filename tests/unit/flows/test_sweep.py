@@ -42,7 +42,7 @@ def folder() -> CreateFolder:
     def make(name: str, seconds: float) -> RunFolder:
         folder = RunFolder(Path(runs_folder(), name))
         folder.path.mkdir(parents=True)
-        folder.note("start", run="1", entry="fresh")
+        folder.record_event("start", run="1", entry="fresh")
         folder.renew(seconds)
         return folder
 
@@ -102,7 +102,7 @@ def test_run_that_was_removed_in_one_location_is_not_refused() -> None:
 
 def test_name_that_does_not_exist_is_an_error(folder: CreateFolder) -> None:
     """Naming a run that does not exist is an error; naming one that has ended here is not."""
-    folder("over-00000006", 60).note("end", end="succeeded", by="flow", sentence="it went well")
+    folder("over-00000006", 60).record_event("end", end="succeeded", by="flow", sentence="it went well")
     assert (
         list_local_names(frozenset({"over-00000006"})),
         _describe_refusals(frozenset({"over-00000006"}), [], []),
@@ -186,7 +186,7 @@ def test_unconfirmed_run_gets_no_state_in_prefect(fake_api: FakeApi, monkeypatch
     for confirmed in ("", "0190c7f0"):
         monkeypatch.setattr(flow, "confirm_flow_run", lambda _, confirmed=confirmed: confirmed)
         run = Cast(fake_api, lease())
-        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(alive=lambda _: ""))
+        (orphan,) = orphans.find_orphans(None, orphans.SweepScope(check_alive=lambda _: ""))
         assert (_remove_orphan(orphan), run.left) == ([], [])
     assert reported_states == ["0190c7f0: Swept"]
 

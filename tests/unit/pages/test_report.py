@@ -109,9 +109,9 @@ def test_a_sentence_of_many_lines_looks_like_no_other_row() -> None:
 def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
     """Characters that the locale cannot encode are printed as escapes, while files are still UTF-8."""
     program = (
-        "from pathlib import Path; import sys; from torchyard.common.escaping import spell_anything; spell_anything();"
+        "from pathlib import Path; import sys; from torchyard.common.escaping import escape_unencodable_output; escape_unencodable_output();"
         "from torchyard.run.folder import RunFolder; from tests.reports import report;"
-        "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.note('end', sentence='\\u6f22');"
+        "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.record_event('end', sentence='\\u6f22');"
         "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
     )
     env = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}

@@ -1,4 +1,4 @@
-"""What another attempt does differently: it avoids the nodes that failed."""
+"""The profile of the next attempt avoids the machines on which earlier attempts failed."""
 
 import pytest
 
@@ -13,7 +13,7 @@ RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r"
 
 
 @pytest.mark.parametrize(
-    ("cause", "machine", "kept_off"),
+    ("cause", "machine", "avoided"),
     [
         ("node-lost", "gpu-7", ("gpu-7",)),
         ("gpu-fault", "gpu-7", ("gpu-7",)),
@@ -25,9 +25,9 @@ RUN = Run(id="0190c7f0-0000-7000-8000-0000a1b2c3d4", attempt=2, folder="/runs/r"
         ("", "gpu-7", ()),
     ],
 )
-def test_node_that_failed_is_known(cause: str, machine: str, kept_off: tuple[str, ...]) -> None:
-    """A node is avoided only if the failure was its own: not after a preemption, nor if the node is unknown."""
-    assert _list_failed_machines([attempt(1, cause, machine)]) == kept_off
+def test_failed_machine_is_avoided(cause: str, machine: str, avoided: tuple[str, ...]) -> None:
+    """A machine is avoided only if it caused the failure: not after a preemption, nor if the machine is unknown."""
+    assert _list_failed_machines([attempt(1, cause, machine)]) == avoided
 
 
 def plan(**overrides: object) -> str:
@@ -38,12 +38,12 @@ def plan(**overrides: object) -> str:
     return str(plan.main)
 
 
-def test_next_attempt_keeps_off_the_node_that_failed() -> None:
+def test_next_attempt_excludes_the_failed_node() -> None:
     """With avoid_failed the pods of the next attempt have a node affinity that excludes the failed node."""
     expected = "{'key': 'kubernetes.io/hostname', 'operator': 'NotIn', 'values': ['gpu-3', 'gpu-7']}"
     assert expected in plan(avoid_failed=True, **{"pod.avoid": {"kubernetes.io/hostname": ["gpu-3"]}})
 
 
-def test_next_attempt_may_meet_the_node_again() -> None:
+def test_next_attempt_may_use_the_failed_node_without_avoid_failed() -> None:
     """Without avoid_failed the next attempt may run where the last one failed."""
     assert "gpu-7" not in plan()

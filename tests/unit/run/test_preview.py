@@ -1,4 +1,4 @@
-"""What a run does before it starts anything, and a dry run, which ends there."""
+"""A dry run: it plans and checks, shows both, and starts nothing."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_dry_run_shows_plan_and_checks_and_starts_nothing(runs: Path) -> None:
-    """Both pages are shown, the sentence says that nothing was started, and no folder is made."""
+    """A dry run shows both pages and creates no folder, and its sentence reports that nothing was started."""
     reporter = Pages()
     sentence = preview_run(load_profile("digits-local"), "0" * 32, reporter, StepFunctions())
     assert sentence.startswith("dry run: digits-local-00000000, 2 nodes, ")
@@ -27,7 +27,7 @@ def test_dry_run_shows_plan_and_checks_and_starts_nothing(runs: Path) -> None:
     assert not list(runs.glob("*"))
 
 
-def test_dry_run_fails_with_what_preflight_finds() -> None:
+def test_dry_run_raises_the_failed_checks() -> None:
     """A failed check is raised as in a run, after its page was shown."""
     reporter = Pages()
     with pytest.raises(PreflightError, match="no-such-python"):
@@ -39,14 +39,10 @@ def test_dry_run_fails_with_what_preflight_finds() -> None:
 
 @pytest.mark.parametrize("overrides", [{}, {"options.python": "/no-such-python"}])
 def test_findings_about_messages_are_those_of_preflight(overrides: dict[str, str]) -> None:
-    """An address that cannot be used is raised and shown together with whatever else is wrong."""
+    """An invalid address is raised and shown together with the other failed checks."""
     reporter = Pages()
+    profile = load_profile("digits-local", {"notify": ["$NO_SUCH_HOOK"]} | overrides)
     with pytest.raises(PreflightError, match="NO_SUCH_HOOK is not set") as error:
-        preview_run(
-            load_profile("digits-local", {"notify": ["$NO_SUCH_HOOK"], **overrides}),
-            "0" * 32,
-            reporter,
-            StepFunctions(),
-        )
+        preview_run(profile, "0" * 32, reporter, StepFunctions())
     assert ("no-such-python" in str(error.value)) == bool(overrides)
     assert r"NO\_SUCH\_HOOK" in reporter.pages["preflight"]

@@ -1,4 +1,4 @@
-"""What a user sees while the job runs: rows as log lines, and the percentage that is done."""
+"""The progress of a running job: rows as log lines, and the finished percentage."""
 
 import logging
 import time
@@ -14,7 +14,7 @@ from torchyard.run.signals import CancelRequested
 
 
 class RecordingReporter(LocalReporter):
-    """Keeps what it shows; once the run is cancelled, it says so."""
+    """Records the calls of `show_`; `cancelled` makes the run cancelled."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -22,8 +22,8 @@ class RecordingReporter(LocalReporter):
         self.pages: list[tuple[str, str]] = []
         self.cancelled = False
 
-    def show_progress(self, done: str, percent: float) -> None:
-        self.percents.append((done, percent))
+    def show_progress(self, progress: str, percent: float) -> None:
+        self.percents.append((progress, percent))
 
     def show_page(self, name: str, render: Callable[[], str]) -> None:
         self.pages.append((name, render()))
@@ -47,7 +47,7 @@ def test_row_is_logged_and_shown_as_a_percentage(reporter: RecordingReporter, ca
 
 
 def test_progress_names_the_key_that_has_a_total(reporter: RecordingReporter) -> None:
-    """A row with an epoch without a total and a step with one is so many steps on its way."""
+    """If a row has a total only for its steps, the progress counts steps."""
     Progress("sample-1", "json-lines", reporter)(['{"epoch": 3, "step": 50, "steps": 200}'])
     assert reporter.percents == [("step 50 of 200", 25.0)]
 
@@ -67,10 +67,8 @@ def test_rows_that_come_fast_are_shown_together(
     assert len(caplog.messages) == 2
 
 
-def test_progress_says_how_long_the_rest_will_take(
-    reporter: RecordingReporter, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """After one more epoch of 60 s, the six that are left take about six minutes; the curves are drawn as well."""
+def test_progress_includes_the_remaining_time(reporter: RecordingReporter, monkeypatch: pytest.MonkeyPatch) -> None:
+    """After one more epoch of 60 s, the remaining six take about six minutes, and the curves are drawn."""
     now = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: now)
     monkeypatch.setattr(progress, "time", clock)
@@ -86,7 +84,7 @@ def test_progress_says_how_long_the_rest_will_take(
 
 
 def test_line_without_a_row_shows_nothing(reporter: RecordingReporter, caplog: pytest.LogCaptureFixture) -> None:
-    """Output that holds no measurement is in the job's log alone."""
+    """Output without a row is only in the job's log."""
     progress_reporter = Progress("sample-1", "json-lines", reporter)
     progress_reporter(["rank 0 of 2"])
     progress_reporter.close()
@@ -101,7 +99,7 @@ def test_long_row_is_cut_and_loses_its_escapes(reporter: RecordingReporter, capl
 
 
 def test_cancel_ends_the_wait(reporter: RecordingReporter) -> None:
-    """A cancel that no signal has delivered is found when the progress is reported, even without any line."""
+    """A cancel without a signal is detected when the progress is reported, even without any line."""
     reporter.cancelled = True
     with pytest.raises(CancelRequested):
         Progress("sample-1", "json-lines", reporter)([])

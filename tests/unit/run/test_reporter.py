@@ -1,4 +1,4 @@
-"""A run of the command line: signals are the only orchestrator."""
+"""LocalReporter: on the command line only signals end a run."""
 
 import contextlib
 import os
@@ -13,7 +13,7 @@ from torchyard.run.reporter import LocalReporter, Terminated
 
 
 def wait_for_sigterm() -> None:
-    """Get a SIGTERM inside a run, as code that survives every error would."""
+    """Receive SIGTERM in a run, in code that suppresses every Exception."""
     with LocalReporter(), contextlib.suppress(Exception):
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
@@ -26,8 +26,8 @@ def test_sigterm_ends_the_run_and_not_the_process() -> None:
     assert isinstance(stop.value, LocalReporter.stops)
 
 
-def test_handler_of_before_is_back_after_the_run() -> None:
-    """The program that called the run handles SIGTERM by itself again."""
+def test_old_handler_is_restored_after_the_run() -> None:
+    """After the run, the calling program's handler of SIGTERM is installed again."""
     old_handler = signal.getsignal(signal.SIGTERM)
     with LocalReporter():
         assert signal.getsignal(signal.SIGTERM) != old_handler
@@ -35,15 +35,15 @@ def test_handler_of_before_is_back_after_the_run() -> None:
 
 
 def test_run_in_a_thread_leaves_the_signals_alone() -> None:
-    """Only the main thread may set handlers; a run in another one works without them."""
+    """Only the main thread may set handlers, so a run in another thread works without them."""
     old_handler = signal.getsignal(signal.SIGTERM)
     handlers: list[Any] = []
 
-    def work() -> None:
+    def run_in_thread() -> None:
         with LocalReporter():
             handlers.append(signal.getsignal(signal.SIGTERM))
 
-    thread = threading.Thread(target=work)
+    thread = threading.Thread(target=run_in_thread)
     thread.start()
     thread.join()
     assert handlers == [old_handler]

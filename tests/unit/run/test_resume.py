@@ -1,4 +1,4 @@
-"""How a process starts, and what happens to a lost run: decided from its journal and its state in Prefect alone."""
+"""How a process starts, and how a lost run is recovered, from its journal and its state in Prefect alone."""
 
 from typing import Any
 
@@ -31,9 +31,9 @@ def process_events(
     started_at = NOW - lasting
     events: list[dict[str, Any]] = [{"event": "start", "at": started_at, "count": count}]
     events += [{"event": "step", "name": name, "at": started_at + lasting} for name in steps]
-    return events + (
-        [{"event": "end", "end": end, "by": by, "at": started_at + lasting, "sentence": ""}] if end else []
-    )
+    if end:
+        events.append({"event": "end", "end": end, "by": by, "at": started_at + lasting, "sentence": ""})
+    return events
 
 
 DIED = process_events("preflight", "submit", "wait")
@@ -70,17 +70,17 @@ ENDING = {"event": "ending", "at": NOW, "end": "cancelled"}
 def test_entry_follows_from_the_journal(
     launches: list[list[dict[str, Any]]], is_requested: bool, expected: str
 ) -> None:
-    """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a person asks for it."""
+    """A lost run is attached to, a crash loop is given up, and an ended run restarts only if a user requests it."""
     assert choose_entry([event for launch in launches for event in launch], lambda: is_requested) == expected
 
 
-def test_nobody_is_asked_about_a_run_that_is_not_over() -> None:
-    """A process attaches to its living job without asking Prefect, whose server may hang."""
+def test_prefect_is_not_queried_about_a_run_without_an_end() -> None:
+    """A process attaches to its running job without a query to Prefect, whose server may hang."""
 
-    def ask() -> bool:
-        raise AssertionError("nobody need be asked")
+    def query_prefect() -> bool:
+        raise AssertionError("Prefect was queried")
 
-    assert choose_entry(DIED, ask) == "attach"
+    assert choose_entry(DIED, query_prefect) == "attach"
 
 
 FIRST = [
@@ -88,7 +88,8 @@ FIRST = [
     ReportedState("PENDING", "Pending"),
     ReportedState("RUNNING", "Running"),
 ]
-FAILED, CRASHED = ReportedState("FAILED", "Failed"), ReportedState("CRASHED", "Crashed")
+FAILED = ReportedState("FAILED", "Failed")
+CRASHED = ReportedState("CRASHED", "Crashed")
 UI = ReportedState("SCHEDULED", "AwaitingRetry", "Retry from the UI")
 CLI = ReportedState("SCHEDULED", "Scheduled", "Retried via CLI")
 OURS = ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
@@ -112,18 +113,19 @@ LATE = ReportedState("SCHEDULED", "Late")
         ([], False),
     ],
 )
-def test_person_is_told_from_a_comeback(states: list[ReportedState], is_requested: bool) -> None:
-    """A person asked for the run if the UI or the CLI, not a worker or torchyard, set the first state after its end."""
+def test_request_of_a_user_differs_from_a_recovery(states: list[ReportedState], is_requested: bool) -> None:
+    """A user requested the run if the UI or the CLI, not a worker or torchyard, set the first state after its end."""
     assert is_requested_again([*FIRST, *states, *FIRST[1:]]) is is_requested
 
 
-def test_each_request_of_a_person_counts() -> None:
-    """Two retries by users are two, and the comebacks between them are none."""
+def test_only_requests_of_users_count() -> None:
+    """Retries by users are counted, and recoveries between them are not."""
     assert count_requests([*FIRST, FAILED, UI, *FIRST[1:], CRASHED, OURS, *FIRST[1:], FAILED, CLI]) == 2
     assert count_requests([*FIRST, CRASHED, OURS, *FIRST[1:]]) == 0
 
 
-RUNNING, PENDING = FIRST[2], FIRST[1]
+PENDING = FIRST[1]
+RUNNING = FIRST[2]
 ENDED = process_events("wait", end="failed")
 
 
@@ -156,22 +158,18 @@ ENDED = process_events("wait", end="failed")
         (OURS, DIED, "leave"),
     ],
 )
-def test_only_a_lost_run_is_brought_back(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
-    """A run that has ended, waits, or goes on elsewhere is left alone, or its end is reported to Prefect."""
+def test_only_a_lost_run_is_scheduled(now: ReportedState, events: list[dict[str, Any]], expected: str) -> None:
+    """A run that has ended, waits or runs elsewhere is not scheduled, but its end may be reported to Prefect."""
     assert choose_recovery(now, 1, events, lambda: False) == expected
 
 
-def test_end_that_a_person_has_asked_to_repeat_is_not_told() -> None:
+def test_lost_retry_is_scheduled_again() -> None:
     """A retry that was lost before its first journal entry is rescheduled as a retry."""
     assert choose_recovery(CRASHED, 1, ENDED, lambda: True) == "schedule"
 
 
 MOVED: list[dict[str, Any]] = [{"event": "start", "entry": "moved", "at": 1.0}]
 WAITED = process_events("preflight", "submit", "wait")
-
-
-def joined(*launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    return [event for launch in launches for event in launch]
 
 
 @pytest.mark.parametrize(
@@ -189,46 +187,45 @@ def joined(*launches: list[dict[str, Any]]) -> list[dict[str, Any]]:
         ([MOVED], None, True),
     ],
 )
-def test_journal_tells_whether_a_job_may_run(
+def test_journal_shows_whether_a_job_may_run(
     launches: list[list[dict[str, Any]]], submitted_at: float | None, may_run: bool
 ) -> None:
     """A job may still run if an earlier process submitted it and it was neither torn down nor ended since."""
-    events = joined(*launches)
+    events = [event for launch in launches for event in launch]
     assert (find_submission_time(events), has_possible_job(events)) == (submitted_at, may_run)
 
 
 # --- a run that another machine holds
 
-BEGUN, LOST = ReportedState("RUNNING", "Running"), ReportedState("SCHEDULED", "Scheduled", LOST_MESSAGE)
 KILLED = ReportedState("CRASHED", "Crashed", "Process exited with status code: -9")
 SILENT = ReportedState("CRASHED", "Crashed", f"{SILENT_MESSAGE} 120 s")
-FAILED, AGAIN = ReportedState("FAILED", "Failed"), ReportedState("SCHEDULED", "AwaitingRetry")
+RETRIED = ReportedState("SCHEDULED", "AwaitingRetry")
 
 
 @pytest.mark.parametrize(
-    ("states", "dead"),
+    ("states", "is_dead"),
     [
-        ([BEGUN, KILLED, LOST, BEGUN], True),
-        ([BEGUN, SILENT, LOST, BEGUN], False),
-        ([BEGUN, SILENT, LOST, BEGUN, KILLED, LOST, BEGUN], False),
-        ([BEGUN, LOST, BEGUN], False),
+        ([RUNNING, KILLED, OURS, RUNNING], True),
+        ([RUNNING, SILENT, OURS, RUNNING], False),
+        ([RUNNING, SILENT, OURS, RUNNING, KILLED, OURS, RUNNING], False),
+        ([RUNNING, OURS, RUNNING], False),
     ],
-    ids=["its worker said so", "silent", "another machine's process died too", "nobody said anything"],
+    ids=["reported by its worker", "silent", "another machine's process died too", "no report"],
 )
-def test_silent_launcher_may_be_cut_off(states: list[ReportedState], dead: bool) -> None:
-    """Only what the launcher's own machine has said proves that it is dead: silence does not."""
-    assert is_launcher_dead(states) is dead
+def test_silent_launcher_is_not_dead(states: list[ReportedState], is_dead: bool) -> None:
+    """Only a report of the launcher's own machine proves that the launcher is dead, and silence does not."""
+    assert is_launcher_dead(states) is is_dead
 
 
 @pytest.mark.parametrize(
-    ("states", "anew"),
+    ("states", "is_anew"),
     [
-        ([BEGUN, FAILED, AGAIN, BEGUN], True),
-        ([BEGUN, FAILED, LOST, BEGUN], False),
-        ([BEGUN, KILLED, AGAIN, BEGUN], False),
+        ([RUNNING, FAILED, RETRIED, RUNNING], True),
+        ([RUNNING, FAILED, OURS, RUNNING], False),
+        ([RUNNING, KILLED, RETRIED, RUNNING], False),
     ],
     ids=["a user after its end", "an automation after its end", "a user while it is lost"],
 )
-def test_ended_run_that_a_user_asks_for_is_nobodys(states: list[ReportedState], anew: bool) -> None:
-    """A run that has ended, and that a user asks for again, may start on any machine; a lost one has not ended."""
-    assert is_started_anew(states) is anew
+def test_ended_run_that_a_user_requests_starts_anew(states: list[ReportedState], is_anew: bool) -> None:
+    """A run that has ended and that a user requests again may start on any machine; a lost run has not ended."""
+    assert is_started_anew(states) is is_anew

@@ -1,4 +1,4 @@
-"""Runner: which faults end a run, which leave its job running, and what the end of a run records and removes."""
+"""Runner: which errors end a run, which leave its job running, and what the end of a run records and removes."""
 
 import asyncio
 from collections.abc import Iterator
@@ -35,33 +35,31 @@ from torchyard.trend.records import history_folder, read_history
 
 @pytest.mark.parametrize("error", [HostError("h", "x", "y"), FolderError("x", "y"), ValueError("a fault of ours")])
 @pytest.mark.parametrize("may_run", [True, False])
-def test_only_a_job_that_cannot_run_is_ended_by_a_fault(write: Write, error: Exception, may_run: bool) -> None:
-    """Before the submit a fault ends the run; once there is a job, the process leaves it alone."""
+def test_error_ends_a_run_only_before_its_submit(write: Write, error: Exception, may_run: bool) -> None:
+    """Before the submit an error ends the run; after it, the job keeps running."""
     runner = Runner(load_profile(str(write())), RUN_ID, LocalReporter())
     runner.may_run = may_run
 
-    def work() -> RunEnd:
+    def raise_error() -> RunEnd:
         raise error
 
     if may_run:
         with pytest.raises(DetachedError):
-            protect_run(runner, work, SignalHold())
+            protect_run(runner, raise_error, SignalHold())
     else:
-        assert protect_run(runner, work, SignalHold())[0] == "failed"
+        assert protect_run(runner, raise_error, SignalHold()).end == "failed"
 
 
-def test_no_step_begins_in_a_run_that_another_carries(
+def test_no_step_starts_in_a_run_that_another_launcher_owns(
     planned: Planned, fake_api: FakeApi, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A launcher whose Lease was taken over ends before it collects or tears down what another one owns."""
+    """A launcher whose Lease was taken over raises before it collects or tears down the job of the new owner."""
     monkeypatch.setattr(lease_renewal, "RENEW_INTERVAL_S", 0.05)
     runner = Runner(load(write()), RUN_ID, LocalReporter())
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
-    taken_lease = {
-        **lease._build_lease(plan, get_cluster_client(plan.cluster)),
-        "spec": {**plan.lease["spec"], "holderIdentity": "elsewhere:/runs"},
-    }
+    taken_lease = lease._build_lease(plan, get_cluster_client(plan.cluster))
+    taken_lease["spec"] = plan.lease["spec"] | {"holderIdentity": "elsewhere:/runs"}
     fake_api.put(taken_lease)
     with pytest.raises(RunInUseError, match="taken it over"):
         until(runner._check_owner)
@@ -72,43 +70,44 @@ def test_no_step_begins_in_a_run_that_another_carries(
     assert not fake_api.requests("DELETE", "")
 
 
-def test_lost_concurrency_slot_ends_no_run(write: Write) -> None:
-    """If Prefect cancels a flow whose concurrency slot it cannot renew, as in an outage, the run goes on."""
-    runner, tries = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID)), iter([asyncio.CancelledError(), None])
+def test_lost_concurrency_slot_does_not_end_the_run(write: Write) -> None:
+    """If Prefect cancels a flow because it cannot renew its concurrency slot, the run continues."""
+    runner = Runner(load(write()), RUN_ID, PrefectReporter(RUN_ID))
+    stops = [asyncio.CancelledError()]
 
-    def work() -> RunEnd:
-        if stop := next(tries):
-            raise stop
+    def run_once_cancelled() -> RunEnd:
+        if stops:
+            raise stops.pop()
         return RunEnd("succeeded", "done")
 
     with SignalHold() as signals:
-        assert protect_run(runner, work, signals) == ("succeeded", "done")
+        assert protect_run(runner, run_once_cancelled, signals) == ("succeeded", "done")
 
 
-class HandedOn(LocalReporter):
-    """An orchestrator that starts a stopped run again elsewhere, as Prefect does for a pod that is evicted."""
+class ResumingReporter(LocalReporter):
+    """An orchestrator that starts a stopped run again elsewhere, as Prefect does for an evicted pod."""
 
-    def is_handed_on(self) -> bool:
+    def will_be_resumed(self) -> bool:
         return True
 
 
-def test_run_that_goes_on_elsewhere_is_not_torn_down(planned: Planned, fake_api: FakeApi, write: Write) -> None:
-    """A stopped process whose run goes on in another one leaves the job, and its Lease to whoever comes."""
-    runner = Runner(load(write()), RUN_ID, HandedOn())
+def test_run_that_is_resumed_elsewhere_is_not_torn_down(planned: Planned, fake_api: FakeApi, write: Write) -> None:
+    """A stopped process whose run is resumed elsewhere keeps the job and hands its Lease over."""
+    runner = Runner(load(write()), RUN_ID, ResumingReporter())
     runner.plan = plan = planned(cluster={"namespace": "default"})
     lease_renewal.hold_lease(plan)
 
-    def work() -> RunEnd:
+    def interrupt() -> RunEnd:
         raise KeyboardInterrupt
 
     with SignalHold() as signals, pytest.raises(HandedOverError):
-        protect_run(runner, work, signals)
+        protect_run(runner, interrupt, signals)
     assert lease_record.is_handed_over(lease.read_lease(get_cluster_client(plan.cluster), plan) or {})
     assert not fake_api.requests("DELETE", "")
 
 
 def test_ready_binary_of_nccl_tests_is_run_as_it_is(write: Write, tmp_path: Path) -> None:
-    """A program that is no Python, such as all_reduce_perf, gets its arguments; its table becomes the run's rows."""
+    """A program that is not a Python file, such as all_reduce_perf, gets its arguments, and its table is read."""
     binary = tmp_path / "all_reduce_perf"
     binary.write_text(f'#!/bin/sh\n[ "$*" = "-b 8 -g 1" ] && cat {ROOT}/tests/logs/posted-nccl-tests-single.txt\n')
     binary.chmod(0o755)
@@ -138,7 +137,7 @@ def test_run_that_has_ended_reports_its_end_again(write: Write) -> None:
 
 @pytest.fixture
 def runner(write: Write) -> Iterator[Runner]:
-    """A run of one process that would sleep for a minute; it is owned, and nothing has been started yet."""
+    """A run of one process that would sleep for a minute; the run is owned, and nothing is started yet."""
     runner = Runner(lone_profile(write), RUN_ID, LocalReporter())
     with runner.folder.owned():
         yield runner
@@ -147,7 +146,7 @@ def runner(write: Write) -> Iterator[Runner]:
 
 
 def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
-    """The journal has the end that the run is coming to, and then the end; the saved report is the returned one."""
+    """The journal gets `ending` and then `end`, and the returned report is the saved one."""
     report = runner.finish("failed", "it broke")
     assert [(event["event"], event["end"], event["sentence"]) for event in runner.folder.events()] == [
         ("ending", "failed", "it broke"),
@@ -157,24 +156,25 @@ def test_end_is_in_the_journal_and_in_the_report(runner: Runner) -> None:
 
 
 def test_secret_in_the_sentence_is_masked(runner: Runner) -> None:
-    """Neither the journal nor the report repeats a secret that an error has quoted."""
+    """Neither the journal nor the report contains a secret that an error message quotes."""
     report = runner.finish("failed", "train.py --token=abc123 failed")
     assert (report.sentence.startswith("train.py --token="), report.sentence.endswith(" failed")) == (True, True)
     assert "abc123" not in report.model_dump_json() + (runner.folder.path / "journal").read_text()
 
 
 def submit_attempt(runner: Runner) -> CommandPlan:
-    """Start the run's first attempt, for which nobody waits."""
+    """Start the run's first attempt without waiting for it."""
     run = Run(id=RUN_ID, attempt=1, folder=str(runner.folder.path))
     plan = runner._prepare(run).plan
     assert isinstance(plan, CommandPlan)
     submit(plan, runner.profile.deadlines)
-    runner.open_attempt, runner.plan = (1, plan), plan
+    runner.open_attempt = (1, plan)
+    runner.plan = plan
     return plan
 
 
 def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
-    """An attempt that is cut short is stopped, collected and torn down, and the report has it as stopped."""
+    """An attempt that the run's end interrupts is stopped, collected and torn down, with the cause `stopped`."""
     plan = submit_attempt(runner)
     report = runner.finish("cancelled", "cancelled through Prefect")
     (attempt,) = report.attempts
@@ -185,7 +185,7 @@ def test_open_attempt_is_stopped_before_it_is_read(runner: Runner) -> None:
 
 
 def test_lines_that_the_stop_has_lost_are_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The report of an attempt that is cut short says which logs may lack their end."""
+    """The report of an interrupted attempt lists the logs whose last lines may be missing."""
     (name,) = submit_attempt(runner).nodes
     monkeypatch.setattr(MachinesBackend, "stop_unwatched", lambda _: {name: "perhaps its end: no answer"})
     (attempt,) = runner.finish("stopped", "stopped by SIGTERM").attempts
@@ -201,7 +201,7 @@ def test_report_that_cannot_be_saved_is_still_shown(runner: Runner, caplog: pyte
 
 
 def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatch: pytest.MonkeyPatch) -> None:
-    """What a refused release leaves behind is found only after the end is recorded, and is in the report."""
+    """The leftovers of a refused release are in the report, although the end was recorded before."""
     submit_attempt(runner)
 
     def refuse(_: object) -> None:
@@ -213,7 +213,7 @@ def test_run_that_cannot_be_released_is_in_the_report(runner: Runner, monkeypatc
     assert runner.folder.report() == report
 
 
-def ended(runner: Runner, busbw: float, end: End = "succeeded") -> Report:
+def finish_with(runner: Runner, busbw: float, end: End = "succeeded") -> Report:
     """Finish a run whose job printed this number."""
     runner.started_at += 1  # another run of the same profile
     runner.attempts = [attempt(1, "").model_copy(update={"collected": measured(busbw)})]
@@ -226,36 +226,36 @@ def measured(busbw: float) -> Collected:
 
 @pytest.mark.parametrize(("on_regression", "end"), [("fail", "failed"), ("report", "succeeded")])
 def test_run_that_became_worse(runner: Runner, on_regression: Literal["fail", "report"], end: End) -> None:
-    """A number below the band ends the run as failed with a sentence, or is a row of its report, as asked for."""
+    """A number below the band fails the run if `on_regression` is `fail`, and else is only reported."""
     trend = Trend(value="busbw", on_regression=on_regression)
     runner.profile = runner.profile.model_copy(update={"trend": trend})
-    assert [ended(runner, 200.0).end for _ in range(6)] == ["succeeded"] * 6
-    report = ended(runner, 150.0)
+    assert [finish_with(runner, 200.0).end for _ in range(6)] == ["succeeded"] * 6
+    report = finish_with(runner, 150.0)
     trend_sentence = "busbw is 150, 25.0 % below 200, the median of the last 6 runs; 194 to 206 would be usual"
     assert (report.end, runner.folder.last("end")["end"], runner.folder.last("ending")["end"]) == (end, end, end)
     assert (report.sentence == f"{trend_sentence}; see {report.history}") == (end == "failed")
     assert f"  trend        worse: {trend_sentence}\n" in render_text(report)
-    assert ended(runner, 200.0).end == "succeeded"
+    assert finish_with(runner, 200.0).end == "succeeded"
 
 
 def test_failed_run_is_recorded_and_stays_failed(runner: Runner) -> None:
-    """A run that failed is in the history with its end, and nothing is compared."""
+    """A failed run is recorded in the history with its end, and not compared."""
     runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw")})
-    report = ended(runner, 1.0, "failed")
+    report = finish_with(runner, 1.0, "failed")
     (record,) = read_history(Path(report.history)).records
     assert (record.end, record.numbers, report.trend) == ("failed", {"step": 1.0, "busbw": 1.0}, None)
 
 
-def test_history_is_taken_for_no_run(runner: Runner) -> None:
-    """The history lies in the runs folder, and is listed as none of its runs."""
-    report = ended(runner, 1.0)
+def test_history_is_not_listed_as_a_run(runner: Runner) -> None:
+    """The history is stored in the runs folder, and is not listed as a run."""
+    report = finish_with(runner, 1.0)
     assert Path(report.history).parent.parent == runs_folder()
     assert [folder.name for folder in list_run_folders()] == [runner.folder.name]
 
 
-def test_unwritable_history_ends_no_run(runner: Runner) -> None:
-    """If the history cannot be kept, the run ends as its job did."""
+def test_unwritable_history_does_not_change_the_end(runner: Runner) -> None:
+    """If the history cannot be written, the run ends as its job did."""
     history_folder(runs_folder()).write_text("")
     runner.profile = runner.profile.model_copy(update={"trend": Trend(value="busbw", on_regression="fail")})
-    report = ended(runner, 1.0)
+    report = finish_with(runner, 1.0)
     assert (report.end, report.trend and report.trend.verdict) == ("succeeded", "unknown")

@@ -1,4 +1,4 @@
-"""Signals and other stops: which ones end a run, and how they are held off."""
+"""Signals and other stops: which ones end a run, and when they are ignored."""
 
 import asyncio
 import os
@@ -23,36 +23,36 @@ from torchyard.run.signals import (
 from torchyard.tasks.flow_run.reporter import PrefectReporter
 
 
-def test_stop_that_prefect_stumbles_over_is_a_stop(write: Write) -> None:
+def test_stop_that_breaks_prefects_engine_is_a_stop(write: Write) -> None:
     """SIGTERM at the start of a task becomes an error in Prefect's engine, but the run still ends as stopped."""
-    line = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
-    line.may_run = True
+    runner = Runner(load_profile(str(write())), RUN_ID, PrefectReporter(RUN_ID))
+    runner.may_run = True
 
-    def work() -> RunEnd:
+    def start_task() -> RunEnd:
         try:
             raise TerminationSignal(signal.SIGTERM)
         except TerminationSignal:
             raise ValueError("Task run is not set")  # noqa: B904 - as Prefect does it
 
     with SignalHold() as signals:
-        assert protect_run(line, work, signals) == ("stopped", "stopped by SIGTERM")
+        assert protect_run(runner, start_task, signals) == ("stopped", "stopped by SIGTERM")
 
 
 @pytest.fixture
 def caught() -> Iterator[list[int]]:
-    """The SIGTERMs and SIGINTs that this process has got, which end nothing."""
-    got: list[int] = []
+    """The numbers of the SIGTERMs and SIGINTs that this process has received; they have no other effect."""
+    received: list[int] = []
     old_handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     for number in old_handlers:
-        signal.signal(number, lambda number, _: got.append(number))
-    yield got
+        signal.signal(number, lambda number, _: received.append(number))
+    yield received
     for number, handler in old_handlers.items():
         signal.signal(number, handler)
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_is_held_off_from_the_begin_to_the_end(caught: list[int], number: int) -> None:
-    """While something must finish, a signal is ignored; before and after that, it arrives as always."""
+def test_signal_is_ignored_from_ignore_signals_to_the_end(caught: list[int], number: int) -> None:
+    """A signal is ignored between `ignore_signals` and the end of the block, and handled before and after."""
     with SignalHold() as hold:
         os.kill(os.getpid(), number)
         assert caught == [number]
@@ -64,7 +64,7 @@ def test_signal_is_held_off_from_the_begin_to_the_end(caught: list[int], number:
 
 
 def fail_after(stop: BaseException, *, is_named: bool) -> ValueError:
-    """An error that came of a stop, which it names as its cause or not."""
+    """An error that a stop has caused; the stop is its `__cause__` if `is_named`, else its `__context__`."""
     try:
         try:
             raise stop
@@ -77,12 +77,12 @@ def fail_after(stop: BaseException, *, is_named: bool) -> ValueError:
 @pytest.mark.parametrize("is_named", [True, False])
 @pytest.mark.parametrize("stop", [KeyboardInterrupt(), asyncio.CancelledError(), CancelRequested()])
 def test_stop_is_found_behind_an_error(stop: BaseException, is_named: bool) -> None:
-    """A stop that made another piece of code fail is found, whether that code named it or not."""
+    """A stop is found as the cause and as the context of an error."""
     assert find_hidden_stop(fail_after(stop, is_named=is_named), STOP_EXCEPTIONS) is stop
 
 
 def test_error_without_a_stop_hides_none() -> None:
-    """An error that came of another error is a fault, and no stop."""
+    """An error that another error has caused is not a stop."""
     assert find_hidden_stop(fail_after(KeyError("x"), is_named=True), STOP_EXCEPTIONS) is None
 
 
@@ -94,6 +94,6 @@ def test_error_without_a_stop_hides_none() -> None:
         (TerminationSignal(signal.SIGTERM), "SIGTERM"),
     ],
 )
-def test_stop_is_named_as_its_sender_knows_it(stop: BaseException, text: str) -> None:
-    """The report says `stopped by Ctrl-C`, and not the name of an exception."""
+def test_stop_is_described_by_its_sender(stop: BaseException, text: str) -> None:
+    """The report contains `stopped by Ctrl-C`, and not the name of an exception."""
     assert describe_stop(stop) == text

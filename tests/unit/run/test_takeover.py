@@ -13,7 +13,7 @@ from tests.lost_machines import KEY, adopted, put
 from torchyard.archive import copier
 from torchyard.archive.copier import open_run_archive
 from torchyard.archive.store import ARCHIVE_VARIABLE
-from torchyard.common.identity import holder_identity
+from torchyard.common.identity import identify_holder
 from torchyard.loading.profile import load_profile
 from torchyard.model.errors import DetachedError
 from torchyard.model.profile import Profile
@@ -30,63 +30,63 @@ def profile(write: Write, fake_api: FakeApi, monkeypatch: pytest.MonkeyPatch) ->
     return load_profile(str(write(launcher="volcano", image="train:v1", nodes=2)))
 
 
-def test_attempt_goes_on_here(profile: Profile, fake_api: FakeApi) -> None:
-    """The latest attempt's plan is in the folder here, and the Lease is held from here."""
+def test_attempt_of_another_machine_is_resumed(profile: Profile, fake_api: FakeApi) -> None:
+    """The latest attempt's plan is in this machine's folder, and this machine holds the Lease."""
     put(fake_api, attempt="2")
     folder = adopted(profile)
     assert (folder.attempts(), [event["event"] for event in folder.events()]) == ([2], ["start"])
     lease = fake_api.find(lease_record.LEASE_API, lease_record.LEASE_KIND, RUN) or {}
-    assert lease_record.read_holder(lease) == holder_identity(str(folder.path))
+    assert lease_record.read_holder(lease) == identify_holder(str(folder.path))
 
 
-def test_run_without_a_lease_begins_anew(profile: Profile) -> None:
+def test_run_without_a_lease_has_no_attempt(profile: Profile) -> None:
     """Without a Lease there is no attempt to resume."""
     assert adopted(profile).attempts() == []
 
 
 @pytest.fixture
-def learn(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
-    """Learn a run's past; its archive is a file, which answers nothing, unless a test makes it a folder."""
+def fetch(profile: Profile, tmp_path: Path) -> Callable[[], RunFolder]:
+    """Fetch a run's past from its archive; a test may put a file in its place, so that the archive does not answer."""
     os.environ[ARCHIVE_VARIABLE] = f"file://{tmp_path}/archive"
     folder = RunFolder.of(profile, RUN_ID)
     folder.path.mkdir(parents=True)
 
-    def learn_it() -> RunFolder:
-        with open_run_archive(folder.path, lambda: None, True) as archive:
+    def fetch_into_folder() -> RunFolder:
+        with open_run_archive(folder.path, lambda: None, is_resumed=True) as archive:
             fetch_past(folder, profile, RUN_ID, archive)
         return folder
 
-    return learn_it
+    return fetch_into_folder
 
 
 @pytest.fixture
 def silent_archive(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The archive answers nothing."""
+    """The archive does not answer: its folder is a file."""
     (tmp_path / "archive").write_text("")
     monkeypatch.setattr(copier, "_FETCH_TIMEOUT_S", 0.1)
 
 
-def test_past_comes_from_the_archive(learn: Callable[[], RunFolder], profile: Profile, tmp_path: Path) -> None:
-    """A run that has ended on another machine has ended here."""
+def test_past_comes_from_the_archive(fetch: Callable[[], RunFolder], profile: Profile, tmp_path: Path) -> None:
+    """A run whose end on another machine is in the archive has ended on this machine too."""
     remote = RunFolder(tmp_path / "archive" / RunFolder.of(profile, RUN_ID).name)
     remote.path.mkdir(parents=True)
-    remote.note("start", run=RUN_ID)
-    remote.note("end", end="succeeded", sentence="done")
-    assert choose_entry(learn().events(), lambda: False) == "echo"
+    remote.record_event("start", run=RUN_ID)
+    remote.record_event("end", end="succeeded", sentence="done")
+    assert choose_entry(fetch().events(), lambda: False) == "echo"
 
 
-def test_archive_that_knows_nothing_lets_the_run_begin(learn: Callable[[], RunFolder]) -> None:
-    """An archive that answers, and a cluster without a Lease: the run has not been started."""
-    assert learn().events() == []
+def test_run_without_archive_and_lease_is_new(fetch: Callable[[], RunFolder]) -> None:
+    """If neither the archive, which answers, nor the cluster has the run, it has not been started."""
+    assert fetch().events() == []
 
 
-def test_run_of_which_nobody_can_tell_is_not_started(learn: Callable[[], RunFolder], silent_archive: None) -> None:
-    """Without an answer of the archive, and without a Lease, the run may have ended: this process leaves."""
-    with pytest.raises(DetachedError, match=r"whether this run has been started before is not known .*cannot list"):
-        learn()
+def test_run_without_any_answer_is_not_started(fetch: Callable[[], RunFolder], silent_archive: None) -> None:
+    """Without an answer of the archive, and without a Lease, the run may have ended, and is not started."""
+    with pytest.raises(DetachedError, match=r"cannot find out whether this run has been started .*cannot list"):
+        fetch()
 
 
-def test_lease_is_enough(learn: Callable[[], RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
-    """If the archive does not answer, the run goes on with what its Lease says."""
+def test_lease_is_enough(fetch: Callable[[], RunFolder], silent_archive: None, fake_api: FakeApi) -> None:
+    """If the archive does not answer, the run is resumed by its Lease."""
     put(fake_api, attempt="2")
-    assert learn().attempts() == [2]
+    assert fetch().attempts() == [2]

@@ -1,4 +1,4 @@
-"""The watchdog of a run: it notices that its launcher is gone, and starts what takes over."""
+"""The watchdog of a run: it starts the command that takes over when its launcher has died."""
 
 import signal
 import subprocess
@@ -24,22 +24,23 @@ WATCHDOG = (sys.executable, "-I", "-S", str(Path(watchdog.__file__)))
         ("stop", "ending\ndone\n", None),
     ],
 )
-def test_closed_pipe_hands_the_run_over(policy: str, sent: str, verb: str | None) -> None:
+def test_closed_pipe_runs_the_command(policy: str, sent: str, verb: str | None) -> None:
     """If the pipe closes without `done`, the command is run: with `stop` once teardown has started."""
     command = [*WATCHDOG, policy, "/bin/echo", "LOST", "/runs/a LOST"]
-    done = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, timeout=30)
-    assert done.stdout == ("" if verb is None else f"{verb} /runs/a LOST\n")
+    process = subprocess.run(command, input=sent, capture_output=True, text=True, check=True, timeout=30)
+    assert process.stdout == ("" if verb is None else f"{verb} /runs/a LOST\n")
 
 
 OWNER = "import subprocess, sys, time; subprocess.Popen(sys.argv[1:], stdin=subprocess.PIPE); print(1); time.sleep(60)"
 
 
 def test_killed_launcher_is_noticed(tmp_path: Path) -> None:
-    """A SIGKILL leaves no time to say anything, but it closes the pipe."""
-    command = [*WATCHDOG, "keep", "/bin/sh", "-c", 'echo $0 > "$1"', "LOST", str(tmp_path / "said")]
+    """A killed launcher writes nothing, but its pipe is closed."""
+    verb_path = tmp_path / "verb"
+    command = [*WATCHDOG, "keep", "/bin/sh", "-c", 'echo $0 > "$1"', "LOST", str(verb_path)]
     with subprocess.Popen([sys.executable, "-u", "-c", OWNER, *command], stdout=subprocess.PIPE) as owner:
         assert owner.stdout
         owner.stdout.readline()
-        assert not (tmp_path / "said").exists()
+        assert not verb_path.exists()
         owner.send_signal(signal.SIGKILL)
-        until(lambda: (tmp_path / "said").exists() and (tmp_path / "said").read_text() == "keep\n")
+        until(lambda: verb_path.exists() and verb_path.read_text() == "keep\n")

@@ -14,7 +14,7 @@ def create_open_folder(name: str, lease: float) -> RunFolder:
     """The folder of a run without an end that no process owns."""
     folder = RunFolder(runs_folder() / name)
     folder.path.mkdir(parents=True)
-    folder.note("start", run=RUN_ID)
+    folder.record_event("start", run=RUN_ID)
     folder.renew(lease)
     return folder
 
@@ -33,7 +33,7 @@ def test_open_runs_are_printed_with_their_remaining_time(capsys: pytest.CaptureF
     """Without a server only the runs that may still train are named, with the time that they have left."""
     create_open_folder("sample-1", 600)
     create_open_folder("sample-2", -1)
-    create_open_folder("sample-3", 600).note("end", end="succeeded")
+    create_open_folder("sample-3", 600).record_event("end", end="succeeded")
     print_open_runs()
     (line,) = capsys.readouterr().out.splitlines()
     assert line.startswith("sample-1 has not ended: `make up` resumes it, or it ends with its lease in ")

@@ -57,15 +57,15 @@ def test_user_request_repeats_the_measurements(folder: RunFolder, fake_prefect: 
 def test_benchmark_that_is_lost_repeatedly_is_given_up(folder: RunFolder) -> None:
     """After three processes that died at the same fabric no fourth measures it."""
     for _ in range(3):
-        folder.note("start", run=RUN_ID)
-        folder.note("step", name="roce")
+        folder.record_event("start", run=RUN_ID)
+        folder.record_event("step", name="roce")
     assert _resume_benchmark(folder, refuse).end == "gave-up"
 
 
 def test_benchmark_that_was_lost_while_cancelled_ends_so(folder: RunFolder) -> None:
     """A process that finds the previous process's cancel in the journal completes it."""
-    folder.note("start", run=RUN_ID)
-    folder.note("ending", end="cancelled")
+    folder.record_event("start", run=RUN_ID)
+    folder.record_event("ending", end="cancelled")
     assert _resume_benchmark(folder, refuse) == ("cancelled", "cancelled through Prefect")
     assert folder.last("end")["end"] == "cancelled"
 
@@ -94,7 +94,7 @@ def test_report_of_a_run_elsewhere_comes_from_the_archive(tmp_path: Path, monkey
     monkeypatch.setenv(ARCHIVE_VARIABLE, f"file://{tmp_path}/archive")
     archived = RunFolder(tmp_path / "archive" / "sample-a1b2c3d4")
     archived.path.mkdir(parents=True)
-    archived.note("start", run=RUN_ID, folder=str(archived.path))
+    archived.record_event("start", run=RUN_ID, folder=str(archived.path))
     archived.save_report(short_report())
     report = _read_report(RunFolder(runs_folder() / archived.name))
     assert report

@@ -19,7 +19,7 @@ def lost(fake_prefect: FakePrefect) -> RunFolder:
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
     folder = RunFolder(runs_folder() / "sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.note("start", run=RUN_ID, count=1)
+    folder.record_event("start", run=RUN_ID, count=1)
     return folder
 
 
@@ -29,7 +29,7 @@ def test_lost_run_is_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> No
     os.utime(lost.path / "lease", (time.time() - 300,) * 2)
     assert str(recover_lost_runs()) == "resumed 1: a-run"
     assert fake_prefect.set_to == ["Crashed", "Scheduled"]
-    assert lost.lease_left() > 590
+    assert lost.remaining_lease_s() > 590
 
 
 def test_run_without_a_deployment_is_not_scheduled(fake_prefect: FakePrefect, lost: RunFolder) -> None:
@@ -57,7 +57,7 @@ def test_lost_benchmark_is_scheduled(fake_prefect: FakePrefect, only_leased: boo
     fake_prefect.run = {"deployment_id": RUN_ID, "run_count": 1}
     folder = benchmark_folder("sample-a1b2c3d4")
     with folder.owned():
-        folder.note("start", run=RUN_ID, count=1)
+        folder.record_event("start", run=RUN_ID, count=1)
         assert recover_lost_runs(only_leased=only_leased).resumed == ()
     assert recover_lost_runs(only_leased=only_leased).resumed == ("a-run",)
     assert fake_prefect.set_to == ["Crashed", "Scheduled"]
@@ -69,7 +69,7 @@ def test_cancelled_benchmark_ends(fake_prefect: FakePrefect) -> None:
     fake_prefect.state = "CANCELLING"
     folder = benchmark_folder("sample-a1b2c3d4")
     folder.path.mkdir(parents=True)
-    folder.note("start", run=RUN_ID, count=1)
+    folder.record_event("start", run=RUN_ID, count=1)
     assert recover_lost_runs().resumed == ()
     assert (folder.last("end")["end"], fake_prefect.set_to) == ("cancelled", ["Cancelled"])
 

@@ -124,7 +124,7 @@ def _take_over_or_give_back(profile: Profile, folder: RunFolder, own_hold: Machi
 
         claimed_at = hold.claimed_at or time.time()
         if has_journal:
-            remaining_s = folder.lease_left()
+            remaining_s = folder.remaining_lease_s()
         else:
             remaining_s = claimed_at + profile.deadlines.lease + profile.deadlines.grace - time.time()
         if remaining_s > 0:

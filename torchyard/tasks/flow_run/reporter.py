@@ -64,7 +64,7 @@ class _PendingCall(NamedTuple):
 class PrefectReporter:
     """Connect a run to Prefect: a mailbox of calls, and a regular check whether the run was cancelled or suspended.
 
-    Use it as a context manager around the run. `check_cancelled`, `is_cancelled`, `is_void` and the `show_` methods
+    Use it as a context manager around the run. `check_cancelled`, `is_cancelled`, `is_spurious_stop` and the `show_` methods
     implement torchyard/run/reporter.py's Reporter.
 
     Threads. `__enter__` starts one daemon thread, `_run`, which makes all calls to Prefect with one client, one after
@@ -97,7 +97,7 @@ class PrefectReporter:
         self.count = count
         self.link = url_for("flow-run", obj_id=run_id) or ""
         self.report: Report | None = None  # once `show_report` was called
-        self.stop_exception: BaseException | None = None  # the last argument of `is_void`
+        self.stop_exception: BaseException | None = None  # the last argument of `is_spurious_stop`
         self._run_id = UUID(run_id)
         self._pages = RunPages(self._run_id, profile)
         self._tags: tuple[str, ...] = ()  # set by `label_flow_run`; empty: the flow run keeps its own tags
@@ -145,10 +145,10 @@ class PrefectReporter:
             self.send("state", self._poll_state).result(_SIGNAL_TIMEOUT_S)
         return self._cancelled_at < math.inf
 
-    def is_handed_on(self) -> bool:
-        return states.is_handed_on()
+    def will_be_resumed(self) -> bool:
+        return states.will_be_resumed()
 
-    def is_void(self, stop_exception: BaseException) -> bool:
+    def is_spurious_stop(self, stop_exception: BaseException) -> bool:
         """Whether Prefect's client stopped the flow only because it could not renew the run's concurrency slot.
 
         That is the only reason why it cancels a flow without a timeout. The exception is kept in `stop_exception`.

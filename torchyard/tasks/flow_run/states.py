@@ -126,7 +126,7 @@ def is_cancelled(state: State[Any] | None) -> bool:
     return state is not None and (state.is_cancelling() or state.is_cancelled())
 
 
-def is_handed_on() -> bool:
+def will_be_resumed() -> bool:
     """Whether Prefect starts this flow run again elsewhere after a SIGTERM, as it does if a pod is evicted."""
     return os.environ.get("PREFECT_FLOW_RUN_EXECUTE_SIGTERM_BEHAVIOR", "").lower() in ("reschedule", "relinquish")
 
