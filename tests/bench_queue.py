@@ -25,14 +25,14 @@ from prefect.client.schemas.actions import WorkPoolCreate
 from prefect.client.schemas.objects import FlowRun
 
 from tests.caller import forget_caller
-from tests.chaos.world import holders, kill_all
-from tests.yard import prefect_server, speaking_to
+from tests.chaos.world import find_processes, kill_all
+from tests.yard import prefect_server, use_prefect_server
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
 from torchyard.tasks.recovery import recover_lost_runs
 
 RUNS, LIMIT = 50, 10
-PATIENCE = 3600.0  # seconds until all runs have ended
+END_TIMEOUT_S = 3600.0  # seconds until all runs have ended
 POOL = "torchyard"
 PROGRAM = """
 import os
@@ -47,12 +47,12 @@ def main(show: Any, runs: int = RUNS, limit: int = LIMIT) -> int:
         folder = Path(name)
         os.environ["TORCHYARD_RUNS"] = str(folder / "runs")
         (folder / "truth").mkdir()
-        with speaking_to(server), get_client(sync_client=True) as client, worker(folder, server, limit):
-            ids = trigger(client, folder, runs)
-            began = time.monotonic()
-            peak, ended, resumed = watch(client, ids)
-            show(f"{runs} runs at once, {limit} at a time: to the last end", ended - began, None)
-            show(f"{runs} runs at once: a run", (ended - began) / runs, None)
+        with use_prefect_server(server), get_client(sync_client=True) as client, run_worker(folder, server, limit):
+            ids = create_runs(client, folder, runs)
+            started_at = time.monotonic()
+            peak, ended_at, resumed = wait_for_runs(client, ids)
+            show(f"{runs} runs at once, {limit} at a time: to the last end", ended_at - started_at, None)
+            show(f"{runs} runs at once: a run", (ended_at - started_at) / runs, None)
             show("memory of the worker and its flows, most", peak["MB"], None, "MB")
             show("memory a run in progress", peak["MB"] / limit, None, "MB")
             show("runs in progress, most", peak["live"], None, "")
@@ -63,14 +63,14 @@ def main(show: Any, runs: int = RUNS, limit: int = LIMIT) -> int:
 
 
 @contextlib.contextmanager
-def worker(folder: Path, server: dict[str, str], limit: int) -> Iterator[None]:
+def run_worker(folder: Path, server: dict[str, str], limit: int) -> Iterator[None]:
     """A worker that takes this many runs at a time; its flows and their programs never outlive it."""
-    words = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
+    argv = [str(Path(sys.executable).parent / "prefect"), "worker", "start", "--pool", POOL, "--type", "process"]
     with get_client(sync_client=True) as client:
         client.create_work_pool(WorkPoolCreate(name=POOL, type="process"))
     with (folder / "worker.log").open("wb") as log:
         subprocess.Popen(
-            [*words, "--limit", str(limit)],
+            [*argv, "--limit", str(limit)],
             env={**os.environ, **server, "PYTHONPATH": str(ROOT)},
             cwd=ROOT,
             stdout=log,
@@ -80,14 +80,14 @@ def worker(folder: Path, server: dict[str, str], limit: int) -> Iterator[None]:
     try:
         yield
     finally:
-        kill_all(mark())
+        kill_all(get_process_marker())
 
 
-def mark() -> str:
+def get_process_marker() -> str:
     return f"TORCHYARD_RUNS={os.environ['TORCHYARD_RUNS']}"
 
 
-def trigger(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID]:
+def create_runs(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID]:
     """Create all runs, one request after the other."""
     from flows.train import train
 
@@ -95,51 +95,51 @@ def trigger(client: SyncPrefectClient, folder: Path, runs: int) -> list[UUID]:
     profile = {"about": "a line", "launcher": "baremetal", "program": "tiny.py", "agent": "none", "rendezvous": "env"}
     (folder / "tiny.yaml").write_text(yaml.safe_dump({**profile, "env": {"TRUTH": str(folder / "truth")}}))
     step = {"prefect.deployments.steps.set_working_directory": {"directory": str(ROOT)}}
-    made = client.create_deployment(
+    deployment_id = client.create_deployment(
         client.create_flow(train),
         name="tiny",
         work_pool_name=POOL,
         entrypoint="flows/train.py:train",
         pull_steps=[step],
     )
-    asked = {"profile": str(folder / "tiny.yaml")}
-    return [client.create_flow_run_from_deployment(made, parameters=asked).id for _ in range(runs)]
+    parameters = {"profile": str(folder / "tiny.yaml")}
+    return [client.create_flow_run_from_deployment(deployment_id, parameters=parameters).id for _ in range(runs)]
 
 
-def watch(client: SyncPrefectClient, ids: list[UUID]) -> tuple[dict[str, float], float, int]:
+def wait_for_runs(client: SyncPrefectClient, ids: list[UUID]) -> tuple[dict[str, float], float, int]:
     """Wait until all runs have ended; returns the most memory and runs in progress, the last end, and what came back.
 
     A busy server on SQLite may refuse a worker that starts a run, which Prefect then calls Crashed. What the automation
     of an installation does about it is done here.
     """
-    peak, until, resumed = {"MB": 0.0, "live": 0.0}, time.monotonic() + PATIENCE, 0
-    while time.monotonic() < until:
-        found = read_runs(client)
-        live = sum(run.state_name in ("Pending", "Submitting", "Running") for run in found)
+    peak, deadline, resumed = {"MB": 0.0, "live": 0.0}, time.monotonic() + END_TIMEOUT_S, 0
+    while time.monotonic() < deadline:
+        runs = read_runs(client)
+        live = sum(run.state_name in ("Pending", "Submitting", "Running") for run in runs)
         peak = {"MB": max(peak["MB"], measure_memory()), "live": max(peak["live"], live)}
-        if sum(is_over(run) for run in found) == len(ids):
+        if sum(is_final(run) for run in runs) == len(ids):
             return peak, time.monotonic(), resumed
-        if any(run.state_name == "Crashed" for run in found):
+        if any(run.state_name == "Crashed" for run in runs):
             resumed += len(recover_lost_runs().resumed)
         time.sleep(1)
-    raise TimeoutError(f"after {PATIENCE:.0f} s: {Counter(run.state_name for run in read_runs(client))}")
+    raise TimeoutError(f"after {END_TIMEOUT_S:.0f} s: {Counter(run.state_name for run in read_runs(client))}")
 
 
-def is_over(run: FlowRun) -> bool:
+def is_final(run: FlowRun) -> bool:
     return run.state is not None and run.state.is_final() and run.state_name != "Crashed"
 
 
 def read_runs(client: SyncPrefectClient) -> list[FlowRun]:
     """All flow runs, a page at a time."""
-    found: list[FlowRun] = []
-    while page := client.read_flow_runs(limit=200, offset=len(found)):
-        found += page
-    return found
+    runs: list[FlowRun] = []
+    while page := client.read_flow_runs(limit=200, offset=len(runs)):
+        runs += page
+    return runs
 
 
 def measure_memory() -> float:
     """The memory of the worker, its flows, watchdogs and supervisors in MB; a shared page counts once in all."""
-    return sum(map(read_share, holders(mark()))) / 1024
+    return sum(map(read_share, find_processes(get_process_marker()))) / 1024
 
 
 def read_share(pid: int) -> int:
@@ -158,7 +158,7 @@ def find_faults(client: SyncPrefectClient, folder: Path, ids: list[UUID], over_l
     states = {run.id: f"{run.state_name}: {run.state and run.state.message}" for run in read_runs(client)}
     faults += [f"{run}: {states[run]}" for run in ids if not states[run].startswith("Completed")]
     starts = Counter(
-        event["run"] for each in list_run_folders() for event in each.events() if event["event"] == "start"
+        event["run"] for run_folder in list_run_folders() for event in run_folder.events() if event["event"] == "start"
     )
     faults += [f"{run} has {starts[str(run)]} starts in its journal" for run in ids if starts[str(run)] != 1]
     programs = [path.read_text() for path in (folder / "truth").iterdir()]

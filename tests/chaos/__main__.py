@@ -21,16 +21,16 @@ from itertools import groupby
 from pathlib import Path
 
 from tests.caller import forget_cluster
-from tests.chaos.cells import FAULTS, Cell, Result, all_cells
-from tests.chaos.job import Job
-from tests.chaos.machine import Machine
-from tests.chaos.outage import away
-from tests.chaos.space import Space
-from tests.chaos.table import publish, row, table
+from tests.chaos.cells import FAULTS, Cell, Result, list_cells
+from tests.chaos.job import ClusterTrial
+from tests.chaos.machine import MachineTrial
+from tests.chaos.namespace import ChaosNamespace
+from tests.chaos.outage import interrupt_component
+from tests.chaos.table import format_row, publish, render_table
 from tests.chaos.trial import Trial
 from tests.chaos.world import World
 from tests.cluster.plane import ClusterError
-from tests.postgres import create_database, running_postgres
+from tests.postgres import create_database, run_postgres
 
 Wave = tuple[Cell, ...]
 WIDTH = 2  # parallel runs per world
@@ -39,100 +39,102 @@ WIDTH = 2  # parallel runs per world
 class Matrix:
     """The worlds, the cluster, and the results so far."""
 
-    def __init__(self, worlds: list[World], space: Space | None, total: int) -> None:
-        self.worlds, self.space, self.total = worlds, space, total
-        self.done: list[Result] = []
-        self._saying = threading.Lock()
+    def __init__(self, worlds: list[World], namespace: ChaosNamespace | None, total: int) -> None:
+        self.worlds, self.namespace, self.total = worlds, namespace, total
+        self.results: list[Result] = []
+        self._results_lock = threading.Lock()
 
-    def play(self, waves: Iterable[Wave], lanes: int) -> None:
+    def play(self, group_waves: Iterable[Wave], lanes: int) -> None:
         """Play all waves, this many in parallel."""
-        todo: queue.Queue[Wave] = queue.Queue()
-        for wave in waves:
-            todo.put(wave)
-        run_all([partial(self._lane, self.worlds[lane % len(self.worlds)], todo) for lane in range(lanes)])
+        pending_waves: queue.Queue[Wave] = queue.Queue()
+        for wave in group_waves:
+            pending_waves.put(wave)
+        run_all([partial(self._lane, self.worlds[lane % len(self.worlds)], pending_waves) for lane in range(lanes)])
 
-    def _lane(self, world: World, todo: "queue.Queue[Wave]") -> None:
+    def _lane(self, world: World, pending_waves: "queue.Queue[Wave]") -> None:
         while True:
             try:
-                wave = todo.get_nowait()
+                wave = pending_waves.get_nowait()
             except queue.Empty:
                 return
-            self.wave(world, wave)
+            self.play_wave(world, wave)
 
-    def wave(self, world: World, wave: Wave) -> None:
+    def play_wave(self, world: World, wave: Wave) -> None:
         """Bring every cell to its step, inject the fault into all at once, and wait for their ends."""
         arrived: list[Trial] = []
-        run_all([partial(self._arrive, self.trial(world, cell), arrived) for cell in wave])
+        run_all([partial(self._start_trial, self.create_trial(world, cell), arrived) for cell in wave])
         if arrived:
-            self._try(arrived[0].cell, partial(self._strike, world, wave[0].fault, arrived))
-        run_all([partial(self._end, each) for each in arrived])
+            self._run_guarded(arrived[0].cell, partial(self._inject_fault, world, wave[0].fault, arrived))
+        run_all([partial(self._finish_trial, trial) for trial in arrived])
         if wave[0].fault.startswith("machine lost") and arrived:
-            world.find_machine()
+            world.restore_machine()
 
-    def trial(self, world: World, cell: Cell) -> Trial:
-        if cell.column == "baremetal":
-            return Machine(world, cell)
-        assert self.space
-        return Job(world, cell, self.space)
+    def create_trial(self, world: World, cell: Cell) -> Trial:
+        if cell.launcher == "baremetal":
+            return MachineTrial(world, cell)
+        assert self.namespace
+        return ClusterTrial(world, cell, self.namespace)
 
-    def _arrive(self, trial: Trial, arrived: list[Trial]) -> None:
-        if self._try(trial.cell, trial.reach):
+    def _start_trial(self, trial: Trial, arrived: list[Trial]) -> None:
+        if self._run_guarded(trial.cell, trial.start_run):
             arrived.append(trial)
         else:
-            self._try(trial.cell, trial.finish)
+            self._run_guarded(trial.cell, trial.clean_up)
 
-    def _strike(self, world: World, fault: str, trials: list[Trial]) -> None:
-        target, _, how = fault.partition(" ")
-        match FAULTS[fault].strikes:
+    def _inject_fault(self, world: World, fault: str, trials: list[Trial]) -> None:
+        target, _, signal_name = fault.partition(" ")
+        match FAULTS[fault].scope:
             case "run":
                 for trial in trials:
-                    self._try(trial.cell, trial.strike)
+                    self._run_guarded(trial.cell, trial.inject_fault)
             case "cluster":
-                assert self.space
-                away(self.space.plane, fault, [trial for trial in trials if isinstance(trial, Job)])
+                assert self.namespace
+                interrupt_component(
+                    self.namespace.plane, fault, [trial for trial in trials if isinstance(trial, ClusterTrial)]
+                )
             case "world" if fault.startswith("machine lost"):
                 world.lose_machine()
                 for trial in trials:
-                    trial.move()
+                    trial.move_to_other_machine()
             case "world" if fault == "power cut":
                 world.cut_power()
             case _:
-                world.strike(target, how)
+                world.strike(target, signal_name)
 
-    def _end(self, trial: Trial) -> None:
-        self._try(trial.cell, lambda: self.say(trial.watch()))
-        self._try(trial.cell, trial.finish)
+    def _finish_trial(self, trial: Trial) -> None:
+        self._run_guarded(trial.cell, lambda: self.report(trial.watch_end()))
+        self._run_guarded(trial.cell, trial.clean_up)
 
-    def _try(self, cell: Cell, work: Callable[[], object]) -> bool:
+    def _run_guarded(self, cell: Cell, operation: Callable[[], object]) -> bool:
         """Do part of a cell; if it raises, the cell is wrong, and the others go on. True if it did not."""
         try:
-            work()
+            operation()
         except Exception as error:
-            self.say(Result(cell, "not played", "", other=(f"{type(error).__name__}: {error}",)))
+            self.report(Result(cell, "not played", "", other_problems=(f"{type(error).__name__}: {error}",)))
             return False
         return True
 
-    def good(self) -> set[Cell]:
+    def list_correct_cells(self) -> set[Cell]:
         """The cells that were played without a wrong result."""
-        return {each.cell for each in self.done} - {each.cell for each in self.done if each.faults}
+        return {result.cell for result in self.results} - {result.cell for result in self.results if result.problems}
 
-    def say(self, result: Result) -> None:
-        with self._saying:
-            self.done.append(result)
-            print(f"{len(self.done):>3}/{self.total} {row(result)}", flush=True)
+    def report(self, result: Result) -> None:
+        with self._results_lock:
+            self.results.append(result)
+            print(f"{len(self.results):>3}/{self.total} {format_row(result)}", flush=True)
 
 
-def run_all(work: Sequence[Callable[[], object]]) -> None:
+def run_all(operations: Sequence[Callable[[], object]]) -> None:
     """Run all functions in parallel, wait until they end, and raise what one of them has raised."""
     errors: list[BaseException] = []
 
-    def run(each: Callable[[], object]) -> None:
+    def run(operation: Callable[[], object]) -> None:
         try:
-            each()
+            operation()
         except BaseException as error:
             errors.append(error)
 
-    threads = [threading.Thread(target=run, args=(each,), daemon=True) for each in work]
+    threads = [threading.Thread(target=run, args=(operation,), daemon=True) for operation in operations]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -141,26 +143,26 @@ def run_all(work: Sequence[Callable[[], object]]) -> None:
         raise errors[0]
 
 
-def waves(cells: list[Cell], strikes: str) -> Iterator[Wave]:
+def group_waves(cells: list[Cell], scope: str) -> Iterator[Wave]:
     """The cells that are hit together: all of one launcher and fault, or each alone if its step cannot be held."""
-    found = [cell for cell in cells if FAULTS[cell.fault].strikes == strikes]
-    if strikes == "run":
-        yield from ((cell,) for cell in found)
+    struck_cells = [cell for cell in cells if FAULTS[cell.fault].scope == scope]
+    if scope == "run":
+        yield from ((cell,) for cell in struck_cells)
     else:
-        alone = [cell for cell in found if cell.column == "baremetal"]
-        held = [cell for cell in found if cell not in alone]
-        yield from (tuple(each) for _, each in groupby(held, lambda cell: (cell.column, cell.fault)))
-        yield from ((cell,) for cell in alone)
+        single_cells = [cell for cell in struck_cells if cell.launcher == "baremetal"]
+        held_cells = [cell for cell in struck_cells if cell not in single_cells]
+        yield from (tuple(group) for _, group in groupby(held_cells, lambda cell: (cell.launcher, cell.fault)))
+        yield from ((cell,) for cell in single_cells)
 
 
-def chosen(only: list[str], skip: list[str]) -> list[Cell]:
+def choose_cells(only: list[str], skip: list[str]) -> list[Cell]:
     """The cells whose line contains one of the texts in `only`, and none of those in `skip`."""
-    lines = {cell: " ".join(str(cell).split()) for cell in all_cells()}
-    some = [cell for cell, line in lines.items() if not only or any(text in line for text in only)]
-    return [cell for cell in some if not any(text in lines[cell] for text in skip)]
+    lines = {cell: " ".join(str(cell).split()) for cell in list_cells()}
+    selected = [cell for cell, line in lines.items() if not only or any(text in line for text in only)]
+    return [cell for cell in selected if not any(text in lines[cell] for text in skip)]
 
 
-def read(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests.chaos", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -171,38 +173,38 @@ def read(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--jobs", type=int, default=2, help="number of parallel worlds")
     parser.add_argument("--postgres", action="store_true", help="keep the servers' data in a PostgreSQL, not in SQLite")
     parser.add_argument("--keep", action="store_true", help="keep the folder with all logs")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
-def main(words: list[str]) -> int:
-    asked = read(words)
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
     forget_cluster()
-    cells = chosen(asked.only, asked.skip)
+    cells = choose_cells(args.only, args.skip)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     folder = Path(tempfile.mkdtemp(prefix="torchyard-chaos-"))
     print(f"{len(cells)} cells in {folder}", flush=True)
     with ExitStack() as stack:
         try:
-            space = Space() if any(cell.column != "baremetal" for cell in cells) else None
+            namespace = ChaosNamespace() if any(cell.launcher != "baremetal" for cell in cells) else None
         except ClusterError as error:
             sys.exit(f"{error}; `--only baremetal` needs none")
-        if space:
-            stack.callback(space.close)
-        lanes = [f"world-{lane}" for lane in range(min(asked.jobs, len(cells)))]
-        address = stack.enter_context(running_postgres()) if asked.postgres else ""
-        worlds = [World(folder / name, create_database(address, name) if address else "") for name in lanes]
+        if namespace:
+            stack.callback(namespace.close)
+        world_names = [f"world-{lane}" for lane in range(min(args.jobs, len(cells)))]
+        address = stack.enter_context(run_postgres()) if args.postgres else ""
+        worlds = [World(folder / name, create_database(address, name) if address else "") for name in world_names]
         run_all([partial(stack.enter_context, world) for world in worlds])
-        matrix = Matrix(worlds, space, len(cells))
-        matrix.play(waves(cells, "run"), WIDTH * len(worlds))
-        matrix.play(waves(cells, "world"), len(worlds))
-        matrix.play(waves(cells, "cluster"), 1)
-    good = len(matrix.good())
-    told = f"{table(matrix.done)}\n{good} of {len(cells)} cells as expected"
-    print(f"\n{told}")
-    publish(told)
-    if not asked.keep and good == len(cells):
+        matrix = Matrix(worlds, namespace, len(cells))
+        matrix.play(group_waves(cells, "run"), WIDTH * len(worlds))
+        matrix.play(group_waves(cells, "world"), len(worlds))
+        matrix.play(group_waves(cells, "cluster"), 1)
+    correct_count = len(matrix.list_correct_cells())
+    text = f"{render_table(matrix.results)}\n{correct_count} of {len(cells)} cells as expected"
+    print(f"\n{text}")
+    publish(text)
+    if not args.keep and correct_count == len(cells):
         shutil.rmtree(folder)
-    return 0 if good == len(cells) else 1
+    return 0 if correct_count == len(cells) else 1
 
 
 if __name__ == "__main__":

@@ -5,190 +5,214 @@ from pathlib import Path
 from typing import Any, cast, get_args
 
 from tests.chaos.cells import Cell
-from tests.chaos.program import HELD, Program
-from tests.chaos.space import ATTEMPT, JOBS, Object, Space, labels
+from tests.chaos.namespace import ATTEMPT_LABEL, JOB_KINDS, ChaosNamespace, Object, get_labels
+from tests.chaos.program import WAITING_ANNOTATION, Program
 from tests.chaos.trial import DEADLINES, Trial
 from tests.chaos.world import World
 from tests.cluster.gate import Fault, Gate
 from tests.cluster.jobs import as_user
 from torchyard.model.plan import ManifestPlan
 
-BURST = 6.0  # seconds that requests fail
-LOG_RATE = 100_000.0  # bytes per second of each pod's slow log
-LAST_WORDS = 300  # lines of 10 kB: half a minute at that rate
-OLD_S = 25.0  # how long an old run runs before its fault: longer than the deadlines in BRIEF
-BRIEF = {"start": "15s", "silence": "15s"}
-HOLE = 20.0  # seconds that new connections stall; connections open before stay dead
-FINAL = ("cancel", "flow TERM", "job deleted")  # faults that end a run for good
-ENDING = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
-ENOUGH = 5  # lines of each pod on disk that show that the job runs
+BURST_S = 6.0  # seconds that requests fail
+SLOW_LOG_BYTES_PER_S = 100_000.0  # bytes per second of each pod's slow log
+FINAL_LINE_COUNT = 300  # lines of 10 kB: half a minute at that rate
+OLD_RUN_AGE_S = 25.0  # how long an old run runs before its fault: longer than the deadlines in BRIEF
+BRIEF_DEADLINES = {"start": "15s", "silence": "15s"}
+BLACK_HOLE_S = 20.0  # seconds that new connections stall; connections open before stay dead
+RUN_ENDING_FAULTS = ("cancel", "flow TERM", "job deleted")  # faults that end a run for good
+ATTEMPT_ENDING_FAULTS = ("pod evicted", "node lost")  # faults that end an attempt: its other pods need not start
+MIN_LOG_LINES = 5  # lines of each pod on disk that show that the job runs
 
 
-class Job(Trial):
+class ClusterTrial(Trial):
     """Two fake pods that print lines until they succeed, behind their own gate."""
 
-    def __init__(self, world: World, cell: Cell, space: Space) -> None:
+    def __init__(self, world: World, cell: Cell, namespace: ChaosNamespace) -> None:
         super().__init__(world, cell)
-        self.space = space
-        self.gate = Gate(self.truth, as_user().get("cluster.context"))
+        self.namespace = namespace
+        self.gate = Gate(self.truth_folder, as_user().get("cluster.context"))
         self.context = f"gate-{self.gate.address.rpartition(':')[2]}"
-        world.open_gate(self.context, self.gate.address)
+        world.add_context(self.context, self.gate.address)
         self.program: Program | None = None
 
-    def document(self) -> dict[str, Any]:
-        late = {HELD: "ContainerCreating"} if self.cell.step == "pending" else {}
-        annotations = {"torchyard.test/log": str(self.truth / "{pod}"), **late}
+    def build_profile(self) -> dict[str, Any]:
+        waiting_annotation = {WAITING_ANNOTATION: "ContainerCreating"} if self.cell.step == "pending" else {}
+        annotations = {"torchyard.test/log": str(self.truth_folder / "{pod}"), **waiting_annotation}
         return {
             "about": str(self.cell),
-            "launcher": self.cell.column,
+            "launcher": self.cell.launcher,
             "image": "train:v1",
             "program": "/train.py",
             "nodes": 2,
-            "rendezvous": "etcd-v2" if self.cell.store else "c10d",
+            "rendezvous": "etcd-v2" if self.cell.needs_etcd else "c10d",
             "pod": {"node_selector": {"type": "kwok"}, "annotations": annotations},
-            "cluster": {"context": self.context, "namespace": self.space.name},
-            "deadlines": {**DEADLINES, **(BRIEF if self.old else {})},
+            "cluster": {"context": self.context, "namespace": self.namespace.name},
+            "deadlines": {**DEADLINES, **(BRIEF_DEADLINES if self.is_old else {})},
             "attempts": 2,
         }
 
     @property
-    def old(self) -> bool:
+    def is_old(self) -> bool:
         """Whether the run is resumed when it is older than its deadlines of start and silence."""
         return self.cell.fault.endswith("old run")
 
     # --- reaching the step
 
-    def reach(self) -> None:
+    def start_run(self) -> None:
         if self.cell.step not in ("pending", "running", "collect"):
-            self.gate.hold(self.wanted, answered=self.cell.step != "preflight")
-        super().reach()
+            self.gate.hold(self.is_held_request, hold_response=self.cell.step != "preflight")
+        super().start_run()
 
-    def wanted(self, request: str) -> bool:
+    def is_held_request(self, request: str) -> bool:
         """Whether a request is the central one of its step, after which the client does not know what has happened."""
-        jobs, dry = JOBS[self.column][1], "dryRun" in request
+        plural, is_dry_run = JOB_KINDS[self.launcher][1], "dryRun" in request
         match self.cell.step:
             case "preflight":
-                return self.at("preflight")
+                return self.is_in_step("preflight")
             case "etcd":
-                return request.startswith("POST ") and "/pods" in request and not dry and self.at("rendezvous")
+                return (
+                    request.startswith("POST ")
+                    and "/pods" in request
+                    and not is_dry_run
+                    and self.is_in_step("rendezvous")
+                )
             case "submit":
-                return request.startswith("POST ") and f"/{jobs}?" in request and not dry and self.at("submit")
+                return (
+                    request.startswith("POST ")
+                    and f"/{plural}?" in request
+                    and not is_dry_run
+                    and self.is_in_step("submit")
+                )
             case _:
-                return request.startswith("DELETE ") and f"/{jobs}/" in request and self.at("teardown")
+                return request.startswith("DELETE ") and f"/{plural}/" in request and self.is_in_step("teardown")
 
     @property
-    def column(self) -> Any:
-        return self.cell.column
+    def launcher(self) -> Any:
+        return self.cell.launcher
 
     def may_end(self, pod: Object) -> bool:
         """Whether a pod may start or end: not before a fault that must hit it, nor after one that ends its attempt."""
         if self.cell.step in ("collect", "teardown"):
             return True
-        given_up = self.cell.fault in FINAL or (self.cell.step == "pending" and self.cell.fault in ENDING)
-        return self.struck.is_set() and (not given_up or labels(pod).get(ATTEMPT) != "1")
+        is_attempt_ended = self.cell.fault in RUN_ENDING_FAULTS or (
+            self.cell.step == "pending" and self.cell.fault in ATTEMPT_ENDING_FAULTS
+        )
+        return self.is_fault_injected.is_set() and (not is_attempt_ended or get_labels(pod).get(ATTEMPT_LABEL) != "1")
 
-    def arrive(self) -> None:
-        self.program = Program(self.space, self.truth, self.name, self.may_end)
+    def wait_for_step(self) -> None:
+        self.program = Program(self.namespace, self.truth_folder, self.name, self.may_end)
         self.program.start()
         match self.cell.step:
             case "collect":
-                self.plug()
+                self.block_collect()
             case "pending":
-                self.come("pods that wait", lambda: self.at("wait") and len(self.placed()) == 2)
+                self.wait_for(
+                    "pods that wait", lambda: self.is_in_step("wait") and len(self.list_scheduled_pods()) == 2
+                )
             case "running":
-                self.come("pods that speak", lambda: self.at("wait") and self.heard() >= ENOUGH)
+                self.wait_for(
+                    "pods that speak", lambda: self.is_in_step("wait") and self.count_log_lines() >= MIN_LOG_LINES
+                )
             case _:
-                self.come("the request", self.gate.held.is_set)
-        if self.old:
-            old = time.monotonic() + OLD_S
-            self.come("age", lambda: time.monotonic() > old)
+                self.wait_for("the request", self.gate.held.is_set)
+        if self.is_old:
+            old_enough_at = time.monotonic() + OLD_RUN_AGE_S
+            self.wait_for("age", lambda: time.monotonic() > old_enough_at)
             self.gate.delay = 1.0  # its logs take longer than a check of its deadlines
-        if self.cell.fault in ENDING:
-            self.come("pods", lambda: len(self.placed()) == 2)
+        if self.cell.fault in ATTEMPT_ENDING_FAULTS:
+            self.wait_for("pods", lambda: len(self.list_scheduled_pods()) == 2)
         if self.cell.fault == "etcd KILL" and self.cell.step == "etcd":
-            self.come("a store", lambda: self.space.stores(self.name))
+            self.wait_for("a store", lambda: self.namespace.list_store_pods(self.name))
 
-    def placed(self) -> list[Object]:
+    def list_scheduled_pods(self) -> list[Object]:
         """The pods that have a node."""
-        return [pod for pod in self.space.workers(self.name) if pod["spec"].get("nodeName")]
+        return [pod for pod in self.namespace.list_worker_pods(self.name) if pod["spec"].get("nodeName")]
 
-    def heard(self) -> int:
+    def count_log_lines(self) -> int:
         """How many lines are on disk of the pod that has fewest."""
         paths = list(self.folder.path.glob("attempt-1/worker-*/log"))
         return min(len(path.read_text().splitlines()) for path in paths) if len(paths) == 2 else 0
 
     # --- injecting the fault
 
-    def hit(self) -> None:
-        kind, burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
+    def inject_launcher_fault(self) -> None:
+        kind, is_burst = self.cell.fault.removesuffix(" burst"), self.cell.fault.endswith(" burst")
         if kind in get_args(Fault):
-            self.gate.fail(cast(Fault, kind), BURST if burst else HOLE if kind == "black hole" else BURST / 2)
+            self.gate.fail(
+                cast(Fault, kind), BURST_S if is_burst else BLACK_HOLE_S if kind == "black hole" else BURST_S / 2
+            )
         elif self.cell.fault == "slow log" and self.program:
-            self.gate.slow("/log?", LOG_RATE)
-            self.program.pour(LAST_WORDS)
+            self.gate.slow("/log?", SLOW_LOG_BYTES_PER_S)
+            self.program.print_at_once(FINAL_LINE_COUNT)
         elif self.cell.fault == "foreign sweep":
-            self.space.sweep(self.truth)
+            self.namespace.sweep(self.truth_folder)
         elif self.cell.fault == "job deleted":
-            self.come("the job", lambda: self.space.jobs[self.column].of(self.name))  # our watch may be late
-            self.silence(self.space.workers(self.name))
-            self.space.delete_job(self.column, self.name)
+            self.wait_for(
+                "the job", lambda: self.namespace.jobs[self.launcher].list_of_run(self.name)
+            )  # our watch may be late
+            self.silence_pods(self.namespace.list_worker_pods(self.name))
+            self.namespace.delete_job(self.launcher, self.name)
         elif self.cell.fault == "etcd KILL":
-            for pod in self.space.stores(self.name):
-                self.space.annotate(pod, "torchyard.test/end-now", "137")
+            for pod in self.namespace.list_store_pods(self.name):
+                self.namespace.annotate(pod, "torchyard.test/end-now", "137")
         else:
-            pod = max(self.placed(), key=lambda each: str(each["metadata"]["name"]))
-            self.silence([pod])
-            (self.space.evict if self.cell.fault == "pod evicted" else self.space.lose)(pod)
+            pod = max(self.list_scheduled_pods(), key=lambda pod: str(pod["metadata"]["name"]))
+            self.silence_pods([pod])
+            (self.namespace.evict if self.cell.fault == "pod evicted" else self.namespace.lose_node)(pod)
 
-    def part(self, cut: bool) -> None:
+    def handle_outage(self, is_response_lost: bool) -> None:
         """React to a fault of the cluster: a held answer is lost with its API server (`cut`), or is delivered now."""
-        self.struck.set()
-        if cut:
+        self.is_fault_injected.set()
+        if is_response_lost:
             self.gate.cut()
         self.gate.release()
 
-    def silence(self, pods: list[Object]) -> None:
+    def silence_pods(self, pods: list[Object]) -> None:
         for pod in pods:
             if self.program:
                 self.program.silence(pod)
 
-    def let_go(self) -> None:
-        super().let_go()
+    def release(self) -> None:
+        super().release()
         self.gate.release()
 
     # --- judging the end
 
-    def doubles(self) -> int:
-        return self.space.doubles(self.column, self.name)
+    def count_doubles(self) -> int:
+        return self.namespace.count_doubles(self.launcher, self.name)
 
-    def left(self) -> list[str]:
-        return self.space.left(self.name)
+    def list_leftovers(self) -> list[str]:
+        return self.namespace.list_leftovers(self.name)
 
-    def lost(self) -> int:
+    def count_lost_lines(self) -> int:
         """How many lines of pods are missing or duplicated in the logs of the last machine, without being reported."""
         printed = self.program.printed if self.program else {}
-        return 0 if self.elsewhere() else sum(self.missing(pod, lines) for pod, lines in printed.items())
+        return (
+            0
+            if self.are_logs_on_lost_machine()
+            else sum(self.count_missing_lines(pod, lines) for pod, lines in printed.items())
+        )
 
-    def elsewhere(self) -> bool:
+    def are_logs_on_lost_machine(self) -> bool:
         """Whether the report says that the logs are on the lost machine, because their pods were gone by then."""
         report = self.folder.report()
         logs = report.collected.logs if report and report.collected else ()
-        told = bool(logs) and all("what there is of it" in log.lost for log in logs)
-        return told and self.cell.fault == "machine lost"
+        is_reported = bool(logs) and all("what there is of it" in log.lost for log in logs)
+        return is_reported and self.cell.fault == "machine lost"
 
-    def missing(self, pod: str, lines: list[str]) -> int:
-        path = next((path for path in self.logs() if pod.startswith(path[0])), None)
-        kept = [line.partition(" | ")[2] for line in path[1].read_text().splitlines()] if path else []
-        return sum(kept.count(line) != 1 for line in lines)
+    def count_missing_lines(self, pod: str, lines: list[str]) -> int:
+        path = next((path for path in self.list_logs() if pod.startswith(path[0])), None)
+        logged_lines = [line.partition(" | ")[2] for line in path[1].read_text().splitlines()] if path else []
+        return sum(logged_lines.count(line) != 1 for line in lines)
 
-    def logs(self) -> list[tuple[str, Path]]:
+    def list_logs(self) -> list[tuple[str, Path]]:
         """The beginning of each pod's name, and the path of its log."""
         plans = [plan for plan in self.folder.plans() if isinstance(plan, ManifestPlan)]
-        found = [(f"{plan.job}-{node}", Path(path)) for plan in plans for node, path in plan.nodes.items()]
-        return [each for each in found if each[1].exists()]
+        log_paths = [(f"{plan.job}-{node}", Path(path)) for plan in plans for node, path in plan.nodes.items()]
+        return [entry for entry in log_paths if entry[1].exists()]
 
     def close(self) -> None:
         self.gate.close()
         if self.program:
             self.program.stop()
-        self.space.clear(self.column, self.name)
+        self.namespace.delete_run(self.launcher, self.name)

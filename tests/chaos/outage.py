@@ -3,41 +3,41 @@
 import time
 from functools import partial
 
-from tests.chaos.job import Job
-from tests.chaos.world import until
+from tests.chaos.job import ClusterTrial
+from tests.chaos.world import wait_until
 from tests.cluster import build, components
 from tests.cluster.plane import Plane, gone, signal_process
 
-AWAY = 5.0  # seconds that an API server is down
-BESIDE = 20.0  # seconds that a controller is down
+API_SERVER_OUTAGE_S = 5.0  # seconds that an API server is down
+CONTROLLER_OUTAGE_S = 20.0  # seconds that a controller is down
 SERVER = "API server restart"
-STRUCK = {
+COMPONENT_BUILDERS = {
     "volcano": components.vc_controller_manager,
     "pytorchjob": components.training_operator,
     SERVER: components.kube_apiserver,
 }
 
 
-def away(plane: Plane, fault: str, trials: list[Job]) -> None:
+def interrupt_component(plane: Plane, fault: str, trials: list[ClusterTrial]) -> None:
     """Kill a component, wait, and start it again unchanged."""
-    component = STRUCK[SERVER if fault == SERVER else trials[0].cell.column](plane)
-    stop(plane, component.name)
+    component = COMPONENT_BUILDERS[SERVER if fault == SERVER else trials[0].cell.launcher](plane)
+    stop_component(plane, component.name)
     try:
         for trial in trials:
-            trial.part(fault == SERVER)
-        time.sleep(AWAY if fault == SERVER else BESIDE)
+            trial.handle_outage(fault == SERVER)
+        time.sleep(API_SERVER_OUTAGE_S if fault == SERVER else CONTROLLER_OUTAGE_S)
     finally:
-        begin(plane, component)
-    until("the API server", plane.api().ready, 60)
+        start_component(plane, component)
+    wait_until("the API server", plane.api().ready, 60)
 
 
-def stop(plane: Plane, name: str) -> None:
+def stop_component(plane: Plane, name: str) -> None:
     for pid in [process.pid for process in plane.processes() if process.component == name]:
         signal_process(pid)
-        until(f"{name} is gone", partial(gone, pid), 10)
+        wait_until(f"{name} is gone", partial(gone, pid), 10)
 
 
-def begin(plane: Plane, component: components.Component) -> None:
+def start_component(plane: Plane, component: components.Component) -> None:
     """Start a component the way cluster.py does."""
     program, *options = component.command
     path = plane.program(program) if program in build.programs() else program

@@ -5,13 +5,13 @@ import threading
 from collections.abc import Callable
 from pathlib import Path
 
-from tests.chaos.space import Object, Space
+from tests.chaos.namespace import ChaosNamespace, Object
 from tests.cluster.api import ApiError
 
-BEAT = 0.1
-HELD = "torchyard.test/waiting"  # the annotation that keeps a pod from starting
-LINES = 40  # that a pod prints without a fault
-LONG = "x" * 10_000
+INTERVAL_S = 0.1
+WAITING_ANNOTATION = "torchyard.test/waiting"  # the annotation that keeps a pod from starting
+LINE_COUNT = 40  # that a pod prints without a fault
+LONG_TEXT = "x" * 10_000
 
 
 class Program(threading.Thread):
@@ -20,53 +20,58 @@ class Program(threading.Thread):
     Once `may_end` allows it, held pods start, and pods that have printed enough end.
     """
 
-    def __init__(self, space: Space, truth: Path, run: str, may_end: Callable[[Object], bool]) -> None:
+    def __init__(
+        self, namespace: ChaosNamespace, truth_folder: Path, run: str, may_end: Callable[[Object], bool]
+    ) -> None:
         super().__init__(daemon=True, name=f"program-{run}")
-        self._space, self._truth, self._run, self._may_end = space, truth, run, may_end
-        self._over = threading.Event()
+        self._namespace, self._truth_folder, self._run, self._may_end = namespace, truth_folder, run, may_end
+        self._stop_event = threading.Event()
         self._silent: set[str] = set()
-        self._last_words = 0
-        self._talking = threading.Lock()
+        self._final_line_count = 0
+        self._lock = threading.Lock()
         self.printed: dict[str, list[str]] = {}
 
     def run(self) -> None:
-        while not self._over.wait(BEAT):
-            for pod in self._space.workers(self._run):
-                with self._talking:
+        while not self._stop_event.wait(INTERVAL_S):
+            for pod in self._namespace.list_worker_pods(self._run):
+                with self._lock:
                     self._step(pod)
 
     def stop(self) -> None:
-        self._over.set()
+        self._stop_event.set()
 
     def silence(self, pod: Object) -> None:
         """Let a pod print nothing more: no log needs to have the lines that it prints while the fault hits it."""
-        with self._talking:
+        with self._lock:
             self._silent.add(pod["metadata"]["uid"])
 
-    def pour(self, lines: int) -> None:
+    def print_at_once(self, lines: int) -> None:
         """Let each pod print this many long lines at once and end, as at the end of a real job."""
-        self._last_words = lines
+        self._final_line_count = lines
 
     def _step(self, pod: Object) -> None:
-        about = pod["metadata"]
-        if about.get("annotations", {}).get(HELD) and self._may_end(pod):
+        metadata = pod["metadata"]
+        if metadata.get("annotations", {}).get(WAITING_ANNOTATION) and self._may_end(pod):
             with contextlib.suppress(ApiError, OSError):
-                self._space.annotate(pod, HELD, "")
-        if pod.get("status", {}).get("phase") != "Running" or about.get("deletionTimestamp"):
+                self._namespace.annotate(pod, WAITING_ANNOTATION, "")
+        if pod.get("status", {}).get("phase") != "Running" or metadata.get("deletionTimestamp"):
             return
-        if about["uid"] in self._silent:
+        if metadata["uid"] in self._silent:
             return
-        lines = self.printed.setdefault(about["name"], [])
-        if self._last_words and len(lines) < self._last_words:
-            self._print(about["name"], [f"{about['name']} end {each} {LONG}" for each in range(self._last_words)])
-        if len(lines) >= LINES and self._may_end(pod):
+        lines = self.printed.setdefault(metadata["name"], [])
+        if self._final_line_count and len(lines) < self._final_line_count:
+            self._print(
+                metadata["name"],
+                [f"{metadata['name']} end {number} {LONG_TEXT}" for number in range(self._final_line_count)],
+            )
+        if len(lines) >= LINE_COUNT and self._may_end(pod):
             with contextlib.suppress(ApiError, OSError):  # tried again while the API server is down
-                self._space.annotate(pod, "torchyard.test/end-now", "0")
-                self._silent.add(about["uid"])
+                self._namespace.annotate(pod, "torchyard.test/end-now", "0")
+                self._silent.add(metadata["uid"])
             return
-        self._print(about["name"], [f"{about['name']} step {len(lines)}"])
+        self._print(metadata["name"], [f"{metadata['name']} step {len(lines)}"])
 
     def _print(self, pod: str, lines: list[str]) -> None:
         self.printed[pod] += lines
-        with (self._truth / pod).open("a") as file:
+        with (self._truth_folder / pod).open("a") as file:
             file.write("".join(f"{line}\n" for line in lines))

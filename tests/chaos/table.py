@@ -3,46 +3,53 @@
 import os
 
 from scripts.api import YardError, open_prefect_client
-from tests.chaos.cells import COLUMNS, FAULTS, STEPS, Cell, Result, absent
+from tests.chaos.cells import FAULTS, LAUNCHERS, STEPS, Cell, Result, explain_absence
 
 
-def row(result: Result) -> str:
-    verdict = flat("WRONG: " + "; ".join(result.faults) if result.faults else "ok", 400)
-    counts = f"{result.doubles} {len(result.left)} {result.lost}"
-    return f"{result.cell} {result.end:<10} {result.seconds:6.1f} s  {counts}  {verdict} | {flat(result.sentence, 110)}"
+def format_row(result: Result) -> str:
+    verdict = flatten("WRONG: " + "; ".join(result.problems) if result.problems else "ok", 400)
+    counts = f"{result.double_submits} {len(result.leftovers)} {result.lost_lines}"
+    return (
+        f"{result.cell} {result.end:<10} {result.seconds:6.1f} s  {counts}  {verdict} | {flatten(result.sentence, 110)}"
+    )
 
 
-def flat(text: str, most: int) -> str:
+def flatten(text: str, max_length: int) -> str:
     """A text on one line, without the bars that would end a table cell."""
-    return " ".join(text.replace("|", "/").split())[:most]
+    return " ".join(text.replace("|", "/").split())[:max_length]
 
 
-def table(done: list[Result]) -> str:
+def render_table(results: list[Result]) -> str:
     """A table for each launcher, with a row per fault and a column per step; cells show the end and what is wrong."""
-    by_cell = {result.cell: result for result in done}
-    parts = []
-    for column in COLUMNS:
-        if any(result.cell.column == column for result in done):
-            head = f"| {column} |" + "".join(f" {step} |" for step in STEPS) + "\n|---|" + "---|" * len(STEPS)
-            asked = {result.cell.fault for result in done if result.cell.column == column}
-            faults = [name for name in FAULTS if name in asked]
+    by_cell = {result.cell: result for result in results}
+    tables = []
+    for launcher in LAUNCHERS:
+        if any(result.cell.launcher == launcher for result in results):
+            header = f"| {launcher} |" + "".join(f" {step} |" for step in STEPS) + "\n|---|" + "---|" * len(STEPS)
+            played_faults = {result.cell.fault for result in results if result.cell.launcher == launcher}
+            faults = [name for name in FAULTS if name in played_faults]
             lines = [
-                f"| {name} |" + "".join(f" {shown(Cell(column, step, name), by_cell)} |" for step in STEPS)
+                f"| {name} |" + "".join(f" {format_cell(Cell(launcher, step, name), by_cell)} |" for step in STEPS)
                 for name in faults
             ]
-            parts.append("\n".join([head, *lines]))
-    return "\n\n".join([*parts, legend()])
+            tables.append("\n".join([header, *lines]))
+    return "\n\n".join([*tables, render_legend()])
 
 
-def shown(cell: Cell, by_cell: dict[Cell, Result]) -> str:
+def format_cell(cell: Cell, by_cell: dict[Cell, Result]) -> str:
     result = by_cell.get(cell)
     if result is None:
-        return "-" if absent(cell) else "not run"
-    return flat(f"**{result.end}**: {'; '.join(result.faults)}", 200) if result.faults else result.end
+        return "-" if explain_absence(cell) else "not run"
+    return flatten(f"**{result.end}**: {'; '.join(result.problems)}", 200) if result.problems else result.end
 
 
-def legend() -> str:
-    reasons = {absent(Cell(column, step, fault)): None for column in COLUMNS for fault in FAULTS for step in STEPS}
+def render_legend() -> str:
+    reasons = {
+        explain_absence(Cell(launcher, step, fault)): None
+        for launcher in LAUNCHERS
+        for fault in FAULTS
+        for step in STEPS
+    }
     return "`-` means: " + "; ".join(reason for reason in reasons if reason)
 
 

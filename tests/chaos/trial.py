@@ -11,14 +11,14 @@ from typing import Any
 
 import yaml
 
-from tests.chaos.cells import Cell, Result, right
-from tests.chaos.world import SIGNALS, World, holders, kill_all, until
+from tests.chaos.cells import Cell, Result, get_expected_end
+from tests.chaos.world import SIGNALS, World, find_processes, kill_all, wait_until
 from torchyard.model.run import Attempt
 from torchyard.run.folder import RunFolder
 
-ARRIVAL = 300.0  # seconds until the step is reached; seven runs may begin at once
-END = 300.0  # seconds from the fault to the run's end
-HEED = 8.0  # seconds that a process may take to notice the fault
+ARRIVAL_TIMEOUT_S = 300.0  # seconds until the step is reached; seven runs may begin at once
+END_TIMEOUT_S = 300.0  # seconds from the fault to the run's end
+NOTICE_TIMEOUT_S = 8.0  # seconds that a process may take to notice the fault
 DEADLINES = {"start": "3m", "run": "8m", "silence": "4m", "lease": "6m", "grace": "5s"}
 
 
@@ -27,14 +27,14 @@ class Trial(ABC):
 
     def __init__(self, world: World, cell: Cell) -> None:
         self.world, self.cell = world, cell
-        self.truth = (
-            world.folder / "truth" / "-".join((cell.column, cell.step, *cell.fault.replace(",", "").split())).lower()
+        self.truth_folder = (
+            world.folder / "truth" / "-".join((cell.launcher, cell.step, *cell.fault.replace(",", "").split())).lower()
         )
-        self.truth.mkdir(parents=True)
-        self.profile = self.truth / "chaos.yaml"
+        self.truth_folder.mkdir(parents=True)
+        self.profile = self.truth_folder / "chaos.yaml"
         self.machine = "worker"
-        self.missed: tuple[str, ...] = ()
-        self.struck = threading.Event()
+        self.problems: tuple[str, ...] = ()
+        self.is_fault_injected = threading.Event()
         self.run_id = ""
 
     @property
@@ -44,30 +44,30 @@ class Trial(ABC):
     @property
     def folder(self) -> RunFolder:
         """The run's folder on the machine that owns it now."""
-        return RunFolder(self.world.runs[self.machine] / self.name)
+        return RunFolder(self.world.runs_folders[self.machine] / self.name)
 
     @abstractmethod
-    def document(self) -> dict[str, Any]:
+    def build_profile(self) -> dict[str, Any]:
         """The profile."""
 
     @abstractmethod
-    def arrive(self) -> None:
+    def wait_for_step(self) -> None:
         """Wait for the step; raises TimeoutError if it is not reached."""
 
     @abstractmethod
-    def hit(self) -> None:
+    def inject_launcher_fault(self) -> None:
         """Inject a fault that only this launcher has."""
 
     @abstractmethod
-    def doubles(self) -> int:
+    def count_doubles(self) -> int:
         """How often something was started twice."""
 
     @abstractmethod
-    def left(self) -> list[str]:
+    def list_leftovers(self) -> list[str]:
         """What is left over of the run after its end."""
 
     @abstractmethod
-    def lost(self) -> int:
+    def count_lost_lines(self) -> int:
         """How many printed lines are missing or duplicated in the logs."""
 
     @abstractmethod
@@ -76,76 +76,76 @@ class Trial(ABC):
 
     # --- the play
 
-    def reach(self) -> None:
+    def start_run(self) -> None:
         """Start the run, and wait for the step."""
-        self.profile.write_text(yaml.safe_dump(self.document()))
-        self.run_id = self.world.begin(self.profile)
-        self.arrive()
+        self.profile.write_text(yaml.safe_dump(self.build_profile()))
+        self.run_id = self.world.create_run(self.profile)
+        self.wait_for_step()
 
-    def strike(self) -> None:
+    def inject_fault(self) -> None:
         """Inject a fault that hits only this run."""
-        target, _, how = self.cell.fault.partition(" ")
+        target, _, signal_name = self.cell.fault.partition(" ")
         if self.cell.fault == "cancel":
             self.cancel()
         elif target == "flow":
-            os.kill(self.carrier, SIGNALS[how])
+            os.kill(self.owner_pid, SIGNALS[signal_name])
         else:
-            self.hit()
+            self.inject_launcher_fault()
 
-    def move(self) -> None:
+    def move_to_other_machine(self) -> None:
         """Mark the lost machine's run as Crashed, as the automation does after two minutes without heartbeat."""
         self.machine = "other"
-        if self.ended():  # too early: the automation would not mark an ended run
-            self.missed = ("the run had ended before it was struck",)
+        if self.get_final_state():  # too early: the automation would not mark an ended run
+            self.problems = ("the run had ended before it was struck",)
             return
         self.world.set_state(self.run_id, "CRASHED", name="Crashed", message="no heartbeat for 120 s")
 
-    def watch(self) -> Result:
+    def watch_end(self) -> Result:
         """Release what was held, wait for the end and judge it."""
-        began = time.monotonic()
-        self.struck.set()
-        self.let_go()
+        started_at = time.monotonic()
+        self.is_fault_injected.set()
+        self.release()
         try:
-            state = until("the end", self.ended, END, 0.5)
+            state = wait_until("the end", self.get_final_state, END_TIMEOUT_S, 0.5)
         except TimeoutError as error:
             state = {"name": "no end", "message": str(error)}
-        seconds = time.monotonic() - began
+        seconds = time.monotonic() - started_at
         with contextlib.suppress(TimeoutError):  # a watchdog may still report to a busy server
-            until("silence", lambda: not self.remains(), 20, 1.0)
-        counted = (self.doubles(), tuple(self.remains()), self.lost())
-        return Result(self.cell, state["name"], state["message"] or "", seconds, *counted, self.wrong(state))
+            wait_until("silence", lambda: not self.list_remains(), 20, 1.0)
+        counts = (self.count_doubles(), tuple(self.list_remains()), self.count_lost_lines())
+        return Result(self.cell, state["name"], state["message"] or "", seconds, *counts, self.list_problems(state))
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Release what is held, after the flow process has noticed the fault if that hits a process."""
         if self.cell.fault == "cancel" or self.cell.fault.startswith(("flow", "worker")):
             with contextlib.suppress(TimeoutError):
-                until("the fault is felt", self.felt, HEED)
-        self.unplug()
+                wait_until("the fault is felt", self.is_fault_noticed, NOTICE_TIMEOUT_S)
+        self.unblock_collect()
 
-    def felt(self) -> bool:
-        return bool(self.folder.last("ending")) or not Path(f"/proc/{self.carrier}").exists()
+    def is_fault_noticed(self) -> bool:
+        return bool(self.folder.last("ending")) or not Path(f"/proc/{self.owner_pid}").exists()
 
     @property
-    def carrier(self) -> int:
+    def owner_pid(self) -> int:
         """The id of the process that owns the run."""
         return int(self.folder.last("start")["pid"])
 
     def cancel(self) -> None:
         self.world.set_state(self.run_id, "CANCELLING")
 
-    def come(self, what: str, found: Callable[[], object]) -> None:
+    def wait_for(self, description: str, condition: Callable[[], object]) -> None:
         """Wait for a sign of the step; raises RuntimeError if the run ends before it."""
 
-        def seen() -> object:
-            if found():
+        def is_reached() -> object:
+            if condition():
                 return True
             if report := self.folder.report():
-                raise RuntimeError(f"no {what}, the run ended: {report.sentence}")
+                raise RuntimeError(f"no {description}, the run ended: {report.sentence}")
             return False
 
-        until(what, seen, ARRIVAL)
+        wait_until(description, is_reached, ARRIVAL_TIMEOUT_S)
 
-    def at(self, step: str) -> bool:
+    def is_in_step(self, step: str) -> bool:
         """Whether the run's journal says that it is in this step."""
         events = self.folder.events()
         return bool(events) and events[-1].get("name") == step
@@ -156,17 +156,17 @@ class Trial(ABC):
     def pipe(self) -> Path:
         return self.folder.attempt(1) / "ended.part"
 
-    def plug(self) -> None:
-        self.come("a plan", self.folder.attempts)
+    def block_collect(self) -> None:
+        self.wait_for("a plan", self.folder.attempts)
         os.mkfifo(self.pipe)
-        self.come("collect", lambda: self.at("collect"))
+        self.wait_for("collect", lambda: self.is_in_step("collect"))
         time.sleep(0.3)
 
-    def unplug(self) -> None:
+    def unblock_collect(self) -> None:
         """Remove the pipe; a process that still waits on it continues, as if the disk had been full."""
         if self.pipe.is_fifo():
-            away = self.pipe.rename(self.truth / "pipe")
-            reader = os.open(away, os.O_RDONLY | os.O_NONBLOCK)
+            interrupt_component = self.pipe.rename(self.truth_folder / "pipe")
+            reader = os.open(interrupt_component, os.O_RDONLY | os.O_NONBLOCK)
             time.sleep(0.3)
             with contextlib.suppress(BlockingIOError):
                 os.read(reader, 1 << 20)
@@ -174,41 +174,41 @@ class Trial(ABC):
 
     # --- judging the end
 
-    def ended(self) -> Any:
+    def get_final_state(self) -> Any:
         """The run's state if it is final, else None: a run named Crashed will be resumed."""
         state = self.world.get(f"/flow_runs/{self.run_id}")["state"]
-        stays = state["type"] in ("COMPLETED", "FAILED", "CANCELLED") or (
+        is_final = state["type"] in ("COMPLETED", "FAILED", "CANCELLED") or (
             state["type"] == "CRASHED" and state["name"] != "Crashed"
         )
-        return state if stays else None
+        return state if is_final else None
 
-    def wrong(self, state: dict[str, Any]) -> tuple[str, ...]:
+    def list_problems(self, state: dict[str, Any]) -> tuple[str, ...]:
         """How the end differs from the right one."""
-        wanted, report = right(self.cell), self.folder.report()
-        found = [*self.missed]
-        if state["name"] not in wanted.names or wanted.says not in (state["message"] or ""):
-            found.append(f"ended {state['name']}, not {' or '.join(wanted.names)} {wanted.says}".strip())
-        counted = [each for each in report.attempts if not self.is_missed(each)] if report else []
-        if report and len(counted) not in wanted.attempts and report.end == "succeeded":
-            found.append(f"{len(report.attempts)} attempts")
+        expected, report = get_expected_end(self.cell), self.folder.report()
+        problems = [*self.problems]
+        if state["name"] not in expected.names or expected.text not in (state["message"] or ""):
+            problems.append(f"ended {state['name']}, not {' or '.join(expected.names)} {expected.text}".strip())
+        attempts = [attempt for attempt in report.attempts if not self.is_overlooked(attempt)] if report else []
+        if report and len(attempts) not in expected.attempts and report.end == "succeeded":
+            problems.append(f"{len(report.attempts)} attempts")
         if report and report.leftovers:
-            found.append(f"the report says left: {', '.join(report.leftovers)}")
-        return tuple(found)
+            problems.append(f"the report says left: {', '.join(report.leftovers)}")
+        return tuple(problems)
 
-    def is_missed(self, attempt: Attempt) -> bool:
+    def is_overlooked(self, attempt: Attempt) -> bool:
         """Whether the job's controller overlooked an attempt when its API server restarted, and the run says so."""
         failure = attempt.outcome.status.failure
         return self.cell.fault == "API server restart" and failure is not None and failure.cause == "controller-silent"
 
-    def remains(self) -> list[str]:
+    def list_remains(self) -> list[str]:
         """Processes with the run's label or folder, and whatever else is left over."""
         marks = (f"TORCHYARD_JOB={self.name}/", f"/{self.name}")
-        return [f"process {pid}" for pid in holders(*marks)] + self.left()
+        return [f"process {pid}" for pid in find_processes(*marks)] + self.list_leftovers()
 
-    def finish(self) -> None:
+    def clean_up(self) -> None:
         """End everything that a wrong cell may have left running, so that it does not disturb the others."""
         try:
-            if self.run_id and not until("the state", lambda: [self.ended()], 240)[0]:
+            if self.run_id and not wait_until("the state", lambda: [self.get_final_state()], 240)[0]:
                 self.world.set_state(self.run_id, "FAILED", message="given up by the matrix", name="Failed")
                 kill_all(f"/{self.name}", self.run_id)
         finally:

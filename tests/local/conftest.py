@@ -8,7 +8,7 @@ import pytest
 
 from flows.sweep import sweep
 from tests.conftest import Write
-from tests.flow_processes import TICK, Carried
+from tests.flow_processes import TICK_PROGRAM, FlowRunProcesses
 from tests.runai_jobs import cli, runai_planned
 from torchyard.run.folder import list_run_folders
 
@@ -16,13 +16,13 @@ __all__ = ["cli", "runai_planned"]
 
 
 @pytest.fixture
-def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., Carried]]:
+def create_run(write: Write, tmp_path: Path) -> Iterator[Callable[..., FlowRunProcesses]]:
     """Create a flow run of two ticking agents, whose processes never outlive the test."""
 
-    def make(**keys: Any) -> Carried:
+    def make(**keys: Any) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={keys.pop('ticks', 50)}"]
-        return Carried(write(program=TICK, args=args, nodes=2, metrics="json-lines", **keys))
+        return FlowRunProcesses(write(program=TICK_PROGRAM, args=args, nodes=2, metrics="json-lines", **keys))
 
     yield make
     sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)

@@ -21,7 +21,7 @@ from prefect.states import Cancelling
 from flows.benchmark import benchmark
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import until
+from tests.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_benchmark_folders, list_run_folders
 from torchyard.run.sweep import sweep_run
@@ -68,7 +68,7 @@ class StartedBenchmark(NamedTuple):
         os.kill(int((folder.path / "lock").read_text().split()[-1]), signal.SIGKILL)
 
     def await_measuring(self) -> None:
-        until((self.truth / "3").exists, 240)
+        wait_until((self.truth / "3").exists, 240)
 
     def programs(self) -> dict[str, int]:
         """How often the program was started over each fabric."""
@@ -128,10 +128,10 @@ def started_benchmark(write: Write, tmp_path: Path) -> Iterator[StartedBenchmark
 def test_lost_benchmark_comes_back(started_benchmark: StartedBenchmark) -> None:
     """A benchmark whose process is killed is scheduled again, keeps the run that it has started, and completes."""
     started_benchmark.kill()
-    until(lambda: started_benchmark.now().state_name == "Crashed")
+    wait_until(lambda: started_benchmark.now().state_name == "Crashed")
     assert recover_lost_runs().resumed == (started_benchmark.now().name,)
     (started_benchmark.truth / "go").touch()
-    until(lambda: started_benchmark.now().state_name == "Completed", 240)
+    wait_until(lambda: started_benchmark.now().state_name == "Completed", 240)
     state = started_benchmark.now().state
     assert state
     assert state.message == "fast: 3 GB/s, slow: 1 GB/s"
@@ -157,8 +157,8 @@ def test_cancelled_benchmark_leaves_no_run(started_benchmark: StartedBenchmark, 
             flow_run.state_type for flow_run in (started_benchmark.now(), *started_benchmark.children())
         ] == expected_states
 
-    until(are_cancelled)
+    wait_until(are_cancelled)
     assert started_benchmark.programs() == {"3": 1}
     # A process that is killed in its teardown is Cancelled in Prefect before its watchdog has finished it.
-    until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
+    wait_until(lambda: all(folder.last("end").get("end") == "cancelled" for folder in list_run_folders()))
     assert recover_lost_runs().resumed == ()

@@ -149,7 +149,7 @@ def make_runs() -> None:
     start = {"entry": "fresh", "profile": "sample", "launcher": "volcano", "gpus": 16}
     for name, events in {
         "sample-00000001": (("step", {"name": "submit"}),),
-        "sample-00000002": (("step", {"name": "submit"}), ("running", {"waited": 40.0})),
+        "sample-00000002": (("step", {"name": "submit"}), ("running", {"waited_s": 40.0})),
     }.items():
         folder = RunFolder(runs_folder() / name)
         folder.path.mkdir(parents=True)

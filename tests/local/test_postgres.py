@@ -16,7 +16,7 @@ from flows.train import train
 from scripts.processes import DATABASE_VARIABLE
 from tests.chaos.world import kill_all
 from tests.conftest import Write
-from tests.flow_processes import until
+from tests.flow_processes import wait_until
 from tests.postgres import PASSWORD, create_database, running_postgres
 from tests.skips import find_postgres
 from tests.yard import prefect_server, speaking_to
@@ -72,13 +72,13 @@ def test_run_on_postgresql_comes_back(server: dict[str, str], worker: Path, writ
             pull_steps=[step],
         )
         run_id = client.create_flow_run_from_deployment(deployment, parameters={"profile": str(path)}).id
-        until((tmp_path / "starts").exists, 240)
+        wait_until((tmp_path / "starts").exists, 240)
         (folder,) = list_run_folders()
-        until(lambda: _is_waiting(folder))
+        wait_until(lambda: _is_waiting(folder))
         os.kill(int(folder.last("start")["pid"]), signal.SIGKILL)
-        until(lambda: client.read_flow_run(run_id).run_count == 2, 240)
+        wait_until(lambda: client.read_flow_run(run_id).run_count == 2, 240)
         (tmp_path / "go").touch()
-        until(lambda: client.read_flow_run(run_id).state_type == StateType.COMPLETED, 240)
+        wait_until(lambda: client.read_flow_run(run_id).state_type == StateType.COMPLETED, 240)
         assert client.hello().status_code == 200
     assert (tmp_path / "starts").read_text() == "x"
     assert PASSWORD not in worker.read_text()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chaos.world import World, holders, kill_all, until
+from tests.chaos.world import World, find_processes, kill_all, wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder
 
@@ -23,22 +23,22 @@ def world(tmp_path: Path) -> Iterator[World]:
     world = World(tmp_path / "world")
     with world:
         yield world
-    kill_all(f"TORCHYARD_RUNS={world.runs['worker']}")
+    kill_all(f"TORCHYARD_RUNS={world.runs_folders['worker']}")
 
 
 def cut_power(world: World) -> None:
     """Kill everything, supervisors before agents, whose end they could record; nothing is left to restart it."""
     world.closing.set()
-    environ_prefixes = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs['worker']}")
-    while holders(*environ_prefixes):
+    environ_prefixes = (f"PREFECT_HOME={world.folder}/", f"TORCHYARD_RUNS={world.runs_folders['worker']}")
+    while find_processes(*environ_prefixes):
         kill_all(*environ_prefixes)
 
 
 def start_again(world: World) -> str:
     """Start server and worker again as `make up` does; return what it says about lost runs."""
     world.start("server")
-    until("server", world.healthy, TIMEOUT_S)
-    environment = world.env | {"TORCHYARD_RUNS": str(world.runs["worker"])}
+    wait_until("server", world.is_healthy, TIMEOUT_S)
+    environment = world.env | {"TORCHYARD_RUNS": str(world.runs_folders["worker"])}
     command = [sys.executable, "-m", "torchyard.tasks.recovery", "back"]
     output = subprocess.run(command, env=environment, cwd=ROOT, check=True, capture_output=True, text=True).stdout
     world.start("worker")
@@ -57,19 +57,19 @@ def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
     document: dict[str, Any] = {"about": "ticks", "launcher": "baremetal", "program": str(TICK), "nodes": 2}
     document |= {"args": [f"--truth={truth}", "--ticks=150"], "attempts": 2, "metrics": "json-lines"}
     profile.write_text(yaml.safe_dump(document))
-    run_id = world.begin(profile)
-    until("training", lambda: len(read_printed_lines(truth, 1)) > 40, TIMEOUT_S)
+    run_id = world.create_run(profile)
+    wait_until("training", lambda: len(read_printed_lines(truth, 1)) > 40, TIMEOUT_S)
     cut_power(world)
     restarted_at = time.monotonic()
     assert start_again(world).startswith("resumed 1")
-    until("training again", lambda: read_printed_lines(truth, 2), TIMEOUT_S)
+    wait_until("training again", lambda: read_printed_lines(truth, 2), TIMEOUT_S)
     print(f"\ntraining again {time.monotonic() - restarted_at:.0f} s after the start of the server")
-    state = until(
+    state = wait_until(
         "the end",
         lambda: (state := world.get(f"/flow_runs/{run_id}")["state"])["name"] == "Completed" and state,
         TIMEOUT_S,
     )
-    (folder,) = [RunFolder(path.parent) for path in world.runs["worker"].glob("*/journal")]
+    (folder,) = [RunFolder(path.parent) for path in world.runs_folders["worker"].glob("*/journal")]
     report = folder.report()
     assert report
     assert (state["type"], [attempt.number for attempt in report.attempts], report.leftovers) == (
@@ -79,5 +79,5 @@ def test_run_continues_after_a_power_cut(world: World, tmp_path: Path) -> None:
     )
     failure = report.attempts[0].collected.failure
     assert failure
-    assert (failure.cause, failure.retry) == ("keeper-killed", True)
+    assert (failure.cause, failure.retry) == ("supervisor-killed", True)
     assert '"step": 1,' not in "".join(read_printed_lines(truth, 2))  # it went on from its checkpoint

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 from prefect.server.api.server import SubprocessASGIServer
 
-from tests.flow_processes import Carried, ticking, until
+from tests.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
 from torchyard.host.state import read_state
 from torchyard.run.folder import RunFolder
 
@@ -53,18 +53,18 @@ def measure_reaction_s(folder: RunFolder) -> float:
 
 
 def test_run_does_not_notice_that_prefect_hangs(
-    create_run: Callable[..., Carried],
+    create_run: Callable[..., FlowRunProcesses],
     server: Server,
     tmp_path: Path,
 ) -> None:
     """With a server that hangs during the wait, the lease is renewed and the end is seen, torn down and reported."""
     run = create_run(ticks=120)
     process = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()
     renewed_at = read_renewal_time(run.folder)
-    until(lambda: read_renewal_time(run.folder) > renewed_at + BLIND_S)
-    report = until(run.folder.report, 60)
+    wait_until(lambda: read_renewal_time(run.folder) > renewed_at + BLIND_S)
+    report = wait_until(run.folder.report, 60)
     assert (report.end, report.leftovers, run.living(), process.poll()) == ("succeeded", (), [], None)
     assert measure_reaction_s(run.folder) < 2.0
     server.go_on()
@@ -73,17 +73,17 @@ def test_run_does_not_notice_that_prefect_hangs(
 
 
 def test_cancel_waits_for_no_answer(
-    create_run: Callable[..., Carried],
+    create_run: Callable[..., FlowRunProcesses],
     server: Server,
     tmp_path: Path,
 ) -> None:
     """A SIGTERM while the server hangs tears everything down within the half minute that Prefect gives."""
     run = create_run(ticks=600)
     process = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     server.hang()
     os.kill(process.pid, signal.SIGTERM)
-    report = until(run.folder.report, 30)
+    report = wait_until(run.folder.report, 30)
     assert (report.end, report.leftovers, run.living()) == ("stopped", (), [])
     process.kill()
     process.communicate()

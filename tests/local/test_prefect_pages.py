@@ -11,13 +11,13 @@ from prefect.client.schemas.filters import FlowRunFilter, FlowRunFilterId
 from prefect.states import Suspended
 
 from flows.train import train
-from tests.flow_processes import Carried, ticking, until
+from tests.flow_processes import FlowRunProcesses, have_ranks_ticked, wait_until
 from torchyard.pages.report import render_text
 
 pytestmark = pytest.mark.usefixtures("api")
 
 
-def task_states(run: Carried) -> dict[str, list[str]]:
+def task_states(run: FlowRunProcesses) -> dict[str, list[str]]:
     """The states of a run's task runs in Prefect, by name of the step."""
     run_filter = FlowRunFilter(id=FlowRunFilterId(any_=[run.id]))
     states: dict[str, list[str]] = {}
@@ -29,14 +29,14 @@ def task_states(run: Carried) -> dict[str, list[str]]:
     return states
 
 
-def test_comeback_is_told_as_it_was(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_comeback_is_told_as_it_was(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A lost wait becomes Crashed in Prefect, and the report has every step, the gap and the whole time."""
     run = create_run(ticks=120)
     started_at = time.time()
-    run.lose(lambda: ticking(tmp_path) and "Running" in task_states(run).get("wait", ()))
+    run.lose(lambda: have_ranks_ticked(tmp_path) and "Running" in task_states(run).get("wait", ()))
     lost_at = time.time()
     second = run.process()
-    until(lambda: task_states(run).get("wait", [""])[0] == "Crashed")
+    wait_until(lambda: task_states(run).get("wait", [""])[0] == "Crashed")
     second.communicate()
     report = run.folder.report()
     assert report
@@ -49,29 +49,29 @@ def test_comeback_is_told_as_it_was(create_run: Callable[..., Carried], tmp_path
     )
     assert "was lost in wait at" in render_text(report)
     assert "after its submit" in report.steps[5].detail
-    states = until(lambda: "Running" not in (text := str(task_states(run))) and text)
+    states = wait_until(lambda: "Running" not in (text := str(task_states(run))) and text)
     assert "'wait': ['Crashed', 'Completed']" in states
 
 
-class Deployed(Carried):
+class Deployed(FlowRunProcesses):
     """A flow run of a deployment: only such a run can be suspended."""
 
-    def __init__(self, run: Carried) -> None:
+    def __init__(self, run: FlowRunProcesses) -> None:
         with get_client(sync_client=True) as client:
             parameters = client.read_flow_run(run.id).parameters
             deployment = client.create_deployment(client.create_flow(train), name="to-suspend")
             self.id = client.create_flow_run_from_deployment(deployment, parameters=parameters).id
 
 
-def test_suspended_run_goes_on_and_says_so(create_run: Callable[..., Carried], tmp_path: Path) -> None:
+def test_suspended_run_goes_on_and_says_so(create_run: Callable[..., FlowRunProcesses], tmp_path: Path) -> None:
     """A suspended run is soon Running again, with a sentence that says why, and completes."""
     run = Deployed(create_run(ticks=100))
     process = run.process()
-    until(lambda: ticking(tmp_path))
+    wait_until(lambda: have_ranks_ticked(tmp_path))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run.id, Suspended(timeout_seconds=3600))
     assert run.state().name == "Suspended"
-    until(lambda: run.state().name == "Running", 15)
+    wait_until(lambda: run.state().name == "Running", 15)
     assert "a run cannot be suspended" in str(run.state().message)
     _, stderr = process.communicate()
     assert "a run cannot be suspended" in stderr

@@ -28,7 +28,7 @@ from scripts.automations import (
     create_automations,
 )
 from tests.conftest import Write
-from tests.flow_processes import Carried, until
+from tests.flow_processes import FlowRunProcesses, wait_until
 from torchyard.run.folder import RunFolder, runs_folder
 from torchyard.run.resume import LOST_MESSAGE
 from torchyard.run.sweep import sweep_run
@@ -165,9 +165,9 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
     lost_run.left()
     watchdog = threading.Thread(target=copy_context().run, args=(_report_lost_run, lost_run.folder))
     watchdog.start()
-    until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
+    wait_until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
     lost_run.client.set_flow_run_state(lost_run.id, CRASHED, force=True)  # a worker that reports it late
-    until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
+    wait_until(lambda: lost_run.now().state_type == StateType.SCHEDULED, 120)
     lost_run.folder.record_event("start", run=str(lost_run.id), count=2)
     watchdog.join(60)
     assert not watchdog.is_alive()
@@ -179,15 +179,15 @@ def test_watchdog_reschedules_its_run(create_run: Callable[[State[Any]], Run]) -
 
 
 @pytest.fixture
-def failed_run(write: Write) -> Carried:
+def failed_run(write: Write) -> FlowRunProcesses:
     """A run that has failed."""
-    failed_run = Carried(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
+    failed_run = FlowRunProcesses(write(code="raise SystemExit(3)", agent="none", rendezvous="env"))
     failed_run.process().wait()
     assert failed_run.state().name == "Failed"
     return failed_run
 
 
-def test_late_reschedule_does_not_train_again(failed_run: Carried, client: SyncPrefectClient) -> None:
+def test_late_reschedule_does_not_train_again(failed_run: FlowRunProcesses, client: SyncPrefectClient) -> None:
     """A run that an automation of the previous version schedules after its end reports that end again."""
     message = failed_run.state().message
     client.set_flow_run_state(failed_run.id, Scheduled(message=LOST_MESSAGE), force=True)
@@ -200,7 +200,7 @@ def test_late_reschedule_does_not_train_again(failed_run: Carried, client: SyncP
 
 
 @pytest.mark.parametrize("end", ["failed", "swept"])
-def test_retry_by_a_user_trains_again(failed_run: Carried, client: SyncPrefectClient, end: str) -> None:
+def test_retry_by_a_user_trains_again(failed_run: FlowRunProcesses, client: SyncPrefectClient, end: str) -> None:
     """A retry by a person starts a new attempt at once, even of a run that was swept."""
     if end == "swept":
         failed_run.folder.record_event("end", end="swept", by="sweep", sentence="its lease has ended")

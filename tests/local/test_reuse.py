@@ -18,7 +18,7 @@ from prefect.settings import PREFECT_API_URL
 
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import until
+from tests.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.host.processes import find_labelled
 from torchyard.model.result import RunResult
@@ -64,7 +64,7 @@ def has_processes() -> bool:
 
 def cancel_when_waiting(run: Any, count: int) -> None:
     """What `prefect flow-run cancel` does, once that many trainings wait for their jobs."""
-    until(lambda: are_waiting(count))
+    wait_until(lambda: are_waiting(count))
     with get_client(sync_client=True) as client:
         client.set_flow_run_state(run, State(type=StateType.CANCELLING))
 
@@ -161,7 +161,7 @@ def test_stop_of_the_flow_ends_what_it_has_submitted(
     script.write_text(TWO_AT_ONCE)
     command = [sys.executable, str(script), str(write(code=SLEEP))]
     with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) as process:
-        until(lambda: are_waiting(2))
+        wait_until(lambda: are_waiting(2))
         process.send_signal(signal_number)
         stdout, _ = process.communicate(timeout=90)
     assert process.returncode == -signal_number

@@ -14,7 +14,7 @@ from prefect.client.schemas.objects import State
 from flows.sweep import sweep
 from flows.train import train
 from tests.conftest import Write
-from tests.flow_processes import Carried
+from tests.flow_processes import FlowRunProcesses
 from tests.runai_jobs import Cli, Planned, begun, profile
 from torchyard.common.project_root import ROOT
 from torchyard.launchers import runai
@@ -69,7 +69,7 @@ def test_failed_pod_has_its_cause_in_the_log(cli: Cli, write: Write, tmp_path: P
 def test_sweep_deletes_what_a_killed_launcher_left(cli: Cli, write: Write, tmp_path: Path) -> None:
     """A job whose launcher was killed runs on in Run:ai until a sweep here deletes it; its log is fetched first."""
     keys = {"agent": "none", "rendezvous": "env", "program": "/bin/sh", "args": ["-c", "echo up; sleep 60"]}
-    run = Carried(write(**profile(cli(), **keys)))
+    run = FlowRunProcesses(write(**profile(cli(), **keys)))
     run.lose(lambda: len([path for path in tmp_path.glob("runs/*/attempt-1/*/log") if path.stat().st_size]) == 2)
     assert list((tmp_path / "cloud").iterdir())
     sweep(runs=[run.folder.name], return_state=True)

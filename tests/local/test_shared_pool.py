@@ -18,9 +18,9 @@ from prefect.settings import PREFECT_API_URL
 from prefect.states import Scheduled
 
 from flows.train import train
-from tests.chaos.world import holders, kill_all
+from tests.chaos.world import find_processes, kill_all
 from tests.conftest import Write
-from tests.flow_processes import until
+from tests.flow_processes import wait_until
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder
 from torchyard.tasks.recovery import recover_lost_runs
@@ -63,8 +63,8 @@ class Machine(NamedTuple):
 
     def lose_launcher(self) -> None:
         """Kill everything but the supervisors and what they supervise: those train on under their lease."""
-        kept_pids = {*holders("TORCHYARD_JOB="), *holders("host/supervisor.py")}
-        for pid in set(holders(self.mark)) - kept_pids - {os.getpid()}:
+        kept_pids = {*find_processes("TORCHYARD_JOB="), *find_processes("host/supervisor.py")}
+        for pid in set(find_processes(self.mark)) - kept_pids - {os.getpid()}:
             os.kill(pid, signal.SIGKILL)
 
     def folder(self) -> RunFolder:
@@ -126,7 +126,7 @@ def lost_run(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> It
         lost_run = LostRun(client, run.id, machines, truth)
         machines[0].start_worker()
         try:
-            until(lambda: lost_run.starts() == 1, 240)
+            wait_until(lambda: lost_run.starts() == 1, 240)
             lost_run.take_elsewhere()
             yield lost_run
         finally:
@@ -136,21 +136,21 @@ def lost_run(write: Write, tmp_path: Path, request: pytest.FixtureRequest) -> It
 @pytest.mark.parametrize("lost_run", ["3m"], indirect=True)
 def test_run_goes_back_to_the_machine_that_holds_it(lost_run: LostRun) -> None:
     """A machine that knows nothing of the run's processes gives it back, and the run ends where it has begun."""
-    until(lost_run.is_handed_back, 120)
+    wait_until(lost_run.is_handed_back, 120)
     assert not list(lost_run.machines[1].runs.glob("*/journal"))
     kill_all(lost_run.machines[1].mark)
     (lost_run.truth / "go").touch()
     lost_run.machines[0].start_worker()
-    until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
+    wait_until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
     assert (lost_run.state().name, lost_run.starts()) == ("Completed", 1)
 
 
 @pytest.mark.parametrize("lost_run", ["15s"], indirect=True)
 def test_machine_that_is_gone_holds_a_run_no_longer_than_its_lease(lost_run: LostRun) -> None:
     """After the lease the run fails with a sentence: only a person can know that the silent machine is gone."""
-    until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
+    wait_until(lambda: lost_run.state().is_final() and lost_run.state().name != "Crashed", 240)
     assert (lost_run.state().name, lost_run.starts()) == ("Failed", 1)
     assert "retry this run" in str(lost_run.state().message)
-    assert not holders(f"TORCHYARD_JOB={lost_run.machines[0].folder().name}/")
+    assert not find_processes(f"TORCHYARD_JOB={lost_run.machines[0].folder().name}/")
     lost_run.client.set_flow_run_state(lost_run.id, Scheduled(message="Retry from the UI"), force=True)
-    until(lambda: lost_run.starts() == 2, 240)
+    wait_until(lambda: lost_run.starts() == 2, 240)

@@ -15,7 +15,7 @@ from prefect import get_client
 from prefect.client.orchestration import SyncPrefectClient
 from prefect.client.schemas.objects import FlowRun
 
-from tests.flow_processes import until
+from tests.flow_processes import wait_until
 from tests.yard import prefect_server, speaking_to
 from torchyard.common.project_root import ROOT
 
@@ -138,7 +138,7 @@ def _finish_run(prefect_client: SyncPrefectClient, deployment: str) -> Any:
     """Create a run with a dry run's parameters, and wait for its end."""
     entry = prefect_client.read_deployment_by_name(deployment)
     run = prefect_client.create_flow_run_from_deployment(entry.id, parameters={**entry.parameters, "dry_run": True})
-    return until(lambda: (state := prefect_client.read_flow_run(run.id).state) and state.is_final() and state)
+    return wait_until(lambda: (state := prefect_client.read_flow_run(run.id).state) and state.is_final() and state)
 
 
 def test_checkout_without_a_name_of_its_own_is_refused(

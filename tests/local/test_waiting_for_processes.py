@@ -18,7 +18,7 @@ def job(write: Write, tmp_path: Path) -> Make:
 def test_log_that_comes_late_has_not_failed_to_start(job: Make) -> None:
     """Over a slow connection neither start nor silence is judged before the log has arrived."""
     plan = job(tenths=25, follow="sleep 2; tail -c +$(($1 + 1)) there; sleep 9", size=', "log_size": 66')
-    assert waited(plan, age=5000).status.state == "succeeded"
+    assert waited(plan, age_s=5000).status.state == "succeeded"
 
 
 @pytest.mark.parametrize("error", [FolderError("x", "gone"), OSError(28, "No space left on device"), ValueError("x")])

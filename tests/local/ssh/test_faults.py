@@ -35,7 +35,7 @@ def test_unreachable_host_is_reported_in_one_sentence(build_plan: Planned, name:
 
 
 @pytest.mark.parametrize(("options", "message"), [
-    ({"keeper_python": "python9"}, "found choose another interpreter with options.python, or options.keeper_python"),
+    ({"supervisor_python": "python9"}, "found choose another interpreter with options.python, or options.supervisor_python"),
     ({"python": "/no/python"}, "/no/python: No such file or directory choose another"),
     ({"folder": "/proc/none"}, "run folder /proc/none/sample-a1b2c3d4-1 on host-a: No such file or directory"),
     ({"hosts": [{"host": "host-a", "address": "gpu-x"}, "host-b"]}, "route from host-b to gpu-x: "),
@@ -86,7 +86,7 @@ def test_remains_of_a_site_are_brought_and_removed(plan_job: Planned, hosts: Hos
     submit(plan, Deadlines())
     (site,) = (hosts.folder / "host-a" / ".torchyard").iterdir()
     (site / "checkpoints" / "last.pt").write_text("step 100")
-    _remove(site / "keeper")
+    _remove(site / "supervisor")
     assert teardown(plan) == ()
     assert hosts.left() == []
     (fetched_files,) = {Path(plan_site.files) for plan_site in plan.sites if plan_site.host == "host-a"}

@@ -11,7 +11,7 @@ from flows.sweep import sweep
 from flows.train import train
 from tests import sshd
 from tests.conftest import Write
-from tests.flow_processes import TICK, Carried, ticking, until
+from tests.flow_processes import TICK_PROGRAM, FlowRunProcesses, have_ranks_ticked, wait_until
 from tests.sshd import Hosts
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import list_run_folders
@@ -56,28 +56,28 @@ def test_digits_are_learned_over_two_hosts(hosts: Hosts, write: Write) -> None:
 
 
 @pytest.fixture
-def lose_run(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., Carried]:
+def lose_run(hosts: Hosts, write: Write, tmp_path: Path) -> Callable[..., FlowRunProcesses]:
     """A run of two ticking hosts whose process was killed."""
 
-    def create_lost_run(ticks: int, **keys: object) -> Carried:
+    def create_lost_run(ticks: int, **keys: object) -> FlowRunProcesses:
         (tmp_path / "truth").mkdir()
         args = [f"--truth={tmp_path}/truth", f"--ticks={ticks}"]
         without_agent = {"rendezvous": "env", "agent": "none", "nodes": 2, "metrics": "json-lines"}
-        run = Carried(write(program=TICK, args=args, options=build_host_options(hosts), **without_agent, **keys))
-        run.lose(lambda: ticking(tmp_path))
+        run = FlowRunProcesses(write(program=TICK_PROGRAM, args=args, options=build_host_options(hosts), **without_agent, **keys))
+        run.lose(lambda: have_ranks_ticked(tmp_path))
         return run
 
     return create_lost_run
 
 
-def has_every_line_once(run: Carried, truth: Path) -> bool:
+def has_every_line_once(run: FlowRunProcesses, truth: Path) -> bool:
     """Whether every line of both hosts is in the local logs exactly once."""
     logs = "".join(path.read_text() for path in run.folder.path.glob("attempt-1/node-*/log"))
     printed_lines = [path.read_text().splitlines() for path in truth.glob("*")]
     return len(printed_lines) == 2 and all(logs.count(line) == 1 for lines in printed_lines for line in lines)
 
 
-def test_lost_launcher_finds_its_job_there(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_lost_launcher_finds_its_job_there(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
     """After a SIGKILL the restarted run attaches to its hosts and gets every line exactly once."""
     run = lose_run(ticks=60)
     assert run.process().wait() == 0
@@ -87,18 +87,18 @@ def test_lost_launcher_finds_its_job_there(lose_run: Callable[..., Carried], hos
 
 
 def test_hosts_end_a_job_that_nobody_looks_after(
-    lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path
+    lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path
 ) -> None:
     """Without its launcher a job ends with its lease on every host; a later launch gets that cause and the logs."""
     run = lose_run(ticks=6000, deadlines={"lease": "6s"})
-    until(lambda: not any(hosts.processes(name) for name in hosts.addresses))
+    wait_until(lambda: not any(hosts.processes(name) for name in hosts.addresses))
     assert len([path for path in hosts.left() if path.endswith(".torchyard")]) == 2
     assert run.process().wait() == 0
     assert "its lease was not renewed for 6 s (deadlines.lease)" in str(run.state().message)
     assert (has_every_line_once(run, tmp_path / "truth"), hosts.left()) == (True, [])
 
 
-def test_sweep_clears_hosts_and_brings_all_home(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_sweep_clears_hosts_and_brings_all_home(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
     """A sweep here ends a run on its hosts whose launcher was killed, after fetching its logs."""
     run = lose_run(ticks=6000)
     sweep(runs=[folder.name for folder in list_run_folders()], return_state=True)
@@ -106,7 +106,7 @@ def test_sweep_clears_hosts_and_brings_all_home(lose_run: Callable[..., Carried]
     assert has_every_line_once(run, tmp_path / "truth")
 
 
-def test_run_goes_on_from_another_machine(lose_run: Callable[..., Carried], hosts: Hosts, tmp_path: Path) -> None:
+def test_run_goes_on_from_another_machine(lose_run: Callable[..., FlowRunProcesses], hosts: Hosts, tmp_path: Path) -> None:
     """Another machine without any files of the run finds its job on the hosts and completes it with every line."""
     run = lose_run(ticks=300)
     hosts.forget()

@@ -15,27 +15,27 @@ from typing import Any
 
 import yaml
 
-from tests.chaos.cells import Column
-from tests.chaos.world import until
+from tests.chaos.cells import Launcher
+from tests.chaos.world import wait_until
 from tests.cluster.api import ApiError
 from tests.cluster.plane import Plane
 from torchyard.common.project_root import ROOT
 
-RUN, ATTEMPT, ROLE = "torchyard/run", "torchyard/attempt", "torchyard/role"
-JOBS: dict[Column, tuple[str, str]] = {
+RUN_LABEL, ATTEMPT_LABEL, ROLE_LABEL = "torchyard/run", "torchyard/attempt", "torchyard/role"
+JOB_KINDS: dict[Launcher, tuple[str, str]] = {
     "volcano": ("batch.volcano.sh/v1alpha1", "jobs"),
     "pytorchjob": ("kubeflow.org/v1", "pytorchjobs"),
 }
-EVICTED = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
-LOST = {
+EVICTED_STATUS = {"phase": "Failed", "reason": "Evicted", "message": "The node was low on resource: ephemeral-storage."}
+NODE_LOST_CONDITION = {
     "type": "DisruptionTarget",
     "status": "True",
     "reason": "DeletionByTaintManager",
     "message": "Taint manager: deleting due to NoExecute taint",
 }
-ECHOES = ("events", "endpoints", "endpointslices")
+DERIVED_KINDS = ("events", "endpoints", "endpointslices")
 Object = dict[str, Any]
-SWEEP = """
+SWEEP_CODE = """
 import sys, time
 real = time.time
 time.time = lambda: real() + {ahead}
@@ -44,26 +44,26 @@ sys.exit(main(sys.argv[1:]))
 """
 
 
-class Seen:
+class ObjectTracker:
     """One kind of object in a namespace: the current objects, and every uid that ever existed."""
 
     def __init__(self, plane: Plane, path: str) -> None:
         self._api, self._path = plane.api(), path
-        self.now: dict[str, Object] = {}
-        self.ever: dict[str, tuple[str, str]] = {}
-        threading.Thread(target=self._keep, daemon=True).start()
+        self.current: dict[str, Object] = {}
+        self.created: dict[str, tuple[str, str]] = {}
+        threading.Thread(target=self._follow, daemon=True).start()
 
-    def of(self, run: str) -> list[Object]:
-        return [each for each in list(self.now.values()) if labels(each).get(RUN) == run]
+    def list_of_run(self, run: str) -> list[Object]:
+        return [obj for obj in list(self.current.values()) if get_labels(obj).get(RUN_LABEL) == run]
 
-    def _keep(self) -> None:
+    def _follow(self) -> None:
         while True:
             try:
-                found = self._api.call("GET", self._path)
-                self.now = {each["metadata"]["name"]: each for each in found["items"]}
-                for each in found["items"]:
-                    self._note(each)
-                self._watch(found["metadata"]["resourceVersion"])
+                listing = self._api.call("GET", self._path)
+                self.current = {obj["metadata"]["name"]: obj for obj in listing["items"]}
+                for obj in listing["items"]:
+                    self._record(obj)
+                self._watch(listing["metadata"]["resourceVersion"])
             except (ApiError, OSError, ValueError, HTTPException):  # broken off; the next list shows what was missed
                 time.sleep(0.2)
 
@@ -72,23 +72,26 @@ class Seen:
             event = json.loads(line)
             if event.get("type") not in ("ADDED", "MODIFIED", "DELETED"):
                 return
-            thing = event["object"]
+            obj = event["object"]
             if event["type"] == "DELETED":
-                self.now.pop(thing["metadata"]["name"], None)
+                self.current.pop(obj["metadata"]["name"], None)
             else:
-                self.now[thing["metadata"]["name"]] = thing
-                self._note(thing)
+                self.current[obj["metadata"]["name"]] = obj
+                self._record(obj)
 
-    def _note(self, thing: Object) -> None:
-        self.ever[thing["metadata"]["uid"]] = (labels(thing).get(RUN, ""), labels(thing).get(ATTEMPT, ""))
-
-
-def labels(thing: Object) -> dict[str, str]:
-    found: dict[str, str] = thing["metadata"].get("labels") or {}
-    return found
+    def _record(self, obj: Object) -> None:
+        self.created[obj["metadata"]["uid"]] = (
+            get_labels(obj).get(RUN_LABEL, ""),
+            get_labels(obj).get(ATTEMPT_LABEL, ""),
+        )
 
 
-class Space:
+def get_labels(obj: Object) -> dict[str, str]:
+    labels: dict[str, str] = obj["metadata"].get("labels") or {}
+    return labels
+
+
+class ChaosNamespace:
     """The matrix's own namespace, and the faults within it."""
 
     def __init__(self) -> None:
@@ -97,15 +100,17 @@ class Space:
         self.name = f"torchyard-chaos-{uuid.uuid4().hex[:6]}"
         self.api = self.plane.api()
         self.call("POST", "/api/v1/namespaces", {"metadata": {"name": self.name}})
-        until("a ServiceAccount", lambda: self.items(self.path("v1", "serviceaccounts")), 30)
-        self.kinds = list(self._kinds())
-        self.pods = Seen(self.plane, self.path("v1", "pods"))
-        self.jobs = {column: Seen(self.plane, self.path(*kind)) for column, kind in JOBS.items()}
+        wait_until("a ServiceAccount", lambda: self.list_items(self.build_path("v1", "serviceaccounts")), 30)
+        self.kind_paths = list(self._list_kind_paths())
+        self.pods = ObjectTracker(self.plane, self.build_path("v1", "pods"))
+        self.jobs = {
+            launcher: ObjectTracker(self.plane, self.build_path(*job_kind)) for launcher, job_kind in JOB_KINDS.items()
+        }
 
     def close(self) -> None:
         self.call("DELETE", f"/api/v1/namespaces/{self.name}")
 
-    def path(self, group: str, plural: str, name: str = "") -> str:
+    def build_path(self, group: str, plural: str, name: str = "") -> str:
         root = f"/apis/{group}" if "/" in group else f"/api/{group}"
         return f"{root}/namespaces/{self.name}/{plural}{f'/{name}' if name else ''}"
 
@@ -124,35 +129,39 @@ class Space:
 
     # --- reading
 
-    def workers(self, run: str) -> list[Object]:
+    def list_worker_pods(self, run: str) -> list[Object]:
         """The run's pods without the store."""
-        return [pod for pod in self.pods.of(run) if ROLE not in labels(pod)]
+        return [pod for pod in self.pods.list_of_run(run) if ROLE_LABEL not in get_labels(pod)]
 
-    def stores(self, run: str) -> list[Object]:
-        return [pod for pod in self.pods.of(run) if ROLE in labels(pod)]
+    def list_store_pods(self, run: str) -> list[Object]:
+        return [pod for pod in self.pods.list_of_run(run) if ROLE_LABEL in get_labels(pod)]
 
-    def doubles(self, column: Column, run: str) -> int:
+    def count_doubles(self, launcher: Launcher, run: str) -> int:
         """The number of jobs beyond the first of each attempt."""
-        made = [attempt for name, attempt in self.jobs[column].ever.values() if name == run]
-        return len(made) - len(set(made))
+        attempts = [attempt for name, attempt in self.jobs[launcher].created.values() if name == run]
+        return len(attempts) - len(set(attempts))
 
-    def left(self, run: str) -> list[str]:
+    def list_leftovers(self, run: str) -> list[str]:
         """Every object that has the run's label."""
-        found = [(path, each) for path in self.kinds for each in self.items(f"{path}?labelSelector={RUN}%3D{run}")]
-        return [f"{path.rpartition('/')[2]} {each['metadata']['name']}" for path, each in found]
+        leftovers = [
+            (path, obj)
+            for path in self.kind_paths
+            for obj in self.list_items(f"{path}?labelSelector={RUN_LABEL}%3D{run}")
+        ]
+        return [f"{path.rpartition('/')[2]} {obj['metadata']['name']}" for path, obj in leftovers]
 
-    def items(self, path: str) -> list[Object]:
-        found: list[Object] = self.call("GET", path)["items"]
-        return found
+    def list_items(self, path: str) -> list[Object]:
+        objects: list[Object] = self.call("GET", path)["items"]
+        return objects
 
-    def _kinds(self) -> Iterator[str]:
+    def _list_kind_paths(self) -> Iterator[str]:
         """The path of every namespaced kind, except those that the cluster removes itself, such as events."""
         groups = self.call("GET", "/apis")["groups"]
         for version in ["v1", *(group["preferredVersion"]["groupVersion"] for group in groups)]:
             root = f"/apis/{version}" if "/" in version else f"/api/{version}"
-            for each in self.call("GET", root)["resources"]:
-                if each["namespaced"] and "list" in each["verbs"] and each["name"] not in ECHOES:
-                    yield self.path(version, each["name"])
+            for resource in self.call("GET", root)["resources"]:
+                if resource["namespaced"] and "list" in resource["verbs"] and resource["name"] not in DERIVED_KINDS:
+                    yield self.build_path(version, resource["name"])
 
     # --- faults
 
@@ -166,62 +175,67 @@ class Space:
         }
         (folder / "stranger").mkdir()
         environment |= {"PREFECT_HOME": str(folder / "prefect"), "TORCHYARD_RUNS": str(folder / "stranger")}
-        for config in (self.plane.admin, self.stranger(folder)):
-            words = [sys.executable, "-c", SWEEP.format(ahead=86400), "--context", current(config)]
+        for config in (self.plane.admin, self.create_user(folder)):
+            command = [sys.executable, "-c", SWEEP_CODE.format(ahead=86400), "--context", read_current_context(config)]
             with (folder / "sweep.log").open("ab") as log:
                 subprocess.run(
-                    words, env={**environment, "KUBECONFIG": str(config)}, cwd=ROOT, check=False, stdout=log, stderr=log
+                    command,
+                    env={**environment, "KUBECONFIG": str(config)},
+                    cwd=ROOT,
+                    check=False,
+                    stdout=log,
+                    stderr=log,
                 )
 
-    def stranger(self, folder: Path) -> Path:
+    def create_user(self, folder: Path) -> Path:
         """The kubeconfig of a user who may run jobs in this namespace, and nothing else."""
         user = f"stranger-{uuid.uuid4().hex[:6]}"
         role = {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": "torchyard"}
         subject = {"apiGroup": "rbac.authorization.k8s.io", "kind": "User", "name": user}
         binding = {"metadata": {"name": user}, "roleRef": role, "subjects": [subject]}
-        self.call("POST", self.path("rbac.authorization.k8s.io/v1", "rolebindings"), binding)
+        self.call("POST", self.build_path("rbac.authorization.k8s.io/v1", "rolebindings"), binding)
         return self.plane.kubeconfig(folder / "stranger.kubeconfig", user)
 
     def annotate(self, pod: Object, key: str, value: str) -> None:
         self.patch(pod, {"metadata": {"annotations": {key: value}}})
 
-    def patch(self, pod: Object, change: Object, part: str = "") -> None:
-        path = self.path("v1", "pods", pod["metadata"]["name"]) + part
-        with suppress_absent():
+    def patch(self, pod: Object, change: Object, subresource: str = "") -> None:
+        path = self.build_path("v1", "pods", pod["metadata"]["name"]) + subresource
+        with ignore_not_found():
             self.call("PATCH", path, change, patch="merge")
 
     def delete(self, path: str) -> None:
-        with suppress_absent():
+        with ignore_not_found():
             self.call("DELETE", path)
 
     def evict(self, pod: Object) -> None:
         """Evict a pod, as a kubelet with a full disk does."""
-        self.patch(pod, {"status": {**EVICTED, "containerStatuses": None}}, "/status")
+        self.patch(pod, {"status": {**EVICTED_STATUS, "containerStatuses": None}}, "/status")
 
-    def lose(self, pod: Object) -> None:
+    def lose_node(self, pod: Object) -> None:
         """Delete a pod, as the control plane does when its node no longer answers."""
-        conditions = [*(pod["status"].get("conditions") or ()), LOST]
+        conditions = [*(pod["status"].get("conditions") or ()), NODE_LOST_CONDITION]
         self.patch(pod, {"status": {"conditions": conditions}}, "/status")
-        self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
+        self.delete(self.build_path("v1", "pods", pod["metadata"]["name"]))
 
-    def delete_job(self, column: Column, run: str) -> None:
-        for job in self.jobs[column].of(run):
-            self.delete(self.path(*JOBS[column], job["metadata"]["name"]))
+    def delete_job(self, launcher: Launcher, run: str) -> None:
+        for job in self.jobs[launcher].list_of_run(run):
+            self.delete(self.build_path(*JOB_KINDS[launcher], job["metadata"]["name"]))
 
-    def clear(self, column: Column, run: str) -> None:
+    def delete_run(self, launcher: Launcher, run: str) -> None:
         """Delete the jobs and stores of a run."""
-        self.delete_job(column, run)
-        for pod in self.stores(run):
-            self.delete(self.path("v1", "pods", pod["metadata"]["name"]))
+        self.delete_job(launcher, run)
+        for pod in self.list_store_pods(run):
+            self.delete(self.build_path("v1", "pods", pod["metadata"]["name"]))
 
 
-def current(config: Path) -> str:
+def read_current_context(config: Path) -> str:
     """The current context of a kubeconfig."""
     return str(yaml.safe_load(config.read_text())["current-context"])
 
 
 @contextlib.contextmanager
-def suppress_absent() -> Iterator[None]:
+def ignore_not_found() -> Iterator[None]:
     """Ignore a 404: the object is gone already."""
     try:
         yield
