@@ -9,7 +9,7 @@ from prefect import flow
 
 from tasks.train import train_flow_run
 from torchyard.cli.main import add_overrides, read_overrides
-from torchyard.common.escaping import spell_anything
+from torchyard.common.escaping import escape_unencodable_output
 from torchyard.model.result import RunResult
 
 
@@ -33,7 +33,7 @@ def main(argv: Sequence[str]) -> int:
     parser.add_argument("profile")
     add_overrides(parser)
     args = parser.parse_args(argv)
-    spell_anything()
+    escape_unencodable_output()
     state = train(args.profile, read_overrides(args.set), return_state=True)
     if not state.is_completed():
         print(f"{state.name}: {state.message}", file=sys.stderr)

@@ -13,7 +13,7 @@ from prefect.client.schemas.objects import StateType
 from prefect.events.actions import ChangeFlowRunState, RunDeployment
 from prefect.events.schemas.automations import AutomationCore, EventTrigger, Posture
 
-from torchyard.common.pool import name_deployment, read_pool
+from torchyard.common.pool import format_deployment_name, read_pool
 from torchyard.run.resume import IMPORT_FAILURE_MESSAGES, SILENT_MESSAGE, WORKER_START_TIMEOUT_S
 
 _RUN_MATCH = {"prefect.resource.id": "prefect.flow-run.*"}
@@ -111,7 +111,7 @@ def create_automations() -> None:
     A correct automation is kept: a new one would not watch the runs whose events came before it.
     """
     with get_client(sync_client=True) as client:
-        recovery_id = client.read_deployment_by_name(name_deployment(_RECOVERY_DEPLOYMENT, read_pool())).id
+        recovery_id = client.read_deployment_by_name(format_deployment_name(_RECOVERY_DEPLOYMENT, read_pool())).id
         for automation in (
             _build_heartbeat_automation(),
             _build_crashed_automation(recovery_id),

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from scripts.api import YardError, open_prefect_client
-from torchyard.common.pool import DEFAULT_POOL, name_deployment, read_pool
+from torchyard.common.pool import DEFAULT_POOL, format_deployment_name, read_pool
 from torchyard.common.project_root import ROOT
 from torchyard.loading.form import build_form
 from torchyard.loading.profile import load_profile
@@ -61,7 +61,7 @@ class DeploymentSpec(BaseModel):
         work_pool = self.work_pool
         if work_pool.name == DEFAULT_POOL:
             work_pool = work_pool.model_copy(update={"name": pool})
-        return self.model_copy(update={"name": name_deployment(self.name, pool), "work_pool": work_pool})
+        return self.model_copy(update={"name": format_deployment_name(self.name, pool), "work_pool": work_pool})
 
 
 def deploy_flows(*, take_over: bool = False, nightly: bool = False, pool_type: str = "process") -> None:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from scripts.api import YardError
-from torchyard.common.identity import holder_identity
+from torchyard.common.identity import identify_holder
 from torchyard.common.project_root import ROOT
 
 PREFECT_HOME = ROOT / ".prefect"
@@ -37,7 +37,7 @@ def get_worker_name() -> str:
 
     The name identifies it in Prefect's list, which shows a worker as ONLINE for 90 s after its death.
     """
-    return f"torchyard {holder_identity(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
+    return f"torchyard {identify_holder(str(PREFECT_HOME / 'worker'))}".replace("/", "-")
 
 
 def find_yard_processes(skipped_pid: int = 0) -> dict[str, YardProcess]:

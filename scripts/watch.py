@@ -13,7 +13,7 @@ from prefect.client.schemas.sorting import LogSort
 from prefect.exceptions import ObjectNotFound
 
 from scripts.api import open_prefect_client
-from torchyard.common.pool import name_deployment, read_pool
+from torchyard.common.pool import format_deployment_name, read_pool
 from torchyard.loading.profile import list_profiles
 
 if TYPE_CHECKING:
@@ -109,4 +109,4 @@ def _create_flow_run(client: "SyncPrefectClient", profile: str) -> FlowRun:
 
 
 def _find_deployment(client: "SyncPrefectClient", name: str) -> UUID:
-    return client.read_deployment_by_name(f"train/{name_deployment(name, read_pool())}").id
+    return client.read_deployment_by_name(f"train/{format_deployment_name(name, read_pool())}").id

@@ -19,7 +19,7 @@ from torchyard.common.log import get_log
 from torchyard.common.private_files import write_private_text
 from torchyard.model.errors import ArchiveError, RunInUseError
 from torchyard.model.profile import Profile
-from torchyard.trend.records import HistoryKey, Record, key_of
+from torchyard.trend.records import HistoryKey, Record, get_history_key
 
 _COPY_INTERVAL_S = 2.0  # between two looks at the folder, which cost no request
 _MAX_RETRY_PAUSE_S = 60.0  # between two tries while the store is away
@@ -86,7 +86,7 @@ class RunArchive:
     def start(self, profile: Profile | None = None) -> None:
         """Copy from now on, and fetch the history of the profile's runs."""
         if self._store is not None:
-            self._pending_history = key_of(profile) if profile else None
+            self._pending_history = get_history_key(profile) if profile else None
             run = contextvars.copy_context().run  # the run's log belongs to a context
             self._stop_event.clear()
             threading.Thread(target=run, args=(self._copy_until_stopped,), daemon=True, name="archive").start()

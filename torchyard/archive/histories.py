@@ -21,7 +21,7 @@ def build_record_path(record: Record) -> str:
 
 
 def _build_file_name(run: RunIdentity) -> str:
-    return f"{run.began:016.3f}-{run.name}.json"
+    return f"{run.started_at:016.3f}-{run.name}.json"
 
 
 def fetch_history(store: Store, runs: Path, key: HistoryKey) -> None:

@@ -9,12 +9,12 @@ gc.disable()
 os.environ.setdefault("PYDANTIC_DISABLE_PLUGINS", "__all__")  # the search for them reads every installed package
 
 from torchyard.cli.main import main as run  # noqa: E402
-from torchyard.common.escaping import spell_anything  # noqa: E402
+from torchyard.common.escaping import escape_unencodable_output  # noqa: E402
 
 
 def main() -> None:
     """Run `torchyard VERB …` and exit without cleaning up, which saves a tenth of the time."""
-    spell_anything()
+    escape_unencodable_output()
     try:
         code = run()
     except SystemExit as exit:  # argparse: help, or usage

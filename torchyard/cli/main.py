@@ -16,7 +16,7 @@ from torchyard.common.escaping import single_line, strip_control_codes
 from torchyard.common.secrets import check_exposed_secrets, mask_document
 from torchyard.launchers import registry
 from torchyard.loading import catalog
-from torchyard.loading.profile import find_file, list_profiles, load_profile
+from torchyard.loading.profile import list_profiles, load_profile, resolve_file
 from torchyard.model.errors import ProfileError, TorchyardError
 from torchyard.model.plan import Plan
 from torchyard.model.profile import Profile
@@ -184,7 +184,7 @@ def _run_benchmark(args: argparse.Namespace) -> int:
 def _show_profiles(args: argparse.Namespace) -> int:
     """list all profiles, or print the file of one"""
     if args.name:
-        print(find_file(args.name).read_text(encoding="utf-8"), end="")
+        print(resolve_file(args.name).read_text(encoding="utf-8"), end="")
         return 0
     if args.form:
         print("\n".join(_CATALOG_FORMATS[args.form](catalog.load_catalog())))

@@ -9,7 +9,7 @@ from torchyard.common.escaping import strip_control_codes
 from torchyard.model.errors import FolderError, ProfileError
 from torchyard.model.trend import Trend
 from torchyard.run.folder import runs_folder
-from torchyard.trend.night import judge_records
+from torchyard.trend.night import evaluate_records
 from torchyard.trend.page import build_table, describe_key, find_trend
 from torchyard.trend.plot import draw_trend
 from torchyard.trend.records import History, history_folder, list_histories, read_history
@@ -91,7 +91,7 @@ def _save_plot(history: History, trend: Trend | None, path: Path) -> int:
     """Write the plot as SVG and print its path. ProfileError if there is nothing to draw, or it cannot be written."""
     if trend is None:
         raise ProfileError("--plot", ("no number was compared so far: choose one with --value NAME",))
-    svg = draw_trend(judge_records(history.records, trend), trend.value)
+    svg = draw_trend(evaluate_records(history.records, trend), trend.value)
     if svg is None:
         raise ProfileError("--plot", (f"fewer than two runs that succeeded have the number {trend.value}",))
     try:

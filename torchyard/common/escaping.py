@@ -79,7 +79,7 @@ def _count_longest_ticks(lines: Sequence[str]) -> int:
     return max((len(run) for line in lines for run in re.findall(r"`+", line)), default=0)
 
 
-def spell_anything() -> None:
+def escape_unencodable_output() -> None:
     """Let stdout and stderr write letters that the locale lacks as `\\u2192`: they must not end a run."""
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):

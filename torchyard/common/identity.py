@@ -9,30 +9,30 @@ from pathlib import Path
 
 
 @functools.cache
-def holder_identity(path: str) -> str:
+def identify_holder(path: str) -> str:
     """The owner of a run in this folder, `host:folder#id`: two containers may share the name and path, never the id.
 
     The id is stored beside the runs, so that it is the same in every process that uses them, and after a restart.
     """
     try:
-        return f"{_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
+        return f"{_format_former_identity(path)}#{_get_or_create_id(Path(path).parent / '.id')}"
     except OSError:  # no such folder, or a full disk: then host and folder must do
-        return _former_identity(path)
+        return _format_former_identity(path)
 
 
 def identify_machine(runs: Path) -> str:
     """This machine, as one that may hold runs in this folder: `host:folder#id`."""
-    return holder_identity(str(runs / "any")).replace("/any#", "#")
+    return identify_holder(str(runs / "any")).replace("/any#", "#")
 
 
-def _former_identity(path: str) -> str:
+def _format_former_identity(path: str) -> str:
     """The owner as the previous version wrote it, without the id."""
     return f"{socket.gethostname()}:{path}"
 
 
 def is_holder(holder: str, path: str) -> bool:
     """Whether `holder` is the owner of a run in this folder."""
-    return holder in (holder_identity(path), _former_identity(path))
+    return holder in (identify_holder(path), _format_former_identity(path))
 
 
 def _get_or_create_id(file: Path) -> str:

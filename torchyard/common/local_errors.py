@@ -60,14 +60,14 @@ class LocalErrorGuard:
         self._reported: dict[str, float] = {}  # when each was last reported, while it lasts
 
     @contextlib.contextmanager
-    def endured(self, action: str, whatever: bool = False) -> Iterator[None]:
-        """Survive own trouble in the block; with `whatever`, any fault: for work on which no job depends."""
+    def tolerate(self, action: str, *, ignore_errors: bool = False) -> Iterator[None]:
+        """Survive own trouble in the block; with `ignore_errors`, any fault: for work on which no job depends."""
         try:
             yield
         except RunInUseError:
             raise
         except Exception as error:
-            if not (whatever or is_local_error(error)):
+            if not (ignore_errors or is_local_error(error)):
                 raise
             self._report(action, error)
         else:

@@ -13,7 +13,7 @@ _LINE_STAMP = re.compile(rb"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{1,9}Z [^ ]* \| ")
 _EMPTY_LINE = re.compile(r"(?:\[[a-z_-]{0,40}\d{1,6}\]:)?\s*")  # but for the rank that torchrun names
 
 
-def read_line(text: str, node: str) -> LogLine:
+def parse_log_line(text: str, node: str) -> LogLine:
     """`2026-11-21T08:00:47.123Z node-0 | text`; a line without a stamp (torn by a full disk) is kept as it is."""
     timestamp_text, _, rest = text.partition(" ")
     try:
@@ -23,10 +23,14 @@ def read_line(text: str, node: str) -> LogLine:
     return LogLine(timestamp, node, rest.partition(" | ")[2])
 
 
-def read_line_text(raw: bytes, node: str) -> str:
+def parse_log_line_text(raw: bytes, node: str) -> str:
     """The text of a line after its stamp."""
     match = _LINE_STAMP.match(raw)
-    return raw[match.end() :].decode(errors="replace") if match else read_line(raw.decode(errors="replace"), node).text
+    return (
+        raw[match.end() :].decode(errors="replace")
+        if match
+        else parse_log_line(raw.decode(errors="replace"), node).text
+    )
 
 
 def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
@@ -44,7 +48,7 @@ def read_new_lines(path: Path, offset: int) -> Iterator[tuple[str, int]]:
             yield line[:-1].decode(errors="replace"), offset
 
 
-def cut_record(text: str) -> str | None:
+def strip_record(text: str) -> str | None:
     """What of a line the job itself has printed: all of it, but for a record of the recorder; None if that is nothing.
 
     A record may follow a line that the program has not ended yet.

@@ -23,11 +23,11 @@ def read_pool() -> str:
     return pool
 
 
-def name_deployment(name: str, pool: str) -> str:
+def format_deployment_name(name: str, pool: str) -> str:
     """The name of an installation's deployment: `digits-local@team-b`; the default one has plain names."""
     return name if pool == DEFAULT_POOL else f"{name}{_SEPARATOR}{pool}"
 
 
-def read_deployment_pool(name: str) -> str:
+def parse_deployment_pool(name: str) -> str:
     """The installation that a deployment's name carries."""
     return name.partition(_SEPARATOR)[2] or DEFAULT_POOL

@@ -78,7 +78,7 @@ def _mask_match(match: re.Match[str]) -> str:
 
 def mask_document(document: Any) -> Any:
     """Mask every text in a document, such as a plan, and remove terminal control codes."""
-    secret_values = {secret.value for secret in _find_secrets(document)}
+    secret_values = {secret.value for secret in _list_secrets(document)}
 
     def walk(node: Any) -> Any:
         match node:
@@ -101,7 +101,7 @@ def mask_model(model: N) -> N:
 
 def remember_secrets(plan: Plan) -> None:
     """Mask a plan's secrets from now on wherever they occur: a program may print them."""
-    remember_values(secret.value for secret in _find_secrets(plan.model_dump()))
+    remember_values(secret.value for secret in _list_secrets(plan.model_dump()))
 
 
 def remember_values(values: Iterable[str]) -> None:
@@ -109,16 +109,16 @@ def remember_values(values: Iterable[str]) -> None:
     _known_secrets.update(value for value in values if len(value) >= _MIN_SECRET_CHARS)
 
 
-def _find_secrets(document: Any) -> Iterator[FoundSecret]:
+def _list_secrets(document: Any) -> Iterator[FoundSecret]:
     """Every secret spelled out in a document, found by the name of a variable or an option, or by its shape."""
     match document:
         case str():
-            yield from _find_in_text(document)
+            yield from _list_secrets_in_text(document)
         case {"name": str(name), "value": str(value)} if _is_secret(name, value):
             yield FoundSecret(name, value)
         case dict():
             for key, value in document.items():
-                yield from _find_in_mapping(document, str(key), value)
+                yield from _list_secrets_in_mapping(document, str(key), value)
         case list() | tuple():
             for name, value in pairwise(document):
                 if isinstance(name, str) and isinstance(value, str) and _OPTION_NAME.fullmatch(name):
@@ -126,26 +126,26 @@ def _find_secrets(document: Any) -> Iterator[FoundSecret]:
                         [FoundSecret(name, value)] if not value.startswith("-") and _is_secret(name, value) else []
                     )
             for item in document:
-                yield from _find_secrets(item)
+                yield from _list_secrets(item)
         case _:
             return
 
 
-def _find_in_text(text: str) -> Iterator[FoundSecret]:
+def _list_secrets_in_text(text: str) -> Iterator[FoundSecret]:
     for match in (*_ASSIGNED_VALUE.finditer(text), *_FOLLOWING_VALUE.finditer(text)):
         if _is_secret(match[1], value := match[match.lastindex or 0]):
             yield FoundSecret(match[1], value)
     yield from (FoundSecret("a value", match[0]) for match in _SECRET_SHAPE.finditer(text))
 
 
-def _find_in_mapping(document: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
+def _list_secrets_in_mapping(document: dict[str, Any], key: str, value: Any) -> Iterator[FoundSecret]:
     """Secrets in one value of a mapping, such as `env`, or the data of a Secret or a ConfigMap."""
     is_secret_object = document.get("kind") == "Secret" and key in ("data", "stringData")
     if isinstance(value, dict) and (key in ("env", "data") or is_secret_object):
         named_texts = ((str(name), text) for name, text in value.items() if isinstance(text, str))
         yield from (FoundSecret(name, text) for name, text in named_texts if is_secret_object or _is_secret(name, text))
     is_program = document.get("kind") == "ConfigMap" and key in ("data", "binaryData")
-    yield from (secret for secret in _find_secrets(value) if not (is_program and _is_code(secret.value)))
+    yield from (secret for secret in _list_secrets(value) if not (is_program and _is_code(secret.value)))
 
 
 def _is_code(value: str) -> bool:
@@ -154,7 +154,7 @@ def _is_code(value: str) -> bool:
 
 def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
     """A warning for each secret spelled out in the profile; it shows only the name."""
-    names = dict.fromkeys(secret.name.lstrip("-") for secret in _find_secrets(plan.model_dump()))
+    names = dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets(plan.model_dump()))
     return tuple(
         warning_check(f"secret {name}", _describe_exposure(plan), _describe_remedy(plan, name)) for name in names
     )
@@ -163,7 +163,7 @@ def check_exposed_secrets(plan: Plan) -> tuple[Check, ...]:
 def describe_exposed_overrides(overrides: Mapping[str, Any]) -> str:
     """A warning about secrets in a flow run's parameters, visible to all who may read the run; empty if none."""
     env = {key.removeprefix("env."): value for key, value in overrides.items() if key.startswith("env.")}
-    names = dict.fromkeys(secret.name.lstrip("-") for secret in _find_secrets({"given": dict(overrides), "env": env}))
+    names = dict.fromkeys(secret.name.lstrip("-") for secret in _list_secrets({"given": dict(overrides), "env": env}))
     if not names:
         return ""
     warning = (
@@ -181,5 +181,5 @@ def _describe_exposure(plan: Plan) -> str:
 def _describe_remedy(plan: Plan, name: str) -> str:
     if isinstance(plan, CommandPlan) and plan.launcher == "baremetal":
         return "set it in the environment of the hosts and leave it out of the profile: jobs see that environment"
-    through = ", with options.through: kubernetes" if isinstance(plan, CommandPlan) else ""
-    return f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}{through}"
+    suffix = ", with options.through: kubernetes" if isinstance(plan, CommandPlan) else ""
+    return f"make a Secret and refer to it: env: {{{name}: {{secret: NAME, key: KEY}}}}{suffix}"

@@ -116,7 +116,7 @@ def _find_start_delay(events: Sequence[JournalEvent]) -> float | None:
     """Seconds from the submit to the start of the last job that started; None if none has."""
     for event in reversed(events):
         if event["event"] == "running":
-            return float(event["waited"])
+            return float(event["waited_s"])
     return None
 
 
@@ -137,7 +137,7 @@ def _select_job_events(events: Sequence[JournalEvent]) -> list[JournalEvent]:
     job_events: list[JournalEvent] = []
     for event in events:
         is_over = event["event"] == "end" and event.get("end") not in ("gave-up", "moved")
-        if is_over or (event["event"] == "did" and event.get("name") == "teardown"):
+        if is_over or (event["event"] == "step-end" and event.get("name") == "teardown"):
             job_events = []
         elif job_events or (event["event"] == "step" and event.get("name") == "submit"):
             job_events.append(event)

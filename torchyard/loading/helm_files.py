@@ -7,7 +7,7 @@ from typing import Any
 import yaml
 from pydantic import ValidationError
 
-from torchyard.loading.helm_keys import build_profile_keys, find_refusals
+from torchyard.loading.helm_keys import build_profile_keys, list_refusals
 from torchyard.loading.helm_values import ChartValues
 from torchyard.loading.yaml_document import read_document
 from torchyard.loading.yaml_errors import explain_error, format_location
@@ -31,7 +31,7 @@ def read_values(paths: Sequence[Path], name: str, profile_keys: Mapping[str, Any
         findings = [explain_error(details, (), ChartValues) for details in error.errors()]
         raise ProfileError(name, tuple(_locate_key(files, loc) + text for loc, text in findings)) from error
     if refusals := tuple(
-        f"{_locate_key(files, (key,))}{key}: {text}" for key, text in find_refusals(values, profile_keys)
+        f"{_locate_key(files, (key,))}{key}: {text}" for key, text in list_refusals(values, profile_keys)
     ):
         raise ProfileError(name, refusals)
     return build_profile_keys(values, profile_keys)

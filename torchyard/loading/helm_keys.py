@@ -47,7 +47,7 @@ def build_profile_keys(values: ChartValues, profile_keys: Mapping[str, Any]) -> 
         pod=_build_pod_keys(values, profile_keys.get("resources")),
         cluster=_drop_empty_keys(namespace=values.namespace),
         deadlines={"grace": values.terminationGracePeriodSeconds or _KUBERNETES_GRACE_S},
-        options=_build_launcher_options(values) if _find_launcher(profile_keys) == _LAUNCHER else {},
+        options=_build_launcher_options(values) if _get_launcher(profile_keys) == _LAUNCHER else {},
     )
 
 
@@ -56,7 +56,7 @@ def _drop_empty_keys(**keys: Any) -> ProfileKeys:
     return {key: value for key, value in keys.items() if value not in (None, [], {})}
 
 
-def _find_launcher(profile_keys: Mapping[str, Any]) -> Any:
+def _get_launcher(profile_keys: Mapping[str, Any]) -> Any:
     return profile_keys.get("launcher") or _LAUNCHER
 
 
@@ -165,7 +165,7 @@ _MISSING_PROGRAM = (
 _SHELL_REFUSAL = "is for a shell, and no shell runs it: put it in '…', or set program and args in the profile"
 
 
-def find_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def list_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Each key that a profile cannot express, and why."""
     gpus = values.numGpusPerPod
     if values.restartPolicy != "Never":
@@ -174,14 +174,14 @@ def find_refusals(values: ChartValues, profile_keys: Mapping[str, Any]) -> Itera
         yield "limitGpusPerPod", f"GPUs are not shared: leave it out, or set it to {gpus} like numGpusPerPod"
     if values.numRoceGdr and values.numPods == 1:
         yield "numRoceGdr", "one pod has no other to reach: set it to 0, or use more pods"
-    if _find_launcher(profile_keys) != _LAUNCHER:
+    if _get_launcher(profile_keys) != _LAUNCHER:
         keys = (key for key in _OPTION_KEYS if key in values.model_fields_set and getattr(values, key) is not None)
         yield from ((key, _OPTION_REFUSAL) for key in keys)
     for path, count in Counter(path for path, _ in _list_mounts(values)).items():
         if count > 1:
             yield "volumes", f"{count} volumes are mounted at {path}: each needs a path of its own"
     if not _has_program(profile_keys):
-        yield from (("mainProgram", text) for text in _find_program_faults(values.mainProgram))
+        yield from (("mainProgram", text) for text in _list_program_faults(values.mainProgram))
 
 
 def _has_program(profile_keys: Mapping[str, Any]) -> bool:
@@ -189,7 +189,7 @@ def _has_program(profile_keys: Mapping[str, Any]) -> bool:
     return bool(profile_keys.get("program"))
 
 
-def _find_program_faults(program: str) -> Iterator[str]:
+def _list_program_faults(program: str) -> Iterator[str]:
     """Why torchrun cannot start this program."""
     if not program.strip():
         yield _MISSING_PROGRAM

@@ -15,26 +15,26 @@ _NETWORK_PATTERN = r"[a-z0-9.-]+(/[a-z0-9.-]+)?"
 _NULLABLE_KEYS = ("queueName", "priority")  # null means none for these, not the chart's default
 
 
-def _print_cpus(value: object) -> object:
+def _format_cpus(value: object) -> object:
     """A number of CPUs as text: `8` or `500m`."""
     return str(value) if isinstance(value, int) and not isinstance(value, bool) else value
 
 
-def _print_value(value: object) -> object:
+def _format_value(value: object) -> object:
     """A variable's value as helm prints it: a number's digits, true or false."""
-    return str(value).lower() if isinstance(value, bool) else _print_number(value)
+    return str(value).lower() if isinstance(value, bool) else _format_number(value)
 
 
-def _print_number(value: object) -> object:
+def _format_number(value: object) -> object:
     return str(value) if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 NonEmptyText = Annotated[str, Field(min_length=1)]
 DnsLabel = Annotated[str, Field(pattern="^[a-z]([-a-z0-9]*[a-z0-9])?$", max_length=63)]
-LowerCaseText = Annotated[str, BeforeValidator(_print_number), Field(pattern="^[^A-Z]+$")]
-PrintedText = Annotated[str, BeforeValidator(_print_value)]
+LowerCaseText = Annotated[str, BeforeValidator(_format_number), Field(pattern="^[^A-Z]+$")]
+PrintedText = Annotated[str, BeforeValidator(_format_value)]
 WholeNumber = Annotated[int, Field(strict=True, ge=0)]
-CpuQuantity = Annotated[str, BeforeValidator(_print_cpus), Field(pattern=f"^[0-9]+{_UNIT_PATTERN}?$")]
+CpuQuantity = Annotated[str, BeforeValidator(_format_cpus), Field(pattern=f"^[0-9]+{_UNIT_PATTERN}?$")]
 MemoryQuantity = Annotated[str, Field(pattern=f"^[0-9]+{_UNIT_PATTERN}$")]
 AbsolutePath = Annotated[str, Field(pattern="^/")]
 ChartDuration = Annotated[str, Field(pattern="^0*[1-9][0-9]*(s|m|h|d)$")]  # with 0 the controller would give up at once

@@ -21,14 +21,14 @@ from torchyard.notify.targets import describe_invalid_address
 _NAME_REFUSAL = "the name comes from the file's, {}.yaml: remove this key, or rename the file"
 
 
-def find_file(name: str) -> Path:
+def resolve_file(name: str) -> Path:
     """The file of a profile, or of a shape of node with its name as `hardware/oke/bm-gpu-h100-8`.
 
     ProfileError if there is none.
     """
     folder, _, shape = name.partition("/")
     if folder != "hardware" or not shape:
-        return _find_profile(name)
+        return _resolve_profile(name)
     if path := _find_named_file("hardware", shape):
         return path
     raise ProfileError(name, (_describe_unknown("there is no such hardware file", shape, _list_hardware()),))
@@ -56,7 +56,7 @@ def load_profile(name: str, overrides: Mapping[str, Any] | None = None) -> Profi
 
     ProfileError names every unknown key, wrong value and missing file, each with its line.
     """
-    path = _find_profile(name)
+    path = _resolve_profile(name)
     name = path.stem
     document, root = read_document(path, name)
     raw = merge_overrides(document, overrides or {})
@@ -96,7 +96,7 @@ def _check_notify_address(profile: Profile) -> None:
         raise NamedFileError("notify", problem, "to")
 
 
-def _find_profile(name: str) -> Path:
+def _resolve_profile(name: str) -> Path:
     """The file of a profile: the path if `name` looks like one, else the file of that name in the profile folders."""
     if "/" in name or name.endswith((".yaml", ".yml")):
         path = Path(os.path.expanduser(name)).absolute()
@@ -143,13 +143,13 @@ def _apply_values(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
         raise NamedFileError("values", f"it is a list of files, not {shorten_value(repr(names))}")
     if raw.get("manifest"):
         raise NamedFileError("values", "a manifest is a whole job, which values do not change: name one of the two")
-    paths = [_path_beside(path, name) for name in names]
+    paths = [_resolve_relative_path(path, name) for name in names]
     for missing in (candidate for candidate in paths if not _is_file(candidate)):
         raise NamedFileError("values", f"there is no file {missing}")
     return merge_mappings(read_values(paths, path.stem, raw), raw)
 
 
-def _path_beside(profile: Path, name: str) -> Path:
+def _resolve_relative_path(profile: Path, name: str) -> Path:
     """The path of a file that a profile names, relative to the profile's folder unless it begins with / or ~."""
     return Path(os.path.expanduser(name)) if name.startswith(("/", "~")) else profile.parent / name
 
@@ -200,7 +200,7 @@ def _load_hardware(name: str) -> Hardware:
 
 def _load_manifest(name: str, profile: Path) -> tuple[dict[str, Any], ...]:
     """Load the documents of a manifest, beside the profile or at a path. ProfileError if it is not a manifest."""
-    path = _path_beside(profile, name)
+    path = _resolve_relative_path(profile, name)
     if not _is_file(path):
         raise NamedFileError("manifest", f"there is no file {path}")
     try:  # as JSON, which is what an API server reads: there a key is always a string

@@ -85,7 +85,7 @@ def read_documents(path: Path, name: str) -> list[tuple[Any, yaml.Node]]:
         while loader.check_node():
             root = loader.get_node()
             nodes = list(_expand_nodes(root))
-            repeated_keys += _find_repeated_keys(nodes)
+            repeated_keys += _list_repeated_keys(nodes)
             documents.append((_construct_values(loader, root, nodes), root))
     except yaml.YAMLError as error:
         raise ProfileError(name, (_describe_syntax_error(path, content, error),)) from error
@@ -173,7 +173,7 @@ def _describe_syntax_error(path: Path, content: bytes, error: yaml.YAMLError) ->
     return f"{path}:{mark.line + 1}: {problem} (column {mark.column + 1})" if mark else f"{path}: {problem}"
 
 
-def _find_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
+def _list_repeated_keys(nodes: list[yaml.Node]) -> list[tuple[str, int]]:
     """Keys that appear twice in one mapping: YAML readers silently take the last one."""
     repeated_keys = []
     for node in nodes:

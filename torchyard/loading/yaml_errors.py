@@ -62,16 +62,16 @@ def _list_keys(model: type[BaseModel], loc: Sequence[str | int]) -> list[str]:
     """The keys that are allowed at a location in a profile."""
     for segment in loc:
         field = model.model_fields.get(str(segment))
-        nested_models = _find_models(field.annotation) if field else []
+        nested_models = _list_models(field.annotation) if field else []
         model = nested_models[0] if nested_models else model
     return [name for name in model.model_fields if (model.__name__, name) != ("Profile", "name")]
 
 
-def _find_models(annotation: Any) -> list[type[BaseModel]]:
+def _list_models(annotation: Any) -> list[type[BaseModel]]:
     """The models inside an annotation, such as Mount of dict[str, Mount]."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return [annotation]
-    return [model for argument in get_args(annotation) for model in _find_models(argument)]
+    return [model for argument in get_args(annotation) for model in _list_models(argument)]
 
 
 def format_location(path: Path, root: yaml.Node, loc: Sequence[str | int], overrides: Mapping[str, Any] | None) -> str:

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import has_any_word, parse_finite, split_terminal_lines, strip_prefixes
+from torchyard.metrics.text import contains_any, parse_finite, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
 _COUNT = r"([0-9]{1,9})"
@@ -22,8 +22,8 @@ _SOFTWARE_PATTERN = re.compile(r"\b(torch|cuda|nccl)=(\([0-9, ]{1,20}\)|[^\s,`]{
 _ELAPSED_PATTERN = re.compile(rf"Elapsed time: (?:{_COUNT} days?, )?{_COUNT}:{_COUNT}:{_COUNT}")
 _SIZE_PATTERN = re.compile(_BYTES)
 _TRIAL_PATTERN = re.compile(rf"\s*(?:{_BYTES}:\s+)?{_COUNT}\s*")
-_VALUE_WORDS = ("bw:", "throughput:", "duration:")  # every line that _VALUE_PATTERN matches has one of them
-_CELL_WORDS = ("Bps", "bps", "B/s", "b/s", "busbw")  # every row and every header of a table has one of them
+_VALUE_MARKERS = ("bw:", "throughput:", "duration:")  # every line that _VALUE_PATTERN matches has one of them
+_CELL_MARKERS = ("Bps", "bps", "B/s", "b/s", "busbw")  # every row and every header of a table has one of them
 _UNIT_PREFIXES = " KMGT"
 _COLUMN_NAMES = {"algo throughput": "throughput", "duration": "seconds"}
 
@@ -36,7 +36,7 @@ def read_allreduce_bench(lines: Iterable[str]) -> Metrics:
     """
     log = _BenchLog()
     for line in split_terminal_lines(lines):
-        log.read_line(line)
+        log.add_line(line)
     for row in log.rows.all():
         log.record_rate(row)
     return build_metrics(
@@ -57,14 +57,14 @@ class _BenchLog:
         self._open_row: Row = {}
         self._rank: Row = {}
 
-    def read_line(self, line: str) -> None:
-        if "|" in line and has_any_word(line, _CELL_WORDS):
+    def add_line(self, line: str) -> None:
+        if "|" in line and contains_any(line, _CELL_MARKERS):
             cells = [cell for text in line.split("|")[1:-1] if (cell := text.strip())]
             if "busbw" in cells:
                 self._columns = cells
             elif cells:
                 self._add_table_row(cells)
-        if has_any_word(line, _VALUE_WORDS):
+        if contains_any(line, _VALUE_MARKERS):
             for name, value in _parse_values(line):
                 self._add_value(name, value)
         self._update_context(line)
@@ -157,7 +157,7 @@ def read_allreduce_bench_line(line: str) -> Row:
     row: Row = {}
     for terminal_line in split_terminal_lines([line]):
         log = _BenchLog()
-        log.read_line(terminal_line)
+        log.add_line(terminal_line)
         if rows := log.rows.all():
             row = {key: value for key, value in rows[-1].items() if key != "trial"}
         elif match := _TRIAL_PATTERN.fullmatch(strip_prefixes(terminal_line)):

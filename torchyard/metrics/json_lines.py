@@ -20,7 +20,7 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
     rows = Rows()
     summary: Row = {}
     for line in lines:
-        row = read_object(line)
+        row = parse_object(line)
         if not row:
             continue
         key = next((name for name in ROW_KEYS if name in row), None)
@@ -31,7 +31,7 @@ def read_json_lines(lines: Iterable[str]) -> Metrics:
     return build_metrics(rows, summary)
 
 
-def read_object(line: str) -> Row:
+def parse_object(line: str) -> Row:
     """The plain values of a JSON object; empty if the line is something else."""
     if line[:1] != "{" and line.lstrip()[:1] != "{":
         return {}

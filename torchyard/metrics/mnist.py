@@ -49,7 +49,7 @@ def read_mnist(lines: Iterable[str]) -> Metrics:
         elif scores:
             row = _find_or_add_row(rows, row, scores)
             (row if row else summary).update(scores)
-        summary |= _parse_run_facts(line)
+        summary |= _parse_run_summary(line)
     return build_metrics(rows, summary)
 
 
@@ -92,14 +92,14 @@ def _parse_scores(line: str) -> Row:
     return {"accuracy": parse_finite(match[1])} if match else {}
 
 
-def _parse_run_facts(line: str) -> Row:
+def _parse_run_summary(line: str) -> Row:
     """Facts about the whole run, printed at its start and at its end."""
-    facts: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(line)} if "'" in line else {}
+    summary: Row = {key: int(value) for key, value in _ARGUMENT_PATTERN.findall(line)} if "'" in line else {}
     if "[init]" in line and (match := _INIT_PATTERN.search(line)):
-        facts["world_size"] = int(match[1])
+        summary["world_size"] = int(match[1])
     if (" seconds:" in line or "best_acc:" in line) and (match := _END_PATTERN.search(line)):
-        facts[match[1].replace(" ", "_")] = parse_finite(match[2])
-    return facts
+        summary[match[1].replace(" ", "_")] = parse_finite(match[2])
+    return summary
 
 
 def read_mnist_line(line: str) -> Row:

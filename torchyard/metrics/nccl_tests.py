@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from torchyard.metrics.rows import Rows, build_metrics
-from torchyard.metrics.text import NUMBER_PATTERN, has_any_word, parse_finite, split_terminal_lines, strip_prefixes
+from torchyard.metrics.text import NUMBER_PATTERN, contains_any, parse_finite, split_terminal_lines, strip_prefixes
 from torchyard.model.run import Metrics, Row
 
 # Bytes of one element.
@@ -32,16 +32,16 @@ _NOISE_PATTERN = re.compile(
 )
 _HEADER_PATTERN = re.compile(r"\b(size|bytes)\s+(?:count|N)\s+type\b(.*)")
 _BEGIN_PATTERN = re.compile(r"ccl-tests version|Collective test starting|\bnThread [0-9]|_perf\s+-\w")
-_BEGIN_WORDS = ("ccl-tests", "Collective test", "nThread ", "_perf")
-_VERDICT_WORDS = ("Out of bounds", "Avg bus", "Test ")
+_BEGIN_MARKERS = ("ccl-tests", "Collective test", "nThread ", "_perf")
+_VERDICT_MARKERS = ("Out of bounds", "Avg bus", "Test ")
 # Every line of interest contains one of these: a row's type, a header, a fact.
-_RELEVANT_WORDS = (
+_RELEVANT_MARKERS = (
     *("float", "half", "int", "double", "char", "bf16", "f8e", "fp8", "type"),
     *("ccl-tests", "CCL version", "_perf", "Avg bus", "Out of bounds", "ank", "Test ", "Collective test", "nThread "),
 )
 _PROGRAMS = "all_reduce|all_gather|reduce_scatter|reduce|broadcast|alltoallv?|gather|scatter|sendrecv|hypercube"
 # Facts that a line may state, each after a part of it that is quick to find.
-_FACT_PATTERNS = (
+_PROPERTY_PATTERNS = (
     ("ccl-tests", re.compile(r"\b[nr]ccl-tests:? [Vv]ersion (?P<version>\S{1,80})")),
     ("CCL version", re.compile(r"\bR?(?:NCCL|CCL) version :?\s?(?P<nccl>[0-9][\w.+-]{0,60})")),
     ("_perf", re.compile(rf"(?<![A-Za-z0-9])(?P<op>{_PROGRAMS})_perf")),
@@ -83,12 +83,12 @@ def read_nccl_tests(lines: Iterable[str]) -> Metrics:
     """
     tables = [_Table()]
     for line in split_terminal_lines(lines):
-        if not tables[-1].is_open and (not has_any_word(line, _RELEVANT_WORDS) or tables[-1].read_complete_row(line)):
+        if not tables[-1].is_open and (not contains_any(line, _RELEVANT_MARKERS) or tables[-1].add_complete_row(line)):
             continue
-        facts = _parse_facts(line)
-        if tables[-1].starts_next_table(line, facts):
+        properties = _parse_properties(line)
+        if tables[-1].starts_next_table(line, properties):
             tables.append(_Table())
-        tables[-1].read_line(line, facts)
+        tables[-1].add_line(line, properties)
     filled = [table for table in tables if table.has_started] or tables[:1]
     summaries = [table.summary() for table in filled]
     if len(filled) == 1:
@@ -121,7 +121,7 @@ class _Table:
     def __init__(self) -> None:
         self.rows = Rows(self._record_rates)
         self._highest: float | None = None  # of the rows that were not kept
-        self._facts: Row = {}
+        self._properties: Row = {}
         self._guessed_op = ""
         self._incomplete_rows = 0
         self._open_row: PartialRow | None = None
@@ -129,23 +129,23 @@ class _Table:
 
     @property
     def has_started(self) -> bool:
-        return bool(self.rows.count or self._incomplete_rows or self._open_row or self._facts.keys() & _END_KEYS)
+        return bool(self.rows.count or self._incomplete_rows or self._open_row or self._properties.keys() & _END_KEYS)
 
     @property
     def is_open(self) -> bool:
         """Whether a row still lacks cells, which any line may supply."""
         return self._open_row is not None
 
-    def starts_next_table(self, line: str, facts: Row) -> bool:
+    def starts_next_table(self, line: str, properties: Row) -> bool:
         """Whether a line belongs to the next table."""
         if self.has_started and (
-            (has_any_word(line, _BEGIN_WORDS) and _BEGIN_PATTERN.search(line)) or _parse_layout(line)
+            (contains_any(line, _BEGIN_MARKERS) and _BEGIN_PATTERN.search(line)) or _parse_layout(line)
         ):
             return True
-        return "avg_busbw" in self._facts and "op" in facts and "concluded" not in line
+        return "avg_busbw" in self._properties and "op" in properties and "concluded" not in line
 
-    def read_line(self, line: str, facts: Row) -> None:
-        self._merge_facts(facts)
+    def add_line(self, line: str, properties: Row) -> None:
+        self._merge_properties(properties)
         text = _MPI_TAG_PATTERN.sub(" ", line) if "<std" in line else line
         text = _NOISE_PATTERN.sub("", text) if " [" in text else text
         if layout := _parse_layout(text):
@@ -161,10 +161,10 @@ class _Table:
         ):
             self._add_row(self._open_row._replace(cells=self._open_row.cells + cells), is_pieced=True)
 
-    def read_complete_row(self, line: str) -> bool:
+    def add_complete_row(self, line: str) -> bool:
         """Read a row with nothing else on its line; False if the line is none, or the table is not known yet."""
         is_layout_known = (
-            self._layout and self._layout.has_root and "op" in self._facts and "avg_busbw" not in self._facts
+            self._layout and self._layout.has_root and "op" in self._properties and "avg_busbw" not in self._properties
         )
         match = _COMPLETE_ROW_PATTERN.fullmatch(line) if is_layout_known else None
         if match is None:
@@ -183,7 +183,7 @@ class _Table:
         incomplete_rows = self._incomplete_rows + (self._open_row is not None)
         return {
             **guessed_op,
-            **self._facts,
+            **self._properties,
             **max_busbw,
             **({"incomplete_rows": incomplete_rows} if incomplete_rows else {}),
         }
@@ -194,13 +194,13 @@ class _Table:
             if isinstance(rate, float) and (self._highest is None or rate > self._highest):
                 self._highest = rate
 
-    def _merge_facts(self, facts: Row) -> None:
-        for key, value in facts.items():
-            previous = self._facts.setdefault(key, value)
+    def _merge_properties(self, properties: Row) -> None:
+        for key, value in properties.items():
+            previous = self._properties.setdefault(key, value)
             if key == "failed":
-                self._facts[key] = previous or value
+                self._properties[key] = previous or value
             elif key == "ranks" and isinstance(previous, int) and isinstance(value, int):
-                self._facts[key] = max(previous, value)
+                self._properties[key] = max(previous, value)
 
     def _add_row(self, row_start: PartialRow, is_pieced: bool) -> None:
         """Add a row that has all its cells. One that lacks some stays open: other writers may have interrupted it."""
@@ -292,29 +292,29 @@ def _guess_operation(row_start: PartialRow) -> str:
     return "reduce" if root is not None else "all_reduce" if matches_size else "reduce_scatter"
 
 
-def _parse_facts(line: str) -> Row:
+def _parse_properties(line: str) -> Row:
     """What a line says about its table."""
     groups: dict[str, str] = {}
-    for word, pattern in _FACT_PATTERNS:
-        if word in line and (match := pattern.search(line)):
+    for marker, pattern in _PROPERTY_PATTERNS:
+        if marker in line and (match := pattern.search(line)):
             groups |= match.groupdict()
-    facts: Row = {key: groups[key] for key in ("op", "version", "nccl") if key in groups}
+    properties: Row = {key: groups[key] for key in ("op", "version", "nccl") if key in groups}
     if "rank" in groups or "ranks" in groups:
-        facts["ranks"] = int(groups.get("rank", -1)) + 1 or int(groups["ranks"])
+        properties["ranks"] = int(groups.get("rank", -1)) + 1 or int(groups["ranks"])
     if "avg_busbw" in groups:
-        facts["avg_busbw"] = parse_finite(groups["avg_busbw"])
+        properties["avg_busbw"] = parse_finite(groups["avg_busbw"])
     if "out_of_bounds" in groups:
-        facts["out_of_bounds"] = int(groups["out_of_bounds"])
-    has_verdict = "avg_busbw" in groups or "out_of_bounds" in groups or has_any_word(line, _VERDICT_WORDS)
+        properties["out_of_bounds"] = int(groups["out_of_bounds"])
+    has_verdict = "avg_busbw" in groups or "out_of_bounds" in groups or contains_any(line, _VERDICT_MARKERS)
     if has_verdict and (verdict := _VERDICT_PATTERN.search(line)):
-        facts["failed"] = verdict[1] != "OK"
-    return facts
+        properties["failed"] = verdict[1] != "OK"
+    return properties
 
 
 def read_nccl_tests_line(line: str) -> Row:
     """The last row in a line, or the verdict on a table."""
     table = _Table()
     for terminal_line in split_terminal_lines([line]):
-        table.read_line(terminal_line, _parse_facts(terminal_line))
+        table.add_line(terminal_line, _parse_properties(terminal_line))
     rows = table.rows.all()
     return rows[-1] if rows else {key: value for key, value in table.summary().items() if key in _END_KEYS}

@@ -9,7 +9,7 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
-from torchyard.metrics.json_lines import read_json_lines, read_object
+from torchyard.metrics.json_lines import parse_object, read_json_lines
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 from torchyard.metrics.text import ROW_KEYS
@@ -18,8 +18,8 @@ from torchyard.model.profile import MetricsFormat
 from torchyard.model.run import Metrics, Row
 
 __all__ = [
+    "LINE_MARKERS",
     "LINE_READERS",
-    "MARKS",
     "READERS",
     "ROW_KEYS",
     "LineReader",
@@ -27,9 +27,9 @@ __all__ = [
     "RowProgress",
     "describe_row",
     "format_number",
+    "get_progress",
+    "parse_object",
     "read_json_lines",
-    "read_object",
-    "read_progress",
 ]
 
 Reader = Callable[[Iterable[str]], Metrics]
@@ -50,11 +50,11 @@ READERS: dict[MetricsFormat, Reader] = {
     "nccl-tests": read_nccl_tests,
 }
 # What every line of interest contains, for formats that have such a mark.
-MARKS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
+LINE_MARKERS: dict[MetricsFormat, bytes] = {"json-lines": b"{"}
 # Readers of one line, used while the job runs.
 LINE_READERS: dict[MetricsFormat, LineReader] = {
     "none": lambda line: {},
-    "json-lines": read_object,
+    "json-lines": parse_object,
     "yolov5": read_yolov5_line,
     "mnist": read_mnist_line,
     "allreduce-bench": read_allreduce_bench_line,
@@ -66,12 +66,12 @@ class RowProgress(NamedTuple):
     """How far a run is: `epoch` 3 of 10, a share of 0.3."""
 
     key: str
-    done: float
+    finished: float
     total: float
     share: float
 
 
-def read_progress(row: Row) -> RowProgress | None:
+def get_progress(row: Row) -> RowProgress | None:
     """The run's progress according to a row: `epoch` of `epochs`, `step` of `steps`, `trial` of `trials`.
 
     If epochs are counted from 0, the row has `last_epoch` in place of `epochs`.

@@ -23,10 +23,10 @@ def split_terminal_lines(lines: Iterable[str]) -> Iterator[str]:
             yield line
 
 
-def has_any_word(text: str, words: Iterable[str]) -> bool:
+def contains_any(text: str, markers: Iterable[str]) -> bool:
     """Whether a text contains one of the words: far quicker than a pattern, which few lines then still need."""
-    for word in words:  # noqa: SIM110 - a generator would take twice as long, and this runs on every line
-        if word in text:
+    for marker in markers:  # noqa: SIM110 - a generator would take twice as long, and this runs on every line
+        if marker in text:
             return True
     return False
 

@@ -37,7 +37,7 @@ class _Columns:
         self._losses: Sequence[str] = _LOSS_COLUMNS
         self._scores: Sequence[str] = _SCORE_COLUMNS
 
-    def read_header(self, line: str) -> bool:
+    def parse_header(self, line: str) -> bool:
         """Whether a line is a header; its names count from now on."""
         if "Epoch" in line and (match := _EPOCH_HEADER.search(line)):
             self._losses = [_NAMES.get(name.lower(), name.lower()) for name in match[1].split()]
@@ -47,7 +47,7 @@ class _Columns:
             return True
         return False
 
-    def read_epoch(self, line: str) -> Row:
+    def parse_epoch(self, line: str) -> Row:
         """A state of the bar, {} if the line is not one.
 
         `last_epoch` is the number of the last epoch, as version 5 counts from 0; `percent` is 100 at the end of the
@@ -67,7 +67,7 @@ class _Columns:
             row["percent"] = int(match[5])
         return row
 
-    def read_scores(self, line: str) -> Row:
+    def parse_scores(self, line: str) -> Row:
         """Precision, recall and mean average precision over all classes; `mask_` is before those of a segmentation."""
         match = _SCORES_PATTERN.search(line) if "all" in line else None
         values = [float(text) for text in match[1].split()[2:]] if match else []
@@ -77,8 +77,8 @@ class _Columns:
 def _parse_score_names(text: str) -> Iterable[str]:
     """`P R mAP50 mAP50_95` of a header; version 8 writes `Box(P R mAP50 mAP50-95)`, and then the same of Mask."""
     prefix = ""
-    for word in text.split():
-        kind, opened, name = word.rpartition("(")
+    for heading in text.split():
+        kind, opened, name = heading.rpartition("(")
         if opened:
             prefix = "" if kind == "Box" else f"{kind.lower()}_"
         if name.rstrip(")"):
@@ -97,9 +97,9 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
     row: Row = {}
     completed_epochs: set[int] = set()
     for line in split_terminal_lines(lines):
-        if columns.read_header(line):
+        if columns.parse_header(line):
             continue
-        epoch, scores = columns.read_epoch(line), columns.read_scores(line)
+        epoch, scores = columns.parse_epoch(line), columns.parse_scores(line)
         if epoch:
             row = _put_epoch(rows, epoch, completed_epochs)
         elif "hours" in summary:
@@ -108,7 +108,7 @@ def read_yolov5(lines: Iterable[str]) -> Metrics:
             row |= scores
         else:
             standalone_scores = scores or standalone_scores
-        summary |= _parse_end_facts(line)
+        summary |= _parse_end_summary(line)
     reported_scores = final_scores or (standalone_scores if not rows.count else {})
     summary |= {f"final_{key}": value for key, value in reported_scores.items()}
     return build_metrics(rows, {**summary, **_find_best_epoch([*best_dropped.rows, *rows.all()])})
@@ -148,7 +148,7 @@ class _BestDroppedRow:
             self.rows = [row]
 
 
-def _parse_end_facts(line: str) -> Row:
+def _parse_end_summary(line: str) -> Row:
     if "epochs completed" not in line and "Results saved" not in line:
         return {}
     end_match, saved_match = _END_PATTERN.search(line), _SAVED_PATTERN.search(line)
@@ -181,7 +181,7 @@ def read_yolov5_line(line: str) -> Row:
     rows = [
         row
         for terminal_line in parts
-        if (row := columns.read_epoch(terminal_line) or columns.read_scores(terminal_line))
+        if (row := columns.parse_epoch(terminal_line) or columns.parse_scores(terminal_line))
     ]
     if not rows:
         return {}

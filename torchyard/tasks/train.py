@@ -15,7 +15,7 @@ from prefect.exceptions import TerminationSignal
 from prefect.runtime import flow_run
 from prefect.states import Completed, Failed
 
-from torchyard.common.escaping import spell_anything, strip_control_codes
+from torchyard.common.escaping import escape_unencodable_output, strip_control_codes
 from torchyard.common.log import get_log
 from torchyard.common.secrets import describe_exposed_overrides, mask_text
 from torchyard.loading.profile import load_profile
@@ -121,7 +121,7 @@ def _prepare_profile(profile: str, overrides: dict[str, Any]) -> Profile:
     Raises ProfileError. Secrets among the overrides, which Prefect shows as parameters, are logged as warnings.
     """
     raise_file_limit()
-    spell_anything()
+    escape_unencodable_output()
     seal.key_source = obtain_key
     message = describe_exposed_overrides(overrides)
     if message:

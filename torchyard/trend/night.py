@@ -10,8 +10,16 @@ from torchyard.common.log import get_log
 from torchyard.model.profile import Profile
 from torchyard.model.run import Collected, End, Metrics
 from torchyard.model.trend import Trend, TrendVerdict
-from torchyard.trend.records import History, Record, RunIdentity, history_path, keep_record, key_of, read_history
-from torchyard.trend.regression import MIN_NIGHTS, Band, JudgedValue, judge_nights
+from torchyard.trend.records import (
+    History,
+    Record,
+    RunIdentity,
+    get_history_key,
+    history_path,
+    read_history,
+    store_record,
+)
+from torchyard.trend.regression import MIN_NIGHTS, Band, JudgedValue, evaluate_nights
 
 _MAX_NUMBERS, _MAX_NAME_CHARS = 100, 80
 _MAX_VALUE = 1e300  # above it no distance can be squared, and nothing drawn
@@ -23,14 +31,14 @@ def build_record(profile: Profile, run: RunIdentity, end: End, collected: Collec
     return Record(
         at=round(now, 3),
         run=run.name,
-        began=run.began,
+        began=run.started_at,
         end=end,
-        seconds=round(now - run.began, 3),
+        seconds=round(now - run.started_at, 3),
         numbers=_select_numbers(collected.metrics) if collected else {},
         trend=profile.trend,
         fabric=collected.fabric.verdict if collected and collected.fabric else "",
         version=_read_version(),
-        key=key_of(profile),
+        key=get_history_key(profile),
     )
 
 
@@ -41,27 +49,27 @@ def compare_run(runs: Path, record: Record) -> TrendVerdict | None:
     """
     path = history_path(runs, record.key)
     try:
-        record = keep_record(path, record)
+        record = store_record(path, record)
     except OSError as error:
         get_log().warning("the run's numbers are not kept: %s", error)
     if record.trend is None or record.end != "succeeded":
         return None
     try:
-        return _judge_record(read_history(path), record, record.trend)
+        return _evaluate_record(read_history(path), record, record.trend)
     except Exception as error:
         return TrendVerdict(verdict="unknown", sentence=f"the run cannot be compared with {path}: {error}")
 
 
-def read_number(record: Record, name: str) -> float | None:
+def get_number(record: Record, name: str) -> float | None:
     """A number of a run by its name; `seconds` is how long the run took, unless the program has such a number."""
     return record.numbers.get(name, record.seconds if name == "seconds" else None)
 
 
-def judge_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, JudgedValue]]:
+def evaluate_records(records: Sequence[Record], trend: Trend) -> list[tuple[Record, JudgedValue]]:
     """Each run that succeeded and has the number, and how it compares with those before it."""
-    numbers = [(record, read_number(record, trend.value)) for record in records if record.end == "succeeded"]
+    numbers = [(record, get_number(record, trend.value)) for record in records if record.end == "succeeded"]
     valued = [(record, value) for record, value in numbers if value is not None]
-    nights = judge_nights([value for _, value in valued], trend.better)
+    nights = evaluate_nights([value for _, value in valued], trend.better)
     return [(record, night) for (record, _), night in zip(valued, nights, strict=True)]
 
 
@@ -74,8 +82,8 @@ def format_band(band: Band) -> str:
     return f"{format_number(band.low)} to {format_number(band.high)}"
 
 
-def _judge_record(history: History, record: Record, trend: Trend) -> TrendVerdict:
-    if read_number(record, trend.value) is None:
+def _evaluate_record(history: History, record: Record, trend: Trend) -> TrendVerdict:
+    if get_number(record, trend.value) is None:
         available = ", ".join(sorted(record.numbers)) or "none"
         return TrendVerdict(
             verdict="unknown", sentence=f"the run has no number {trend.value}; its numbers: {available}"
@@ -85,7 +93,7 @@ def _judge_record(history: History, record: Record, trend: Trend) -> TrendVerdic
         for candidate in history.records
         if candidate.identity != record.identity and candidate.at <= record.at
     ]
-    *earlier, (_, night) = judge_records([*earlier_records, record], trend)
+    *earlier, (_, night) = evaluate_records([*earlier_records, record], trend)
     unread = f"; {history.skipped} lines of the history cannot be read" if history.skipped else ""
     return TrendVerdict(verdict=night.verdict, sentence=_describe_night(trend.value, night, len(earlier)) + unread)
 

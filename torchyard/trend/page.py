@@ -9,7 +9,7 @@ from typing import NamedTuple
 from torchyard.common.escaping import escape_markdown, format_markdown_table, single_line
 from torchyard.common.log import get_log
 from torchyard.model.trend import Trend
-from torchyard.trend.night import format_band, format_number, judge_records
+from torchyard.trend.night import evaluate_records, format_band, format_number
 from torchyard.trend.plot import draw_trend
 from torchyard.trend.records import History, HistoryKey, Record, read_history
 from torchyard.trend.regression import JudgedValue
@@ -22,7 +22,7 @@ _NO_TREND_HINT = "no number is compared: `trend: {value: NAME}` in the profile c
 class Table(NamedTuple):
     """The last runs of a history, the newest last."""
 
-    head: list[str]
+    header: list[str]
     rows: list[list[str]]
 
 
@@ -43,7 +43,7 @@ def build_table(history: History, trend: Trend | None) -> Table:
         return Table(
             ["when (UTC)", "run", "job", "seconds", *(single_line(number_name, 24) for number_name in names)], rows
         )
-    nights = {record.identity: night for record, night in judge_records(history.records, trend)}
+    nights = {record.identity: night for record, night in evaluate_records(history.records, trend)}
     compared_rows = [[*_describe_run(record), *_describe_night(nights.get(record.identity))] for record in recent]
     return Table(
         ["when (UTC)", "run", "job", "seconds", single_line(trend.value, 24), "usual", "verdict"], compared_rows
@@ -76,7 +76,7 @@ def describe_key(key: HistoryKey) -> str:
 
 
 def _render_plot(history: History, trend: Trend) -> list[str]:
-    svg = draw_trend(judge_records(history.records, trend), trend.value)
+    svg = draw_trend(evaluate_records(history.records, trend), trend.value)
     if svg is None or len(svg) > _MAX_PAGE_BYTES / 2:  # base64 and the table need the rest
         return []
     plot_base64 = base64.b64encode(svg.encode()).decode()

@@ -47,7 +47,7 @@ class RunIdentity(NamedTuple):
     """A run, and when it began: a person may start it again after its end."""
 
     name: str
-    began: float
+    started_at: float
 
 
 class Record(FrozenModel):
@@ -77,7 +77,7 @@ class History(NamedTuple):
     skipped: int = 0
 
 
-def key_of(profile: Profile) -> HistoryKey:
+def get_history_key(profile: Profile) -> HistoryKey:
     """The key of a profile's runs."""
     return HistoryKey(
         profile=profile.name,
@@ -96,7 +96,7 @@ def history_path(runs: Path, key: HistoryKey) -> Path:
     return history_folder(runs) / f"{key.stem}.jsonl"
 
 
-def keep_record(path: Path, record: Record) -> Record:
+def store_record(path: Path, record: Record) -> Record:
     """Append a record unless the file has one of this run; returns the one that the file has. OSError."""
     make_private_folder(path.parent)
     with _lock_history(path):
@@ -114,13 +114,13 @@ def keep_record(path: Path, record: Record) -> Record:
 def add_records(path: Path, records: Iterable[Record]) -> None:
     """Append the records of other machines' runs that the file lacks. OSError."""
     for record in records:
-        keep_record(path, record)
+        store_record(path, record)
 
 
 def read_history(path: Path) -> History:
     """The last records of a file in order of time; none if there is no file. OSError."""
     lines = _read_last_lines(path)[-_MAX_LINES:]
-    records = [parsed for line in lines if (parsed := _read_record(line))]
+    records = [parsed for line in lines if (parsed := _parse_record(line))]
     return History(tuple(sorted(records, key=lambda record: record.at)), len(lines) - len(records))
 
 
@@ -140,7 +140,7 @@ def _read_last_lines(path: Path) -> list[bytes]:
     return [line for line in lines[size > _MAX_BYTES :] if line.strip()]
 
 
-def _read_record(line: bytes) -> Record | None:
+def _parse_record(line: bytes) -> Record | None:
     try:
         return Record.model_validate_json(line)
     except ValidationError:

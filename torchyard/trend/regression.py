@@ -60,7 +60,7 @@ class JudgedValue(NamedTuple):
     band: Band | None
 
 
-def judge_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
+def evaluate_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
     """Judge each value, in order of time, by those before it.
 
     An unusual night is not compared with, so a lasting step is reported again every night, for ACCEPTED_NIGHTS nights.
@@ -69,7 +69,7 @@ def judge_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
     typical: list[float] = []
     unusual: list[float] = []  # the last nights, if all of them were unusual on the same side
     for value in values:
-        night = _judge_night(value, typical[-WINDOW_NIGHTS:], better)
+        night = _evaluate_night(value, typical[-WINDOW_NIGHTS:], better)
         if night.verdict in ("usual", "unknown"):
             typical, unusual = [*typical, value], []
         else:
@@ -80,7 +80,7 @@ def judge_nights(values: Sequence[float], better: Better) -> list[JudgedValue]:
     return nights
 
 
-def _judge_night(value: float, earlier: Sequence[float], better: Better) -> JudgedValue:
+def _evaluate_night(value: float, earlier: Sequence[float], better: Better) -> JudgedValue:
     band = _measure_band(earlier)
     if band is None:
         return JudgedValue(value, "unknown", None)

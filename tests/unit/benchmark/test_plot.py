@@ -2,7 +2,7 @@
 
 import base64
 
-from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, rows
+from tests.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics
 from torchyard.benchmark.curves import build_curve
 from torchyard.benchmark.plot import draw_benchmark
 from torchyard.benchmark.sequence import save_benchmark
@@ -13,13 +13,13 @@ from torchyard.model.benchmark import Benchmark
 
 def test_plot_and_files() -> None:
     """The comparison is written as JSON, as a table and, if a curve has two sizes, as a plot with the line rate."""
-    benchmark = compared_fabrics()
+    benchmark = compare_two_fabrics()
     assert draw_benchmark(benchmark) is None
     folder = save_benchmark(benchmark, "x-1")
     assert sorted(path.name for path in folder.iterdir()) == ["benchmark.json", "table.txt"]
     assert Benchmark.model_validate_json((folder / "benchmark.json").read_text()) == benchmark
     curve = benchmark.curves[0].model_copy(
-        update={"points": build_curve(load_profile(RUNAI, {}), bandwidth_report(rows(1.0, 2.0))).points}
+        update={"points": build_curve(load_profile(RUNAI, {}), bandwidth_report(bandwidth_rows(1.0, 2.0))).points}
     )
     plot_base64 = draw_benchmark(benchmark.model_copy(update={"curves": (curve,), "line_rate": 50.0}))
     assert plot_base64

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.benchmarks import RUNAI, bandwidth_report, compared_fabrics, played, rows
+from tests.benchmarks import RUNAI, bandwidth_report, bandwidth_rows, compare_two_fabrics, replay_reports
 from tests.conftest import Write
 from torchyard.benchmark.sequence import find_failure, run_benchmark, save_benchmark
 from torchyard.benchmark.table import list_notes
@@ -20,8 +20,8 @@ def test_second_fabric_runs_on_the_nodes_of_the_first(write: Write) -> None:
     path = write(launcher="volcano", image="t:1", program="a.py", nodes=2, metrics="nccl-tests")
     path.write_text(path.read_text() + "hardware: oke/bm-gpu-h100-8\nfabric: vf\n")
     overrides_seen: list[dict[str, Any]] = []
-    reports: dict[str | None, Report] = {name: bandwidth_report(rows(1.0)) for name in ("vf", "no-rdma")}
-    run_benchmark(str(path), {"nodes": 2}, [], played(reports, overrides_seen))
+    reports: dict[str | None, Report] = {name: bandwidth_report(bandwidth_rows(1.0)) for name in ("vf", "no-rdma")}
+    run_benchmark(str(path), {"nodes": 2}, [], replay_reports(reports, overrides_seen))
     assert overrides_seen == [
         {"nodes": 2, "fabric": "vf"},
         {"nodes": 2, "fabric": "no-rdma", "pod.only": {"kubernetes.io/hostname": ["a", "b"]}},
@@ -32,10 +32,10 @@ def test_launcher_that_chooses_nodes_itself_gets_no_nodes() -> None:
     """Run:ai's CLI cannot pin pods to nodes: a note reports if the second run is on other nodes."""
     overrides_seen: list[dict[str, Any]] = []
     reports: dict[str | None, Report] = {
-        "roce": bandwidth_report(rows(2.0)),
-        "tcp": bandwidth_report(rows(1.0), ("c", "d")),
+        "roce": bandwidth_report(bandwidth_rows(2.0)),
+        "tcp": bandwidth_report(bandwidth_rows(1.0), ("c", "d")),
     }
-    benchmark = run_benchmark(RUNAI, {}, [], played(reports, overrides_seen))
+    benchmark = run_benchmark(RUNAI, {}, [], replay_reports(reports, overrides_seen))
     assert [overrides["fabric"] for overrides in overrides_seen] == ["roce", "tcp"]
     assert not any("pod.only" in overrides for overrides in overrides_seen)
     assert any("not on the same nodes" in note for note in list_notes(benchmark))
@@ -52,13 +52,15 @@ def test_launcher_that_chooses_nodes_itself_gets_no_nodes() -> None:
 def test_mistake_is_an_error_before_anything_runs(name: str, fabrics: list[str], message: str) -> None:
     """A fabric that does not exist, or a profile without bandwidths, is one error, and no run is started."""
     with pytest.raises(ProfileError, match=message):
-        run_benchmark(name, {}, fabrics, played({}))
+        run_benchmark(name, {}, fabrics, replay_reports({}))
 
 
 def test_failed_run_does_not_prevent_the_others() -> None:
     """After a run that failed the others are measured; the sentence names the fabric that failed, and why."""
     failed = bandwidth_report([]).model_copy(update={"end": "failed", "sentence": "no room"})
-    benchmark = run_benchmark(RUNAI, {}, [], played({"roce": failed, "tcp": bandwidth_report(rows(1.0))}))
+    benchmark = run_benchmark(
+        RUNAI, {}, [], replay_reports({"roce": failed, "tcp": bandwidth_report(bandwidth_rows(1.0))})
+    )
     assert [len(curve.points) for curve in benchmark.curves] == [0, 1]
     assert find_failure(benchmark) == "roce: the run failed: no room"
 
@@ -69,7 +71,7 @@ def test_every_failure_is_reported() -> None:
         name: bandwidth_report([]).model_copy(update={"end": "failed", "sentence": sentence})
         for name, sentence in (("roce", "no room"), ("tcp", "no image"))
     }
-    benchmark = run_benchmark(RUNAI, {}, [], played(reports))
+    benchmark = run_benchmark(RUNAI, {}, [], replay_reports(reports))
     assert find_failure(benchmark) == "roce: the run failed: no room; tcp: the run failed: no image"
 
 
@@ -79,7 +81,7 @@ def test_run_without_a_report_is_reported() -> None:
     def run_one(profile: Profile, _: dict[str, Any]) -> Report:
         if profile.fabric == "roce":
             raise NoReportError("x-1", "its disk was full")
-        return bandwidth_report(rows(1.0))
+        return bandwidth_report(bandwidth_rows(1.0))
 
     benchmark = run_benchmark(RUNAI, {}, [], run_one)
     assert (benchmark.curves[0].run, find_failure(benchmark)) == ("x-1", "roce: the run failed: its disk was full")
@@ -89,19 +91,19 @@ def test_run_without_a_report_is_reported() -> None:
 def test_cancelled_run_is_the_last() -> None:
     """After a run that was cancelled no other one is started."""
     cancelled = bandwidth_report([]).model_copy(update={"end": "cancelled", "sentence": "Ctrl-C"})
-    benchmark = run_benchmark(RUNAI, {}, [], played({"roce": cancelled}))
+    benchmark = run_benchmark(RUNAI, {}, [], replay_reports({"roce": cancelled}))
     assert (len(benchmark.curves), find_failure(benchmark)) == (1, "roce: the run cancelled: Ctrl-C")
 
 
 def test_run_without_bandwidth_is_reported() -> None:
     """A run that succeeded and printed no bandwidth fails the benchmark, and the sentence names the folder."""
-    benchmark = run_benchmark(RUNAI, {}, ["tcp"], played({"tcp": bandwidth_report([])}))
+    benchmark = run_benchmark(RUNAI, {}, ["tcp"], replay_reports({"tcp": bandwidth_report([])}))
     assert find_failure(benchmark) == "tcp: the run printed no bandwidth: see `metrics` in the profile and /r"
 
 
 def test_runs_folder_is_private(tmp_path: Path) -> None:
     """Only its user can read what a benchmark writes."""
-    benchmark = compared_fabrics()
+    benchmark = compare_two_fabrics()
     folder = save_benchmark(benchmark, "x-1")
     assert folder.is_relative_to(Path(os.environ["TORCHYARD_RUNS"]))
     assert {path.stat().st_mode & 0o077 for path in (folder, *folder.iterdir())} == {0}

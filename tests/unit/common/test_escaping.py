@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.markdown import rendered
+from tests.markdown import render_markdown
 from torchyard.common.escaping import (
     escape_markdown,
     escape_paragraph,
@@ -26,39 +26,39 @@ def test_a_quoted_line_is_shown_as_it_was_written(text: str) -> None:
     """Escaped text is rendered by Markdown exactly as it was written."""
     import html
 
-    assert html.unescape(rendered(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
+    assert html.unescape(render_markdown(escape_markdown(text))).strip() == f"<p>{text.strip()}</p>"
 
 
 @given(st.text(max_size=60))
 @settings(max_examples=200)
 def test_a_fence_shows_any_text(text: str) -> None:
     """A code block's fence is longer than any run of backticks inside."""
-    assert rendered("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
+    assert render_markdown("\n".join(format_code_block([text, "end"]))).count("<pre>") == 1
 
 
 def test_code_holds_backticks_and_bars() -> None:
     """Inline code may contain any character, as a path may."""
-    assert rendered(format_code("a`b")) == "<p><code>a`b</code></p>\n"
+    assert render_markdown(format_code("a`b")) == "<p><code>a`b</code></p>\n"
     assert format_code("a|b") == "`a\\|b`"
 
 
-def test_addresses_and_mentions_are_no_links() -> None:
+def test_addresses_and_mentions_are_not_links() -> None:
     """URLs and addresses are escaped, because GitHub's Markdown turns them into links."""
     assert escape_markdown("see https://x.org, www.x.org, a@x.org") == "see https\\://x.org, www\\.x.org, a\\@x.org"
 
 
 def test_several_lines_stay_several_lines() -> None:
     """A text of several lines, such as preflight's findings, keeps its line breaks."""
-    assert rendered(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
+    assert render_markdown(escape_paragraph("2 failed\n  # a: b")) == "<p>2 failed<br />\n# a: b</p>\n"
 
 
-def test_a_terminal_gets_text_with_tabs_and_newlines_alone() -> None:
+def test_control_codes_except_tab_and_newline_are_removed() -> None:
     """Escape sequences for colours, titles and links are removed, even torn ones; text in any alphabet stays."""
     text = "a\tb\nc \x1b[1;31mred\x1b[0m \x1b]8;;http://x\x1b\\link\x1b]8;;\x07 \x1bc \x1b] \x9d0;t\x9c \u6f22 e\u0301"
     assert strip_control_codes(text) == "a\tb\nc red link    \u6f22 e\u0301"
 
 
-def test_what_is_cut_keeps_both_ends() -> None:
+def test_shortened_text_keeps_both_ends() -> None:
     """A text that is too long loses its middle."""
     assert [shorten_text("abcdefghijkl", 11), shorten_text("abc", 11), shorten_text("abc", 0)] == [
         "abc ... jkl",

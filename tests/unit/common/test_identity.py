@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.common.identity import _former_identity, holder_identity, identify_machine, is_holder
+from torchyard.common.identity import _format_former_identity, identify_holder, identify_machine, is_holder
 from torchyard.common.project_root import ROOT
 from torchyard.run.folder import RunFolder, runs_folder
 
@@ -19,43 +19,43 @@ def folder(tmp_path: Path) -> RunFolder:
     return RunFolder(path)
 
 
-def test_place_is_the_same_in_every_process(folder: RunFolder) -> None:
+def test_holder_is_the_same_in_every_process(folder: RunFolder) -> None:
     """Every process, also after a restart, gives a run's folder the same identity."""
-    code = "import sys; from torchyard.common.identity import holder_identity; print(holder_identity(sys.argv[1]))"
-    done = subprocess.run(
+    code = "import sys; from torchyard.common.identity import identify_holder; print(identify_holder(sys.argv[1]))"
+    process = subprocess.run(
         [sys.executable, "-c", code, str(folder.path)], cwd=ROOT, capture_output=True, text=True, check=True
     )
-    assert done.stdout.strip() == holder_identity(str(folder.path))
-    assert done.stdout.startswith(f"{socket.gethostname()}:{folder.path}#")
+    assert process.stdout.strip() == identify_holder(str(folder.path))
+    assert process.stdout.startswith(f"{socket.gethostname()}:{folder.path}#")
 
 
-def test_containers_with_one_name_are_two_places(folder: RunFolder) -> None:
+def test_containers_with_one_name_are_two_holders(folder: RunFolder) -> None:
     """Two containers with the same name and path but separate disks have different identities."""
-    identity = holder_identity(str(folder.path))
+    identity = identify_holder(str(folder.path))
     (folder.path.parent / ".id").unlink()
-    holder_identity.cache_clear()  # as in a process of the other container
+    identify_holder.cache_clear()  # as in a process of the other container
     assert not is_holder(identity, str(folder.path))
 
 
-def test_run_of_the_version_before_is_ours(folder: RunFolder) -> None:
+def test_holder_of_the_previous_version_is_recognized(folder: RunFolder) -> None:
     """The holder `host:folder`, as the previous version wrote it, is recognized as this machine."""
     assert is_holder(f"{socket.gethostname()}:{folder.path}", str(folder.path))
     assert not is_holder(f"elsewhere:{folder.path}", str(folder.path))
 
 
-def test_place_without_a_disk_is_host_and_folder() -> None:
+def test_holder_without_a_disk_is_host_and_folder() -> None:
     """If no id can be stored, the identity is just host and folder."""
-    assert holder_identity("/proc/no-such-folder/run") == _former_identity("/proc/no-such-folder/run")
+    assert identify_holder("/proc/no-such-folder/run") == _format_former_identity("/proc/no-such-folder/run")
 
 
-def test_torn_id_is_made_anew(folder: RunFolder) -> None:
+def test_empty_id_is_replaced(folder: RunFolder) -> None:
     """An id that a power cut has emptied is replaced by a new one, so that folders stay distinct."""
     (runs_folder() / ".id").write_bytes(b"\0" * 13)
-    assert len(holder_identity(str(folder.path)).rpartition("#")[2]) == 12
+    assert len(identify_holder(str(folder.path)).rpartition("#")[2]) == 12
 
 
-def test_machine_is_the_place_of_all_its_runs(folder: RunFolder) -> None:
+def test_machine_is_the_holder_of_all_its_runs(folder: RunFolder) -> None:
     """The machine's identity is that of its runs without a run's name."""
     machine = identify_machine(folder.path.parent)
-    assert machine == holder_identity(str(folder.path)).replace(f"/{folder.name}#", "#")
+    assert machine == identify_holder(str(folder.path)).replace(f"/{folder.name}#", "#")
     assert identify_machine(folder.path.parent.parent) != machine

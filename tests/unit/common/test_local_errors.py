@@ -8,21 +8,21 @@ from torchyard.model.errors import ClusterError, RunInUseError
 
 
 @pytest.mark.parametrize(
-    ("error", "own"),
+    ("error", "is_local"),
     [(OSError(24, "x"), True), (RuntimeError("can't start new thread"), True), (RuntimeError("x"), False)],
 )
-def test_own_trouble_is_told_from_faults(error: Exception, own: bool) -> None:
+def test_local_error_is_recognized(error: Exception, is_local: bool) -> None:
     """A lack of descriptors or threads is transient trouble; any other error is a fault."""
-    assert is_local_error(error) is own
+    assert is_local_error(error) is is_local
 
 
-@pytest.mark.parametrize(("status", "own"), [(0, True), (401, True), (503, True), (403, False), (404, False)])
-def test_server_that_may_answer_later_is_own_trouble(status: int, own: bool) -> None:
+@pytest.mark.parametrize(("status", "is_local"), [(0, True), (401, True), (503, True), (403, False), (404, False)])
+def test_api_server_that_may_respond_later_is_a_local_error(status: int, is_local: bool) -> None:
     """An API server that is away, or does not know the user any more, is waited out; a refusal is not."""
-    assert is_local_error(ClusterError("https://x", "get Pod", "no", status)) is own
+    assert is_local_error(ClusterError("https://x", "get Pod", "no", status)) is is_local
 
 
-def test_step_is_repeated_until_its_time_is_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_is_repeated_until_its_timeout(monkeypatch: pytest.MonkeyPatch) -> None:
     """A step that a full disk prevents is repeated, and fails with the disk's own error once its time is up."""
     monkeypatch.setattr(local_errors, "_RETRY_PAUSE_S", 0.001)
     tries = list[int]()
@@ -53,12 +53,12 @@ def test_fault_of_the_program_is_not_repeated() -> None:
     assert len(tries) == 1
 
 
-def test_trouble_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
+def test_local_error_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixture) -> None:
     """A trouble that stays is logged once, and its end is logged too; a run that another process owns ends the wait."""
     caplog.set_level("INFO")
     guard = LocalErrorGuard()
     for error in (OSError(28, "No space left on device"), OSError(28, "No space left on device"), None):
-        with guard.endured("write a log"):
+        with guard.tolerate("write a log"):
             if error:
                 raise error
     messages = [record.getMessage() for record in caplog.records]
@@ -66,5 +66,5 @@ def test_trouble_is_reported_once_and_its_end_too(caplog: pytest.LogCaptureFixtu
         "this process cannot write a log",
         "this process can write a log again",
     ]
-    with pytest.raises(RunInUseError), guard.endured("write a log", whatever=True):
+    with pytest.raises(RunInUseError), guard.tolerate("write a log", ignore_errors=True):
         raise RunInUseError("sample-a1b2c3d4", "elsewhere:/runs")

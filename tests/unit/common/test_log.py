@@ -15,12 +15,12 @@ from torchyard.common.project_root import ROOT
 @pytest.fixture(autouse=True)
 def same_source() -> Iterator[None]:
     """Other tests keep the source that they had."""
-    before = log._source
+    previous_source = log._source
     yield
-    set_log_source(before)
+    set_log_source(previous_source)
 
 
-def test_lines_go_where_the_program_says(caplog: pytest.LogCaptureFixture) -> None:
+def test_lines_go_to_the_source_that_the_program_sets(caplog: pytest.LogCaptureFixture) -> None:
     """After `set_log_source` every line goes to the logger that the source returns at that moment."""
     names = iter(["first", "second"])
     set_log_source(lambda: logging.getLogger(next(names)))
@@ -32,5 +32,5 @@ def test_lines_go_where_the_program_says(caplog: pytest.LogCaptureFixture) -> No
 def test_engine_alone_writes_to_its_own_logger() -> None:
     """Without a program that sets a source, the logger is `torchyard`, in a process that imports the engine alone."""
     code = "from torchyard.common.log import get_log; print(get_log().name)"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == LOGGER_NAME == "torchyard"
+    process = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == LOGGER_NAME == "torchyard"

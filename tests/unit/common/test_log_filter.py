@@ -8,9 +8,9 @@ from torchyard.model.errors import FolderError
 from torchyard.tasks.flow_run.step import _EngineLogFilter
 
 
-def record(message: str, *words: object, error: Exception | None = None) -> logging.LogRecord:
+def record(message: str, *args: object, error: Exception | None = None) -> logging.LogRecord:
     exc_info = (type(error), error, error.__traceback__) if error else None
-    return logging.LogRecord("x", logging.ERROR, "", 0, message, words, exc_info)
+    return logging.LogRecord("x", logging.ERROR, "", 0, message, args, exc_info)
 
 
 def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() -> None:
@@ -20,7 +20,7 @@ def test_a_line_of_the_runs_log_goes_to_prefect_without_secrets_and_escapes() ->
     assert record.getMessage() == f"node-0 ended: --token={_MASK}"
 
 
-def test_error_for_people_has_no_stack_trace() -> None:
+def test_torchyard_error_has_no_stack_trace() -> None:
     """Of our own error the sentence is logged in place of the message; any other error keeps its stack trace."""
     own_record, other_record = (
         record("a step failed", error=FolderError("/runs", "no space")),

@@ -9,18 +9,20 @@ import pytest
 
 from torchyard.common.project_root import ROOT
 
-SAY = "from torchyard.common.project_root import ROOT, default_runs_folder as runs; print(ROOT, runs(), sep='\\n')"
+PRINT_CODE = (
+    "from torchyard.common.project_root import ROOT, default_runs_folder as runs; print(ROOT, runs(), sep='\\n')"
+)
 
 
-def said(site: Path, folder: Path) -> list[str]:
+def print_folders(site: Path, folder: Path) -> list[str]:
     """The root and the runs folder, as a process in `folder` finds them that imports torchyard from `site`."""
-    code = f"import sys; sys.path.insert(0, {str(site)!r}); {SAY}"
-    done = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
-    return done.stdout.splitlines()
+    code = f"import sys; sys.path.insert(0, {str(site)!r}); {PRINT_CODE}"
+    process = subprocess.run([sys.executable, "-c", code], cwd=folder, capture_output=True, text=True, check=True)
+    return process.stdout.splitlines()
 
 
 @pytest.mark.parametrize("is_wheel", [False, True])
-def test_files_lie_beside_the_package_or_inside(tmp_path: Path, is_wheel: bool) -> None:
+def test_files_are_beside_the_package_or_inside_it(tmp_path: Path, is_wheel: bool) -> None:
     """A checkout has its files beside the package and its runs there; a wheel inside, and its runs go elsewhere."""
     site, current_folder = tmp_path / "site", tmp_path / "here"
     shutil.copytree(ROOT / "torchyard" / "common", site / "torchyard" / "common")
@@ -28,4 +30,4 @@ def test_files_lie_beside_the_package_or_inside(tmp_path: Path, is_wheel: bool) 
     current_folder.mkdir()
     (site / "torchyard" / "profiles" if is_wheel else site / "profiles").mkdir()
     root = site / "torchyard" if is_wheel else site
-    assert said(site, current_folder) == [str(root), str((current_folder if is_wheel else site) / "runs")]
+    assert print_folders(site, current_folder) == [str(root), str((current_folder if is_wheel else site) / "runs")]

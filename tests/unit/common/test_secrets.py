@@ -10,8 +10,8 @@ from torchyard.common import secrets
 from torchyard.common.project_root import ROOT
 from torchyard.common.secrets import (
     _MASK,
-    _find_secrets,
     _is_secret,
+    _list_secrets,
     check_exposed_secrets,
     describe_exposed_overrides,
     mask_document,
@@ -35,7 +35,7 @@ def nothing_known() -> None:
         *("--api-key", "--apiToken", "CLIENT_SECRET", "TOKEN_2", "--password", "MLFLOW_TRACKING_PASSWORD"),
     ],
 )
-def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
+def test_name_of_a_secret_is_recognized(name: str) -> None:
     """A secret is recognized by the words in its name, in any spelling."""
     assert _is_secret(name, "s3cr3t-value")
 
@@ -49,13 +49,13 @@ def test_a_name_that_holds_a_secret_is_known(name: str) -> None:
         *(("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1"), ("--tokenizer", "gpt2"), ("OMP_NUM_THREADS", "1"), ("HF_TOKEN", "")),
     ],
 )
-def test_a_name_that_only_sounds_like_one_is_left_alone(name: str, value: str) -> None:
+def test_name_that_only_resembles_a_secret_is_not_one(name: str, value: str) -> None:
     """A name that only sounds like a secret raises no false alarm."""
     assert not _is_secret(name, value)
 
 
 @pytest.mark.parametrize(
-    ("text", "shown"),
+    ("text", "masked"),
     [
         ("python t.py --token=abc123 --lr 1", f"python t.py --token={_MASK} --lr 1"),
         ("t.py --password hunter2 -v", f"t.py --password {_MASK} -v"),
@@ -68,12 +68,12 @@ def test_a_name_that_only_sounds_like_one_is_left_alone(name: str, value: str) -
         ("max_tokens=512 tokenizer=gpt2", "max_tokens=512 tokenizer=gpt2"),
     ],
 )
-def test_a_text_keeps_its_words_and_loses_its_secrets(text: str, shown: str) -> None:
+def test_only_the_secrets_of_a_text_are_masked(text: str, masked: str) -> None:
     """Only the secrets are masked in a command line, a shell line, a URL or a log line."""
-    assert mask_text(text) == shown
+    assert mask_text(text) == masked
 
 
-def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
+def test_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
     """Secrets are masked in environment, arguments and setup; references to secrets stay readable."""
     env = {"WANDB_API_KEY": WANDB, "LR": "0.1", "HF_TOKEN": {"secret": "hf", "key": "token"}}
     plan = planned(env=env, args=["--db-password", "hunter2"], setup=["export NGC_API_KEY=nv-123456"])
@@ -82,20 +82,20 @@ def test_a_plan_of_pods_is_shown_without_its_secrets(planned: Planned) -> None:
     assert '"secretKeyRef": {"name": "hf", "key": "token"}' in masked
 
 
-def test_a_secret_among_a_manifests_companions_is_hidden_whole() -> None:
+def test_every_value_of_a_secret_object_is_masked() -> None:
     """Every value of a Secret is masked, whatever its key."""
     document = {"kind": "Secret", "metadata": {"name": "hf"}, "stringData": {"anything": "abc", "n": "x1"}}
     assert mask_document(document) == {**document, "stringData": {"anything": _MASK, "n": _MASK}}
 
 
 @pytest.mark.parametrize("path", GOLDEN, ids=lambda path: path.stem)
-def test_no_profile_of_ours_seems_to_spell_out_a_secret(path: Path) -> None:
+def test_no_shipped_profile_contains_a_secret(path: Path) -> None:
     """Masking changes nothing in the plans of the shipped profiles."""
     plan = json.loads(path.read_text())
-    assert (list(_find_secrets(plan)), mask_document(plan)) == ([], plan)
+    assert (list(_list_secrets(plan)), mask_document(plan)) == ([], plan)
 
 
-def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: Write, tmp_path: Path) -> None:
+def test_preflight_warns_about_a_secret_by_its_name_only(planned: Planned, write: Write, tmp_path: Path) -> None:
     """The warning names a secret without its value; the remedy is a reference in pods, the hosts' environment else."""
     pods: ManifestPlan = planned(env={"WANDB_API_KEY": WANDB})
     machines_plan: CommandPlan = command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path)
@@ -106,14 +106,14 @@ def test_preflight_warns_of_a_secret_by_its_name_alone(planned: Planned, write: 
     assert WANDB not in f"{one}{other}"
 
 
-def test_what_a_plan_spells_out_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
+def test_secret_of_a_plan_is_masked_in_every_later_text(write: Write, tmp_path: Path) -> None:
     """A secret in a plan is masked in all later text: a failing program may print its environment."""
     assert mask_text(f"config: {{'key': '{WANDB}'}}") != f"config: {{'key': '{_MASK}'}}"
     secrets.remember_secrets(command_plan_of(load(write(env={"WANDB_API_KEY": WANDB})), tmp_path))
     assert mask_text(f"config: {{'key': '{WANDB}'}}") == f"config: {{'key': '{_MASK}'}}"
 
 
-def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
+def test_secret_in_the_overrides_gives_a_warning() -> None:
     """A secret in the overrides gives a warning, because Prefect shows them to everyone who may read the run."""
     warning = describe_exposed_overrides({"env.HF_TOKEN": "abcdef", "args": ["--api-key", "xyz123"], "nodes": 2})
     assert warning.startswith("overrides: api-key, HF_TOKEN: looks like a secret")
@@ -134,9 +134,7 @@ def test_a_secret_among_a_runs_parameters_is_warned_of() -> None:
         ("key = 'eyJhbGciOiJIUzI1.eyJzdWIiOiIxMjM0.abcdefghijkl'", ["secret a value"]),
     ],
 )
-def test_program_in_a_file_is_not_called_a_secret(
-    planned: Planned, tmp_path: Path, line: str, names: list[str]
-) -> None:
+def test_code_of_a_program_is_not_a_secret(planned: Planned, tmp_path: Path, line: str, names: list[str]) -> None:
     """Of a program among the files for pods, only what is written out counts, not what it computes."""
     (tmp_path / "train.py").write_text(f"import os\n{line}\n")
     checks = check_exposed_secrets(planned(files={"/opt/train.py": "train.py"}))

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
-from tests.histories import KEY, recorded
+from tests.histories import KEY, build_records
 from torchyard.exporter.endpoint import render_metrics, serve_metrics
 from torchyard.model.errors import EndpointError
 from torchyard.run.folder import RunFolder, runs_folder
@@ -37,7 +37,7 @@ def test_each_scrape_reads_the_folders_anew(port: int) -> None:
     folder = RunFolder(runs_folder() / "mine-a1b2c3d4")
     folder.path.mkdir(parents=True)
     folder.record_event("start", entry="fresh", profile="mine", launcher="volcano")
-    store_record(history_path(runs_folder(), KEY), recorded([200.0])[0])
+    store_record(history_path(runs_folder(), KEY), build_records([200.0])[0])
     values = scrape(port)
     assert (values["torchyard_runs"], values["torchyard_last_run_succeeded"]) == (1, 1)
     assert 'torchyard_runs{launcher="volcano",profile="mine",state="lost"} 1.0' in render_metrics()

@@ -2,7 +2,7 @@
 
 from prometheus_client.core import Metric
 
-from tests.histories import recorded
+from tests.histories import build_records
 from torchyard.exporter.families import build_families
 from torchyard.exporter.run_summaries import AllRuns, RunSummary
 from torchyard.trend.records import History
@@ -42,7 +42,7 @@ def test_runs_are_counted_by_profile_launcher_and_state() -> None:
 
 def test_last_success_and_last_end_of_a_profile() -> None:
     """The last success is older than the last end if a run failed since; a cancelled run is neither."""
-    succeeded, failed, cancelled = recorded([200.0, 150.0, 1.0])
+    succeeded, failed, cancelled = build_records([200.0, 150.0, 1.0])
     failed = failed.model_copy(update={"end": "failed"})
     cancelled = cancelled.model_copy(update={"end": "cancelled"})
     samples = sampled(AllRuns((), ()), History((succeeded, failed, cancelled), 2))
@@ -55,7 +55,7 @@ def test_last_success_and_last_end_of_a_profile() -> None:
 
 def test_bandwidth_is_in_bytes_and_the_network_is_counted() -> None:
     """GB/s become bytes per second, per fabric; verdicts are counted per profile."""
-    first, second = recorded([200.0, 180.0])
+    first, second = build_records([200.0, 180.0])
     second = second.model_copy(update={"fabric": "as-promised"})
     samples = sampled(AllRuns((), ()), History((first, second)))
     key = second.key

@@ -25,9 +25,9 @@ def folder_of(*events: tuple[str, dict[str, Any]], name: str = "mine-a1b2c3d4") 
     return folder
 
 
-SUBMIT = (("start", START), ("step", {"name": "submit"}), ("did", {"name": "submit"}), ("step", {"name": "wait"}))
-RUNNING = (*SUBMIT, ("running", {"attempt": 1, "waited": 12.5}))
-TORN_DOWN = (*RUNNING, ("step", {"name": "teardown"}), ("did", {"name": "teardown"}))
+SUBMIT = (("start", START), ("step", {"name": "submit"}), ("step-end", {"name": "submit"}), ("step", {"name": "wait"}))
+RUNNING = (*SUBMIT, ("running", {"attempt": 1, "waited_s": 12.5}))
+TORN_DOWN = (*RUNNING, ("step", {"name": "teardown"}), ("step-end", {"name": "teardown"}))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +68,7 @@ def test_wait_is_counted_from_the_submit() -> None:
     submitted = next(event["at"] for event in folder.events() if event["event"] == "step")
     with folder.owned():
         assert read_run(folder, submitted + 90).waiting_s == 90
-        folder.record_event("running", waited=12.5)
+        folder.record_event("running", waited_s=12.5)
         summary = read_run(folder, submitted + 90)
     assert (summary.waiting_s, summary.start_delay_s) == (0.0, 12.5)
 

@@ -22,7 +22,7 @@ def test_every_profile_is_a_deployment() -> None:
     assert f"deployments:\n{expected}\n  - name: lost\n" in (ROOT / "prefect.yaml").read_text(), message + expected
 
 
-def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
+def test_deployment_has_family_launcher_and_rendezvous_as_tags() -> None:
     """The entries are valid YAML for any `about`, and have family, launcher and rendezvous as tags."""
     catalog_entries = catalog.load_catalog()
     entries = yaml.safe_load("train: &train {}\nlist:\n" + "\n".join(catalog.format_deployments(catalog_entries)))[
@@ -33,7 +33,7 @@ def test_a_deployment_is_found_by_family_launcher_and_rendezvous() -> None:
     assert tags["digits-local-etcd"] == ["digits", "baremetal", "etcd-v2"]
 
 
-def test_guides_know_every_profile() -> None:
+def test_guides_list_every_profile() -> None:
     """docs/guides.md names each shipped profile of a guide, and none that does not exist."""
     guide_profiles = set(re.findall(r"`((?:pi|allreduce|interactive|static|fms|mnist|yolov5)-[a-z0-9-]+)`", GUIDES))
     assert guide_profiles == {
@@ -48,14 +48,16 @@ def test_other_rows_of_a_guide_can_be_planned(name: str, changes: str) -> None:
     assert plan_of(profile, ROOT / "runs")
 
 
-@pytest.mark.parametrize(("ours", "guides"), [("user-file", "user_file"), ("user-file-vela", "user_file_vela")])
-def test_user_files_are_the_guides(ours: str, guides: str) -> None:
+@pytest.mark.parametrize(
+    ("shipped_name", "guide_name"), [("user-file", "user_file"), ("user-file-vela", "user_file_vela")]
+)
+def test_user_files_are_the_guides(shipped_name: str, guide_name: str) -> None:
     """The shipped user files have the same content as the guide's."""
-    shipped = yaml.safe_load((ROOT / "profiles" / "values" / f"{ours}.yaml").read_text())
-    assert shipped == yaml.safe_load((ROOT / "tests" / "values" / f"{guides}.yaml").read_text())
+    shipped = yaml.safe_load((ROOT / "profiles" / "values" / f"{shipped_name}.yaml").read_text())
+    assert shipped == yaml.safe_load((ROOT / "tests" / "values" / f"{guide_name}.yaml").read_text())
 
 
-def test_values_of_roce_leave_nothing_that_ends_rdma() -> None:
+def test_roce_profile_sets_no_variable_that_disables_rdma() -> None:
     """The profile sets no variable of the user file, such as NCCL_IB_DISABLE: it would win over the ConfigMap's."""
     profile = load_profile("fms-vela-gdr")
     assert profile.network

@@ -9,19 +9,19 @@ from torchyard.loading.form import build_form
 from torchyard.loading.profile import list_profiles, load_profile
 
 
-def refusals(parameters: dict[str, Any], profile: str | None = "yolov5-volcano") -> list[str]:
+def list_refusals(parameters: dict[str, Any], profile: str | None = "yolov5-volcano") -> list[str]:
     """What Prefect's server says of parameters."""
     form = build_form(load_profile(profile) if profile else None)
     return [error.message for error in validate(parameters, form)]
 
 
 @pytest.mark.parametrize("name", sorted(list_profiles()))
-def test_every_profile_has_a_form_that_takes_nothing_and_its_own_values(name: str) -> None:
+def test_form_of_every_profile_accepts_no_changes_and_its_own_values(name: str) -> None:
     """A run without changes is accepted, and so are the values that the profile has."""
     profile = load_profile(name)
-    own = {"nodes": profile.nodes.model_dump(), "processes": profile.processes, "attempts": profile.attempts}
-    for changes in ({}, own, {"args": list(profile.args), "deadlines": profile.deadlines.model_dump()}):
-        assert refusals({"profile": name, "overrides": changes, "dry_run": True}, name) == []
+    unchanged = {"nodes": profile.nodes.model_dump(), "processes": profile.processes, "attempts": profile.attempts}
+    for changes in ({}, unchanged, {"args": list(profile.args), "deadlines": profile.deadlines.model_dump()}):
+        assert list_refusals({"profile": name, "overrides": changes, "dry_run": True}, name) == []
 
 
 @pytest.mark.parametrize(
@@ -37,11 +37,11 @@ def test_every_profile_has_a_form_that_takes_nothing_and_its_own_values(name: st
 )
 def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
     """Keys with dots, ranges, numbers among the arguments and keys without a field are no mistakes."""
-    assert refusals({"profile": "yolov5-volcano", "overrides": changes}) == []
+    assert list_refusals({"profile": "yolov5-volcano", "overrides": changes}) == []
 
 
 @pytest.mark.parametrize(
-    ("parameters", "said"),
+    ("parameters", "message_start"),
     [
         ({"overrides": {"nodez": 2}}, "'nodez' does not match '^(about|"),
         ({"overrides": {"name": "other"}}, "'name' does not match '^(about|"),
@@ -55,13 +55,13 @@ def test_form_accepts_what_a_profile_accepts(changes: dict[str, Any]) -> None:
         ({"dry_run": "yes"}, "'yes' is not of type 'boolean'"),
     ],
 )
-def test_mistake_is_refused_before_there_is_a_run(parameters: dict[str, Any], said: str) -> None:
+def test_mistake_is_refused_before_a_run_exists(parameters: dict[str, Any], message_start: str) -> None:
     """An unknown key, a value out of bounds or of the wrong type is refused by the schema, with what is allowed."""
-    (message,) = refusals({"profile": "yolov5-volcano", **parameters})
-    assert message.startswith(said)
+    (message,) = list_refusals({"profile": "yolov5-volcano", **parameters})
+    assert message.startswith(message_start)
 
 
-def test_form_of_a_profile_does_not_ask_for_the_profile_and_says_what_it_has() -> None:
+def test_form_of_a_profile_does_not_ask_for_the_profile_and_shows_its_values() -> None:
     """Each field's help ends with today's value; a profile without an image or hardware has no field for it."""
     fields = build_form(load_profile("yolov5-volcano"))["properties"]
     assert list(fields) == ["overrides", "dry_run"]
@@ -77,6 +77,8 @@ def test_form_of_a_profile_does_not_ask_for_the_profile_and_says_what_it_has() -
 def test_form_for_any_profile_lists_them_and_takes_a_file() -> None:
     """A shipped profile or a YAML file is accepted, and any other text is refused."""
     for name in (*list_profiles(), "/home/me/mine.yaml"):
-        assert refusals({"profile": name}, None) == []
-    assert refusals({"profile": "digits-lokal"}, None) == ["'digits-lokal' is not valid under any of the given schemas"]
-    assert refusals({}, None) == ["'profile' is a required property"]
+        assert list_refusals({"profile": name}, None) == []
+    assert list_refusals({"profile": "digits-lokal"}, None) == [
+        "'digits-lokal' is not valid under any of the given schemas"
+    ]
+    assert list_refusals({}, None) == ["'profile' is a required property"]

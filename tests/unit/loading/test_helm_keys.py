@@ -7,20 +7,20 @@ from typing import Any
 import pytest
 import yaml
 
-from tests.chart_values import GUIDE, JOB, files, said
+from tests.chart_values import GUIDE, JOB, load_values, write_values
 from tests.conftest import load, manifest_plan_of
-from tests.user_files import refused
+from tests.user_files import get_refusal
 from torchyard.common.project_root import ROOT
 from torchyard.loading.helm_values import ChartValues
 from torchyard.model.profile import Profile
 
 
-def at(profile: Profile, place: str) -> Any:
+def get_value(profile: Profile, key_path: str) -> Any:
     """The value at a path of keys in the profile."""
-    found: Any = profile.model_dump(mode="json", exclude_none=True)
-    for part in place.split():
-        found = found.get(part)
-    return found
+    value: Any = profile.model_dump(mode="json", exclude_none=True)
+    for key in key_path.split():
+        value = value.get(key)
+    return value
 
 
 # --- the guide's files
@@ -28,7 +28,7 @@ def at(profile: Profile, place: str) -> Any:
 
 def test_user_file_of_the_guide(tmp_path: Path) -> None:
     """The guide's first user file gives four pods of eight processes, with its setup and program."""
-    profile = load(files(tmp_path, yaml.safe_load((GUIDE / "user_file.yaml").read_text())))
+    profile = load(write_values(tmp_path, yaml.safe_load((GUIDE / "user_file.yaml").read_text())))
     assert (profile.launcher, profile.rendezvous, profile.cluster.namespace) == ("appwrapper", "static", "my-namespace")
     assert (str(profile.nodes), profile.processes, profile.program, profile.args) == ("4", 8, "helloworld.py", ())
     assert profile.resources == {"cpu": "8", "gpus": "8", "memory": "1Gi"}
@@ -37,7 +37,7 @@ def test_user_file_of_the_guide(tmp_path: Path) -> None:
 
 def test_vela_file_of_the_guide(tmp_path: Path) -> None:
     """The guide's Vela file gives a second network, and NCCL's variables as text."""
-    profile = load(files(tmp_path, yaml.safe_load((GUIDE / "user_file_vela.yaml").read_text())))
+    profile = load(write_values(tmp_path, yaml.safe_load((GUIDE / "user_file_vela.yaml").read_text())))
     assert profile.pod.networks == {"multi-nic-network": 1}
     assert profile.resources == {"cpu": "64", "gpus": "8", "memory": "1Ti"}
     assert profile.env == {
@@ -57,7 +57,7 @@ def test_vela_file_of_the_guide(tmp_path: Path) -> None:
 def test_files_of_the_guide_can_be_planned(tmp_path: Path, name: str, launcher: str) -> None:
     """The guide's user files can be planned for three launchers on Kubernetes."""
     document = yaml.safe_load((GUIDE / f"{name}.yaml").read_text())
-    plan = manifest_plan_of(load(files(tmp_path, document, launcher=launcher)), tmp_path)
+    plan = manifest_plan_of(load(write_values(tmp_path, document, launcher=launcher)), tmp_path)
     assert len(plan.nodes) == 4
 
 
@@ -185,27 +185,27 @@ KEYS: list[tuple[dict[str, Any], str, Any]] = [
 ]
 
 
-@pytest.mark.parametrize(("values", "place", "expected"), KEYS, ids=range(len(KEYS)))
-def test_key_is_told_in_the_profile(tmp_path: Path, values: dict[str, Any], place: str, expected: Any) -> None:
+@pytest.mark.parametrize(("values", "key_path", "expected"), KEYS, ids=range(len(KEYS)))
+def test_key_becomes_a_key_of_the_profile(tmp_path: Path, values: dict[str, Any], key_path: str, expected: Any) -> None:
     """Each key of the chart, or its default, becomes the corresponding key of the profile."""
-    assert at(said(tmp_path, values), place) == expected
+    assert get_value(load_values(tmp_path, values), key_path) == expected
 
 
-def test_every_key_is_tried() -> None:
+def test_every_key_is_tested() -> None:
     """The cases above cover every key of the chart."""
     assert {key for values, _, _ in KEYS for key in values} == set(ChartValues.model_fields)
 
 
-def test_every_key_is_explained() -> None:
+def test_every_key_is_documented() -> None:
     """docs/values.md has one row for each key, and no other."""
     rows = re.findall(r"^\| `(\w+)` \|", (ROOT / "docs" / "values.md").read_text(), re.MULTILINE)
     assert rows == list(ChartValues.model_fields)
 
 
-def test_plan_holds_what_the_files_say(tmp_path: Path) -> None:
+def test_plan_contains_the_values(tmp_path: Path) -> None:
     """The keys reach the pod: an NVMe volume, an init container, nodes to avoid."""
     values = {"mountNVMe": {"storage": "1Gi"}, "initContainers": [{"name": "a", "image": "b:1", "command": ["ls"]}]}
-    pod = manifest_plan_of(said(tmp_path, values), tmp_path).pod["spec"]
+    pod = manifest_plan_of(load_values(tmp_path, values), tmp_path).pod["spec"]
     assert pod["initContainers"] == [{"name": "a", "image": "b:1", "command": ["ls"]}]
     assert any("ephemeral" in volume for volume in pod["volumes"])
     (term,) = pod["affinity"]["nodeAffinity"]["requiredDuringSchedulingIgnoredDuringExecution"]["nodeSelectorTerms"]
@@ -217,10 +217,10 @@ def test_plan_holds_what_the_files_say(tmp_path: Path) -> None:
 
 def test_other_launcher_has_no_admission(tmp_path: Path) -> None:
     """A key that only AppWrappers have is an error for other launchers if a file sets it, not if the chart does."""
-    message = refused(files(tmp_path, JOB, {"queueName": "team", "retryLimit": 3}, launcher="volcano"))
+    message = get_refusal(write_values(tmp_path, JOB, {"queueName": "team", "retryLimit": 3}, launcher="volcano"))
     assert "values-1.yaml:1: queueName: only AppWrappers have it" in message
     assert "values-1.yaml:2: retryLimit: only AppWrappers have it" in message
-    assert said(tmp_path, {"queueName": None}, launcher="volcano").options == {}
+    assert load_values(tmp_path, {"queueName": None}, launcher="volcano").options == {}
 
 
 @pytest.mark.parametrize("path", ["volumes", "nvme"])
@@ -228,4 +228,6 @@ def test_two_volumes_at_one_path_are_refused(tmp_path: Path, path: str) -> None:
     """Two volumes at one path are refused: the second would hide the first."""
     volume = {"name": "v", "claimName": "data", "mountPath": "/data"}
     other = {"volumes": [volume] * 2} if path == "volumes" else {"mountNVMe": {"storage": "1Gi", "mountPath": "/data"}}
-    assert "volumes: 2 volumes are mounted at /data" in refused(files(tmp_path, JOB, {"volumes": [volume]}, other))
+    assert "volumes: 2 volumes are mounted at /data" in get_refusal(
+        write_values(tmp_path, JOB, {"volumes": [volume]}, other)
+    )

@@ -9,15 +9,15 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from tests.chart_values import JOB, files, said
-from tests.user_files import refused
+from tests.chart_values import JOB, load_values, write_values
+from tests.user_files import get_refusal
 from torchyard.loading.helm_values import ChartValues
 from torchyard.model.errors import ProfileError
 
 
-def test_null_takes_the_default_away(tmp_path: Path) -> None:
+def test_null_removes_a_default(tmp_path: Path) -> None:
     """A null removes the chart's default queue and priority."""
-    profile = said(tmp_path, {"queueName": None, "priority": None})
+    profile = load_values(tmp_path, {"queueName": None, "priority": None})
     assert (profile.options, profile.pod.priority_class) == ({}, None)
 
 
@@ -49,10 +49,10 @@ MISTAKES: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("values", "expected"), MISTAKES, ids=range(len(MISTAKES)))
-def test_mistake_is_told_with_its_line(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
+def test_mistake_is_reported_with_its_line(tmp_path: Path, values: dict[str, Any], expected: str) -> None:
     """Each mistake is reported with its file and line."""
-    path = files(tmp_path, JOB, {"namespace": "ml", **values})
-    assert re.search(rf"values-1\.yaml:[2-5]: .*{re.escape(expected)}", refused(path))
+    path = write_values(tmp_path, JOB, {"namespace": "ml", **values})
+    assert re.search(rf"values-1\.yaml:[2-5]: .*{re.escape(expected)}", get_refusal(path))
 
 
 ANY = st.recursive(
@@ -64,7 +64,7 @@ ANY = st.recursive(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=200)
 @given(values=st.dictionaries(st.sampled_from(sorted(ChartValues.model_fields)), ANY, max_size=5))
-def test_wrong_values_are_told_and_never_crash(tmp_path: Path, values: dict[str, Any]) -> None:
+def test_wrong_values_are_reported_and_never_crash(tmp_path: Path, values: dict[str, Any]) -> None:
     """With any values of the chart's keys, the profile loads or the error says what is wrong."""
     with suppress(ProfileError):
-        said(tmp_path, values)
+        load_values(tmp_path, values)

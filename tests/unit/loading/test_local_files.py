@@ -28,7 +28,7 @@ def test_file_is_looked_for_beside_the_profile(write: Write, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("content", [b"", b"a\r\nb", "Zürich".encode(), b"\xff\xfe", b"a\0b", bytes(range(256))])
-def test_content_stays_as_it_is(write: Write, tmp_path: Path, content: bytes) -> None:
+def test_content_is_kept_unchanged(write: Write, tmp_path: Path, content: bytes) -> None:
     """Every byte of a file is kept; only what is UTF-8 without NUL is text."""
     (tmp_path / "data").write_bytes(content)
     file = load(write(**PODS, files={"/data": str(tmp_path / "data")})).files["/data"]
@@ -36,7 +36,7 @@ def test_content_stays_as_it_is(write: Write, tmp_path: Path, content: bytes) ->
     assert (file.text is None) == (b"\xff" in content or b"\0" in content)
 
 
-def test_content_is_that_of_the_load(write: Write, tmp_path: Path) -> None:
+def test_content_is_read_when_the_profile_is_loaded(write: Write, tmp_path: Path) -> None:
     """A file that changes after the load does not change the profile: its plan is pure."""
     (tmp_path / "data").write_text("before")
     profile = load(write(**PODS, files={"/data": "data"}))
@@ -44,7 +44,7 @@ def test_content_is_that_of_the_load(write: Write, tmp_path: Path) -> None:
     assert profile.files["/data"].text == "before"
 
 
-def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
+def test_files_must_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
     """1 MiB in all is accepted, and one byte more is refused with the file, its size and the line of its key."""
     for name, size in (("small", 1 << 10), ("large", (1 << 20) - (1 << 10))):
         (tmp_path / name).write_bytes(bytes(size))
@@ -58,7 +58,7 @@ def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("files", "said"),
+    ("files", "expected"),
     [
         (["/x.py"], "is a file for each path in the pods, not"),
         ({"/x.py": 3}, "/x.py needs the name of a file of this machine, not 3"),
@@ -71,12 +71,12 @@ def test_files_fit_into_one_config_map(write: Write, tmp_path: Path) -> None:
         ({"/data": "sample.py"}, "files: /data is in `mounts` too"),
     ],
 )
-def test_wrong_file_is_refused(write: Write, files: Any, said: str) -> None:
+def test_wrong_file_is_refused(write: Write, files: Any, expected: str) -> None:
     """What is no file of this machine, or no path of one file in a pod, is refused before anything is planned."""
-    assert said in refused(write(**PODS, mounts={"/data": {"claim": "coco"}}, files=files))
+    assert expected in refused(write(**PODS, mounts={"/data": {"claim": "coco"}}, files=files))
 
 
-def test_manifest_brings_its_own(write: Write, tmp_path: Path) -> None:
+def test_files_cannot_be_combined_with_a_manifest(write: Write, tmp_path: Path) -> None:
     """The pods of a manifest are its own: files are refused there."""
     (tmp_path / "job.yaml").write_text("apiVersion: v1\nkind: Job\nmetadata: {name: x}\n")
     keys = {"launcher": "volcano", "manifest": "job.yaml", "program": None, "files": {"/x.py": "sample.py"}}

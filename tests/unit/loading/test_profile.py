@@ -12,8 +12,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import Planned, Write, load
-from tests.drawn import PODS
-from tests.user_files import FILES, PROFILE, refused, told
+from tests.drawn import POD_LAUNCHERS
+from tests.user_files import FILES, PROFILE, get_refusal, list_findings
 from tests.user_manifests import JOB
 from torchyard.common.project_root import ROOT
 from torchyard.loading.profile import _list_hardware, _load_hardware, list_profiles, load_profile
@@ -42,21 +42,21 @@ def test_program_is_looked_for_beside_the_profile(write: Write) -> None:
     assert load(path).program == str(path.parent / "mine.py")
 
 
-def test_program_of_an_image_is_left_alone(write: Write) -> None:
+def test_program_of_an_image_is_not_changed(write: Write) -> None:
     """In pods the program is a path in the image, not on this machine."""
     assert load(write(launcher="volcano", image="train:v1", program="train.py")).program == "train.py"
 
 
 def test_unknown_profile_names_the_nearest() -> None:
     """The error for an unknown name suggests the nearest one and lists all others."""
-    message = refused("digit-local")
+    message = get_refusal("digit-local")
     assert "did you mean digits-local?" in message
     assert "pi-local" in message
 
 
-def test_missing_file_is_told(tmp_path: Path) -> None:
+def test_missing_file_is_reported(tmp_path: Path) -> None:
     """A path that does not exist is reported as a path, not as a name."""
-    assert f"there is no file {tmp_path}/none.yaml" in refused(tmp_path / "none.yaml")
+    assert f"there is no file {tmp_path}/none.yaml" in get_refusal(tmp_path / "none.yaml")
 
 
 @pytest.mark.parametrize(
@@ -67,10 +67,10 @@ def test_missing_file_is_told(tmp_path: Path) -> None:
         ({"values": ["sample.py"], "manifest": "job.yaml"}, ":5: values: a manifest is a whole job"),
     ],
 )
-def test_files_that_cannot_be_read_are_told(write: Write, keys: dict[str, Any], expected: str) -> None:
+def test_files_that_cannot_be_read_are_reported(write: Write, keys: dict[str, Any], expected: str) -> None:
     """`values` must be a list of existing files beside the profile, and cannot be used with a manifest."""
     path = write(**keys)
-    assert f"{path}{expected}" in refused(path)
+    assert f"{path}{expected}" in get_refusal(path)
 
 
 # --- hardware
@@ -106,13 +106,13 @@ def test_shipped_hardware_loads(name: str) -> None:
     assert all(fabric.expect.transport for fabric in hardware.fabrics.values())
 
 
-def test_unknown_shape_reminds_of_the_own_folder(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_shape_gives_a_hint_about_the_users_own_folder(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     """A name that nobody knows is perhaps in a folder that was not named; where one is named, nothing is said."""
     path, hint = write(hardware="ours/h100", fabric="tcp"), "TORCHYARD_PROFILES names no folder of your own"
     monkeypatch.delenv("TORCHYARD_PROFILES", raising=False)
-    assert hint in refused(path)
+    assert hint in get_refusal(path)
     monkeypatch.setenv("TORCHYARD_PROFILES", str(path.parent))
-    assert hint not in refused(path)
+    assert hint not in get_refusal(path)
 
 
 @pytest.mark.usefixtures("shape")
@@ -131,18 +131,18 @@ def test_own_hardware_comes_first(shape: Path) -> None:
     assert _load_hardware("oke/bm-gpu-b4-8").about == "a shape of ours"
 
 
-def test_mistake_in_the_hardware_is_told_with_its_own_line(write: Write, shape: Path) -> None:
+def test_mistake_in_the_hardware_is_reported_with_its_own_line(write: Write, shape: Path) -> None:
     """A mistake in a hardware file is not blamed on the profile that names it."""
     shape.write_text(SHAPE.replace("transport: socket", "transport: pigeon").replace("line_rate: 50", "line_rte: 50"))
-    message = refused(write(hardware="lab/four", fabric="tcp"))
+    message = get_refusal(write(hardware="lab/four", fabric="tcp"))
     assert f"{shape}:5: unknown key line_rte: did you mean line_rate?" in message
     assert f"{shape}:9: fabrics.tcp.expect.transport: input should be 'roce', 'infiniband', 'rdma', " in message
 
 
-def test_hardware_that_is_no_yaml_is_told(write: Write, shape: Path) -> None:
+def test_hardware_file_that_is_not_yaml_is_reported(write: Write, shape: Path) -> None:
     """A hardware file that cannot be read is reported with its own path."""
     shape.write_text("about: [x\n")
-    assert f"profile hardware/lab/four: {shape}:2: did not find" in refused(write(hardware="lab/four"))
+    assert f"profile hardware/lab/four: {shape}:2: did not find" in get_refusal(write(hardware="lab/four"))
 
 
 def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
@@ -150,17 +150,17 @@ def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
     allowed = "name: the name comes from the file's, {}.yaml: remove this key, or rename the file"
     path = write()
     path.write_text(path.read_text() + "name: other\n")
-    assert f"{path}:4: {allowed.format('sample')}" in refused(path)
-    assert f"override: {allowed.format('sample')}" in refused(write(), {"name": "other"})
+    assert f"{path}:4: {allowed.format('sample')}" in get_refusal(path)
+    assert f"override: {allowed.format('sample')}" in get_refusal(write(), {"name": "other"})
     shape.write_text("name: other\n" + SHAPE)
-    assert f"{shape}:1: {allowed.format('four')}" in refused(write(hardware="lab/four", fabric="tcp"))
+    assert f"{shape}:1: {allowed.format('four')}" in get_refusal(write(hardware="lab/four", fabric="tcp"))
 
 
 # --- manifests
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "expected"),
     [
         ("kind: [", "job.yaml:2: did not find"),
         ("- a\n- b\n", "job.yaml: each document is an object with apiVersion, kind and metadata: 1"),
@@ -169,11 +169,13 @@ def test_name_in_a_file_is_refused(write: Write, shape: Path) -> None:
         (None, "sample.yaml:.*: manifest: there is no file .*/job.yaml"),
     ],
 )
-def test_file_that_is_no_manifest_is_told(planned: Planned, tmp_path: Path, text: str | None, said: str) -> None:
+def test_file_that_is_not_a_manifest_is_reported(
+    planned: Planned, tmp_path: Path, text: str | None, expected: str
+) -> None:
     """A manifest that is missing, not YAML, or not made of objects is reported with the name of its file."""
     if text is not None:
         (tmp_path / "job.yaml").write_text(text)
-    with pytest.raises(ProfileError, match=said):
+    with pytest.raises(ProfileError, match=expected):
         planned(image=None, program=None, manifest="job.yaml")
 
 
@@ -187,37 +189,40 @@ def test_manifest_is_looked_for_beside_the_profile(planned: Planned, tmp_path: P
 @pytest.mark.parametrize(
     "text", ["data: {a: .nan}", "data: {a: !!binary aGk=}", "data: {[a]: b}", "metadata: {labels: [a]}", "kind: [a]"]
 )
-def test_manifest_is_of_objects(tmp_path: Path, text: str) -> None:
+def test_documents_of_a_manifest_must_be_objects(tmp_path: Path, text: str) -> None:
     """A document that no API server could read is reported with the name of its file."""
     document = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "a"}}
     document.pop(text.partition(":")[0], None)
-    assert "it.yaml" in told(tmp_path, "manifest", f"{yaml.safe_dump(document)}{text}\n".encode())[0]
+    assert "it.yaml" in list_findings(tmp_path, "manifest", f"{yaml.safe_dump(document)}{text}\n".encode())[0]
 
 
-def test_keys_of_a_manifest_are_texts(tmp_path: Path) -> None:
+def test_keys_of_a_manifest_are_strings(tmp_path: Path) -> None:
     """A number as a key is read as its digits, as in JSON."""
     job = yaml.safe_load((ROOT / "tests" / "manifests" / "volcano-c10d.yaml").read_text())
     job["metadata"]["labels"] = {1: "a"}
-    told(tmp_path, "manifest", yaml.safe_dump(job).encode())
+    list_findings(tmp_path, "manifest", yaml.safe_dump(job).encode())
     assert load_profile(str(tmp_path / "sample.yaml")).manifest[0]["metadata"]["labels"] == {"1": "a"}
 
 
 # --- files with arbitrary content
 
 
-BARE = {
+MACHINES_PROFILE = {
     **{key: PROFILE[key] for key in ("about", "program", "args")},
     "launcher": "baremetal",
     "nodes": 2,
     "env": {"A": "1"},
     "options": {"port": 5000},
 }
-NEEDED = {"runai": {"project": "vision", "through": "kubernetes"}}
-GOOD: dict[str, list[Any]] = {
+REQUIRED_OPTIONS = {"runai": {"project": "vision", "through": "kubernetes"}}
+VALID_FILES: dict[str, list[Any]] = {
     "profile": [
         PROFILE,
-        BARE,
-        *({**PROFILE, "launcher": launcher, "nodes": 2, "options": NEEDED.get(launcher, {})} for launcher in PODS),
+        MACHINES_PROFILE,
+        *(
+            {**PROFILE, "launcher": launcher, "nodes": 2, "options": REQUIRED_OPTIONS.get(launcher, {})}
+            for launcher in POD_LAUNCHERS
+        ),
     ],
     "hardware": [
         yaml.safe_load(path.read_text()) for path in sorted((ROOT / "profiles" / "hardware" / "oke").glob("*.yaml"))
@@ -228,68 +233,73 @@ GOOD: dict[str, list[Any]] = {
         for path in sorted((ROOT / "tests" / "manifests").glob("volcano*.yaml"))
     ],
 }
-SCRAPS = (
+YAML_FRAGMENTS = (
     "a;: ;:; ;  ;- ;? ;&a ;*a;<<: ;[;];{;};,;';\";~;=;#;\\;0x;1;.nan;2001-13-99;é;\t;\0;\x85;\ufeff;!x ;|\n;\n;"
     "!!int ;!!float ;!!bool ;!!binary ;!!set ;!!timestamp ;!!omap ;!!null ;!!map ;%YAML 1.1\n;launcher: volcano\n;"
     "---\n;...\n;kind: Job\n;about;metadata: ;options: ;values: ;manifest: ;fabrics: "
 )
-TEXTS = st.lists(st.sampled_from(SCRAPS.split(";")), max_size=25).map("".join).map(str.encode)
-ODD = ["", "~nobody/x", "/", "..", "a" * 5000, "\0", "é", "$(A)", "1:2", "a/b/c", ".inf", "9" * 400]
-SINGLE = (
-    st.none() | st.booleans() | st.integers() | st.floats() | st.sampled_from([*ODD, 10**400, -(10**30)]) | st.dates()
+TEXTS = st.lists(st.sampled_from(YAML_FRAGMENTS.split(";")), max_size=25).map("".join).map(str.encode)
+ODD_STRINGS = ["", "~nobody/x", "/", "..", "a" * 5000, "\0", "é", "$(A)", "1:2", "a/b/c", ".inf", "9" * 400]
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.sampled_from([*ODD_STRINGS, 10**400, -(10**30)])
+    | st.dates()
 )
-ANYTHING = st.recursive(
-    SINGLE, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SINGLE, inner, max_size=3), max_leaves=6
+VALUES = st.recursive(
+    SCALARS, lambda inner: st.lists(inner, max_size=3) | st.dictionaries(SCALARS, inner, max_size=3), max_leaves=6
 )
 
 
-def places(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
+def list_value_paths(value: Any, path: tuple[Any, ...] = ()) -> Iterator[tuple[Any, ...]]:
     """The path of every value in a document."""
     yield path
-    for key, each in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
-        yield from places(each, (*path, key))
+    for key, child in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        yield from list_value_paths(child, (*path, key))
 
 
 @st.composite
-def spoiled(draw: st.DrawFn, kind: str) -> bytes:
+def draw_spoiled_file(draw: st.DrawFn, kind: str) -> bytes:
     """A good file with an arbitrary value in place of one of its values, or beside it."""
-    document = [copy.deepcopy(draw(st.sampled_from(GOOD[kind])))]
-    path: list[Any] = [0, *draw(st.sampled_from(sorted(places(document[0]), key=str)))]
-    place: Any = document
+    document = [copy.deepcopy(draw(st.sampled_from(VALID_FILES[kind])))]
+    path: list[Any] = [0, *draw(st.sampled_from(sorted(list_value_paths(document[0]), key=str)))]
+    parent: Any = document
     for key in path[:-1]:
-        place = place[key]
-    key = draw(SINGLE) if isinstance(place, dict) and draw(st.booleans()) else path[-1]
-    place[key] = draw(ANYTHING)
-    return written(document[0])
+        parent = parent[key]
+    key = draw(SCALARS) if isinstance(parent, dict) and draw(st.booleans()) else path[-1]
+    parent[key] = draw(VALUES)
+    return dump_documents(document[0])
 
 
-def written(document: Any) -> bytes:
+def dump_documents(document: Any) -> bytes:
     """The document as YAML; a list is written as a manifest's documents."""
     return (yaml.safe_dump_all(document) if isinstance(document, list) else yaml.safe_dump(document)).encode()
 
 
 @pytest.mark.parametrize(
-    ("kind", "number"), [(kind, number) for kind, paths in GOOD.items() for number in range(len(paths))]
+    ("kind", "number"), [(kind, number) for kind, paths in VALID_FILES.items() for number in range(len(paths))]
 )
-def test_files_to_spoil_are_good(tmp_path: Path, kind: str, number: int) -> None:
+def test_files_to_spoil_are_valid(tmp_path: Path, kind: str, number: int) -> None:
     """The files that the tests below spoil have no findings before that."""
-    assert told(tmp_path, kind, written(GOOD[kind][number])) == ()
+    assert list_findings(tmp_path, kind, dump_documents(VALID_FILES[kind][number])) == ()
 
 
 @pytest.mark.parametrize("kind", FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_text_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+def test_any_text_is_reported_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     """Any bytes, and pieces of YAML in any order, give findings of bounded length."""
-    assert all(0 < len(finding) < 1500 for finding in told(tmp_path, kind, data.draw(TEXTS | st.binary())))
+    assert all(0 < len(finding) < 1500 for finding in list_findings(tmp_path, kind, data.draw(TEXTS | st.binary())))
 
 
 @pytest.mark.parametrize("kind", FILES)
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
-def test_any_value_at_any_key_is_told_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
+def test_any_value_at_any_key_is_reported_in_one_sentence(tmp_path: Path, kind: str, data: st.DataObject) -> None:
     """A good file with one arbitrary value gives findings of bounded length."""
-    lengths = [len(finding) for finding in told(tmp_path, kind, data.draw(spoiled(kind)))]
+    lengths = [len(finding) for finding in list_findings(tmp_path, kind, data.draw(draw_spoiled_file(kind)))]
     assert all(0 < length < 1500 for length in lengths), lengths
 
 
@@ -301,7 +311,7 @@ def test_long_value_in_a_message_is_shortened(write: Write, keys: dict[str, Any]
     assert len(str(error.value)) < 1500
 
 
-def test_path_that_is_no_file_is_told(tmp_path: Path) -> None:
+def test_path_that_is_not_a_file_is_reported(tmp_path: Path) -> None:
     """A folder, a link in a circle, a device and a path of nothing are told apart."""
     (tmp_path / "loop.yaml").symlink_to("loop.yaml")
     (tmp_path / "folder.yaml").mkdir()
@@ -311,12 +321,12 @@ def test_path_that_is_no_file_is_told(tmp_path: Path) -> None:
         "/dev/null": "is no regular file: name a YAML file",
         str(tmp_path / "none.yaml"): "there is no file ",
     }
-    for path, said in paths.items():
-        with pytest.raises(ProfileError, match=said):
+    for path, expected in paths.items():
+        with pytest.raises(ProfileError, match=expected):
             load_profile(path)
 
 
-def test_file_in_another_encoding_is_told_with_its_line(tmp_path: Path) -> None:
+def test_file_in_another_encoding_is_reported_with_its_line(tmp_path: Path) -> None:
     """A file that is not UTF-8 names the line, and what to do."""
     (tmp_path / "a.yaml").write_bytes(b"about: a test\nprogram: gr\xfc\xdfe.py\n")
     with pytest.raises(ProfileError, match=r"a\.yaml:2: .*: it is not UTF-8; save it as UTF-8"):

@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from tests.conftest import Write, load
-from tests.user_files import HEAD, told
+from tests.user_files import HEAD, list_findings
 from torchyard.loading.profile import load_profile
 
-LAUGHS = "".join(f"  - &a{at} [{', '.join([f'*a{at - 1}'] * 9)}]\n" for at in range(1, 9))
-KNOWN = {
+LAUGHS = "".join(f"  - &a{level} [{', '.join([f'*a{level - 1}'] * 9)}]\n" for level in range(1, 9))
+GARBAGE = {
     "options: &a [*a]\n": ":5: more than 100 levels: an alias may contain itself",
     "options: &a {queue: *a}\n": ":5: more than 100 levels",
     "options: &a\n  <<: *a\n": ":6: more than 100 levels",
@@ -30,34 +30,34 @@ KNOWN = {
 }
 
 
-@pytest.mark.parametrize(("text", "said"), KNOWN.items(), ids=range(len(KNOWN)))
-def test_garbage_is_told_with_its_line(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), GARBAGE.items(), ids=range(len(GARBAGE)))
+def test_garbage_is_reported_with_its_line(tmp_path: Path, text: str, expected: str) -> None:
     """Files that once caused a traceback, a crash or a message of megabytes give a short finding with its line."""
     head = HEAD.replace("image: i:1\nprogram: a.py\n", "") if text.startswith("image") else HEAD
-    findings = told(tmp_path, "profile", f"{head}{text}".encode())
-    assert said in " ".join(findings)
+    findings = list_findings(tmp_path, "profile", f"{head}{text}".encode())
+    assert expected in " ".join(findings)
     assert all(len(finding) < 6000 for finding in findings)
 
 
-@pytest.mark.parametrize(("kind", "what"), {"hardware": "a hardware file", "values": "a values file"}.items())
-def test_what_is_no_mapping_is_told_as_what_it_should_be(tmp_path: Path, kind: str, what: str) -> None:
+@pytest.mark.parametrize(("kind", "noun"), {"hardware": "a hardware file", "values": "a values file"}.items())
+def test_file_that_is_not_a_mapping_is_reported_with_its_expected_kind(tmp_path: Path, kind: str, noun: str) -> None:
     """The finding for a file that is no mapping names the kind of file that it should be."""
-    assert f":1: {what} is a mapping of keys to values" in told(tmp_path, kind, b"[a]")[0]
+    assert f":1: {noun} is a mapping of keys to values" in list_findings(tmp_path, kind, b"[a]")[0]
 
 
 @pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16"])
-def test_encodings_with_a_mark_are_read(tmp_path: Path, encoding: str) -> None:
+def test_encodings_with_a_byte_order_mark_are_read(tmp_path: Path, encoding: str) -> None:
     """Encodings with a byte order mark, as Windows writes them, are read."""
-    assert told(tmp_path, "profile", HEAD.encode(encoding)) == ()
+    assert list_findings(tmp_path, "profile", HEAD.encode(encoding)) == ()
 
 
-def test_a_date_is_a_text(tmp_path: Path) -> None:
+def test_date_is_read_as_text(tmp_path: Path) -> None:
     """A date is read as text, as kubectl and helm do."""
-    assert told(tmp_path, "profile", f"{HEAD}env: {{SINCE: 2001-02-03}}\n".encode()) == ()
+    assert list_findings(tmp_path, "profile", f"{HEAD}env: {{SINCE: 2001-02-03}}\n".encode()) == ()
 
 
 @pytest.mark.parametrize("number", ["1.10", "010", "12:30:00", "1_000", "0x1F", "3.0", "-5", "1e3", ".5"])
-def test_number_keeps_its_digits_as_a_text(tmp_path: Path, number: str) -> None:
+def test_number_keeps_its_digits_as_text(tmp_path: Path, number: str) -> None:
     """CUDA 12.10 is not 12.1: where text is expected, a YAML number is read as the text that was written."""
     path = tmp_path / "sample.yaml"
     path.write_text(f"about: a\nlauncher: baremetal\nprogram: x.py\nenv: {{A: {number}}}\nargs: [{number}]\n")
@@ -92,7 +92,7 @@ def test_lists_are_replaced(write: Write) -> None:
     assert load(write(args=["--epochs=1", "--lr=2"]), args=["--epochs=3"]).args == ("--epochs=3",)
 
 
-def test_null_takes_the_hardware_away(write: Write) -> None:
+def test_null_removes_the_hardware(write: Write) -> None:
     """A null override removes the hardware from a profile."""
     path = write(hardware="oke/bm-gpu-b4-8", fabric="host")
     profile = load(path, hardware=None, fabric=None)

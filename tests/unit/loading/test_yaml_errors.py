@@ -5,75 +5,76 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write
-from tests.user_files import refused
+from tests.user_files import get_refusal
 
-GOOD = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
+VALID = "about: a test\nlauncher: baremetal\nprogram: x.py\n"
 MISTAKES = {
     "about: [x\n": ":2: did not find expected ',' or ']'",
     "- a\n": ":1: a profile is a mapping",
     "\tabout: x\n": ":1: found character",
     "": ":1: a profile is a mapping",
-    GOOD + "about: again\n": ":4: the key about appears here a second time",
-    GOOD + "ndoes: 2\n": ":4: unknown key ndoes: did you mean nodes?",
-    GOOD + "deadlines:\n  start: 1m\n  rnu: 2m\n": ":6: unknown key deadlines.rnu: did you mean run? there are: grace",
-    GOOD + "options: {hots: []}\n": ":4: unknown key options.hots: did you mean hosts?",
-    GOOD + "options: {hosts: [-oPort=1]}\n": ":4: options.hosts.0.host: string should match pattern",
-    GOOD + "nodes: 0\n": ":4: nodes: must be 1 or more, not 0",
-    GOOD + "nodes: {min: 3, max: 2}\n": ":4: nodes: min is 3 and max is 2",
-    GOOD + "deadlines: {run: 5 parsecs}\n": ":4: deadlines.run: a duration is a number with a unit",
-    GOOD + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",
-    GOOD + "env: {A: yes}\n": ":4: env.A: true is a boolean in YAML",
-    GOOD + "args: [a, [b]]\n": ":4: args.1: input should be a valid string",
-    GOOD + "hardware: 5\n": ":4: hardware: it is the name of a file, not 5",
-    GOOD + "hardware: oke/bm-gpu-b4\n": ":4: hardware: there is no oke/bm-gpu-b4; did you mean oke/bm-gpu-b4-8? there",
-    GOOD + "hardware: oke/bm-gpu-b4-8\nfabric: hosts\n": ":5: fabric: hosts is not a fabric of this hardware: use host",
-    GOOD + "hardware: oke/bm-gpu-b4-8\n": ":1: fabric: none is not a fabric of this hardware: use host, vf, no-rdma",
-    GOOD + "fabric: host\n": ":4: fabric: requires hardware, whose file lists the fabrics",
-    GOOD + "manifest: none.yaml\n": ":4: manifest: there is no file ",
-    GOOD + "manifest: [a]\n": ":4: manifest: it is the name of a file, not ['a']",
-    GOOD + "env: {A: {secret: hub}}\n": ":4: the key env.A.key is missing",
-    GOOD + "env: {A: {key: token}}\n": ":4: env.A: must name either a secret or a config_map",
-    GOOD + "env: {A: {secret: s, config_map: c, key: k}}\n": ":4: env.A: must name either a secret or a config_map",
-    GOOD + "env:\n  A: {secret: s, kye: k, key: k}\n": ":5: unknown key env.A.kye: did you mean key?",
-    GOOD + "env: {A: [1]}\n": ":4: env.A: input should be a valid string",
-    GOOD + "mounts:\n  /data: {}\n": ":5: mounts./data: must have exactly one of claim, config_map, secret",
-    GOOD + "mounts: {/data: {claim: a, host: /b}}\n": ":4: mounts./data: must have exactly one of claim",
-    GOOD + "mounts: {/data: {clam: a}}\n": ":4: unknown key mounts./data.clam: did you mean claim?",
-    GOOD + "resources: {gpu: 1}\n": ":4: resources: unknown resource gpu: use gpus, cpu, memory, ephemeral-storage",
-    GOOD + "resources: {memory: 5 GB}\n": ":4: resources.memory: an amount is a number with or without a unit",
-    GOOD + "resources: {cpu: yes}\n": ":4: resources.cpu: an amount is a number",
-    GOOD + "resources: {cpu: -1}\n": ":4: resources.cpu: an amount is a number",
-    GOOD + "pod: {shm: large}\n": ":4: pod.shm: an amount is a number",
-    GOOD + "pod: {host_netwrok: true}\n": ":4: unknown key pod.host_netwrok: did you mean host_network?",
-    GOOD + "rendezvous: zookeeper\n": ":4: rendezvous: input should be 'c10d', 'etcd-v2', 'static', 'env' or 'file'",
-    GOOD.replace("baremetal", "slurm"): ":2: launcher: slurm does not exist; use one of appwrapper, baremetal",
-    GOOD.replace(
+    VALID + "about: again\n": ":4: the key about appears here a second time",
+    VALID + "ndoes: 2\n": ":4: unknown key ndoes: did you mean nodes?",
+    VALID + "deadlines:\n  start: 1m\n  rnu: 2m\n": ":6: unknown key deadlines.rnu: did you mean run? there are: grace",
+    VALID + "options: {hots: []}\n": ":4: unknown key options.hots: did you mean hosts?",
+    VALID + "options: {hosts: [-oPort=1]}\n": ":4: options.hosts.0.host: string should match pattern",
+    VALID + "nodes: 0\n": ":4: nodes: must be 1 or more, not 0",
+    VALID + "nodes: {min: 3, max: 2}\n": ":4: nodes: min is 3 and max is 2",
+    VALID + "deadlines: {run: 5 parsecs}\n": ":4: deadlines.run: a duration is a number with a unit",
+    VALID + "deadlines: {run: 1.1.1h}\n": ":4: deadlines.run: a duration is a number with a unit",
+    VALID + "env: {A: yes}\n": ":4: env.A: true is a boolean in YAML",
+    VALID + "args: [a, [b]]\n": ":4: args.1: input should be a valid string",
+    VALID + "hardware: 5\n": ":4: hardware: it is the name of a file, not 5",
+    VALID + "hardware: oke/bm-gpu-b4\n": ":4: hardware: there is no oke/bm-gpu-b4; did you mean oke/bm-gpu-b4-8? there",
+    VALID
+    + "hardware: oke/bm-gpu-b4-8\nfabric: hosts\n": ":5: fabric: hosts is not a fabric of this hardware: use host",
+    VALID + "hardware: oke/bm-gpu-b4-8\n": ":1: fabric: none is not a fabric of this hardware: use host, vf, no-rdma",
+    VALID + "fabric: host\n": ":4: fabric: requires hardware, whose file lists the fabrics",
+    VALID + "manifest: none.yaml\n": ":4: manifest: there is no file ",
+    VALID + "manifest: [a]\n": ":4: manifest: it is the name of a file, not ['a']",
+    VALID + "env: {A: {secret: hub}}\n": ":4: the key env.A.key is missing",
+    VALID + "env: {A: {key: token}}\n": ":4: env.A: must name either a secret or a config_map",
+    VALID + "env: {A: {secret: s, config_map: c, key: k}}\n": ":4: env.A: must name either a secret or a config_map",
+    VALID + "env:\n  A: {secret: s, kye: k, key: k}\n": ":5: unknown key env.A.kye: did you mean key?",
+    VALID + "env: {A: [1]}\n": ":4: env.A: input should be a valid string",
+    VALID + "mounts:\n  /data: {}\n": ":5: mounts./data: must have exactly one of claim, config_map, secret",
+    VALID + "mounts: {/data: {claim: a, host: /b}}\n": ":4: mounts./data: must have exactly one of claim",
+    VALID + "mounts: {/data: {clam: a}}\n": ":4: unknown key mounts./data.clam: did you mean claim?",
+    VALID + "resources: {gpu: 1}\n": ":4: resources: unknown resource gpu: use gpus, cpu, memory, ephemeral-storage",
+    VALID + "resources: {memory: 5 GB}\n": ":4: resources.memory: an amount is a number with or without a unit",
+    VALID + "resources: {cpu: yes}\n": ":4: resources.cpu: an amount is a number",
+    VALID + "resources: {cpu: -1}\n": ":4: resources.cpu: an amount is a number",
+    VALID + "pod: {shm: large}\n": ":4: pod.shm: an amount is a number",
+    VALID + "pod: {host_netwrok: true}\n": ":4: unknown key pod.host_netwrok: did you mean host_network?",
+    VALID + "rendezvous: zookeeper\n": ":4: rendezvous: input should be 'c10d', 'etcd-v2', 'static', 'env' or 'file'",
+    VALID.replace("baremetal", "slurm"): ":2: launcher: slurm does not exist; use one of appwrapper, baremetal",
+    VALID.replace(
         "program: x.py\n", ""
     ): ":1: a profile must name either a program (with an image, in pods) or a manifest",
 }
 
 
-@pytest.mark.parametrize(("text", "said"), MISTAKES.items(), ids=range(len(MISTAKES)))
-def test_mistakes_are_told_with_their_line(tmp_path: Path, text: str, said: str) -> None:
+@pytest.mark.parametrize(("text", "expected"), MISTAKES.items(), ids=range(len(MISTAKES)))
+def test_mistakes_are_reported_with_their_line(tmp_path: Path, text: str, expected: str) -> None:
     """Each mistake gets one message with file, line, key and what is allowed."""
     path = tmp_path / "bad.yaml"
     path.write_text(text)
-    assert f"{path}{said}" in refused(path)
+    assert f"{path}{expected}" in get_refusal(path)
 
 
-def test_all_mistakes_are_told_at_once(tmp_path: Path) -> None:
+def test_all_mistakes_are_reported_at_once(tmp_path: Path) -> None:
     """Two mistakes are reported in one error with two findings."""
     path = tmp_path / "bad.yaml"
-    path.write_text(GOOD + "nodez: 2\nprocesses: 0\n")
-    assert refused(path).count(str(path)) == 2
+    path.write_text(VALID + "nodez: 2\nprocesses: 0\n")
+    assert get_refusal(path).count(str(path)) == 2
 
 
 def test_mistake_in_an_override_is_not_blamed_on_the_file(write: Write) -> None:
     """A wrong override is reported as an override, without the file's line."""
-    assert "override: processes: input should be greater" in refused(write(), {"processes": 0})
+    assert "override: processes: input should be greater" in get_refusal(write(), {"processes": 0})
 
 
 def test_mistake_beside_an_override_is_blamed_on_the_file(write: Write) -> None:
     """A mistake in the file is not blamed on an override of another variable."""
     path = write(env={"A": "1", "B": True})
-    assert f"{path}:4: env.B: true is a boolean" in refused(path, {"env.A": "2"})
+    assert f"{path}:4: env.B: true is a boolean" in get_refusal(path, {"env.A": "2"})

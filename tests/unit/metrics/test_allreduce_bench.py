@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import pick, posted
+from tests.printed_metrics import select_columns, load_posted_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 
 TABLE = "The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials, up to 10 queued calls per trial):"
@@ -10,15 +10,15 @@ TABLE = "The average bandwidth of all_reduce over 4 ranks (5 warmups / 20 trials
 
 def test_allreduce_of_2024() -> None:
     """The payload gives one row, with its decimal size as printed, whatever the order of the lines around it."""
-    metrics = read_allreduce_bench(posted("allreduce-2024"))
+    metrics = read_allreduce_bench(load_posted_log("allreduce-2024"))
     assert metrics.rows == ({"size": 4_000_000_000, "algbw": 1.939, "busbw": 3.635},)
     assert metrics.summary == {"trials": 10, "ranks": 16, "max_busbw": 3.635}
 
 
 def test_allreduce_of_2021() -> None:
     """There is one row per trial and rank, in bytes instead of bits; the ranks come in any order."""
-    rows = read_allreduce_bench(posted("allreduce-2021")).rows
-    assert [(trial, rank, round(busbw, 4)) for trial, rank, busbw in pick(rows, "trial", "rank", "busbw")] == [
+    rows = read_allreduce_bench(load_posted_log("allreduce-2021")).rows
+    assert [(trial, rank, round(busbw, 4)) for trial, rank, busbw in select_columns(rows, "trial", "rank", "busbw")] == [
         *[(1, 0, 9.0458), (1, 1, 13.3132), (1, 2, 14.2757), (1, 3, 14.2022)],
         *[(2, 3, 125.3117), (2, 1, 124.2206), (2, 0, 124.1179), (2, 2, 124.1726)],
     ]
@@ -26,12 +26,12 @@ def test_allreduce_of_2021() -> None:
     assert rows[0]["throughput"] == pytest.approx(96488131490.3540 / 8e9)
 
 
-def test_allreduce_that_begins_anywhere() -> None:
+def test_allreduce_log_without_its_beginning() -> None:
     """The end of a trial whose beginning is lost is not mixed into the next trial."""
-    lines = posted("allreduce-2021")
-    cut = read_allreduce_bench(lines[9:]).rows
-    assert cut[0] == {"busbw": pytest.approx(72.3661 / 8)}
-    assert cut[1:4] == read_allreduce_bench(lines).rows[1:4]
+    lines = load_posted_log("allreduce-2021")
+    truncated_rows = read_allreduce_bench(lines[9:]).rows
+    assert truncated_rows[0] == {"busbw": pytest.approx(72.3661 / 8)}
+    assert truncated_rows[1:4] == read_allreduce_bench(lines).rows[1:4]
 
 
 @pytest.mark.parametrize("names", [("busbw", "algbw"), ("algbw", "busbw"), ("busbw", "algbw", "latency")])
@@ -43,16 +43,16 @@ def test_allreduce_table(names: tuple[str, ...], payloads: tuple[str, str]) -> N
     lines = [TABLE, "", f"| payload | {' | '.join(names)} |", "| ------: | ---------: | ---------: |"]
     lines += [f"| {payload:>7} | {cell} |" for payload, cell in zip(payloads, cells, strict=True)]
     metrics = read_allreduce_bench(lines)
-    assert pick(metrics.rows, "size", "busbw", "algbw") == [(2**15, 1.5, 1.0), (2**34, 1.5, 1.0)]
+    assert select_columns(metrics.rows, "size", "busbw", "algbw") == [(2**15, 1.5, 1.0), (2**34, 1.5, 1.0)]
     assert metrics.summary == {"ranks": 4, "warmups": 5, "trials": 20, "max_busbw": 1.5}
 
 
 def test_allreduce_single_payload() -> None:
     """With a single payload the rows are trials of one size."""
-    head = "The 0.5GiB payload bandwidth of all_reduce over 8 ranks (5 warmups / 20 trials):"
-    lines = [head, "|    busbw   |    algbw   |", "| 400.10GBps | 228.63GBps |", "|    infGBps | 229.20GBps |"]
+    title = "The 0.5GiB payload bandwidth of all_reduce over 8 ranks (5 warmups / 20 trials):"
+    lines = [title, "|    busbw   |    algbw   |", "| 400.10GBps | 228.63GBps |", "|    infGBps | 229.20GBps |"]
     rows = read_allreduce_bench(lines).rows
-    assert pick(rows, "trial", "size", "busbw", "algbw") == [(1, 2**29, 400.1, 228.63), (2, 2**29, None, 229.2)]
+    assert select_columns(rows, "trial", "size", "busbw", "algbw") == [(1, 2**29, 400.1, 228.63), (2, 2**29, None, 229.2)]
 
 
 def test_allreduce_versions() -> None:

@@ -2,20 +2,20 @@
 
 import json
 
-from torchyard.metrics.json_lines import read_json_lines, read_object
+from torchyard.metrics.json_lines import parse_object, read_json_lines
 
-ROWS = [{"epoch": at, "epochs": 3, "accuracy": 0.5 + at / 10, "world_size": 2} for at in (1, 2, 3)]
+ROWS = [{"epoch": epoch, "epochs": 3, "accuracy": 0.5 + epoch / 10, "world_size": 2} for epoch in (1, 2, 3)]
 LINES = ["rank 0 of 2", *(json.dumps(row) for row in ROWS), "{torn", '{"best": 0.8}']
 
 
-def test_rows_and_summary_are_told_apart() -> None:
+def test_object_with_an_epoch_is_a_row_and_others_are_the_summary() -> None:
     """An object with an epoch is a row; one without is about the whole run."""
     metrics = read_json_lines(LINES)
     assert [row["epoch"] for row in metrics.rows] == [1, 2, 3]
     assert metrics.summary == {"best": 0.8}
 
 
-def test_row_said_again_counts_once() -> None:
+def test_repeated_row_replaces_the_earlier_one() -> None:
     """A resumed program that repeats an epoch replaces its row."""
     metrics = read_json_lines([*LINES, '{"epoch": 3, "accuracy": 0.9}'])
     assert [row["accuracy"] for row in metrics.rows] == [0.6, 0.7, 0.9]
@@ -23,7 +23,7 @@ def test_row_said_again_counts_once() -> None:
 
 def test_nested_values_are_left_out() -> None:
     """Only plain values of an object are metrics."""
-    assert read_object('  {"epoch": 1, "all": [1, 2], "x": {"y": 1}}') == {"epoch": 1}
+    assert parse_object('  {"epoch": 1, "all": [1, 2], "x": {"y": 1}}') == {"epoch": 1}
 
 
 def test_half_of_a_surrogate_pair_can_be_reported() -> None:
@@ -31,7 +31,7 @@ def test_half_of_a_surrogate_pair_can_be_reported() -> None:
     assert '"name":"?"' in read_json_lines(['{"name": "\\ud800"}']).model_dump_json()
 
 
-def test_collectives_of_the_same_size_are_rows_of_their_own() -> None:
+def test_collectives_of_the_same_size_are_separate_rows() -> None:
     """Rows of two collectives with the same size do not replace each other; the same one's later row does."""
     rows = [("all_reduce", 1024, 1.0), ("all_gather", 1024, 2.0), ("all_reduce", 1024, 3.0)]
     lines = [json.dumps({"collective": name, "size": size, "busbw": busbw}) for name, size, busbw in rows]

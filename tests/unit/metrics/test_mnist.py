@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.printed_metrics import MNIST, pick
+from tests.printed_metrics import MNIST, select_columns
 from torchyard.metrics.mnist import read_mnist, read_mnist_line
 from torchyard.metrics.registry import describe_row
 
@@ -33,7 +33,7 @@ def test_mnist_summary() -> None:
 def test_mnist_of_pytorch_and_kubeflow(loss: str, test: str) -> None:
     """Both examples count samples and give the accuracy as 0 to 1."""
     lines = [f"Train Epoch: 3 [{sample}/60000 ({sample // 600}%)]\t{loss}" for sample in (0, 59520)]
-    assert pick(read_mnist([*lines, "", test, ""]).rows, "epoch", "loss", "accuracy") == [(3, 0.033435, 0.9842)]
+    assert select_columns(read_mnist([*lines, "", test, ""]).rows, "epoch", "loss", "accuracy") == [(3, 0.033435, 0.9842)]
 
 
 def test_quickstart_of_pytorch() -> None:
@@ -49,7 +49,7 @@ def test_quickstart_of_pytorch() -> None:
     assert read_mnist_line("loss: 2.303494  [   64/60000]") == {"batch": 64, "batches": 60000, "loss": 2.303494}
 
 
-def test_batches_without_an_epoch_are_no_rows() -> None:
+def test_batches_without_an_epoch_are_not_rows() -> None:
     """Batches that no epoch is named for are not read: every epoch's would be in one row."""
     assert read_mnist(["loss: 2.303494  [   64/60000]"]).rows == ()
 
@@ -66,7 +66,7 @@ def test_mnist_epoch_run_again_counts_once() -> None:
     assert read_mnist([*MNIST, *restarted]).rows[0] == {"epoch": 0, "loss": 2.0}
 
 
-def test_mnist_that_went_astray_says_so() -> None:
+def test_mnist_loss_of_nan_is_shown() -> None:
     """A nan loss is read as None, as JSON has no nan, and shown as nan."""
     row = read_mnist_line("Train Epoch: 0 [10/30]\tloss=nan")
     assert (row["loss"], describe_row(row)) == (None, "epoch 0: batch 10, batches 30, loss nan")

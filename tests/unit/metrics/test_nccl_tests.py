@@ -4,12 +4,12 @@ from typing import Any
 
 import pytest
 
-from tests.printed_metrics import HEAD, ROW, pick, posted
+from tests.printed_metrics import HEADER, ROW, select_columns, load_posted_log
 from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
 
 
 @pytest.mark.parametrize(
-    ("name", "rows", "facts"),
+    ("name", "rows", "summary_values"),
     [
         ("old", [(8, 0.0, 0.0), (16, 0.0, 0.0), (32, 0.0, 0.0), (64, 0.0, 0.0)], (16, 11.2432, 43.81)),
         (
@@ -21,18 +21,23 @@ from torchyard.metrics.nccl_tests import read_nccl_tests, read_nccl_tests_line
         ("single", [(8, 0.0, 0.0), (4294967296, 0.0, 0.0)], (1, 0.0, 0.0)),
     ],
 )
-def test_nccl_tests_as_posted(name: str, rows: list[tuple[Any, ...]], facts: tuple[Any, ...]) -> None:
+def test_nccl_tests_as_posted(name: str, rows: list[tuple[Any, ...]], summary_values: tuple[Any, ...]) -> None:
     """Rows are complete even with mpirun's tags or NCCL's lines in between; a run of single ranks has 1 rank."""
-    metrics = read_nccl_tests(posted(f"nccl-tests-{name}"))
-    assert pick(metrics.rows, "size", "busbw", "in_place_busbw")[: len(rows)] == rows
-    summary = {"op": "all_reduce", "ranks": facts[0], "avg_busbw": facts[1], "max_busbw": facts[2]}
+    metrics = read_nccl_tests(load_posted_log(f"nccl-tests-{name}"))
+    assert select_columns(metrics.rows, "size", "busbw", "in_place_busbw")[: len(rows)] == rows
+    summary = {
+        "op": "all_reduce",
+        "ranks": summary_values[0],
+        "avg_busbw": summary_values[1],
+        "max_busbw": summary_values[2],
+    }
     assert metrics.summary.items() >= (summary | {"out_of_bounds": 0, "failed": False}).items()
     assert "incomplete_rows" not in metrics.summary
 
 
 def test_nccl_tests_row() -> None:
     """A row has time in microseconds, bandwidths in GB/s and wrong elements, out of place and in place."""
-    (row,) = read_nccl_tests([HEAD, ROW]).rows
+    (row,) = read_nccl_tests([HEADER, ROW]).rows
     assert row == {
         **{"size": 536870912, "time_us": 2984.6, "algbw": 179.88, "busbw": 356.01, "wrong": 0},
         **{"in_place_time_us": 2979.7, "in_place_algbw": 180.18, "in_place_busbw": 356.6, "in_place_wrong": 0},
@@ -41,7 +46,7 @@ def test_nccl_tests_row() -> None:
 
 
 @pytest.mark.parametrize("root", ["-1", "0", "3"])
-@pytest.mark.parametrize("head", [HEAD, HEAD.replace("time", "msec").replace("size", "bytes")])
+@pytest.mark.parametrize("head", [HEADER, HEADER.replace("time", "msec").replace("size", "bytes")])
 def test_nccl_tests_row_alone_on_its_line(root: str, head: str) -> None:
     """A row is the same whether it is alone on its line, which is read quickly, or mpirun's tag stands before it."""
     rows = [ROW.replace(" -1 ", f" {root} "), ROW.replace(" 0 ", " 7 ", 1)]
@@ -76,13 +81,13 @@ def test_nccl_tests_of_the_first_years() -> None:
     """The oldest tables give the time in milliseconds."""
     head = "#      bytes             N    type      op     time  algbw  busbw      res     time  algbw  busbw      res"
     row = "    10000000      10000000    char     sum    1.628   6.14   9.21    0e+00    1.932   5.18   7.77    0e+00"
-    assert pick(read_nccl_tests([head, row]).rows, "time_us", "in_place_time_us") == [(1628.0, 1932.0)]
+    assert select_columns(read_nccl_tests([head, row]).rows, "time_us", "in_place_time_us") == [(1628.0, 1932.0)]
 
 
 @pytest.mark.parametrize("row", [ROW.replace("179.88", "nan"), ROW.replace("179.88", "inf")])
 def test_nccl_tests_without_a_number(row: str) -> None:
     """A bandwidth that is not a finite number is read as None."""
-    assert pick(read_nccl_tests([HEAD, row]).rows, "algbw", "busbw") == [(None, 356.01)]
+    assert select_columns(read_nccl_tests([HEADER, row]).rows, "algbw", "busbw") == [(None, 356.01)]
 
 
 @pytest.mark.parametrize(
@@ -90,20 +95,20 @@ def test_nccl_tests_without_a_number(row: str) -> None:
 )
 def test_nccl_tests_torn_row_is_counted(end: str) -> None:
     """A torn row is left out, and the summary counts such rows."""
-    metrics = read_nccl_tests([HEAD, ROW, end])
+    metrics = read_nccl_tests([HEADER, ROW, end])
     assert (len(metrics.rows), metrics.summary["incomplete_rows"]) == (1, 1)
 
 
-def test_nccl_tests_row_cut_in_its_last_cell() -> None:
+def test_nccl_tests_row_truncated_in_its_last_cell() -> None:
     """If an error of 5e-07 is cut to 5, it is not taken for the number of wrong elements."""
-    head, row = HEAD.replace("#wrong", "error").replace("root", ""), posted("nccl-tests-old")[-4]
+    head, row = HEADER.replace("#wrong", "error").replace("root", ""), load_posted_log("nccl-tests-old")[-4]
     assert len(read_nccl_tests([head, row]).rows) == 1
     assert read_nccl_tests([head, row[: row.rindex("e-")]]).rows == ()
 
 
-def test_nccl_tests_row_that_is_never_ended() -> None:
+def test_nccl_tests_row_that_is_never_completed() -> None:
     """A row whose second half does not come is counted, and the next one is read."""
-    metrics = read_nccl_tests([HEAD, ROW[:84], ROW])
+    metrics = read_nccl_tests([HEADER, ROW[:84], ROW])
     assert (len(metrics.rows), metrics.summary["incomplete_rows"]) == (1, 1)
 
 
@@ -161,10 +166,10 @@ def test_nccl_tests_of_several_tables() -> None:
     ends = ["# Out of bounds values : 0 OK", "# Avg bus bandwidth    : {}", "# Collective test concluded: {}_perf"]
     lines = []
     for op, average in (("all_reduce", 356.3), ("all_gather", 99.5)):
-        lines += [f"# mpirun build/{op}_perf -b 8", "# nThread 1 nGpus 8", HEAD, ROW]
+        lines += [f"# mpirun build/{op}_perf -b 8", "# nThread 1 nGpus 8", HEADER, ROW]
         lines += [ends[0], ends[1].format(average), ends[2].format(op)]
     metrics = read_nccl_tests(lines)
-    assert pick(metrics.rows, "table", "op", "size") == [(1, "all_reduce", 2**29), (2, "all_gather", 2**29)]
+    assert select_columns(metrics.rows, "table", "op", "size") == [(1, "all_reduce", 2**29), (2, "all_gather", 2**29)]
     assert metrics.summary == {
         **{"tables": 2, "op_1": "all_reduce", "op_2": "all_gather", "out_of_bounds": 0, "failed": False},
         **{"avg_busbw_1": 356.3, "avg_busbw_2": 99.5, "max_busbw": 356.6},

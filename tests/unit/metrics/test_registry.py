@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.printed_metrics import posted
+from tests.printed_metrics import load_posted_log
 from torchyard.metrics.allreduce_bench import read_allreduce_bench
 from torchyard.metrics.nccl_tests import read_nccl_tests
 from torchyard.metrics.registry import (
@@ -16,8 +16,8 @@ from torchyard.metrics.registry import (
     READERS,
     describe_row,
     format_number,
-    read_object,
-    read_progress,
+    get_progress,
+    parse_object,
 )
 from torchyard.model.profile import MetricsFormat
 
@@ -26,7 +26,7 @@ CHECKED = json.dumps({"check_fabric": {"collective": "all_reduce", "size": 1 << 
 
 
 @pytest.mark.parametrize("name", READERS)
-def test_check_of_the_fabric_is_no_metric(name: MetricsFormat) -> None:
+def test_check_of_the_fabric_is_not_a_metric(name: MetricsFormat) -> None:
     """The line of the check before a program is not read as the program's own, in any format."""
     metrics = READERS[name]([CHECKED])
     assert (metrics.rows, metrics.summary) == ((), {})
@@ -107,7 +107,7 @@ def test_any_text_can_be_read(name: MetricsFormat, lines: list[str]) -> None:
     for line in lines:
         row = LINE_READERS[name](line)
         assert isinstance(describe_row(row), str)
-        progress = read_progress(row)
+        progress = get_progress(row)
         assert progress is None or 0 <= progress.share <= 1
 
 
@@ -120,10 +120,10 @@ def test_nothing_is_read_from_nothing(name: MetricsFormat) -> None:
 
 
 @pytest.mark.parametrize("name", ["nccl-tests-old", "nccl-tests-torn", "allreduce-2021", "allreduce-2024"])
-def test_cut_log_holds_no_wrong_row(name: str) -> None:
+def test_truncated_log_gives_no_wrong_row(name: str) -> None:
     """A log that is cut anywhere gives rows of the complete log, or parts of such rows."""
     read = read_nccl_tests if name.startswith("nccl") else read_allreduce_bench
-    lines = posted(name)
+    lines = load_posted_log(name)
     complete_rows = read(lines).rows
     for text in accumulate(line + "\n" for line in lines):
         for cut_chars in range(0, 40, 3):
@@ -140,14 +140,14 @@ def test_every_format_has_its_readers() -> None:
 
 def test_progress_is_part_of_the_total() -> None:
     """Epoch 1 of 4 is a quarter; a row without a total gives no progress."""
-    assert read_progress({"epoch": 1, "epochs": 4}) == ("epoch", 1, 4, 0.25)
-    assert read_progress({"epoch": 1}) is None
+    assert get_progress({"epoch": 1, "epochs": 4}) == ("epoch", 1, 4, 0.25)
+    assert get_progress({"epoch": 1}) is None
 
 
 @pytest.mark.parametrize("done", ["NaN", "-1", "1" + "0" * 400])
 def test_progress_needs_a_number(done: str) -> None:
     """A value that cannot be a count gives no progress."""
-    assert read_progress(read_object(f'{{"epoch": {done}, "epochs": 3}}')) is None
+    assert get_progress(parse_object(f'{{"epoch": {done}, "epochs": 3}}')) is None
 
 
 def test_no_number_reads_as_nan() -> None:

@@ -2,13 +2,13 @@
 
 import pytest
 
-from tests.printed_metrics import HEAD, MNIST, ROW
+from tests.printed_metrics import HEADER, MNIST, ROW
 from torchyard.metrics.allreduce_bench import read_allreduce_bench, read_allreduce_bench_line
 from torchyard.metrics.mnist import read_mnist
 from torchyard.metrics.nccl_tests import read_nccl_tests
 from torchyard.metrics.text import parse_finite, split_terminal_lines, strip_prefixes
 
-BEFORE = (
+PREFIXES = (
     "",
     "[0:0]:",
     "[default0]:",
@@ -19,14 +19,14 @@ BEFORE = (
 )
 
 
-@pytest.mark.parametrize("before", BEFORE)
-def test_noise_before_a_line_is_passed_over(before: str) -> None:
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_prefix_of_a_launcher_does_not_hide_a_line(prefix: str) -> None:
     """What a launcher writes before each line does not hide it."""
-    assert read_mnist([before + line for line in MNIST]) == read_mnist(MNIST)
-    assert len(read_nccl_tests([before + HEAD, before + ROW]).rows) == 1
+    assert read_mnist([prefix + line for line in MNIST]) == read_mnist(MNIST)
+    assert len(read_nccl_tests([prefix + HEADER, prefix + ROW]).rows) == 1
     rates = [" algbw: 1.939 GBps (15.5 Gbps)", " busbw: 3.635 GBps (29.1 Gbps)"]
-    assert read_allreduce_bench([before + rate for rate in rates]).rows == ({"algbw": 1.939, "busbw": 3.635},)
-    assert read_allreduce_bench_line(before + "7") == {"trial": 7}
+    assert read_allreduce_bench([prefix + rate for rate in rates]).rows == ({"algbw": 1.939, "busbw": 3.635},)
+    assert read_allreduce_bench_line(prefix + "7") == {"trial": 7}
 
 
 def test_terminal_shows_each_state_of_a_line() -> None:

@@ -2,12 +2,12 @@
 
 import pytest
 
-from tests.printed_metrics import posted
-from torchyard.metrics.registry import describe_row, read_progress
+from tests.printed_metrics import load_posted_log
+from torchyard.metrics.registry import describe_row, get_progress
 from torchyard.metrics.yolov5 import read_yolov5, read_yolov5_line
 
 # A bar is redrawn after each carriage return, so newlines must not be translated.
-YOLOV5 = posted("yolov5")
+YOLOV5 = load_posted_log("yolov5")
 BAR = "\r  3/9  2.1G  0.05  0.04  0.03  17  640:  50%|     | 1/2 [00:01<00:01]"
 VALIDATED = "                   all        128        929        0.7        0.6        0.7       0.45"
 
@@ -71,7 +71,7 @@ def test_yolov5_epoch_completed_again_after_a_restart_counts() -> None:
 
 
 @pytest.mark.parametrize("before", ["", "[0:0]: ", "\x1b[34m\x1b[1mtrain: \x1b[0m", "2026-11-21T08:00:47Z "])
-def test_yolov5_noise_before_a_line_is_passed_over(before: str) -> None:
+def test_yolov5_prefix_of_a_launcher_does_not_hide_a_line(before: str) -> None:
     """Colours and what a launcher writes before a line do not hide it."""
     lines = [before + BAR.strip(), before + VALIDATED, before + "10 epochs completed in 0.210 hours."]
     metrics = read_yolov5(lines)
@@ -80,7 +80,7 @@ def test_yolov5_noise_before_a_line_is_passed_over(before: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["3/9  2.1G  0.05  0.04  0.0", "all 128 929 0.7 0.6 0.7", "overall 1 2 3 4 5 6"])
-def test_yolov5_torn_line_is_no_row(text: str) -> None:
+def test_yolov5_torn_line_is_not_a_row(text: str) -> None:
     """Half of a bar or of the scores gives no row."""
     assert read_yolov5_line(text) == {}
 
@@ -88,7 +88,7 @@ def test_yolov5_torn_line_is_no_row(text: str) -> None:
 def test_yolov5_progress() -> None:
     """Epochs are counted from 0: the last of ten is 9, at which progress is complete."""
     row = read_yolov5_line(BAR + BAR.replace("3/9", "9/9"))
-    assert read_progress(row) == ("epoch", 9, 9, 1.0)
+    assert get_progress(row) == ("epoch", 9, 9, 1.0)
     assert describe_row(row)[:20] == "epoch 9: GPU_mem 2.1"
     assert read_yolov5_line(VALIDATED) == {"P": 0.7, "R": 0.6, "mAP50": 0.7, "mAP50_95": 0.45}
 
@@ -130,13 +130,13 @@ def test_columns_are_those_of_the_header(log: list[str], keys: str) -> None:
     assert list(row) == keys.split()
 
 
-def test_values_stand_under_their_header() -> None:
+def test_values_are_named_by_their_own_header() -> None:
     """The values of version 8 are those under its own header, and not under that of version 5."""
     (row,) = read_yolov5(V8).rows
     assert (row["cls_loss"], row["dfl_loss"], row["mAP50_95"], row["size"]) == (1.623, 1.207, 0.452, 640)
 
 
-def test_bar_with_other_columns_than_its_header_is_no_row() -> None:
+def test_bar_with_other_columns_than_its_header_is_not_a_row() -> None:
     """A bar that does not have the header's number of columns is not read: its values would get wrong names."""
     assert read_yolov5([V8_MASKS[0], V8[1]]).rows == ()
 

@@ -57,7 +57,7 @@ def test_receiver_that_hangs_delays_neither_the_caller_nor_the_others(receiver: 
     assert len(unsent) == 2
 
 
-def test_line_of_a_program_mentions_no_one(receiver: Receiver) -> None:
+def test_line_of_a_program_mentions_nobody_in_a_chat(receiver: Receiver) -> None:
     """A quoted line cannot mention everyone in a chat."""
     delivery = Delivery([receiver.address], {})
     delivery.send(Message("x", "died: <!channel> @everyone", "failure"), [0], lambda _: None)

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from tests.hangs import HANG, STRAGGLER
-from tests.markdown import rendered
+from tests.markdown import render_markdown
 from tests.reports import short_report
 from torchyard.diagnosis.hang.stragglers import describe_straggler
 from torchyard.model.hang import HangUpdate, RankGroup
@@ -17,12 +17,12 @@ from torchyard.pages.report import _MAX_PAGE_BYTES, render_markdown, render_text
 LATE = "rank 3 on node-1 arrives last: the others wait 22 % of their time for it (13 s a minute)"
 
 
-def ended(**found: Any) -> Report:
+def ended(**fields: Any) -> Report:
     """A run whose last attempt ended with a hang or a straggler."""
     report = short_report("failed")
     (attempt,) = report.attempts
     return report.model_copy(
-        update={"attempts": (attempt.model_copy(update={"outcome": attempt.outcome.model_copy(update=found)}),)}
+        update={"attempts": (attempt.model_copy(update={"outcome": attempt.outcome.model_copy(update=fields)}),)}
     )
 
 
@@ -41,7 +41,7 @@ def test_terminal_shows_the_hang() -> None:
 
 def test_page_has_a_section_of_the_hang() -> None:
     """Heading, sentence, table and evidence are in Prefect's page."""
-    html = rendered(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
+    html = render_markdown(render_markdown(ended(hang=HANG, straggler=STRAGGLER)))
     for part in ("<h2>Hang</h2>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>", LATE):
         assert part in html
 
@@ -52,7 +52,7 @@ def test_straggler_alone_is_one_line() -> None:
     assert "straggler    " + LATE in render_text(ended(straggler=STRAGGLER))
 
 
-def test_nothing_is_said_of_a_run_that_did_not_hang() -> None:
+def test_run_that_did_not_hang_has_no_section() -> None:
     """A report without a hang says nothing of one, and neither does one without an attempt."""
     assert (render_hang(ended()), render_hang(ended().model_copy(update={"attempts": ()}))) == ([], [])
     assert "hang" not in render_text(ended())
@@ -67,18 +67,18 @@ def test_hang_of_any_size_is_shown_small_and_as_text(form: Any) -> None:
     text = form(ended(hang=hang))
     assert len(text.encode()) < _MAX_PAGE_BYTES / 2
     assert not re.search(r"\x1b|\n# big", text)
-    assert form is render_text or "<img src=x" not in rendered(text)
+    assert form is render_text or "<img src=x" not in render_markdown(text)
 
 
-def test_straggler_of_no_time_is_told() -> None:
+def test_straggler_without_a_delay_is_reported() -> None:
     """A window without a length divides by nothing."""
     assert describe_straggler(STRAGGLER.model_copy(update={"window_s": 0})).endswith("(0 s a minute)")
 
 
 def test_page_of_a_running_job() -> None:
     """While a rank hangs, the page has what the report would have; afterwards it says that no rank hangs."""
-    html = rendered(render_hang_page("yolo", HangUpdate(hang=HANG)))
+    html = render_markdown(render_hang_page("yolo", HangUpdate(hang=HANG)))
     for part in ("<h1>yolo</h1>", HANG.sentence, "<td>2 (hangs)</td>", f"<li>{HANG.evidence[0]}</li>"):
         assert part in html
     assert "No rank hangs." not in html
-    assert "<p>No rank hangs.</p>" in rendered(render_hang_page("yolo", HangUpdate()))
+    assert "<p>No rank hangs.</p>" in render_markdown(render_hang_page("yolo", HangUpdate()))

@@ -35,12 +35,12 @@ def ended(end: str = "succeeded", **fields: object) -> Report:
         (ended("failed", trend=WORSE), [], ["regressed", "failed"]),
     ],
 )
-def test_end_is_worth_these_messages(report: Report, before: list[str], events: list[str]) -> None:
+def test_end_of_a_run_gives_these_events(report: Report, before: list[str], events: list[str]) -> None:
     """A cancelled run is none, a success after a failed night or a lost launcher is a recovery, the worst is first."""
     assert list_end_events(report, before) == events
 
 
-def test_failure_is_told_with_its_cause_and_where_to_look() -> None:
+def test_failure_is_reported_with_its_cause_and_where_to_look() -> None:
     """The message has the report's sentence, the cause, the run, its page and the command that shows its log."""
     message = write_end_message("failed", ended("failed", leftovers=("a pod",)), [], "http://prefect/runs/1")
     assert (message.title, message.tone) == ("x: failed", "failure")
@@ -59,7 +59,7 @@ def test_failure_by_a_hang_names_it() -> None:
         assert write_end_message("failed", report, [], "").body.count(HANG.sentence) == 1
 
 
-def test_recovery_says_from_what() -> None:
+def test_recovery_message_names_the_earlier_failure() -> None:
     """What went wrong before is named."""
     report = report_of(attempt(1, "oom-pod"), attempt(2, "")).model_copy(update={"steps": (LOSS, LOSS)})
     body = write_end_message("recovered", report, ["failed"], "").body
@@ -68,14 +68,14 @@ def test_recovery_says_from_what() -> None:
     )
 
 
-def test_regression_is_told_once() -> None:
+def test_regression_is_reported_once() -> None:
     """The verdict is added to the sentence, unless the sentence has it already."""
     for sentence, count in (("done", 1), (f"{WORSE.sentence}; see x", 1)):
         body = write_end_message("regressed", ended(trend=WORSE, sentence=sentence), [], "").body
         assert body.count(WORSE.sentence) == count
 
 
-def test_waiting_is_told_with_its_reason_and_without_codes() -> None:
+def test_waiting_is_reported_with_its_reason_and_without_codes() -> None:
     """The message says for how long and why, and carries no control code of what a cluster has said."""
     message = write_waiting_message(load_profile("digits-local"), "d-1", 1900.0, "no GPUs\x1b[2J free", "")
     assert (message.title, message.tone) == ("digits-local: waiting", "warning")

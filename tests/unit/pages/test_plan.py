@@ -1,6 +1,6 @@
 """The pages of a run that has not begun: its plan and its checks."""
 
-from tests.markdown import rendered
+from tests.markdown import render_markdown
 from torchyard.launchers import registry
 from torchyard.loading.profile import load_profile
 from torchyard.model.requirements import Check
@@ -11,13 +11,13 @@ OK = Check(name="kind Job", verdict="ok", detail="v1alpha1 of Volcano")
 FAILED = Check(name="plugin", verdict="failed", detail="no node has nvidia.com/sriov | <b>", remedy="install it")
 
 
-def test_plan_page_says_what_would_run_and_folds_the_rest() -> None:
+def test_plan_page_shows_the_job_and_folds_the_plan() -> None:
     """The table has launcher, program, image, hardware and deadlines; the whole plan is folded, without secrets."""
     profile = load_profile("yolov5-volcano", {"env": {"API_TOKEN": "hunter2hunter2"}})
     plan = registry.load_launcher(profile.launcher).plan(profile, Run(id="0" * 8, attempt=1, folder="/runs/x"))
     page = render_plan_page(profile, plan)
     for part in ("volcano", "2 x 1, started by torchrun", "ultralytics/yolov5:v7.0", "/usr/src/app/train.py"):
-        assert part in rendered(page)
+        assert part in render_markdown(page)
     table, _, folded = page.partition("<details>")
     assert "run 43200 s" in table
     assert "kind: manifests" in folded
@@ -34,7 +34,7 @@ def test_plan_page_has_the_digest_of_a_file_and_not_its_content() -> None:
     assert "import torch" not in page
 
 
-def test_checks_page_shows_first_what_is_wrong() -> None:
+def test_checks_page_shows_failed_checks_first() -> None:
     """What failed comes with its remedy before what is in order, which is folded if it is much."""
     page = render_checks_page([OK, FAILED])
     assert page.index("plugin") < page.index("kind Job")

@@ -18,7 +18,7 @@ def test_one_row_makes_no_plot() -> None:
     assert draw_plot(Metrics(rows=(ROWS[0],)).rows, list(ROWS[0])) is None
 
 
-def test_the_page_of_a_long_run_has_its_picture_still() -> None:
+def test_page_of_a_long_run_has_its_plot() -> None:
     """The plot of 100,000 rows is thinned, not left out."""
     rows: tuple[Row, ...] = tuple(
         {"step": step, "loss": step * 7919 % 10007, "rate": step * 104729 % 9973, "x": step * 31 % 8191}
@@ -31,7 +31,7 @@ def test_the_page_of_a_long_run_has_its_picture_still() -> None:
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=3_000))
 @settings(max_examples=30)
-def test_a_thinned_curve_keeps_its_peaks_and_its_ends(values: list[float]) -> None:
+def test_thinned_curve_keeps_its_peaks_and_ends(values: list[float]) -> None:
     """A thinned curve keeps its first and last point, its minimum and its maximum, in order."""
     points = [PlotPoint(float(x), y) for x, y in enumerate(values)]
     thinned = _thin_points(points)
@@ -44,14 +44,14 @@ def test_a_thinned_curve_keeps_its_peaks_and_its_ends(values: list[float]) -> No
 @pytest.mark.parametrize(
     "value", [10**400, float("inf"), float("nan"), 1e308, "text", None, True, "$\\frac$", "$x$", "<b>"]
 )
-def test_no_value_or_name_of_a_metric_costs_the_page(value: float | str | None) -> None:
+def test_any_value_and_name_of_a_metric_can_be_drawn(value: float | str | None) -> None:
     """A value or name that cannot be drawn is left out of the plot, and the page is still made."""
     key = value if isinstance(value, str) else "loss"
     rows: tuple[Row, ...] = ({"step": 1, key: 1.0, "x": 2}, {"step": 2, key: value, "x": 3})
     assert "data:image/svg+xml;base64," in render_markdown(report(rows=rows))
 
 
-def test_the_picture_is_svg_without_a_script() -> None:
+def test_plot_is_svg_without_a_script() -> None:
     """A metric's name cannot put a script into the SVG."""
     rows: tuple[Row, ...] = ({"step": 1, "<script>": 1.0}, {"step": 2, "<script>": 2.0})
     match = re.search(r"base64,([\w+/=]+)", render_markdown(report(rows=rows)))

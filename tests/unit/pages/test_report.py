@@ -9,8 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.markdown import rendered
-from tests.nccl_lines import socket_node, verbs_node
+from tests.markdown import render_markdown
+from tests.nccl_lines import list_socket_lines, list_rdma_lines
 from tests.reports import attempt, report, report_of, short_report
 from torchyard.diagnosis.fabric import evaluate_fabric
 from torchyard.diagnosis.nccl_log import parse_nccl_log
@@ -23,7 +23,7 @@ FORMS = [render_text, render_markdown]
 Form = Callable[[Report], str]
 
 
-def test_text_report_holds_what_a_person_asks_for() -> None:
+def test_text_report_contains_the_facts_of_a_run() -> None:
     """State, time, steps, metrics and logs are in the text, and a constant column is shown once."""
     text = render_text(short_report())
     for part in (
@@ -43,14 +43,14 @@ def test_last_lines_are_shown_of_a_failure_only() -> None:
     assert "Boom" not in render_text(short_report("cancelled"))
 
 
-def test_markdown_holds_the_plot() -> None:
+def test_markdown_contains_the_plot() -> None:
     """The artifact has the picture inside, and stays small."""
     text = render_markdown(short_report())
     assert "data:image/svg+xml;base64," in text
     assert len(text) < 200_000
 
 
-def test_report_survives_the_disk(tmp_path: Path) -> None:
+def test_report_is_read_back_from_disk(tmp_path: Path) -> None:
     """report.json is read back as the same report."""
     (tmp_path / "report.json").write_text(short_report("failed").model_dump_json())
     assert Report.model_validate_json((tmp_path / "report.json").read_text()) == short_report("failed")
@@ -70,7 +70,7 @@ def huge(letter: str, rows: int = 2_000) -> Report:
 
 
 @pytest.mark.parametrize("letter", ["|", "\U0001f600", "\n"])
-def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
+def test_page_of_any_run_is_small(letter: str) -> None:
     """A page stays small even with huge tables, a thousand incomplete logs and twenty attempts."""
     huge_report = huge(letter)
     assert (
@@ -80,43 +80,46 @@ def test_a_page_is_small_whatever_the_run_was(letter: str) -> None:
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_nothing_that_is_quoted_reaches_a_terminal_as_more_than_text(form: Form) -> None:
+def test_quoted_text_contains_no_control_codes_on_a_terminal(form: Form) -> None:
     """Control codes are removed from sentences, steps, log lines, leftovers, and names and values of metrics."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
     evil_report = report(EVIL, rows, attempts=2, tail=(EVIL,), logs=(LogFile(node="n", path=EVIL, lines=1, lost=EVIL),))
     assert re.findall(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e]|owned", form(evil_report)) == []
 
 
-def test_nothing_that_is_quoted_becomes_a_mark_of_the_page() -> None:
+def test_quoted_text_is_not_markup_on_a_page() -> None:
     """Quoted text adds no tag or link to a page and breaks neither its tables, its picture nor its code block."""
     rows: tuple[Row, ...] = ({"step": 1, EVIL: 1, "b": EVIL}, {"step": 2, EVIL: 2, "b": 2})
     evil_report = report(
         EVIL, rows, attempts=2, tail=("```", EVIL, "# big"), logs=(LogFile(node="n", path=EVIL, lines=1),)
     )
     text = render_markdown(evil_report)
-    html = rendered(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
+    html = render_markdown(re.sub(r"base64,[\w+/=]+", "", text).replace("data:image/svg+xml;", "picture"))
     assert re.findall(r"<(?:a|b|strong|em|h2|script)\b", html) == []
     assert (html.count("<img"), html.count("<pre>"), html.count("<h1>")) == (1, 1, 1)
     cells = {row.count("<td>") for row in re.findall(r"<tr>(.*?)</tr>", html, re.DOTALL)}
     assert cells <= {0, 1, 2, 3}
 
 
-def test_a_sentence_of_many_lines_looks_like_no_other_row() -> None:
+def test_lines_of_a_sentence_do_not_look_like_rows() -> None:
     """A program's sentence of several lines cannot fake the report's own row `succeeded`."""
     assert "\n  succeeded" not in render_text(report("x\n  succeeded    all is well"))
 
 
-def test_a_locale_without_letters_ends_nothing(tmp_path: Path) -> None:
+def test_locale_without_letters_is_not_an_error(tmp_path: Path) -> None:
     """Characters that the locale cannot encode are printed as escapes, while files are still UTF-8."""
     program = (
-        "from pathlib import Path; import sys; from torchyard.common.escaping import escape_unencodable_output; escape_unencodable_output();"
+        "from pathlib import Path; import sys; from torchyard.common import escaping; "
+        "escaping.escape_unencodable_output();"
         "from torchyard.run.folder import RunFolder; from tests.reports import report;"
         "f = RunFolder(Path(sys.argv[1])); f.save_report(report('\\u6f22')); f.record_event('end', sentence='\\u6f22');"
         "assert f.report() == report('\\u6f22'); assert f.last('end')['sentence'] == '\\u6f22'; print('\\u6f22')"
     )
     env = {"PYTHONIOENCODING": "latin-1", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0", "LC_ALL": "C"}
-    done = subprocess.run([sys.executable, "-c", program, tmp_path / "run"], env=env, capture_output=True, check=False)
-    assert (done.returncode, done.stdout, done.stderr) == (0, b"\\u6f22\n", b"")
+    process = subprocess.run(
+        [sys.executable, "-c", program, tmp_path / "run"], env=env, capture_output=True, check=False
+    )
+    assert (process.returncode, process.stdout, process.stderr) == (0, b"\\u6f22\n", b"")
 
 
 @pytest.mark.parametrize("form", [render_text, render_markdown])
@@ -148,7 +151,7 @@ def test_report_lists_the_tries_of_the_controller(form: Form) -> None:
 @pytest.mark.parametrize("form", FORMS)
 def test_verdict_on_the_network_is_shown(form: Form) -> None:
     """The report has the verdict, its sentence, and the first line that proves it."""
-    reading = parse_nccl_log([*verbs_node("a"), *socket_node("b", 8)])
+    reading = parse_nccl_log([*list_rdma_lines("a"), *list_socket_lines("b", 8)])
     verdict = evaluate_fabric(reading, Expect(transport="roce"), 2)
     finished = short_report()
     (only,) = finished.attempts

@@ -3,7 +3,7 @@
 from torchyard.pages.text import align_columns, format_duration, select_ends
 
 
-def test_spans_read_well() -> None:
+def test_durations_are_formatted_with_their_units() -> None:
     """Durations are shown in seconds, minutes or hours."""
     assert [format_duration(seconds) for seconds in (0.25, 38.2, 761, 7500)] == [
         "0.2 s",

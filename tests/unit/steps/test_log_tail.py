@@ -1,4 +1,4 @@
-"""Logs of any size: counted in blocks, their last lines read from the end."""
+"""LogTails and count_lines: logs of any size are counted in blocks and read from their end."""
 
 from pathlib import Path
 from typing import Any
@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.failure_logs import SPELLINGS
-from torchyard.common.log_lines import read_line, read_new_lines
+from torchyard.common.log_lines import parse_log_line, read_new_lines
 from torchyard.model.hang import RECORD_PREFIX
 from torchyard.steps import log_tail
 from torchyard.steps.log_tail import LogTails, count_lines
@@ -20,29 +20,29 @@ BYTES = st.lists(st.binary(max_size=40) | PIECES, max_size=30)
 
 @pytest.fixture
 def small_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Blocks of a few bytes, so that every line is cut somewhere."""
+    """Blocks of a few bytes, so that every line extends over several blocks."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", 7)
 
 
 @given(BYTES, st.integers(1, 12))
 def test_last_lines_are_those_of_the_whole_file(tmp_path_factory: Any, pieces: list[bytes], count: int) -> None:
-    """Reading a file's end backwards gives the same lines as reading it forwards; a torn last line is left out."""
+    """Reading a file backwards gives the same last complete lines as reading it forwards."""
     path = tmp_path_factory.mktemp("log") / "log"
     path.write_bytes(b"\n".join(pieces))
-    complete_lines = [read_line(text, "a") for text, _ in read_new_lines(path, 0)]
+    complete_lines = [parse_log_line(text, "a") for text, _ in read_new_lines(path, 0)]
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(log_tail, "BLOCK_BYTES", 7)
         assert LogTails({"a": str(path)}).last("a", count) == complete_lines[-count:]
         assert count_lines(str(path)) == len(complete_lines)
 
 
-def test_log_that_is_not_there_has_no_lines(tmp_path: Path) -> None:
-    """A pod that never started has no log file, which is no error."""
+def test_missing_log_has_no_lines(tmp_path: Path) -> None:
+    """A missing log, as of a pod that never started, is not an error."""
     assert (count_lines(str(tmp_path / "a")), LogTails({"a": str(tmp_path / "a")})["a"]) == (0, [])
 
 
 def test_long_end_is_bounded(tmp_path: Path, small_blocks: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    """However long the lines are, no more bytes are read than a node may have."""
+    """However long the lines are, at most the bytes of one node are read."""
     monkeypatch.setattr(log_tail, "_MAX_TOTAL_BYTES", 100)
     monkeypatch.setattr(log_tail, "_MIN_NODE_BYTES", 100)
     path = tmp_path / "log"
@@ -65,13 +65,13 @@ def test_many_nodes_share_the_lines(tmp_path: Path) -> None:
 
 
 def read_with_failures(path: Path) -> list[str]:
-    """What is read of a log, with the lines before its last ones that sound like a failure."""
-    return [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
+    """The last lines of a log, after the earlier ones with a failure word."""
+    return [line.text for line in LogTails({"a": str(path)}, with_failures=True)["a"]]
 
 
 @pytest.mark.parametrize("block", [7, 64, 1000, 1 << 20])
 def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block: int) -> None:
-    """A traceback that thousands of lines follow is read whole, wherever a block of the file begins."""
+    """A traceback that thousands of lines follow is read completely, wherever a block of the file begins."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", block)
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     traceback = ["Traceback (most recent call last):", '  File "a.py", line 1', "    step()", "KeyError: 'x'"]
@@ -82,26 +82,26 @@ def test_failure_before_the_last_lines_is_read(tmp_path: Path, monkeypatch: pyte
 
 
 def test_early_lines_are_the_last_of_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a log full of errors, those nearest to its end are read, each once, and no more than the limit."""
+    """Of a log full of errors, the last ones are read, each once, up to the limit."""
     monkeypatch.setattr(log_tail, "BLOCK_BYTES", 256)
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     monkeypatch.setattr(log_tail, "_MAX_FAILURE_LINES", 50)
     path = tmp_path / "log"
     path.write_text("".join(f"Error {number}\n" for number in range(1000)))
-    assert read_with_failures(path) == [f"Error {at}" for at in range(945, 1000)]
+    assert read_with_failures(path) == [f"Error {number}" for number in range(945, 1000)]
 
 
 def test_log_without_a_failure_has_its_last_lines_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Lines that do not sound like a failure stay unread before the last ones."""
+    """Earlier lines without a failure word are not read."""
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
     path.write_text("".join(f"step {number}\n" for number in range(100)))
-    assert read_with_failures(path) == [f"step {at}" for at in range(95, 100)]
+    assert read_with_failures(path) == [f"step {number}" for number in range(95, 100)]
 
 
 @pytest.mark.parametrize("line", [line for cause, line in SPELLINGS if cause != "unknown"])
-def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
-    """Whatever line shows a cause, it is read also long before a log's end."""
+def test_line_of_every_cause_has_a_failure_word(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, line: str) -> None:
+    """A line that shows a cause is read even if it is long before the log's end."""
     monkeypatch.setattr(log_tail, "_MAX_NODE_LINES", 5)
     path = tmp_path / "log"
     path.write_text("".join(f"{PREFIX}{text}\n" for text in [line, *(f"step {number}" for number in range(100))]))
@@ -111,34 +111,34 @@ def test_every_cause_sounds_like_a_failure(tmp_path: Path, monkeypatch: pytest.M
 RECORD = f"{PREFIX}{RECORD_PREFIX}" + '{"kind": "pulse", "stack": ["raise_error timed out"]}'
 
 
-def test_records_are_no_lines_of_a_person(tmp_path: Path) -> None:
-    """However many records follow the last words of a program, these are its last lines."""
+def test_records_are_not_among_the_last_lines(tmp_path: Path) -> None:
+    """However many records follow the last output of a program, its own lines are the last lines."""
     lines = [f"{PREFIX}[default0]:line {number}" for number in range(5)]
     (tmp_path / "log").write_text("\n".join([*lines[:4], RECORD, lines[4], *[RECORD] * 9_000, ""]))
     tail = LogTails({"a": str(tmp_path / "log")}).last("a", 3)
     assert [line.text for line in tail] == ["[default0]:line 2", "[default0]:line 3", "[default0]:line 4"]
 
 
-def test_record_hides_no_words_before_it(tmp_path: Path) -> None:
-    """What a program has printed without ending the line is kept; the record after it is not."""
+def test_text_before_a_record_is_read(tmp_path: Path) -> None:
+    """Text that a program printed without a newline is read, without the record after it."""
     (tmp_path / "log").write_text(f"{PREFIX}out of memory{RECORD_PREFIX}{{}}\n{PREFIX}[default0]:{RECORD_PREFIX}{{}}\n")
     assert [line.text for line in LogTails({"a": str(tmp_path / "log")})["a"]] == ["out of memory"]
 
 
-def test_record_does_not_sound_like_a_failure(tmp_path: Path) -> None:
-    """A stack in a record with the word error in it is not what failed, far before the end of the log."""
+def test_record_with_a_failure_word_is_not_read(tmp_path: Path) -> None:
+    """A record whose stack contains a failure word is not read as a failure."""
     path = tmp_path / "log"
     path.write_text(
         "\n".join([RECORD, f"{PREFIX}Boom: an error", *[f"{PREFIX}{number}" for number in range(6_000)], ""])
     )
-    lines = LogTails({"a": str(path)}, early=True)["a"]
-    assert [line.text for line in lines if line.text.startswith(("Boom", RECORD_PREFIX))] == ["Boom: an error"]
+    texts = [text for text in read_with_failures(path) if text.startswith(("Boom", RECORD_PREFIX))]
+    assert texts == ["Boom: an error"]
 
 
 def test_no_line_is_read_twice(tmp_path: Path) -> None:
-    """The last lines and the telling ones before them do not overlap where records lie between them."""
+    """The last lines and the earlier ones with a failure word do not overlap if records are between them."""
     path = tmp_path / "log"
     lines = [output for number in range(6_000) for output in (f"{PREFIX}error {number}", RECORD)]
     path.write_text("\n".join([*lines, ""]))
-    texts = [line.text for line in LogTails({"a": str(path)}, early=True)["a"]]
+    texts = read_with_failures(path)
     assert len(texts) == len(set(texts)) == 6_000

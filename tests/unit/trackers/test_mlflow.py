@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import RUN_ID, ending, experiment, points
+from tests.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
 from torchyard.model.observe import Mlflow
 from torchyard.trackers.mlflow import MlflowRun
 
@@ -15,7 +15,7 @@ pytest.importorskip("mlflow", reason="there is no mlflow")
 
 def opened(tmp_path: Path, **options: str) -> MlflowRun:
     run = MlflowRun(Mlflow(uri=f"sqlite:///{tmp_path}/mlflow.db", **options))
-    run.open(experiment(tmp_path))
+    run.open(build_experiment(tmp_path))
     return run
 
 
@@ -29,14 +29,14 @@ def read_runs(tmp_path: Path, experiment_name: str = "mine") -> tuple[Any, list[
     return client, list(client.search_runs([experiment.experiment_id]))
 
 
-def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
+def test_resumed_run_is_the_same_run(tmp_path: Path) -> None:
     """A second process finds the run by its id, goes on with its curve, and ends it."""
-    opened(tmp_path).write(points(1, 2))
+    opened(tmp_path).write(build_points(1, 2))
     client, (first,) = read_runs(tmp_path)
     assert (first.info.status, first.data.params["args"]) == ("RUNNING", "--epochs 3")
     reopened = opened(tmp_path)
-    reopened.write(points(3))
-    reopened.close(ending(numbers={"summary.best": 0.3}))
+    reopened.write(build_points(3))
+    reopened.close(build_experiment_end(numbers={"summary.best": 0.3}))
     client, (run,) = read_runs(tmp_path)
     assert run.info.run_id == first.info.run_id
     assert (run.info.run_name, run.info.status, run.info.end_time) == ("mine-a1b2c3d4", "FINISHED", 1_700_000_100_000)
@@ -47,16 +47,16 @@ def test_run_that_comes_back_is_the_same_run(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("end", "status"), [("failed", "FAILED"), ("gave-up", "FAILED"), ("cancelled", "KILLED")])
-def test_end_is_told_in_the_words_of_mlflow(tmp_path: Path, end: str, status: str) -> None:
+def test_end_is_reported_as_a_status_of_mlflow(tmp_path: Path, end: str, status: str) -> None:
     """A failure is a failure, and what a person has ended was killed."""
-    opened(tmp_path).close(ending(end))
+    opened(tmp_path).close(build_experiment_end(end))
     _, (run,) = read_runs(tmp_path)
     assert run.info.status == status
 
 
-def test_name_that_mlflow_refuses_is_spelled_otherwise(tmp_path: Path) -> None:
+def test_name_that_mlflow_refuses_is_replaced(tmp_path: Path) -> None:
     """A metric may have any name in a program's output, and MLflow allows few characters."""
-    opened(tmp_path, experiment="other").write(points(1, name="mAP@0.5:0.95"))
+    opened(tmp_path, experiment="other").write(build_points(1, name="mAP@0.5:0.95"))
     _, (run,) = read_runs(tmp_path, "other")
     assert run.data.metrics == {"mAP_0.5_0.95": 0.1}
 
@@ -64,5 +64,5 @@ def test_name_that_mlflow_refuses_is_spelled_otherwise(tmp_path: Path) -> None:
 def test_server_is_taken_from_the_environment(tmp_path: Path) -> None:
     """Without an address of its own a profile uses the launcher's tracking server."""
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{tmp_path}/mlflow.db"
-    MlflowRun(Mlflow()).open(experiment(tmp_path))
+    MlflowRun(Mlflow()).open(build_experiment(tmp_path))
     assert len(read_runs(tmp_path)[1]) == 1

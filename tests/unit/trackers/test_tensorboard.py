@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.experiments import ending, experiment, points
+from tests.experiments import build_experiment, build_experiment_end, build_points
 from torchyard.model.observe import TensorBoard
 from torchyard.trackers.tensorboard import TensorBoardRun
 
@@ -17,9 +17,9 @@ def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
 
     first, second = TensorBoardRun(TensorBoard()), TensorBoardRun(TensorBoard())
     for run, steps in ((first, (1, 2)), (second, (3,))):
-        run.open(experiment(tmp_path))
-        run.write(points(*steps))
-    second.close(ending(numbers={"summary.best": 0.3}))
+        run.open(build_experiment(tmp_path))
+        run.write(build_points(*steps))
+    second.close(build_experiment_end(numbers={"summary.best": 0.3}))
     events = EventAccumulator(str(tmp_path / "tensorboard"))
     events.Reload()
     curve = [(point.step, round(point.value, 3), point.wall_time) for point in events.Scalars("loss")]
@@ -30,8 +30,8 @@ def test_curve_and_profile_are_in_the_event_files(tmp_path: Path) -> None:
     assert "torchyard.end" in events.Tensors("end/text_summary")[0].tensor_proto.string_val[0].decode()
 
 
-def test_folder_of_all_runs_holds_one_of_each(tmp_path: Path) -> None:
+def test_folder_of_all_runs_has_a_folder_for_each_run(tmp_path: Path) -> None:
     """With a folder of one's own, a run is a folder in it, as TensorBoard compares runs."""
     run = TensorBoardRun(TensorBoard(folder=str(tmp_path / "all")))
-    run.open(experiment(tmp_path))
+    run.open(build_experiment(tmp_path))
     assert [path.name for path in (tmp_path / "all").iterdir()] == ["mine-a1b2c3d4"]

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from tests.experiments import RUN_ID, ending, experiment, points
-from tests.waiting import until
+from tests.experiments import RUN_ID, build_experiment, build_experiment_end, build_points
+from tests.waiting import wait_until
 from torchyard.model.observe import Wandb
 from torchyard.trackers.wandb import WandbRun
 
@@ -39,12 +39,12 @@ def test_offline_run_has_curve_profile_and_end(tmp_path: Path) -> None:
     """The run has our id and name, and no later process gets the connection of this one from the environment."""
     os.environ |= {"WANDB_MODE": "offline", "WANDB_DIR": str(tmp_path)}
     run = WandbRun(Wandb(project="ours"))
-    run.open(experiment(tmp_path))
-    run.write(points(1, 2))
-    run.close(ending())
+    run.open(build_experiment(tmp_path))
+    run.write(build_points(1, 2))
+    run.close(build_experiment_end())
     assert "WANDB_SERVICE" not in os.environ
     (file,) = tmp_path.glob("wandb/offline-run-*/run-*.wandb")
-    until(lambda: [record for record in read_records(file) if record.WhichOneof("record_type") == "exit"])
+    wait_until(lambda: [record for record in read_records(file) if record.WhichOneof("record_type") == "exit"])
     records = read_records(file)
     (first_run,) = [record.run for record in records if record.WhichOneof("record_type") == "run"][:1]
     assert (first_run.run_id, first_run.display_name, first_run.project) == (

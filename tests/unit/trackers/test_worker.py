@@ -6,8 +6,8 @@ from threading import Event
 
 import pytest
 
-from tests.experiments import ending, experiment, points
-from tests.waiting import until
+from tests.experiments import build_experiment, build_experiment_end, build_points
+from tests.waiting import wait_until
 from torchyard.trackers import worker as worker_module
 from torchyard.trackers.tracker import Experiment, ExperimentEnd, MetricPoint
 from torchyard.trackers.worker import TrackerWorker
@@ -43,8 +43,8 @@ def short_intervals(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def start_worker(tmp_path: Path, tracker: FakeTracker, attempt: int, *steps: int) -> TrackerWorker:
     """A worker for `tracker`, which gets a row for each step."""
-    worker = TrackerWorker("fake", tracker, experiment(tmp_path))
-    for point in points(*steps):
+    worker = TrackerWorker("fake", tracker, build_experiment(tmp_path))
+    for point in build_points(*steps):
         worker.add(attempt, point)
     return worker
 
@@ -53,19 +53,19 @@ def test_rows_and_end_are_written_in_order(tmp_path: Path) -> None:
     """Rows are written while the run lives, the remaining rows and the end at its end."""
     tracker = FakeTracker()
     worker = start_worker(tmp_path, tracker, 1, 1, 2)
-    until(lambda: tracker.steps == [1, 2])
-    worker.add(1, points(3)[0])
-    assert worker.finish(ending(), 10) is None
+    wait_until(lambda: tracker.steps == [1, 2])
+    worker.add(1, build_points(3)[0])
+    assert worker.finish(build_experiment_end(), 10) is None
     assert (tracker.open_count, tracker.steps, tracker.end) == (1, [1, 2, 3], "succeeded")
 
 
-def test_process_that_takes_over_writes_no_row_again(tmp_path: Path) -> None:
+def test_process_that_takes_over_repeats_no_row(tmp_path: Path) -> None:
     """It reads the job's log from its beginning, and writes only the rows that the lost process has not written."""
     start_worker(tmp_path, FakeTracker(), 2, 1, 2)
-    until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
+    wait_until(lambda: [path for path in tmp_path.glob("metrics-to-fake.json") if '"rows": 2' in path.read_text()])
     successor = FakeTracker()
     worker = start_worker(tmp_path, successor, 2, 1, 2, 3)
-    assert worker.finish(ending(), 10) is None
+    assert worker.finish(build_experiment_end(), 10) is None
     assert successor.steps == [3]
 
 
@@ -73,9 +73,9 @@ def test_next_attempt_starts_with_its_first_row(tmp_path: Path) -> None:
     """The rows of another attempt are others, although there are as many of them."""
     tracker = FakeTracker()
     worker = start_worker(tmp_path, tracker, 1, 1, 2)
-    for point in points(1, 2, 3):
+    for point in build_points(1, 2, 3):
         worker.add(2, point)
-    assert worker.finish(ending(), 10) is None
+    assert worker.finish(build_experiment_end(), 10) is None
     assert tracker.steps == [1, 2, 1, 2, 3]
 
 
@@ -90,8 +90,8 @@ def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.Log
 
     tracker = FakeTracker(fail)
     worker = start_worker(tmp_path, tracker, 1, 1, 2)
-    until(lambda: tracker.steps)
-    assert worker.finish(ending(), 10) is None
+    wait_until(lambda: tracker.steps)
+    assert worker.finish(build_experiment_end(), 10) is None
     assert (tracker.steps, tracker.end) == ([1, 2], "succeeded")
     warnings = [message for message in caplog.messages if "ConnectionError" in message]
     assert warnings == ["metrics_to: fake: ConnectionError: no server (retrying; the job is not affected)"]
@@ -99,7 +99,7 @@ def test_tracker_that_was_down_gets_every_row(tmp_path: Path, caplog: pytest.Log
 
 
 @pytest.mark.parametrize(("hangs", "reason"), [(True, "no answer for 0 s"), (False, "ConnectionError: no server")])
-def test_rows_that_a_tracker_has_not_got_are_reported(tmp_path: Path, hangs: bool, reason: str) -> None:
+def test_rows_that_were_not_written_are_reported(tmp_path: Path, hangs: bool, reason: str) -> None:
     """A tracker that never answers costs the run a moment at its end, and a sentence."""
     stop_event = Event()
     failed = Event()
@@ -112,7 +112,9 @@ def test_rows_that_a_tracker_has_not_got_are_reported(tmp_path: Path, hangs: boo
 
     worker = start_worker(tmp_path, FakeTracker(fail), 1, 1, 2)
     assert hangs or failed.wait(30)
-    assert worker.finish(ending(), 0.2) == f"fake has not recorded 2 rows and the end of the run: {reason}"
+    assert (
+        worker.finish(build_experiment_end(), 0.2) == f"fake has not recorded 2 rows and the end of the run: {reason}"
+    )
     stop_event.set()
 
 
@@ -122,4 +124,4 @@ def test_rows_beyond_the_limit_are_counted(tmp_path: Path, monkeypatch: pytest.M
     stop_event = Event()
     worker = start_worker(tmp_path, FakeTracker(lambda _: stop_event.wait(60)), 1, 1, 2, 3, 4, 5)
     stop_event.set()
-    assert worker.finish(ending(), 10) == "fake has not recorded 3 rows: too many rows at once"
+    assert worker.finish(build_experiment_end(), 10) == "fake has not recorded 3 rows: too many rows at once"

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.histories import KEY, TREND, noisy_nights, recorded
+from tests.histories import KEY, TREND, draw_noisy_values, build_records
 from torchyard.model.fabric import FabricReading, FabricVerdict
 from torchyard.model.run import Collected, Metrics, Row
 from torchyard.model.trend import Trend, TrendVerdict
@@ -15,14 +15,14 @@ from torchyard.trend.records import Record, RunIdentity, history_path, read_hist
 STEADY = [200.0, 201.0, 199.0, 200.5, 199.5, 200.0]
 
 
-def compared(runs: Path, *records: Record) -> TrendVerdict | None:
+def compare_all(runs: Path, *records: Record) -> TrendVerdict | None:
     """Compare some runs, one after the other; the verdict of the last one."""
     return [compare_run(runs, record) for record in records][-1]
 
 
-def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
+def test_worse_run_is_reported_with_its_band(tmp_path: Path) -> None:
     """The sentence has the value, the median, by how much it is lower, and what would be usual."""
-    assert compared(tmp_path, *recorded([*STEADY, 150.0])) == TrendVerdict(
+    assert compare_all(tmp_path, *build_records([*STEADY, 150.0])) == TrendVerdict(
         verdict="worse",
         sentence="busbw is 150, 25.0 % below 200, the median of the last 6 runs; 191.6 to 208.4 would be usual",
     )
@@ -30,30 +30,30 @@ def test_worse_run_is_told_with_its_band(tmp_path: Path) -> None:
 
 def test_planted_drop_is_reported_in_its_night(tmp_path: Path) -> None:
     """Twenty nights, each compared when it ends: the planted drop of night 12 is found in night 12."""
-    values = noisy_nights(12, 0.01)
+    values = draw_noisy_values(12, 0.01)
     values[11] *= 0.85
-    verdicts = [compare_run(tmp_path, record) for record in recorded(values)]
+    verdicts = [compare_run(tmp_path, record) for record in build_records(values)]
     assert [night for night, verdict in enumerate(verdicts, 1) if verdict and verdict.verdict == "worse"] == [12]
 
 
-def test_usual_and_first_runs_are_told(tmp_path: Path) -> None:
+def test_usual_and_first_runs_are_reported(tmp_path: Path) -> None:
     """A usual run is told with its band, and one of the first five with how many there are."""
-    verdicts = [compared(tmp_path, record) for record in recorded(STEADY[:3])]
+    verdicts = [compare_all(tmp_path, record) for record in build_records(STEADY[:3])]
     assert [verdict.sentence for verdict in verdicts if verdict] == [
         "busbw is 200; 0 earlier runs have this number, and a comparison needs 5",
         "busbw is 201; 1 earlier run has this number, and a comparison needs 5",
         "busbw is 199; 2 earlier runs have this number, and a comparison needs 5",
     ]
-    last = compared(tmp_path, *recorded([*STEADY, 201.0]))
+    last = compare_all(tmp_path, *build_records([*STEADY, 201.0]))
     assert last
     assert last.sentence == "busbw is 201, 0.5 % above 200, the median of the last 6 runs; 191.6 to 208.4 is usual"
 
 
 def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:
     """A job that failed is in the history and has no verdict; its number is no earlier night's."""
-    failed = recorded([1.0] * 6, end="failed")
-    assert compared(tmp_path, *failed) is None
-    last = compared(tmp_path, recorded([0.0] * 6 + [200.0])[-1])
+    failed = build_records([1.0] * 6, end="failed")
+    assert compare_all(tmp_path, *failed) is None
+    last = compare_all(tmp_path, build_records([0.0] * 6 + [200.0])[-1])
     assert last
     assert last.sentence.startswith("busbw is 200; 0 earlier runs")
     assert len(read_history(history_path(tmp_path, KEY)).records) == 7
@@ -61,52 +61,52 @@ def test_failed_runs_are_kept_and_not_compared_with(tmp_path: Path) -> None:
 
 def test_nothing_is_compared_without_a_trend(tmp_path: Path) -> None:
     """A profile without a trend has its runs recorded, and no verdict."""
-    assert compared(tmp_path, *recorded(STEADY, trend=None)) is None
+    assert compare_all(tmp_path, *build_records(STEADY, trend=None)) is None
     assert len(read_history(history_path(tmp_path, KEY)).records) == len(STEADY)
 
 
-def test_missing_number_is_told_with_those_that_exist(tmp_path: Path) -> None:
+def test_missing_number_is_reported_with_those_that_exist(tmp_path: Path) -> None:
     """A name that no number has is no regression, and the sentence lists the names."""
-    verdict = compared(tmp_path, *recorded(STEADY, trend=Trend(value="bw", on_regression="fail")))
+    verdict = compare_all(tmp_path, *build_records(STEADY, trend=Trend(value="bw", on_regression="fail")))
     assert verdict == TrendVerdict(verdict="unknown", sentence="the run has no number bw; its numbers: busbw, step")
 
 
 def test_seconds_are_the_runs_own(tmp_path: Path) -> None:
     """A trend of `seconds` compares how long runs took, if the program has no number of that name."""
-    *_, last = recorded([*STEADY, 1.0], trend=Trend(value="seconds", better="lower"))
-    compared(tmp_path, *recorded(STEADY))
-    verdict = compared(tmp_path, last.model_copy(update={"seconds": 90.0}))
+    *_, last = build_records([*STEADY, 1.0], trend=Trend(value="seconds", better="lower"))
+    compare_all(tmp_path, *build_records(STEADY))
+    verdict = compare_all(tmp_path, last.model_copy(update={"seconds": 90.0}))
     assert verdict
     assert (verdict.verdict, verdict.sentence[:31]) == ("worse", "seconds is 90, 50.0 % above 60,")
 
 
-def test_run_that_ends_twice_is_judged_alike(tmp_path: Path) -> None:
+def test_run_that_ends_twice_gets_the_same_verdict(tmp_path: Path) -> None:
     """A resumed run gets the verdict of its first end, and is compared neither with itself nor with later runs."""
-    *_, ours, _, _ = every = recorded([*STEADY, 150.0, 200.0, 199.0])
-    first = compared(tmp_path, *every[:-2])
-    compared(tmp_path, *every[-2:])
-    assert compared(tmp_path, ours.model_copy(update={"end": "failed", "at": ours.at + 1e6})) == first
+    *_, worst, _, _ = records = build_records([*STEADY, 150.0, 200.0, 199.0])
+    first = compare_all(tmp_path, *records[:-2])
+    compare_all(tmp_path, *records[-2:])
+    assert compare_all(tmp_path, worst.model_copy(update={"end": "failed", "at": worst.at + 1e6})) == first
 
 
 @pytest.mark.parametrize("obstacle", ["file", "history"])
-def test_unusable_history_is_no_fact_about_the_job(
+def test_unusable_history_is_not_a_fact_about_the_job(
     tmp_path: Path, obstacle: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     """A history that can be neither written nor read is told in the verdict and in the log."""
     path = history_path(tmp_path, KEY)
     path.mkdir(parents=True) if obstacle == "file" else path.parent.write_text("")
-    verdict = compared(tmp_path, recorded([1.0])[0])
+    verdict = compare_all(tmp_path, build_records([1.0])[0])
     assert verdict
     assert (verdict.verdict, "cannot be compared" in verdict.sentence) == ("unknown", True)
     assert "the run's numbers are not kept" in caplog.text
 
 
-def test_unreadable_lines_are_told(tmp_path: Path) -> None:
+def test_unreadable_lines_are_reported(tmp_path: Path) -> None:
     """How many lines could not be read is part of the sentence."""
-    compared(tmp_path, *recorded(STEADY))
+    compare_all(tmp_path, *build_records(STEADY))
     with history_path(tmp_path, KEY).open("a") as file:
         file.write("torn\n")
-    verdict = compared(tmp_path, recorded([*STEADY, 200.0])[-1])
+    verdict = compare_all(tmp_path, build_records([*STEADY, 200.0])[-1])
     assert verdict
     assert verdict.sentence.endswith("; 1 lines of the history cannot be read")
 

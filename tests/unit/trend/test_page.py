@@ -4,28 +4,28 @@ from pathlib import Path
 
 import pytest
 
-from tests.histories import KEY, TREND, history, noisy_nights, recorded
+from tests.histories import KEY, TREND, build_history, draw_noisy_values, build_records
 from torchyard.trend.page import build_table, find_trend, render_history, render_page
-from torchyard.trend.records import History, history_path, keep_record
+from torchyard.trend.records import History, history_path, store_record
 
 
-def test_table_shows_each_run_beside_what_was_usual() -> None:
+def test_table_shows_each_run_beside_its_band() -> None:
     """A row has when, which run, how its job ended, its number, the band and the verdict."""
-    head, rows = build_table(history([100.0] * 6 + [50.0]), TREND)
-    assert head == ["when (UTC)", "run", "job", "seconds", "busbw", "usual", "verdict"]
+    header, rows = build_table(build_history([100.0] * 6 + [50.0]), TREND)
+    assert header == ["when (UTC)", "run", "job", "seconds", "busbw", "usual", "verdict"]
     assert rows[0] == ["1970-01-02 00:00", "sample-00000001", "succeeded", "60.0", "100", "", "unknown"]
     assert rows[-1][4:] == ["50", "97 to 103", "worse"]
 
 
 def test_table_without_a_trend_shows_the_numbers() -> None:
     """A profile that compares nothing has a table of its numbers."""
-    head, rows = build_table(History(tuple(recorded([1.5], trend=None))), None)
-    assert (head[4:], rows[0][4:]) == (["busbw", "step"], ["1.5", "3"])
+    header, rows = build_table(History(tuple(build_records([1.5], trend=None))), None)
+    assert (header[4:], rows[0][4:]) == (["busbw", "step"], ["1.5", "3"])
 
 
 def test_failed_run_has_a_row_without_a_verdict() -> None:
     """A job that failed is in the table, and is not judged."""
-    assert build_table(History(tuple(recorded([1.0], end="failed"))), TREND).rows[0][2:] == [
+    assert build_table(History(tuple(build_records([1.0], end="failed"))), TREND).rows[0][2:] == [
         "failed",
         "60.0",
         "",
@@ -37,13 +37,13 @@ def test_failed_run_has_a_row_without_a_verdict() -> None:
 def test_last_trend_counts() -> None:
     """The number that was compared last is the one that is shown."""
     other = TREND.model_copy(update={"value": "step"})
-    assert find_trend(History((*recorded([1.0]), *recorded([1.0], trend=other)))) == other
-    assert find_trend(History((*recorded([1.0]), *recorded([1.0], trend=None)))) == TREND
+    assert find_trend(History((*build_records([1.0]), *build_records([1.0], trend=other)))) == other
+    assert find_trend(History((*build_records([1.0]), *build_records([1.0], trend=None)))) == TREND
 
 
 def test_page_has_the_plot_and_the_newest_run_first() -> None:
     """The page shows what the runs have in common, the plot, and the last 30 runs."""
-    page = render_page(history(noisy_nights(1, 0.01, 60)), TREND)
+    page = render_page(build_history(draw_noisy_values(1, 0.01, 60)), TREND)
     assert "![busbw](data:image/svg+xml;base64," in page
     rows = [line for line in page.splitlines() if line.startswith("| 19")]
     assert (len(rows), rows[0].split(" | ")[1]) == (30, "sample-00000060")
@@ -52,7 +52,7 @@ def test_page_has_the_plot_and_the_newest_run_first() -> None:
 
 def test_nothing_in_a_history_is_markup() -> None:
     """What a line of the history says is text on the page."""
-    hostile = recorded([1.0, 2.0])[0].model_copy(update={"run": "[x](http://y)<script>\n# x | y"})
+    hostile = build_records([1.0, 2.0])[0].model_copy(update={"run": "[x](http://y)<script>\n# x | y"})
     page = render_page(History((hostile,)), TREND)
     assert "<script>" not in page.replace("\\<script>", "")
     assert "\n# x" not in page
@@ -62,7 +62,7 @@ def test_page_of_a_file(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> Non
     """A file without numbers has no page; one that cannot be read has none either, and the log says so."""
     path = history_path(tmp_path, KEY)
     assert render_history(str(path)) == ""
-    keep_record(path, recorded([1.0])[0])
+    store_record(path, build_records([1.0])[0])
     assert "sample" in render_history(str(path))
     path.unlink()
     path.mkdir()

@@ -2,41 +2,41 @@
 
 import pytest
 
-from tests.histories import TREND, noisy_nights, recorded
-from torchyard.trend.night import judge_records
+from tests.histories import TREND, draw_noisy_values, build_records
+from torchyard.trend.night import evaluate_records
 from torchyard.trend.plot import draw_trend
 
 
-def drawn(values: list[float], name: str = "busbw") -> str:
-    svg = draw_trend(judge_records(recorded(values), TREND), name)
+def draw(values: list[float], name: str = "busbw") -> str:
+    svg = draw_trend(evaluate_records(build_records(values), TREND), name)
     assert svg
     return svg
 
 
 def test_regression_is_marked() -> None:
     """A night that became worse has the red mark of a regression; a history of usual nights has none."""
-    values = noisy_nights(1, 0.01)
-    assert "#d62728" not in drawn(values)
-    assert "#d62728" in drawn([*values, 150.0])
-    assert "#2ca02c" in drawn([*values, 250.0])
+    values = draw_noisy_values(1, 0.01)
+    assert "#d62728" not in draw(values)
+    assert "#d62728" in draw([*values, 150.0])
+    assert "#2ca02c" in draw([*values, 250.0])
 
 
 def test_band_is_drawn_once_there_is_one() -> None:
     """The band is an area of its own; five nights have none yet."""
-    assert ["fill-opacity: 0.2" in drawn(noisy_nights(1, 0.01, count)) for count in (5, 7)] == [False, True]
+    assert ["fill-opacity: 0.2" in draw(draw_noisy_values(1, 0.01, count)) for count in (5, 7)] == [False, True]
 
 
 def test_long_history_stays_small() -> None:
     """A history of years makes a picture that fits on a page."""
-    assert len(drawn(noisy_nights(1, 0.01, 400))) < 100_000
+    assert len(draw(draw_noisy_values(1, 0.01, 400))) < 100_000
 
 
-def test_one_night_is_no_trend() -> None:
+def test_one_night_is_not_a_trend() -> None:
     """A single night is not drawn."""
-    assert draw_trend(judge_records(recorded([1.0]), TREND), "busbw") is None
+    assert draw_trend(evaluate_records(build_records([1.0]), TREND), "busbw") is None
 
 
 @pytest.mark.parametrize("name", ["$\\frac$", "<script>", "x" * 500])
-def test_no_name_costs_the_picture(name: str) -> None:
+def test_any_name_can_be_drawn(name: str) -> None:
     """The name of a number is text, whatever is in it."""
-    assert "<script" not in drawn([1.0, 2.0], name)
+    assert "<script" not in draw([1.0, 2.0], name)

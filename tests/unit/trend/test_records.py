@@ -7,11 +7,18 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import Write, load
-from tests.histories import KEY, recorded
-from tests.private_modes import open_to_others
+from tests.histories import KEY, build_records
+from tests.private_modes import list_accessible_to_others
 from torchyard.loading.profile import load_profile
 from torchyard.trend import records
-from torchyard.trend.records import HistoryKey, history_path, keep_record, key_of, list_histories, read_history
+from torchyard.trend.records import (
+    HistoryKey,
+    get_history_key,
+    history_path,
+    list_histories,
+    read_history,
+    store_record,
+)
 
 FOREIGN = [b"", b"{", b"[]", b"null", b'{"at": "noon"}', b"\xff\xfe", b"\0" * 40, b'{"at": 1, "run": "x"}']
 
@@ -21,45 +28,45 @@ def path(tmp_path: Path) -> Path:
     return history_path(tmp_path, KEY)
 
 
-def test_records_are_read_as_they_were_kept(path: Path) -> None:
+def test_records_are_read_as_they_were_stored(path: Path) -> None:
     """Every record comes back in order, in files that only the user can read."""
-    expected = recorded([1.0, 2.0, 3.0])
-    assert [keep_record(path, record) for record in expected] == expected
+    expected = build_records([1.0, 2.0, 3.0])
+    assert [store_record(path, record) for record in expected] == expected
     assert read_history(path) == (tuple(expected), 0)
-    assert open_to_others(path.parent) == []
+    assert list_accessible_to_others(path.parent) == []
 
 
 def test_run_is_recorded_once(path: Path) -> None:
     """A run that ends again, as after a resume, keeps its first record; one that was started again gets another."""
-    (first,) = recorded([200.0])
-    keep_record(path, first)
-    assert keep_record(path, first.model_copy(update={"numbers": {}, "end": "failed"})) == first
-    keep_record(path, first.model_copy(update={"began": first.began + 1}))
+    (first,) = build_records([200.0])
+    store_record(path, first)
+    assert store_record(path, first.model_copy(update={"numbers": {}, "end": "failed"})) == first
+    store_record(path, first.model_copy(update={"began": first.began + 1}))
     assert len(read_history(path).records) == 2
 
 
 @pytest.mark.parametrize("line", FOREIGN)
 def test_foreign_line_is_skipped_and_counted(path: Path, line: bytes) -> None:
     """A line that is no record costs no other one, not even if it was torn in the middle."""
-    first, second = recorded([1.0, 2.0])
-    keep_record(path, first)
+    first, second = build_records([1.0, 2.0])
+    store_record(path, first)
     with path.open("ab") as file:
         file.write(line)
-    keep_record(path, second)
+    store_record(path, second)
     assert read_history(path) == ((first, second), int(bool(line)))
 
 
 def test_line_of_a_later_version_is_read(path: Path) -> None:
     """A record with keys that this version does not know is still compared with."""
-    (first,) = recorded([1.0])
-    keep_record(path, first)
+    (first,) = build_records([1.0])
+    store_record(path, first)
     path.write_text(path.read_text().replace('{"at"', '{"new": {"a": 1}, "at"', 1))
     assert read_history(path).records == (first,)
 
 
 def test_long_history_is_read_from_its_end(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a file that is too large, the last whole lines are read."""
-    all_records = recorded(list(range(200)))
+    all_records = build_records(list(range(200)))
     path.parent.mkdir()
     path.write_text("".join(f"{record.model_dump_json()}\n" for record in all_records))
     monkeypatch.setattr(records, "_MAX_BYTES", 2_000)
@@ -70,8 +77,10 @@ def test_long_history_is_read_from_its_end(path: Path, monkeypatch: pytest.Monke
 
 def test_two_writers_keep_all_lines(path: Path) -> None:
     """Runs that end at once each have their line, and the same run has one."""
-    all_records = recorded(list(range(40)))
-    threads = [threading.Thread(target=lambda: [keep_record(path, record) for record in all_records]) for _ in range(3)]
+    all_records = build_records(list(range(40)))
+    threads = [
+        threading.Thread(target=lambda: [store_record(path, record) for record in all_records]) for _ in range(3)
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -88,16 +97,16 @@ def test_missing_history_is_empty_and_an_unreadable_one_is_not(path: Path) -> No
         read_history(path)
 
 
-def test_key_is_what_the_runs_have_in_common(write: Write) -> None:
+def test_runs_with_one_key_share_a_history(write: Write) -> None:
     """Hardware, fabric, profile, nodes and image are the key; other keys of the profile are not."""
     oke = load_profile("yolov5-volcano")
     expected = {"profile": "yolov5-volcano", "hardware": "oke/bm-gpu-b4-8", "fabric": "host", "nodes": "2x1"}
-    assert key_of(oke) == HistoryKey(**expected, image="ultralytics/yolov5:v7.0")
+    assert get_history_key(oke) == HistoryKey(**expected, image="ultralytics/yolov5:v7.0")
     changes = ({"nodes": 4}, {"processes": 2, "resources.gpus": 2}, {"fabric": "vf"}, {"image": "a/b:1"})
-    stems = {key_of(load_profile("yolov5-volcano", change)).stem for change in ({}, *changes)}
+    stems = {get_history_key(load_profile("yolov5-volcano", change)).stem for change in ({}, *changes)}
     assert len(stems) == 1 + len(changes)
-    assert key_of(load_profile("yolov5-volcano", {"args": []})) == key_of(oke)
-    assert key_of(load(write())) == HistoryKey(profile="sample", nodes="1x1")
+    assert get_history_key(load_profile("yolov5-volcano", {"args": []})) == get_history_key(oke)
+    assert get_history_key(load(write())) == HistoryKey(profile="sample", nodes="1x1")
 
 
 def test_stem_is_a_name_for_files_and_artifacts() -> None:
@@ -111,6 +120,6 @@ def test_stem_is_a_name_for_files_and_artifacts() -> None:
 def test_histories_are_listed(tmp_path: Path, path: Path) -> None:
     """All files of the folder are listed; a runs folder without runs has none."""
     assert list_histories(tmp_path) == []
-    keep_record(path, recorded([1.0])[0])
+    store_record(path, build_records([1.0])[0])
     assert list_histories(tmp_path) == [path]
     assert os.listdir(path.parent) == [path.name]
