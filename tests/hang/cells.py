@@ -27,9 +27,9 @@ HANGS: dict[str, tuple[HangClass, ...]] = {
     "compute": ("compute",),
 }
 STRAGGLERS = ("slow", "throttled")
-LATE = ("compute",)  # told only after five minutes: an evaluation looks like that
+REPORTED_LATE = ("compute",)  # told only after five minutes: an evaluation looks like that
 STYLES = ("plain", "checkpoint", "evaluation", "uneven", "compile", "slow-loader", "download")
-ROOTS = ("full-disk", "network", "throttled")  # need root: a small file system, network namespaces, a CPU quota
+ROOT_ONLY = ("full-disk", "network", "throttled")  # need root: a small file system, network namespaces, a CPU quota
 NAMES = (*HANGS, *STRAGGLERS, *STYLES)
 _WITHOUT_LINE = ("sigstop", "network", "outside")
 _NETWORK_NODES = 3  # of two, nobody can say which one is cut off
@@ -47,7 +47,7 @@ class Cell(NamedTuple):
         return f"{self.name}-{self.ranks}x{self.nodes}-{self.seed}"
 
     @property
-    def hangs(self) -> bool:
+    def is_hang(self) -> bool:
         return self.name in HANGS
 
     @property
@@ -62,45 +62,52 @@ class Cell(NamedTuple):
     def _draw(self) -> random.Random:
         return random.Random(f"{self.name}/{self.ranks}/{self.seed}")
 
-    def node_of(self, rank: int) -> int:
+    def get_node(self, rank: int) -> int:
         return rank * self.nodes // self.ranks
 
 
-class Right(NamedTuple):
+class ExpectedVerdict(NamedTuple):
     """A right verdict: one of these classes, ranks among `may` and with all of `must`, a true line if it has one.
 
     Where all ranks do the same, none of them is to blame: then `may` is empty.
     """
 
     kinds: tuple[HangClass, ...]
-    must: frozenset[int]
-    may: frozenset[int]
+    required_ranks: frozenset[int]
+    allowed_ranks: frozenset[int]
     has_line: bool
 
-    def has_right_ranks(self, ranks: Sequence[int]) -> bool:
-        return bool(ranks) == bool(self.may) and self.must <= set(ranks) <= self.may
+    def allows_ranks(self, ranks: Sequence[int]) -> bool:
+        return bool(ranks) == bool(self.allowed_ranks) and self.required_ranks <= set(ranks) <= self.allowed_ranks
 
 
-def right(cell: Cell) -> Right:
+def get_expected_verdict(cell: Cell) -> ExpectedVerdict:
     """What must be told of a cell that hangs."""
     culprit, partner = cell.culprit, (cell.culprit + 1) % cell.ranks
-    every = frozenset(range(cell.ranks))
-    must = frozenset({culprit})
-    may = must
+    all_ranks = frozenset(range(cell.ranks))
+    required_ranks = frozenset({culprit})
+    allowed_ranks = required_ranks
     if cell.name == "groups":
         # Of two ranks, none is more guilty than the other; of all ranks, one differs from all others.
-        must, may = (frozenset(), frozenset({culprit, partner})) if cell.seed % 2 == 0 else (must, every)
+        required_ranks, allowed_ranks = (
+            (frozenset(), frozenset({culprit, partner})) if cell.seed % 2 == 0 else (required_ranks, all_ranks)
+        )
     elif cell.name == "recv" and cell.seed % 2:
-        may = every  # its partner waits for all ranks, among them the culprit
+        allowed_ranks = all_ranks  # its partner waits for all ranks, among them the culprit
     elif cell.name == "network":
-        cut = cell.node_of(culprit)
-        must, may = frozenset(), frozenset(rank for rank in every if cell.node_of(rank) == cut)
+        isolated_node = cell.get_node(culprit)
+        required_ranks, allowed_ranks = (
+            frozenset(),
+            frozenset(rank for rank in all_ranks if cell.get_node(rank) == isolated_node),
+        )
     elif cell.name == "outside":
-        must = may = frozenset()
+        required_ranks = allowed_ranks = frozenset()
     kinds = HANGS[cell.name]
     if cell.name == "recv" and cell.seed % 2:
         kinds = (*kinds, "collective-mismatch", "deadlock-between-groups")
-    return Right(kinds, must, may, cell.name not in _WITHOUT_LINE and not _is_without_line(cell))
+    return ExpectedVerdict(
+        kinds, required_ranks, allowed_ranks, cell.name not in _WITHOUT_LINE and not _is_without_line(cell)
+    )
 
 
 def _is_without_line(cell: Cell) -> bool:
@@ -110,10 +117,10 @@ def _is_without_line(cell: Cell) -> bool:
 
 def list_cells(names: Sequence[str], seeds: Sequence[int], ranks: Sequence[int]) -> list[Cell]:
     """The cells of these classes and seeds; each third job has two nodes or four."""
-    found = []
+    cells = []
     for seed in seeds:
         for name in names:
-            count = ranks[seed % len(ranks)]
-            nodes = _NETWORK_NODES if name == "network" else 1 if seed % 3 != 1 else 4 if count >= 8 else 2
-            found.append(Cell(name, max(count // nodes, 1) * nodes, nodes, seed))
-    return found
+            rank_count = ranks[seed % len(ranks)]
+            nodes = _NETWORK_NODES if name == "network" else 1 if seed % 3 != 1 else 4 if rank_count >= 8 else 2
+            cells.append(Cell(name, max(rank_count // nodes, 1) * nodes, nodes, seed))
+    return cells

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch.utils.data import DataLoader, IterableDataset
 
-from tests.hang.training import STEP_S, start, tell, train
+from tests.hang.training import STEP_S, record_fault, start, train
 
 FOREVER_S = 100_000
 DISK_VARIABLE = "HANG_DISK"  # a small file system, for full-disk
@@ -31,17 +31,17 @@ QUOTA_VARIABLE = "HANG_QUOTA"  # the list of processes of a group with a CPU quo
 WORK_S = 0.01  # of processor time in a step, for throttled
 
 
-class Stage:
+class RankContext:
     """Who is who in this rank's process."""
 
-    def __init__(self, asked: argparse.Namespace) -> None:
-        self.seed: int = asked.seed
-        self.culprit: int = asked.rank
-        self.rank, self.world = start()
-        self.partner = (self.culprit + 1) % self.world
+    def __init__(self, args: argparse.Namespace) -> None:
+        self.seed: int = args.seed
+        self.culprit: int = args.rank
+        self.rank, self.world_size = start()
+        self.partner = (self.culprit + 1) % self.world_size
         self.is_culprit, self.is_partner = self.rank == self.culprit, self.rank == self.partner
-        members = [self.culprit, self.partner] if asked.seed % 2 == 0 else list(range(self.world))
-        self.groups = [dist.new_group(sorted(members)) for _ in range(2)] if asked.fault == "groups" else []
+        members = [self.culprit, self.partner] if args.seed % 2 == 0 else list(range(self.world_size))
+        self.groups = [dist.new_group(sorted(members)) for _ in range(2)] if args.fault == "groups" else []
 
 
 class BlockedData(IterableDataset[torch.Tensor]):
@@ -52,130 +52,130 @@ class BlockedData(IterableDataset[torch.Tensor]):
         threading.Event().wait()
 
 
-def sleep(_: Stage) -> None:
-    tell()
+def sleep(_: RankContext) -> None:
+    record_fault()
     time.sleep(FOREVER_S)
 
 
-def lock(_: Stage) -> None:
-    guard = threading.Lock()
-    guard.acquire()
-    tell()
-    guard.acquire()
+def lock(_: RankContext) -> None:
+    mutex = threading.Lock()
+    mutex.acquire()
+    record_fault()
+    mutex.acquire()
 
 
-def sigstop(stage: Stage) -> None:
+def sigstop(context: RankContext) -> None:
     """The rank stops itself, or is stopped wherever it is: perhaps in a collective."""
-    tell()
-    if stage.seed % 2 == 0:
+    record_fault()
+    if context.seed % 2 == 0:
         os.kill(os.getpid(), signal.SIGSTOP)
     else:
         subprocess.Popen(["sh", "-c", f"sleep 0.1; kill -STOP {os.getpid()}"])
 
 
-def swallowed(stage: Stage) -> None:
+def swallowed(context: RankContext) -> None:
     """The error of a thread is swallowed, and with it the only call that would have set the event."""
     ready = threading.Event()
-    waits: dict[str, float] = {}
+    timeouts_s: dict[str, float] = {}
 
     def prepare() -> None:
         with contextlib.suppress(KeyError):
-            time.sleep(waits["loading"])
+            time.sleep(timeouts_s["loading"])
             ready.set()
 
     helper = threading.Thread(target=prepare, daemon=True)
     helper.start()
-    if stage.seed % 2 == 0:
-        tell()
+    if context.seed % 2 == 0:
+        record_fault()
         ready.wait()
     else:
-        keeper = threading.Thread(target=ready.wait, daemon=True)
-        keeper.start()
-        tell()
-        keeper.join()
+        waiter = threading.Thread(target=ready.wait, daemon=True)
+        waiter.start()
+        record_fault()
+        waiter.join()
 
 
-def loader(stage: Stage) -> None:
-    data = iter(DataLoader(BlockedData(), batch_size=None, num_workers=1 + stage.seed % 2))
+def loader(context: RankContext) -> None:
+    data = iter(DataLoader(BlockedData(), batch_size=None, num_workers=1 + context.seed % 2))
     for _ in range(4):
         next(data)
-    tell(2)
+    record_fault(2)
     while True:
         next(data)
 
 
-def loader_queue(_: Stage) -> None:
+def loader_queue(_: RankContext) -> None:
     batches: Any = multiprocessing.get_context("fork").Queue()
     feeder = multiprocessing.get_context("fork").Process(target=time.sleep, args=(FOREVER_S,), daemon=True)
     feeder.start()
-    tell()
+    record_fault()
     batches.get()
 
 
-def gil(stage: Stage) -> None:
-    if stage.seed % 2 == 0:
-        tell()
+def gil(context: RankContext) -> None:
+    if context.seed % 2 == 0:
+        record_fault()
         re.match(r"(a+)+$", "a" * 64 + "b")
     else:
         libc = ctypes.PyDLL(None)
-        tell()
+        record_fault()
         libc.sleep(FOREVER_S)
 
 
-def groups(stage: Stage) -> None:
-    first, second = stage.groups if stage.is_culprit else reversed(stage.groups)
+def groups(context: RankContext) -> None:
+    first_group, second_group = context.groups if context.is_culprit else reversed(context.groups)
     ones = torch.ones(64)
-    tell()
-    dist.all_reduce(ones, group=first)
-    dist.all_reduce(ones, group=second)
+    record_fault()
+    dist.all_reduce(ones, group=first_group)
+    dist.all_reduce(ones, group=second_group)
 
 
-def size(stage: Stage) -> None:
+def size(context: RankContext) -> None:
     """A rank with another tensor. Of two sizes of one operation gloo makes an error, so the operation differs, too."""
-    if stage.seed % 2 == 0:
-        tell()
-        dist.gather(torch.ones(64), [torch.empty(64) for _ in range(stage.world)], dst=stage.culprit)
+    if context.seed % 2 == 0:
+        record_fault()
+        dist.gather(torch.ones(64), [torch.empty(64) for _ in range(context.world_size)], dst=context.culprit)
     else:
-        tell()
-        dist.all_gather([torch.empty(64) for _ in range(stage.world)], torch.ones(64))
+        record_fault()
+        dist.all_gather([torch.empty(64) for _ in range(context.world_size)], torch.ones(64))
 
 
-def operation(stage: Stage) -> None:
+def operation(context: RankContext) -> None:
     ones = torch.ones(4096)
-    if stage.seed % 3 == 0:
-        tell()
-        dist.all_gather([torch.empty(4096) for _ in range(stage.world)], ones)
-    elif stage.seed % 3 == 1:
-        tell()
+    if context.seed % 3 == 0:
+        record_fault()
+        dist.all_gather([torch.empty(4096) for _ in range(context.world_size)], ones)
+    elif context.seed % 3 == 1:
+        record_fault()
         dist.barrier()
     else:
-        tell()
-        dist.broadcast(ones, src=stage.partner)
+        record_fault()
+        dist.broadcast(ones, src=context.partner)
 
 
-def recv(stage: Stage) -> None:
+def recv(context: RankContext) -> None:
     """The rank receives what its partner never sends: the partner sleeps before it, or has no send at all."""
-    if stage.is_culprit and stage.seed % 2 == 0:
-        tell()
+    if context.is_culprit and context.seed % 2 == 0:
+        record_fault()
         time.sleep(FOREVER_S)
-    elif stage.is_culprit:
-        tell()
-        dist.recv(torch.empty(64), src=stage.partner)
-    elif stage.is_partner and stage.seed % 2 == 0:
-        dist.recv(torch.empty(64), src=stage.culprit)
+    elif context.is_culprit:
+        record_fault()
+        dist.recv(torch.empty(64), src=context.partner)
+    elif context.is_partner and context.seed % 2 == 0:
+        dist.recv(torch.empty(64), src=context.culprit)
 
 
-def fifo(_: Stage) -> None:
+def fifo(_: RankContext) -> None:
     path = Path(tempfile.mkdtemp(), "fifo")
     os.mkfifo(path)
-    tell()
+    record_fault()
     path.read_bytes()
 
 
-def full_disk(_: Stage) -> None:
+def full_disk(_: RankContext) -> None:
     path = Path(os.environ[DISK_VARIABLE], "checkpoint.pt")
     weights = torch.ones(1 << 20)
-    tell(5)
+    record_fault(5)
     while True:
         try:
             torch.save(weights, path)
@@ -183,33 +183,33 @@ def full_disk(_: Stage) -> None:
             time.sleep(1)
 
 
-def leave(stage: Stage) -> None:
-    if stage.seed % 2 == 0:
+def exit_early(context: RankContext) -> None:
+    if context.seed % 2 == 0:
         threading.Thread(target=threading.Event().wait).start()
-        tell()
+        record_fault()
     else:
         atexit.register(wait_at_exit)
     raise SystemExit(0)
 
 
 def wait_at_exit() -> None:
-    tell()
+    record_fault()
     time.sleep(FOREVER_S)
 
 
-def outside(_: Stage) -> None:
-    tell()
+def outside(_: RankContext) -> None:
+    record_fault()
     threading.Event().wait()
 
 
-def compute(_: Stage) -> None:
+def compute(_: RankContext) -> None:
     value = 1
-    tell(2)
+    record_fault(2)
     while value:
         value = value * 48271 % 2147483647
 
 
-FAULTS: dict[str, Callable[[Stage], None]] = {
+FAULTS: dict[str, Callable[[RankContext], None]] = {
     "sleep": sleep,
     "lock": lock,
     "sigstop": sigstop,
@@ -223,18 +223,18 @@ FAULTS: dict[str, Callable[[Stage], None]] = {
     "recv": recv,
     "fifo": fifo,
     "full-disk": full_disk,
-    "exit": leave,
+    "exit": exit_early,
     "outside": outside,
     "compute": compute,
 }
-OF_ALL = ("outside",)  # faults of all ranks
-OF_MORE = ("groups", "recv")  # faults that concern other ranks than the culprit, too
+ALL_RANK_FAULTS = ("outside",)  # faults of all ranks
+MULTI_RANK_FAULTS = ("groups", "recv")  # faults that concern other ranks than the culprit, too
 
 
-def strikes(fault: str, stage: Stage) -> bool:
+def is_affected(fault: str, context: RankContext) -> bool:
     if fault == "groups":
-        return stage.is_culprit or stage.is_partner or stage.seed % 2 == 1
-    return stage.is_culprit or fault in OF_ALL or fault in OF_MORE
+        return context.is_culprit or context.is_partner or context.seed % 2 == 1
+    return context.is_culprit or fault in ALL_RANK_FAULTS or fault in MULTI_RANK_FAULTS
 
 
 def main() -> None:
@@ -242,18 +242,18 @@ def main() -> None:
     parser.add_argument("--fault", choices=[*FAULTS, "slow", "throttled", "network"], required=True)
     for name in ("rank", "step", "seed"):
         parser.add_argument(f"--{name}", type=int, required=True)
-    asked = parser.parse_args()
-    stage = Stage(asked)
+    args = parser.parse_args()
+    context = RankContext(args)
 
     def before_step(step: int) -> None:
-        if step == asked.step and asked.fault in FAULTS and strikes(asked.fault, stage):
-            FAULTS[asked.fault](stage)
+        if step == args.step and args.fault in FAULTS and is_affected(args.fault, context):
+            FAULTS[args.fault](context)
 
-    slow = 1 + (60 + asked.seed * 10 % 31) / 100 if asked.fault == "slow" and stage.is_culprit else 1
-    if asked.fault == "throttled" and stage.is_culprit:
+    slowdown = 1 + (60 + args.seed * 10 % 31) / 100 if args.fault == "slow" and context.is_culprit else 1
+    if args.fault == "throttled" and context.is_culprit:
         Path(os.environ[QUOTA_VARIABLE]).write_text(str(os.getpid()), encoding="utf-8")
-    work_s = WORK_S if asked.fault == "throttled" else 0
-    train(before_step, lambda: STEP_S * slow, work_s)
+    work_s = WORK_S if args.fault == "throttled" else 0
+    train(before_step, lambda: STEP_S * slowdown, work_s)
 
 
 if __name__ == "__main__":

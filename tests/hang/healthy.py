@@ -18,40 +18,40 @@ from torch.utils.data import DataLoader, IterableDataset
 from tests.hang.training import STEP_S, start, train
 
 SERVER_VARIABLE = "HANG_SERVER"  # port of a slow server on this machine
-_EVERY = 20  # steps between checkpoints, evaluations, downloads
-_CHUNK_BYTES, _KEPT_BYTES = 1 << 20, 256 << 20
+_ACTION_INTERVAL_STEPS = 20  # steps between checkpoints, evaluations, downloads
+_CHUNK_BYTES, _MAX_FILE_BYTES = 1 << 20, 256 << 20
 
 
 class SlowData(IterableDataset[torch.Tensor]):
     """Its workers compute 1 to 3 s for a batch."""
 
-    def __init__(self, chance: random.Random) -> None:
-        self._chance = chance
+    def __init__(self, rng: random.Random) -> None:
+        self._rng = rng
 
     def __iter__(self) -> Iterator[torch.Tensor]:
         while True:
-            burn(self._chance.uniform(1, 3))
+            burn(self._rng.uniform(1, 3))
             yield torch.zeros(8)
 
 
 def burn(seconds: float) -> None:
     """Compute for some seconds of wall-clock time."""
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
+    deadline = time.monotonic() + seconds
+    while time.monotonic() < deadline:
         sum(number * number for number in range(10_000))
 
 
 def write_checkpoint(seconds: float) -> None:
     """Write and sync for some seconds, in a file that does not grow beyond a limit."""
-    end = time.monotonic() + seconds
+    deadline = time.monotonic() + seconds
     chunk = os.urandom(_CHUNK_BYTES)
     with tempfile.TemporaryFile() as file:
-        while time.monotonic() < end:
+        while time.monotonic() < deadline:
             for _ in range(8):
                 file.write(chunk)
             file.flush()
             os.fsync(file.fileno())
-            if file.tell() >= _KEPT_BYTES:
+            if file.tell() >= _MAX_FILE_BYTES:
                 file.seek(0)
 
 
@@ -70,20 +70,20 @@ def download(_: float) -> None:
             pass
 
 
-def act_on_first(work: Callable[[float], None], seconds: tuple[float, float], chance: random.Random) -> None:
+def act_on_rank_zero(action: Callable[[float], None], seconds: tuple[float, float], rng: random.Random) -> None:
     """Train; every 20 steps rank 0 works while the others wait for it in a barrier."""
 
     def before_step(step: int) -> None:
-        if step % _EVERY == _EVERY - 1:
+        if step % _ACTION_INTERVAL_STEPS == _ACTION_INTERVAL_STEPS - 1:
             if dist.get_rank() == 0:
-                work(chance.uniform(*seconds))
+                action(rng.uniform(*seconds))
             dist.barrier()
 
     train(before_step)
 
 
-def load_slowly(chance: random.Random) -> None:
-    batches = iter(DataLoader(SlowData(chance), batch_size=None, num_workers=1))
+def load_slowly(rng: random.Random) -> None:
+    batches = iter(DataLoader(SlowData(rng), batch_size=None, num_workers=1))
 
     def load(_: int) -> None:
         next(batches)
@@ -98,18 +98,18 @@ def compile_first(seed: int) -> None:
     train(lambda _: None)
 
 
-def step_unevenly(chance: random.Random) -> None:
-    train(lambda _: None, lambda: chance.choice((STEP_S, chance.uniform(STEP_S, 2))))
+def step_unevenly(rng: random.Random) -> None:
+    train(lambda _: None, lambda: rng.choice((STEP_S, rng.uniform(STEP_S, 2))))
 
 
 STYLES: dict[str, Callable[[int, random.Random], None]] = {
-    "plain": lambda seed, chance: train(lambda _: None),
-    "checkpoint": lambda seed, chance: act_on_first(write_checkpoint, (8, 15), chance),
-    "evaluation": lambda seed, chance: act_on_first(burn, (10, 20), chance),
-    "uneven": lambda seed, chance: step_unevenly(chance),
-    "compile": lambda seed, chance: compile_first(seed),
-    "slow-loader": lambda seed, chance: load_slowly(chance),
-    "download": lambda seed, chance: act_on_first(download, (10, 10), chance),
+    "plain": lambda seed, rng: train(lambda _: None),
+    "checkpoint": lambda seed, rng: act_on_rank_zero(write_checkpoint, (8, 15), rng),
+    "evaluation": lambda seed, rng: act_on_rank_zero(burn, (10, 20), rng),
+    "uneven": lambda seed, rng: step_unevenly(rng),
+    "compile": lambda seed, rng: compile_first(seed),
+    "slow-loader": lambda seed, rng: load_slowly(rng),
+    "download": lambda seed, rng: act_on_rank_zero(download, (10, 10), rng),
 }
 
 
@@ -117,9 +117,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--style", choices=STYLES, required=True)
     parser.add_argument("--seed", type=int, required=True)
-    asked = parser.parse_args()
+    args = parser.parse_args()
     rank, _ = start()
-    STYLES[asked.style](asked.seed, random.Random(asked.seed * 1000 + rank))
+    STYLES[args.style](args.seed, random.Random(args.seed * 1000 + rank))
 
 
 if __name__ == "__main__":

@@ -17,9 +17,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from tests.hang.cells import NAMES, RANKS, ROOTS, Cell, list_cells
-from tests.hang.figures import HEAD, Row, judge_row, sum_up, tabulate_kinds
-from tests.hang.places import find_missing_right
+from tests.hang.cells import NAMES, RANKS, ROOT_ONLY, Cell, list_cells
+from tests.hang.figures import HEADER, Row, evaluate_row, summarize, tabulate_kinds
+from tests.hang.places import find_missing_permission
 from tests.hang.trial import Settings, Trial, read_cell, read_truth, replay_cell
 
 
@@ -33,41 +33,43 @@ class Matrix:
 
     def play(self, cells: list[Cell], jobs: int) -> None:
         """Play all cells, this many at a time."""
-        todo: queue.Queue[Cell] = queue.Queue()
+        pending_cells: queue.Queue[Cell] = queue.Queue()
         for cell in cells:
-            todo.put(cell)
-        lanes = [threading.Thread(target=self._play_lane, args=(lane, todo), daemon=True) for lane in range(jobs)]
+            pending_cells.put(cell)
+        lanes = [
+            threading.Thread(target=self._play_lane, args=(lane, pending_cells), daemon=True) for lane in range(jobs)
+        ]
         for lane in lanes:
             lane.start()
         for lane in lanes:
             lane.join()
 
-    def _play_lane(self, lane: int, todo: "queue.Queue[Cell]") -> None:
+    def _play_lane(self, lane: int, pending_cells: "queue.Queue[Cell]") -> None:
         while True:
             try:
-                cell = todo.get_nowait()
+                cell = pending_cells.get_nowait()
             except queue.Empty:
                 return
             folder = self.folder / str(cell)
             try:
                 Trial(cell, folder, lane, self._settings).play()
             except (OSError, RuntimeError) as error:
-                self.say(Row(cell, float("inf"), wrong=f"not played: {error}"))
+                self.report(Row(cell, float("inf"), problem=f"not played: {error}"))
             else:
-                self.judge(folder)
+                self.evaluate_recorded(folder)
 
-    def judge(self, folder: Path) -> None:
+    def evaluate_recorded(self, folder: Path) -> None:
         """Judge a recorded cell, and print its row."""
         cell, _ = read_cell(folder)
-        self.say(judge_row(cell, read_truth(folder), replay_cell(folder)))
+        self.report(evaluate_row(cell, read_truth(folder), replay_cell(folder)))
 
-    def say(self, row: Row) -> None:
+    def report(self, row: Row) -> None:
         with self._printing:
             self.rows.append(row)
             print(row, flush=True)
 
 
-def read(words: list[str]) -> argparse.Namespace:
+def parse_args(argv: list[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="tests.hang.matrix", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -76,46 +78,46 @@ def read(words: list[str]) -> argparse.Namespace:
     parser.add_argument("--first-seed", type=int, default=0, help="the first of these seeds")
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS, help="world sizes, which the seeds take in turn")
     parser.add_argument("--jobs", type=int, default=1, help="cells at a time")
-    usual = Settings()
-    parser.add_argument("--healthy-seconds", type=float, default=usual.healthy_s, help="watch of a healthy job")
-    parser.add_argument("--python", default=usual.python, help="of the jobs: one with another version of torch")
+    defaults = Settings()
+    parser.add_argument("--healthy-seconds", type=float, default=defaults.healthy_s, help="watch of a healthy job")
+    parser.add_argument("--python", default=defaults.python, help="of the jobs: one with another version of torch")
     parser.add_argument("--folder", type=Path, help="where the cells are recorded; a new folder of it for each")
     parser.add_argument("--judge", type=Path, metavar="FOLDER", help="judge the cells that were recorded there")
-    return parser.parse_args(words)
+    return parser.parse_args(argv)
 
 
-def choose(asked: argparse.Namespace) -> list[Cell]:
+def choose_cells(args: argparse.Namespace) -> list[Cell]:
     """The cells to play; those that need root are left out where there is none."""
-    missing = find_missing_right()
-    names = [name for name in asked.classes if not missing or name not in ROOTS]
-    if len(names) < len(asked.classes):
-        print(f"without {' and '.join(ROOTS)}: this machine {missing}")
-    return list_cells(names, range(asked.first_seed, asked.first_seed + asked.seeds), asked.ranks)
+    missing = find_missing_permission()
+    names = [name for name in args.classes if not missing or name not in ROOT_ONLY]
+    if len(names) < len(args.classes):
+        print(f"without {' and '.join(ROOT_ONLY)}: this machine {missing}")
+    return list_cells(names, range(args.first_seed, args.first_seed + args.seeds), args.ranks)
 
 
-def main(words: list[str]) -> int:
-    asked = read(words)
+def main(argv: list[str]) -> int:
+    args = parse_args(argv)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
-    folder = asked.judge or asked.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
-    matrix = Matrix(folder, Settings(asked.healthy_seconds, asked.python))
-    print(f"cells in {matrix.folder}\n{HEAD}", flush=True)
-    if asked.judge:
-        for path in sorted(asked.judge.glob("*/cell.json")):
-            matrix.judge(path.parent)
+    folder = args.evaluate_recorded or args.folder or Path(tempfile.mkdtemp(prefix="torchyard-hang-"))
+    matrix = Matrix(folder, Settings(args.healthy_seconds, args.python))
+    print(f"cells in {matrix.folder}\n{HEADER}", flush=True)
+    if args.evaluate_recorded:
+        for path in sorted(args.evaluate_recorded.glob("*/cell.json")):
+            matrix.evaluate_recorded(path.parent)
     else:
-        matrix.play(choose(asked), asked.jobs)
-    return conclude(matrix.rows)
+        matrix.play(choose_cells(args), args.jobs)
+    return print_figures(matrix.rows)
 
 
-def conclude(rows: list[Row]) -> int:
+def print_figures(rows: list[Row]) -> int:
     """Print the figures, and the exit code."""
     if not rows:
         return 0
-    figures = sum_up(rows)
-    wrong = [f"{row.cell}: {row.wrong}" for row in rows if row.wrong]
-    missed = [f"missed: {name}" for name in figures.list_misses()]
-    print("\n".join(["", *tabulate_kinds(rows), "", str(figures), *wrong, *missed]))
-    return 1 if missed else 0
+    figures = summarize(rows)
+    problems = [f"{row.cell}: {row.problem}" for row in rows if row.problem]
+    missed_targets = [f"missed: {name}" for name in figures.list_misses()]
+    print("\n".join(["", *tabulate_kinds(rows), "", str(figures), *problems, *missed_targets]))
+    return 1 if missed_targets else 0
 
 
 if __name__ == "__main__":

@@ -11,37 +11,43 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from scripts.server import _find_free_port
-from tests.waiting import until
+from tests.waiting import wait_until
 
 _DISK_BYTES = 1 << 20
-_GROUPS = Path("/sys/fs/cgroup")
+_CGROUP_ROOT = Path("/sys/fs/cgroup")
 _QUOTA_US = 10_000  # of each tenth of a second
 
 
-def find_missing_right() -> str:
+def find_missing_permission() -> str:
     """Why this machine cannot have small file systems and network namespaces; empty if it can."""
     if os.geteuid() != 0:
         return "needs root"
-    tried = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False)
-    missing = [tool for tool in ("ip", "mount") if not shutil.which(tool)]
-    return f"has no {' and no '.join(missing)}" if missing else "" if tried.returncode == 0 else "may not unshare"
+    completed = subprocess.run(["unshare", "--net", "--mount", "true"], capture_output=True, check=False)
+    missing_tools = [tool for tool in ("ip", "mount") if not shutil.which(tool)]
+    return (
+        f"has no {' and no '.join(missing_tools)}"
+        if missing_tools
+        else ""
+        if completed.returncode == 0
+        else "may not unshare"
+    )
 
 
-class Place:
+class LoopbackNetwork:
     """This machine: all nodes share its loopback."""
 
     def __init__(self) -> None:
         self.address, self.port = "127.0.0.1", _find_free_port()
 
-    def wrap(self, _: int) -> list[str]:
+    def build_prefix(self, _: int) -> list[str]:
         """What a node's command begins with."""
         return []
 
-    def cut(self, node: int) -> None:
+    def isolate(self, node: int) -> None:
         raise NotImplementedError(f"node {node} has no cable of its own")
 
 
-class Network(Place):
+class BridgedNetwork(LoopbackNetwork):
     """A bridge with a namespace for each node; names and addresses have the number of the network."""
 
     def __init__(self, number: int) -> None:
@@ -52,74 +58,74 @@ class Network(Place):
     def _address(self, node: int) -> str:
         return f"10.77.{self._number}.{node + 1}"
 
-    def wrap(self, node: int) -> list[str]:
+    def build_prefix(self, node: int) -> list[str]:
         return ["ip", "netns", "exec", f"{self._bridge}-{node}", "env", "GLOO_SOCKET_IFNAME=eth0"]
 
-    def cut(self, node: int) -> None:
+    def isolate(self, node: int) -> None:
         """Take the node's cable out of the bridge: its link stays up, and packets vanish."""
         _run(f"ip link set {self._bridge}v{node} nomaster")
 
-    def make(self, nodes: int) -> None:
+    def create(self, nodes: int) -> None:
         _run(f"ip link add {self._bridge} type bridge")
         _run(f"ip link set {self._bridge} up")
         for node in range(nodes):
-            space, cable = f"{self._bridge}-{node}", f"{self._bridge}v{node}"
-            _run(f"ip netns add {space}")
-            _run(f"ip link add {cable} type veth peer name eth0 netns {space}")
+            netns, cable = f"{self._bridge}-{node}", f"{self._bridge}v{node}"
+            _run(f"ip netns add {netns}")
+            _run(f"ip link add {cable} type veth peer name eth0 netns {netns}")
             _run(f"ip link set {cable} master {self._bridge} up")
-            _run(f"ip -n {space} link set lo up")
-            _run(f"ip -n {space} link set eth0 up")
-            _run(f"ip -n {space} address add {self._address(node)}/24 dev eth0")
+            _run(f"ip -n {netns} link set lo up")
+            _run(f"ip -n {netns} link set eth0 up")
+            _run(f"ip -n {netns} address add {self._address(node)}/24 dev eth0")
 
     def remove(self, nodes: int) -> None:
         for node in range(nodes):
-            _run(f"ip netns del {self._bridge}-{node}", must=False)
-            _run(f"ip link del {self._bridge}v{node}", must=False)
-        _run(f"ip link del {self._bridge}", must=False)
+            _run(f"ip netns del {self._bridge}-{node}", is_required=False)
+            _run(f"ip link del {self._bridge}v{node}", is_required=False)
+        _run(f"ip link del {self._bridge}", is_required=False)
 
 
 @contextlib.contextmanager
-def making_network(number: int, nodes: int) -> Iterator[Network]:
-    network = Network(number)
+def create_network(number: int, nodes: int) -> Iterator[BridgedNetwork]:
+    network = BridgedNetwork(number)
     network.remove(nodes)
     try:
-        network.make(nodes)
+        network.create(nodes)
         yield network
     finally:
         network.remove(nodes)
 
 
 @contextlib.contextmanager
-def mounting_disk(path: Path) -> Iterator[Path]:
+def mount_small_disk(path: Path) -> Iterator[Path]:
     """A file system that a checkpoint does not fit on."""
     path.mkdir()
     _run(f"mount -t tmpfs -o size={_DISK_BYTES} torchyard-hang {path}")
     try:
         yield path
     finally:
-        _run(f"umount --lazy {path}", must=False)
+        _run(f"umount --lazy {path}", is_required=False)
 
 
 @contextlib.contextmanager
-def limiting_cpu(name: str) -> Iterator[Path]:
+def limit_cpu(name: str) -> Iterator[Path]:
     """The file that takes the number of a process which may use a tenth of a processor from then on."""
-    old, new = _GROUPS / "cpu", _GROUPS
-    group = (old if old.is_dir() else new) / name
+    v1_cpu_root, v2_root = _CGROUP_ROOT / "cpu", _CGROUP_ROOT
+    group = (v1_cpu_root if v1_cpu_root.is_dir() else v2_root) / name
     group.mkdir(exist_ok=True)
     try:
-        if old.is_dir():
+        if v1_cpu_root.is_dir():
             (group / "cpu.cfs_quota_us").write_text(str(_QUOTA_US))
         else:
-            (new / "cgroup.subtree_control").write_text("+cpu")
+            (v2_root / "cgroup.subtree_control").write_text("+cpu")
             (group / "cpu.max").write_text(f"{_QUOTA_US} 100000")
         yield group / "cgroup.procs"
     finally:
-        until(lambda: not (group / "cgroup.procs").read_text())
+        wait_until(lambda: not (group / "cgroup.procs").read_text())
         group.rmdir()
 
 
 @contextlib.contextmanager
-def serving_slowly() -> Iterator[int]:
+def serve_slowly() -> Iterator[int]:
     """The port of a server that sends about 200 kB/s for 10 s."""
     with socketserver.ThreadingTCPServer(("127.0.0.1", 0), _SlowAnswer) as server:
         server.daemon_threads = True
@@ -136,7 +142,7 @@ class _SlowAnswer(socketserver.BaseRequestHandler):
             time.sleep(0.1)
 
 
-def _run(command: str, must: bool = True) -> None:
-    ended = subprocess.run(command.split(), capture_output=True, text=True, check=False)
-    if must and ended.returncode:
-        raise RuntimeError(f"{command}: {ended.stderr.strip()}")
+def _run(command: str, is_required: bool = True) -> None:
+    completed = subprocess.run(command.split(), capture_output=True, text=True, check=False)
+    if is_required and completed.returncode:
+        raise RuntimeError(f"{command}: {completed.stderr.strip()}")

@@ -42,18 +42,18 @@ def train(
 
 def forward(seconds: float, work_s: float) -> None:
     """Work for so much processor time, and sleep as long as an accelerator would work."""
-    end = time.process_time() + work_s
+    work_until = time.process_time() + work_s
     while True:
         torch.randn(64, 64) @ torch.randn(64, 64)
-        if time.process_time() >= end:
+        if time.process_time() >= work_until:
             break
     time.sleep(seconds)
 
 
-def tell(lines: int = 1) -> None:
+def record_fault(lines: int = 1) -> None:
     """Write down that the fault begins now, in the caller's next lines."""
-    caller = sys._getframe(1)
-    first = caller.f_lineno + 1
-    fact = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first, first + lines))}
+    caller_frame = sys._getframe(1)
+    first_line = caller_frame.f_lineno + 1
+    fault_record = {"at": time.time(), "rank": dist.get_rank(), "lines": list(range(first_line, first_line + lines))}
     with Path(os.environ[TRUTH_VARIABLE]).open("a", encoding="utf-8") as file:
-        file.write(json.dumps(fact) + "\n")
+        file.write(json.dumps(fault_record) + "\n")

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import NamedTuple
 
 from tests.chaos.world import kill_all
-from tests.hang.cells import LATE, STRAGGLERS, STYLES, Cell
+from tests.hang.cells import REPORTED_LATE, STRAGGLERS, STYLES, Cell
 from tests.hang.figures import Truth
-from tests.hang.judge import Judge, Line, replay
-from tests.hang.places import Place, limiting_cpu, making_network, mounting_disk, serving_slowly
+from tests.hang.judge import Line, VerdictRecorder, replay
+from tests.hang.places import LoopbackNetwork, create_network, limit_cpu, mount_small_disk, serve_slowly
 from torchyard.common.project_root import ROOT
 from torchyard.host import black_box
 
@@ -49,32 +49,32 @@ class Trial:
     def play(self) -> None:
         """Run the job until it has been watched for long enough, or until torchyard has told what happens."""
         self.folder.mkdir(parents=True)
-        self._began = time.time()
-        note = {"began": self._began, **self.cell._asdict()}
-        (self.folder / "cell.json").write_text(json.dumps(note), encoding="utf-8")
+        self._started_at = time.time()
+        cell_record = {"began": self._started_at, **self.cell._asdict()}
+        (self.folder / "cell.json").write_text(json.dumps(cell_record), encoding="utf-8")
         with ExitStack() as stack:
-            extra: dict[str, str] = {}
-            place = Place()
+            extra_env: dict[str, str] = {}
+            network = LoopbackNetwork()
             if self.cell.name == "network":
-                place = stack.enter_context(making_network(self._number, self.cell.nodes))
+                network = stack.enter_context(create_network(self._number, self.cell.nodes))
             elif self.cell.name == "full-disk":
-                extra["HANG_DISK"] = str(stack.enter_context(mounting_disk(self.folder / "disk")))
+                extra_env["HANG_DISK"] = str(stack.enter_context(mount_small_disk(self.folder / "disk")))
             elif self.cell.name == "download":
-                extra["HANG_SERVER"] = str(stack.enter_context(serving_slowly()))
+                extra_env["HANG_SERVER"] = str(stack.enter_context(serve_slowly()))
             elif self.cell.name == "throttled":
-                extra["HANG_QUOTA"] = str(stack.enter_context(limiting_cpu(f"torchyard-hang-{self._number}")))
+                extra_env["HANG_QUOTA"] = str(stack.enter_context(limit_cpu(f"torchyard-hang-{self._number}")))
             stack.callback(kill_all, f"{FOLDER_VARIABLE}={self.folder}\0")
             for node in range(self.cell.nodes):
-                self._start(node, place, extra)
+                self._start(node, network, extra_env)
             with (self.folder / "lines.jsonl").open("w", encoding="utf-8") as file:
-                for line in self._watch(place, Judge()):
+                for line in self._watch(network, VerdictRecorder()):
                     file.write(json.dumps(line) + "\n")
 
-    def _start(self, node: int, place: Place, extra: dict[str, str]) -> None:
+    def _start(self, node: int, network: LoopbackNetwork, extra_env: dict[str, str]) -> None:
         records = self.folder / f"records-{node}"
         environment = {
             **os.environ,
-            **extra,
+            **extra_env,
             FOLDER_VARIABLE: str(self.folder),
             "HANG_TRUTH": str(self.folder / "truth.jsonl"),
             "TORCHYARD_BLACK_BOX": str(records),
@@ -83,7 +83,7 @@ class Trial:
             "OMP_NUM_THREADS": "1",
         }
         process = subprocess.Popen(
-            [*place.wrap(node), self._settings.python, *self._build_words(node, place)],
+            [*network.build_prefix(node), self._settings.python, *self._build_args(node, network)],
             env=environment,
             cwd=self.folder,
             stdout=subprocess.PIPE,
@@ -95,76 +95,80 @@ class Trial:
         self._torchruns.append(process)
         threading.Thread(target=self._read, args=(process, f"node-{node}"), daemon=True).start()
 
-    def _build_words(self, node: int, place: Place) -> list[str]:
+    def _build_args(self, node: int, network: LoopbackNetwork) -> list[str]:
         cell = self.cell
-        torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node-rank {node} --master-addr {place.address}"
-        each = f"--master-port {place.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
+        torchrun = f"-m torch.distributed.run --nnodes {cell.nodes} --node-rank {node} --master-addr {network.address}"
+        agent_options = f"--master-port {network.port} --nproc-per-node {cell.ranks // cell.nodes} --tee 3"
         if cell.name in STYLES:
-            program, words = "healthy.py", f"--style {cell.name}"
+            program, program_options = "healthy.py", f"--style {cell.name}"
         else:
-            program, words = "faults.py", f"--fault {cell.name} --rank {cell.culprit} --step {cell.step}"
-        return f"{torchrun} {each} {ROOT}/tests/hang/{program} {words} --seed {cell.seed}".split()
+            program, program_options = "faults.py", f"--fault {cell.name} --rank {cell.culprit} --step {cell.step}"
+        return f"{torchrun} {agent_options} {ROOT}/tests/hang/{program} {program_options} --seed {cell.seed}".split()
 
     def _read(self, process: subprocess.Popen[str], node: str) -> None:
         assert process.stdout
         for text in process.stdout:
-            self._lines.put(Line(round(time.time() - self._began, 3), node, text.rstrip("\n")))
+            self._lines.put(Line(round(time.time() - self._started_at, 3), node, text.rstrip("\n")))
         self._lines.put(None)
 
-    def _watch(self, place: Place, judge: Judge) -> Iterator[Line]:
+    def _watch(self, network: LoopbackNetwork, recorder: VerdictRecorder) -> Iterator[Line]:
         """The lines, as they come, up to the end of the watch."""
-        end, first = _ARRIVAL_S, 0.0
-        while (now := time.time() - self._began) < end:
+        deadline_s, first_line_s = _ARRIVAL_S, 0.0
+        while (now := time.time() - self._started_at) < deadline_s:
             line = None
             with contextlib.suppress(queue.Empty):
                 line = self._lines.get(timeout=0.25)
                 if line is None:
                     return  # a torchrun has ended, and with it the job
             if line:
-                first = first or line.at
-                self._cut_cable(place, line)
+                first_line_s = first_line_s or line.time_s
+                self._cut_cable(network, line)
                 yield line
-                judge.take(line)
+                recorder.process_line(line)
             else:
-                judge.look(now)
-            end = self._find_end(first, judge)
+                recorder.advance_to(now)
+            deadline_s = self._find_end(first_line_s, recorder)
 
-    def _cut_cable(self, place: Place, line: Line) -> None:
+    def _cut_cable(self, network: LoopbackNetwork, line: Line) -> None:
         if self.cell.name == "network" and not self._cut_at and f"{_STEP}{self.cell.step}}}" in line.text:
             self._cut_at = time.time()
-            place.cut(self.cell.node_of(self.cell.culprit))
-            fact = {"at": self._cut_at, "rank": self.cell.culprit, "lines": []}
-            (self.folder / "truth.jsonl").write_text(json.dumps(fact) + "\n", encoding="utf-8")
+            network.isolate(self.cell.get_node(self.cell.culprit))
+            fault_record = {"at": self._cut_at, "rank": self.cell.culprit, "lines": []}
+            (self.folder / "truth.jsonl").write_text(json.dumps(fault_record) + "\n", encoding="utf-8")
 
-    def _find_end(self, first: float, judge: Judge) -> float:
+    def _find_end(self, first_line_s: float, recorder: VerdictRecorder) -> float:
         """When the watch ends, as far as is known now."""
-        if not self.cell.hangs:
-            watched = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._settings.healthy_s
-            return first + watched if first else _ARRIVAL_S
+        if not self.cell.is_hang:
+            watched_s = _SLOW_WATCHED_S if self.cell.name in STRAGGLERS else self._settings.healthy_s
+            return first_line_s + watched_s if first_line_s else _ARRIVAL_S
         truth = read_truth(self.folder)
         if not truth:
             return _ARRIVAL_S
-        end = truth.at + (_LONG_WATCHED_S if self.cell.name in LATE else _WATCHED_S)
-        return min(end, judge.verdicts[-1].at + _AFTERWARDS_S) if judge.verdicts else end
+        end_s = truth.time_s + (_LONG_WATCHED_S if self.cell.name in REPORTED_LATE else _WATCHED_S)
+        return min(end_s, recorder.verdicts[-1].time_s + _AFTERWARDS_S) if recorder.verdicts else end_s
 
 
 def read_cell(folder: Path) -> tuple[Cell, float]:
     """The cell that was recorded in a folder, and when it began."""
-    note = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
-    return Cell(note["name"], note["ranks"], note["nodes"], note["seed"]), note["began"]
+    cell_record = json.loads((folder / "cell.json").read_text(encoding="utf-8"))
+    return Cell(cell_record["name"], cell_record["ranks"], cell_record["nodes"], cell_record["seed"]), cell_record[
+        "began"
+    ]
 
 
 def read_truth(folder: Path) -> Truth | None:
     """What the program has written of its fault; None if it has not struck."""
     path = folder / "truth.jsonl"
-    facts = [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
-    if not facts:
+    fault_records = (
+        [json.loads(line) for line in path.read_text(encoding="utf-8").splitlines()] if path.exists() else []
+    )
+    if not fault_records:
         return None
-    _, began = read_cell(folder)
-    lines = tuple(sorted({line for fact in facts for line in fact["lines"]}))
-    return Truth(min(fact["at"] for fact in facts) - began, lines)
+    _, started_at = read_cell(folder)
+    lines = tuple(sorted({line for fault_record in fault_records for line in fault_record["lines"]}))
+    return Truth(min(fault_record["at"] for fault_record in fault_records) - started_at, lines)
 
 
-def replay_cell(folder: Path) -> Judge:
+def replay_cell(folder: Path) -> VerdictRecorder:
     with (folder / "lines.jsonl").open(encoding="utf-8") as file:
         return replay(Line(*json.loads(text)) for text in file)

@@ -4,24 +4,24 @@ import math
 
 import pytest
 
-from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, list_cells, right
+from tests.hang.cells import HANGS, NAMES, RANKS, STRAGGLERS, Cell, get_expected_verdict, list_cells
 from tests.hang.faults import FAULTS
-from tests.hang.figures import Row, Truth, judge_row, quantile, sum_up, tabulate_kinds
+from tests.hang.figures import Row, Truth, evaluate_row, quantile, summarize, tabulate_kinds
 from tests.hang.healthy import STYLES
-from tests.hang.judge import Judge, Line, Verdict, replay
-from tests.hang_tables import plant_absent
+from tests.hang.judge import Line, Verdict, VerdictRecorder, replay
+from tests.hang_tables import build_missing_rank_records
 from torchyard.model.hang import RECORD_PREFIX, Straggler
 
 SLEEP = Cell("sleep", 4, 1, 0)
 PLAIN = Cell("plain", 4, 1, 0)
 TRUTH = Truth(10.0, (53, 54))
-TOLD = Verdict(13.0, "missing-rank", (SLEEP.culprit,), "sleep (faults.py:53)", "rank 2 hangs")
+REPORTED = Verdict(13.0, "missing-rank", (SLEEP.culprit,), "sleep (faults.py:53)", "rank 2 hangs")
 
 
-def tell(*verdicts: Verdict) -> Judge:
-    judge = Judge()
-    judge.verdicts = list(verdicts)
-    return judge
+def record_fault(*verdicts: Verdict) -> VerdictRecorder:
+    recorder = VerdictRecorder()
+    recorder.verdicts = list(verdicts)
+    return recorder
 
 
 def test_every_class_has_a_program() -> None:
@@ -32,7 +32,9 @@ def test_every_class_has_a_program() -> None:
 
 def test_last_line_of_a_recording_is_judged() -> None:
     """A verdict on the last line, after which nothing more came, is told in a replay as well."""
-    lines = [f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in plant_absent().values()]
+    lines = [
+        f"{RECORD_PREFIX}{record.model_dump_json(exclude={'node'})}" for record in build_missing_rank_records().values()
+    ]
     (verdict,) = replay(Line(5.0, f"node-{index // 2}", text) for index, text in enumerate(lines)).verdicts
     assert (verdict.kind, verdict.ranks) == ("missing-rank", (3,))
 
@@ -44,67 +46,75 @@ def test_every_cell_has_whole_nodes() -> None:
 
 def test_right_verdict_is_right() -> None:
     """A verdict with the right class, rank and line is right in all of them, and late by its distance to the fault."""
-    assert judge_row(SLEEP, TRUTH, tell(TOLD)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)
+    assert evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)) == Row(SLEEP, 3.0, "rank 2 hangs", True, True, True)
 
 
 @pytest.mark.parametrize(
     "change",
-    [{"kind": "network"}, {"ranks": (SLEEP.culprit, 3 - SLEEP.culprit)}, {"at": 9.0}],
+    [{"kind": "network"}, {"ranks": (SLEEP.culprit, 3 - SLEEP.culprit)}, {"time_s": 9.0}],
     ids=["class", "rank", "too early"],
 )
 def test_wrong_verdict_is_wrong(change: dict[str, object]) -> None:
     """A wrong class or rank, or a verdict before the fault, is wrong, even if a right one came first."""
-    assert judge_row(SLEEP, TRUTH, tell(TOLD, TOLD._replace(**change))).wrong  # type: ignore[arg-type]
+    assert evaluate_row(SLEEP, TRUTH, record_fault(REPORTED, REPORTED._replace(**change))).problem  # type: ignore[arg-type]
 
 
 def test_unknown_is_not_wrong() -> None:
     """A verdict of unknown class, without ranks, is neither right nor wrong."""
-    row = judge_row(SLEEP, TRUTH, tell(TOLD._replace(kind="unknown", ranks=(), where="")))
-    assert (row.has_class, row.has_ranks, row.has_line, row.wrong) == (False, False, False, "")
+    row = evaluate_row(SLEEP, TRUTH, record_fault(REPORTED._replace(kind="unknown", ranks=(), location="")))
+    assert (row.has_class, row.has_ranks, row.has_line, row.problem) == (False, False, False, "")
 
 
 def test_line_of_another_place_is_no_right_line() -> None:
     """Only a line that the program has named counts."""
-    assert judge_row(SLEEP, TRUTH, tell(TOLD._replace(where="sleep (faults.py:55)"))).has_line is False
+    assert (
+        evaluate_row(SLEEP, TRUTH, record_fault(REPORTED._replace(location="sleep (faults.py:55)"))).has_line is False
+    )
 
 
 def test_healthy_job_may_not_be_called_hanging() -> None:
     """Any verdict on a job without a hang is wrong."""
-    assert judge_row(PLAIN, None, tell(TOLD)).wrong
-    assert not judge_row(PLAIN, None, tell()).wrong
+    assert evaluate_row(PLAIN, None, record_fault(REPORTED)).problem
+    assert not evaluate_row(PLAIN, None, record_fault()).problem
 
 
 def test_one_of_two_ranks_in_a_deadlock_is_enough() -> None:
     """Both ranks that call two groups in opposite orders are culprits, and so is each of them; a third rank is not."""
     cell = Cell("groups", 4, 1, 0)
     first, second, third = cell.culprit, (cell.culprit + 1) % 4, (cell.culprit + 2) % 4
-    assert right(cell).has_right_ranks([first, second])
-    assert right(cell).has_right_ranks([second])
-    assert not right(cell).has_right_ranks([first, third])
-    assert not right(cell).has_right_ranks([])
+    assert get_expected_verdict(cell).allows_ranks([first, second])
+    assert get_expected_verdict(cell).allows_ranks([second])
+    assert not get_expected_verdict(cell).allows_ranks([first, third])
+    assert not get_expected_verdict(cell).allows_ranks([])
 
 
 def test_nobody_is_to_blame_where_all_do_the_same() -> None:
     """A job whose ranks are all outside of collectives has no culprit."""
     cell = Cell("outside", 4, 1, 0)
-    assert right(cell).has_right_ranks([])
-    assert not right(cell).has_right_ranks([cell.culprit])
+    assert get_expected_verdict(cell).allows_ranks([])
+    assert not get_expected_verdict(cell).allows_ranks([cell.culprit])
 
 
 def test_stragglers_have_a_share_of_their_own() -> None:
     """A slow rank that is not named is missed; another one that is named is wrong."""
     cell = Cell("slow", 4, 1, 0)
-    right, other, unnamed = tell(), tell(), tell()
-    right.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
-    other.straggler = right.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
-    rows = [judge_row(cell, None, judge) for judge in (right, other, unnamed)]
-    assert [(row.has_ranks, bool(row.wrong)) for row in rows] == [(True, False), (False, True), (False, False)]
-    assert "stragglers named >= 90 %" in sum_up(rows).list_misses()
+    get_expected_verdict, other, unnamed = record_fault(), record_fault(), record_fault()
+    get_expected_verdict.straggler = Straggler(rank=cell.culprit, node="node-0", lost_percent=20, lost_s=9, window_s=45)
+    other.straggler = get_expected_verdict.straggler.model_copy(update={"rank": (cell.culprit + 1) % 4})
+    rows = [evaluate_row(cell, None, recorder) for recorder in (get_expected_verdict, other, unnamed)]
+    assert [(row.has_ranks, bool(row.problem)) for row in rows] == [(True, False), (False, True), (False, False)]
+    assert "stragglers named >= 90 %" in summarize(rows).list_misses()
 
 
 def test_hang_that_is_not_told_counts() -> None:
     """A hang that is not told has no right rank, and makes the last quantile infinite; a healthy job has no share."""
-    figures = sum_up([judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, tell()), Row(PLAIN, math.inf)])
+    figures = summarize(
+        [
+            evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)),
+            evaluate_row(SLEEP, TRUTH, record_fault()),
+            Row(PLAIN, math.inf),
+        ]
+    )
     assert (figures.hangs, figures.others, figures.ranks, figures.median_s) == (2, 1, 0.5, 3.0)
     assert math.isinf(figures.p95_s)
     assert "told, p95 <= 15 s" in figures.list_misses()
@@ -112,14 +122,18 @@ def test_hang_that_is_not_told_counts() -> None:
 
 def test_each_class_has_a_line_of_its_own() -> None:
     """Its cells, the median and the longest time, and what was right; a job that does not hang has none."""
-    second = tell(TOLD._replace(at=15.0, where="x (a.py:1)"))
-    rows = [judge_row(SLEEP, TRUTH, tell(TOLD)), judge_row(SLEEP, TRUTH, second), Row(PLAIN, math.inf)]
+    second = record_fault(REPORTED._replace(time_s=15.0, location="x (a.py:1)"))
+    rows = [
+        evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)),
+        evaluate_row(SLEEP, TRUTH, second),
+        Row(PLAIN, math.inf),
+    ]
     assert [line.split() for line in tabulate_kinds(rows)[1:]] == [["sleep", "2", "3.0", "5.0", "100%", "100%", "50%"]]
 
 
 def test_good_rows_miss_nothing() -> None:
     """Right verdicts after three seconds, and silence on healthy jobs, are as good as wanted."""
-    assert sum_up([judge_row(SLEEP, TRUTH, tell(TOLD)), Row(PLAIN, math.inf)]).list_misses() == []
+    assert summarize([evaluate_row(SLEEP, TRUTH, record_fault(REPORTED)), Row(PLAIN, math.inf)]).list_misses() == []
 
 
 def test_quantile_is_a_value_of_the_list() -> None:
