@@ -33,14 +33,14 @@ except OSError as error:
 """
 
 
-def list_recorder(profile: Profile, site: Site | None) -> dict[str, str]:
+def build_recorder_spec(profile: Profile, site: Site | None) -> dict[str, str]:
     """What a supervisor is told: the folder for PYTHONPATH, on this machine or where the supervisor was copied."""
     if profile.on_hang == "off":
         return {}
-    return {"recorder": f"{site.folder}/keeper/torchyard/host/black_box/{_SITE}" if site else str(_FOLDER / _SITE)}
+    return {"recorder": f"{site.folder}/supervisor/torchyard/host/black_box/{_SITE}" if site else str(_FOLDER / _SITE)}
 
 
-def pod_recorder(profile: Profile) -> str:
+def build_recorder_lines(profile: Profile) -> str:
     """The lines of a pod's shell, under `set -e`, that unpack the black box; none if the profile does without."""
     if profile.on_hang == "off":
         return ""

@@ -29,17 +29,19 @@ rm -f {path}
 """
 
 
-def pod_check(profile: Profile, run: Run, place: JobNode) -> str:
+def build_pod_check(profile: Profile, run: Run, job_node: JobNode) -> str:
     """The lines of a pod's shell, under `set -e`, that check the fabric; none if the profile does not ask for it."""
     agent = ("torchrun",) if profile.resolved_agent == "torchrun" else ("python3", *_MODULE)
-    return _build_lines(profile, run, place, _CheckFiles(agent, '"${TMPDIR:-/tmp}/torchyard-allreduce.py"'))
+    return _build_lines(profile, run, job_node, _CheckFiles(agent, '"${TMPDIR:-/tmp}/torchyard-allreduce.py"'))
 
 
-def machine_check(profile: Profile, run: Run, place: JobNode, seat: Placement) -> tuple[str, ...]:
+def build_machine_check(profile: Profile, run: Run, job_node: JobNode, placement: Placement) -> tuple[str, ...]:
     """The words before a node's command on a machine, which then starts after the check."""
-    folder = f"{seat.folder}/node-{place.node}"
-    files = _CheckFiles((seat.python, *_MODULE, f"--log_dir={folder}/check"), shlex.quote(f"{folder}/allreduce.py"))
-    lines = _build_lines(profile, run, place, files)
+    folder = f"{placement.folder}/node-{job_node.node}"
+    files = _CheckFiles(
+        (placement.python, *_MODULE, f"--log_dir={folder}/check"), shlex.quote(f"{folder}/allreduce.py")
+    )
+    lines = _build_lines(profile, run, job_node, files)
     return ("sh", "-c", f'set -e\n{lines}exec "$@"\n', "torchyard") if lines else ()
 
 
@@ -50,27 +52,27 @@ class _CheckFiles(NamedTuple):
     path: str
 
 
-def _build_lines(profile: Profile, run: Run, place: JobNode, files: _CheckFiles) -> str:
+def _build_lines(profile: Profile, run: Run, job_node: JobNode, files: _CheckFiles) -> str:
     if profile.check_fabric is None:
         return ""
-    static = {} if profile.rendezvous in WITH_AGENT else {"rendezvous": "static"}
-    agents = profile.model_copy(update={"restarts": 0, **static})
-    meets = place._replace(endpoint=_choose_endpoint(profile, run, place), suffix=_RENDEZVOUS_SUFFIX)
-    limits = (f"--least={profile.required_busbw:g}", f"--within={profile.check_fabric:g}")
+    overrides = {} if profile.rendezvous in WITH_AGENT else {"rendezvous": "static"}
+    check_profile = profile.model_copy(update={"restarts": 0, **overrides})
+    check_node = job_node._replace(endpoint=_choose_endpoint(profile, run, job_node), suffix=_RENDEZVOUS_SUFFIX)
+    limit_args = (f"--least={profile.required_busbw:g}", f"--within={profile.check_fabric:g}")
     return _LINES.format(
         path=files.path,
-        program=command_word((ROOT / _PROGRAM).read_text("utf-8"), place),
-        agent=shlex.join((*files.agent, *torchrun.agent_options(agents, run, meets), "--")),
-        options=shlex.join((*limits, *_SIZES)),
+        program=command_word((ROOT / _PROGRAM).read_text("utf-8"), job_node),
+        agent=shlex.join((*files.agent, *torchrun.agent_options(check_profile, run, check_node), "--")),
+        options=shlex.join((*limit_args, *_SIZES)),
     )
 
 
-def _choose_endpoint(profile: Profile, run: Run, place: JobNode) -> Endpoint:
+def _choose_endpoint(profile: Profile, run: Run, job_node: JobNode) -> Endpoint:
     """Where the check's agents meet: in the same etcd, or at a port that the job itself does not use.
 
     Run:ai alone knows the job's port; its pods can reach any.
     """
     if profile.rendezvous == "etcd-v2":
-        return place.endpoint
-    own = place.endpoint.port if isinstance(place.endpoint.port, int) else torchrun.first_port(run)
-    return Endpoint(address=place.endpoint.address, port=own + PORT_OFFSET)
+        return job_node.endpoint
+    job_port = job_node.endpoint.port if isinstance(job_node.endpoint.port, int) else torchrun.first_port(run)
+    return Endpoint(address=job_node.endpoint.address, port=job_port + PORT_OFFSET)

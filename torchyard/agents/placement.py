@@ -23,22 +23,24 @@ class Host(FrozenModel):
     )
 
     @property
-    def here(self) -> bool:
+    def is_local(self) -> bool:
         return self.host in THIS_MACHINE
 
     @property
-    def reached(self) -> str:
+    def reachable_address(self) -> str:
         """The name or address by which the other hosts reach it."""
-        return self.address or ("127.0.0.1" if self.here else self.host.rpartition("@")[2])
+        return self.address or ("127.0.0.1" if self.is_local else self.host.rpartition("@")[2])
 
 
-def _read_host(value: object) -> object:
+def _parse_host(value: object) -> object:
     return {"host": value} if isinstance(value, str) else value
 
 
 _HOST_PROPERTIES = {"host": {"type": "string"}, "address": {"type": "string"}}
 _HOST_SCHEMA = {"type": "object", "properties": _HOST_PROPERTIES, "required": ["host"], "additionalProperties": False}
-_HostEntry = Annotated[Host, BeforeValidator(_read_host), WithJsonSchema({"anyOf": [{"type": "string"}, _HOST_SCHEMA]})]
+_HostEntry = Annotated[
+    Host, BeforeValidator(_parse_host), WithJsonSchema({"anyOf": [{"type": "string"}, _HOST_SCHEMA]})
+]
 
 
 class Options(FrozenModel):
@@ -50,7 +52,7 @@ class Options(FrozenModel):
     )
     avoid: tuple[str, ...] = Field((), description="those of the hosts not to use: a spare takes their place")
     python: str | None = Field(None, description="the job's interpreter, with torch; else python3, or here this one")
-    keeper_python: str = Field("python3", description="Python 3.8 or newer for the supervisor, on hosts behind ssh")
+    supervisor_python: str = Field("python3", description="Python 3.8 or newer for the supervisor, on hosts behind ssh")
     folder: str = Field(
         ".torchyard", pattern=r"^[^~\s][^\s]*$", description="of all runs on those hosts; absolute, or relative to home"
     )
@@ -75,13 +77,16 @@ class Placement(NamedTuple):
 
 def place_agents(profile: Profile, run: Run, options: Options) -> tuple[Placement, ...]:
     """One placement per node, or fewer if too few hosts are left."""
-    named = options.hosts or (Host(host="localhost"),) * profile.nodes.max
-    hosts = tuple(each for each in named if each.host not in options.avoid)[: profile.nodes.max]
-    first: dict[str, int] = {}
-    for node, each in enumerate(hosts):
-        first.setdefault(each.host, node)
-    office = _PlacementFactory(profile, run, options)
-    return tuple(office.here(host) if host.here else office.there(host, first[host.host]) for host in hosts)
+    all_hosts = options.hosts or (Host(host="localhost"),) * profile.nodes.max
+    hosts = tuple(host for host in all_hosts if host.host not in options.avoid)[: profile.nodes.max]
+    first_nodes: dict[str, int] = {}
+    for node, node_host in enumerate(hosts):
+        first_nodes.setdefault(node_host.host, node)
+    factory = _PlacementFactory(profile, run, options)
+    return tuple(
+        factory.build_local(host) if host.is_local else factory.build_remote(host, first_nodes[host.host])
+        for host in hosts
+    )
 
 
 class _PlacementFactory(NamedTuple):
@@ -91,32 +96,32 @@ class _PlacementFactory(NamedTuple):
     run: Run
     options: Options
 
-    def here(self, host: Host) -> Placement:
+    def build_local(self, host: Host) -> Placement:
         """A placement on this machine, where all files already are."""
         folder = f"{self.run.folder}/attempt-{self.run.attempt}"
         checkpoints, python = f"{self.run.folder}/checkpoints", self.options.python or sys.executable
         return Placement(host, folder, checkpoints, str(self.profile.program), python, None)
 
-    def there(self, host: Host, first: int) -> Placement:
+    def build_remote(self, host: Host, first_node: int) -> Placement:
         """A placement behind ssh, with a folder of the attempt's own: clearing it affects no other attempt."""
         profile, run, options = self
-        work, inside = find_program_source(profile, options)
+        source_path, program_path = find_program_source(profile, options)
         site = Site(
             host=host.host,
             folder=f"{options.folder.rstrip('/')}/{run.job(profile)}",
-            python=options.keeper_python,
-            work=work,
-            files=f"{run.folder}/attempt-{run.attempt}/node-{first}/files",
+            python=options.supervisor_python,
+            work=source_path,
+            files=f"{run.folder}/attempt-{run.attempt}/node-{first_node}/files",
             previous_folders=_previous_folders(run),
         )
-        program = str(PurePosixPath(site.folder, "work", inside)) if work else str(profile.program)
+        program = str(PurePosixPath(site.folder, "work", program_path)) if source_path else str(profile.program)
         return Placement(host, site.folder, f"{site.folder}/checkpoints", program, options.python or "python3", site)
 
 
 def _previous_folders(run: Run) -> tuple[str, ...]:
     """Where the previous attempt left checkpoints, on any node: a spare may have taken a host's place since."""
-    past = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
-    return (f"{past}/node-*/files", run.folder) if run.attempt > 1 else ()
+    previous_pattern = glob.escape(f"{run.folder}/attempt-{run.attempt - 1}")
+    return (f"{previous_pattern}/node-*/files", run.folder) if run.attempt > 1 else ()
 
 
 def find_program_source(profile: Profile, options: Options) -> tuple[str | None, str]:

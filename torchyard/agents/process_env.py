@@ -10,7 +10,7 @@ from torchyard.model.run import Run
 NODE_VARIABLE = "TORCHYARD_NODE"
 # For those who read the log: without NET, NCCL does not say whether GPUDirect is in use.
 NCCL_LOG_ENV = {"NCCL_DEBUG": "INFO", "NCCL_DEBUG_SUBSYS": "INIT,BOOTSTRAP,ENV,NET"}
-_PLACEHOLDER = re.compile(r"\{(\w+)\}")
+_PLACEHOLDER_PATTERN = re.compile(r"\{(\w+)\}")
 
 
 def escape_dollars(text: str) -> str:
@@ -18,35 +18,35 @@ def escape_dollars(text: str) -> str:
     return re.sub(r"\$(?=[$(])", "$$", text)
 
 
-def command_word(text: str, place: JobNode) -> str:
+def command_word(text: str, job_node: JobNode) -> str:
     """A text from the profile as a word of a command: in pods the kubelet expands every word."""
-    return escape_dollars(text) if isinstance(place.node, str) else text
+    return escape_dollars(text) if isinstance(job_node.node, str) else text
 
 
-def program_arguments(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
+def program_arguments(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
     """The program's arguments, with values in place of `{nodes}`, `{node_rank}` and the like."""
     values = {
         "nodes": str(profile.nodes),
         "processes": str(profile.processes),
         "world_size": str(profile.world_size),
-        "node_rank": place.rank,
-        "master_addr": place.endpoint.address,
-        "master_port": str(place.endpoint.port),
-        "rendezvous": _init_method_url(profile, run, place),
+        "node_rank": job_node.rank,
+        "master_addr": job_node.endpoint.address,
+        "master_port": str(job_node.endpoint.port),
+        "rendezvous": _init_method_url(profile, run, job_node),
     }
-    args = (command_word(arg, place) for arg in profile.args)
-    return tuple(_PLACEHOLDER.sub(lambda match: values.get(match[1], match[0]), arg) for arg in args)
+    args = (command_word(arg, job_node) for arg in profile.args)
+    return tuple(_PLACEHOLDER_PATTERN.sub(lambda match: values.get(match[1], match[0]), arg) for arg in args)
 
 
-def _init_method_url(profile: Profile, run: Run, place: JobNode) -> str:
+def _init_method_url(profile: Profile, run: Run, job_node: JobNode) -> str:
     """Where the processes of a program without an agent meet: torch's init_method."""
     match profile.rendezvous:
         case "file":
-            return f"file://{command_word(rendezvous_file(profile, run, run.attempt), place)}"
+            return f"file://{command_word(rendezvous_file(profile, run, run.attempt), job_node)}"
         case "env":
             return "env://"
         case "static" | "c10d" | "etcd-v2":
-            return f"tcp://{place.endpoint}"
+            return f"tcp://{job_node.endpoint}"
         case _:
             assert_never(profile.rendezvous)
 
@@ -56,26 +56,31 @@ def rendezvous_file(profile: Profile, run: Run, attempt: int) -> str:
     return f"{profile.shared_file}.{run.name(profile)}-{attempt}"
 
 
-def program_environment(profile: Profile, place: JobNode) -> dict[str, str]:
+def program_environment(profile: Profile, job_node: JobNode) -> dict[str, str]:
     """The variables of a program without an agent, whether it is one process or many: RANK is its node's rank."""
     if profile.resolved_agent != "none":
         return {}
     return {
-        "MASTER_ADDR": place.endpoint.address,
-        "MASTER_PORT": str(place.endpoint.port),
+        "MASTER_ADDR": job_node.endpoint.address,
+        "MASTER_PORT": str(job_node.endpoint.port),
         "WORLD_SIZE": str(profile.world_size),
-        "RANK": place.rank,
+        "RANK": job_node.rank,
     }
 
 
-def pod_environment(profile: Profile, place: JobNode, index: str) -> list[dict[str, Any]]:
+def pod_environment(profile: Profile, job_node: JobNode, index_field: str) -> list[dict[str, Any]]:
     """The variables in a pod: TORCHYARD_NODE, which the kubelet reads from the pod's field `index`, then the program's.
 
     An agent gets the pod's own address here, because older agents fail on an option that they do not know.
     """
-    node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index}}}
-    own = {LOCAL_ADDR_VARIABLE: place.address} if place.address and profile.resolved_agent != "none" else {}
+    node = {"name": NODE_VARIABLE, "valueFrom": {"fieldRef": {"fieldPath": index_field}}}
+    agent_variables = (
+        {LOCAL_ADDR_VARIABLE: job_node.address} if job_node.address and profile.resolved_agent != "none" else {}
+    )
     return [
         node,
-        *({"name": name, "value": value} for name, value in {**own, **program_environment(profile, place)}.items()),
+        *(
+            {"name": name, "value": value}
+            for name, value in {**agent_variables, **program_environment(profile, job_node)}.items()
+        ),
     ]

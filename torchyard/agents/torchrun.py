@@ -11,10 +11,10 @@ from torchyard.model.run import Run
 _JOINED_TEXT = "Rendezvous complete for workers"
 LOCAL_RANK_0_PREFIX = "[default0]:"  # what --tee writes before a line of local rank 0
 # What a raw line must contain to come from local rank 0, or to give a node's rank.
-LOCAL_RANK_0_MARK, GROUP_RANK_MARK = b"[default0", b"group_rank="
-_GROUP_RANK = re.compile(r"\sgroup_rank=(\d+)\s*$")
-_WORKER_LINE = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
-_INNER_PREFIX = re.compile(r"(?=\[default\d{1,6}\]:)")
+LOCAL_RANK_0_MARKER, GROUP_RANK_MARKER = b"[default0", b"group_rank="
+_GROUP_RANK_PATTERN = re.compile(r"\sgroup_rank=(\d+)\s*$")
+_WORKER_LINE_PATTERN = re.compile(r"^\[default(\d+)\]:(.*)", re.DOTALL)
+_JOINED_LINE_PATTERN = re.compile(r"(?=\[default\d{1,6}\]:)")
 LOCAL_ADDR_VARIABLE = "PET_LOCAL_ADDR"  # read by torchrun's parser as --local_addr, if it knows that option
 MODULES = {"torchrun": "torch.distributed.run", "launch": "torch.distributed.launch"}
 
@@ -48,37 +48,41 @@ def first_port(run: Run) -> int:
     return 20000 + zlib.crc32(f"{run.id}/{run.attempt}".encode()) % 3300 * 3
 
 
-def agent_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
+def agent_options(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
     """The agent's options on one node, with underscores: before torch 2.0 there was no other spelling.
 
     A pod's image may have any torch, so it gets only what torchrun has had since 1.9. `--local_addr` came with 2.0,
     which preflight requires on machines; pods get LOCAL_ADDR_VARIABLE, which an older agent does not read.
     """
-    own = isinstance(place.node, int) and place.address
+    needs_local_addr = isinstance(job_node.node, int) and job_node.address
     return (
         f"--nnodes={profile.nodes}",
         f"--nproc_per_node={profile.processes}",
         f"--max_restarts={profile.max_restarts}",
         "--tee=3",
-        *_rendezvous_options(profile, run, place),
-        *((f"--local_addr={place.address}",) if own else ()),
+        *_rendezvous_options(profile, run, job_node),
+        *((f"--local_addr={job_node.address}",) if needs_local_addr else ()),
     )
 
 
-def _rendezvous_options(profile: Profile, run: Run, place: JobNode) -> tuple[str, ...]:
+def _rendezvous_options(profile: Profile, run: Run, job_node: JobNode) -> tuple[str, ...]:
     """How a node finds the others. Only static uses the node rank; the other backends rank by arrival."""
-    endpoint = place.endpoint
+    endpoint = job_node.endpoint
     if profile.rendezvous == "static":
-        fixed = (f"--node_rank={place.rank}", f"--master_addr={endpoint.address}", f"--master_port={endpoint.port}")
-        return ("--rdzv_backend=static", *fixed, f"--rdzv_conf=timeout={join_timeout(profile)}")
+        address_args = (
+            f"--node_rank={job_node.rank}",
+            f"--master_addr={endpoint.address}",
+            f"--master_port={endpoint.port}",
+        )
+        return ("--rdzv_backend=static", *address_args, f"--rdzv_conf=timeout={join_timeout(profile)}")
     common = (
         f"--rdzv_backend={profile.rendezvous}",
         f"--rdzv_endpoint={endpoint}",
-        f"--rdzv_id={rendezvous_id(profile, run)}{place.suffix}",
+        f"--rdzv_id={rendezvous_id(profile, run)}{job_node.suffix}",
     )
-    if profile.rendezvous == "c10d" and isinstance(place.node, str):
+    if profile.rendezvous == "c10d" and isinstance(job_node.node, str):
         return common  # the pod's prelude says which one is the host
-    host = f",is_host={int(place.node == 0)}" if profile.rendezvous == "c10d" else ""
+    host = f",is_host={int(job_node.node == 0)}" if profile.rendezvous == "c10d" else ""
     return (*common, f"--rdzv_conf=join_timeout={join_timeout(profile)}{host}")
 
 
@@ -97,9 +101,9 @@ def has_joined(text: str) -> bool:
     return _JOINED_TEXT in text
 
 
-def read_group_rank(text: str) -> int | None:
+def parse_group_rank(text: str) -> int | None:
     """The rank that the rendezvous gave a node; the node of group rank 0 has global rank 0."""
-    match = _GROUP_RANK.search(text)
+    match = _GROUP_RANK_PATTERN.search(text)
     return int(match[1]) if match else None
 
 
@@ -110,10 +114,10 @@ def split_teed_line(text: str) -> list[str]:
     """
     if text.find("[default", 1) < 0:
         return [text]
-    return [piece for piece in _INNER_PREFIX.split(text) if piece]
+    return [piece for piece in _JOINED_LINE_PATTERN.split(text) if piece]
 
 
-def read_worker_line(text: str) -> tuple[int, str] | None:
+def parse_worker_line(text: str) -> tuple[int, str] | None:
     """The local rank that printed a line, and the line as it was printed; None for a line of the agent."""
-    match = _WORKER_LINE.match(text)
+    match = _WORKER_LINE_PATTERN.match(text)
     return (int(match[1]), match[2]) if match else None

@@ -79,8 +79,8 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
             _list_watched_kinds(options),
             (*_list_requirements(options), *_list_inner_requirements(pytorchjob.list_requirements(None))),
             pytorchjob.list_pod_sets,
-            inside=_find_wrapped_path,
-            ports=True,
+            find_job_path=_find_wrapped_path,
+            has_ports=True,
         )
         return user_manifest.plan_manifest(profile, run, job_kind)
     inner_plan = pytorchjob.plan(profile.model_copy(update={"options": {"etcd_image": options.etcd_image}}), run)

@@ -85,7 +85,7 @@ class _Job:
             return Endpoint(address=address, port=int(port))
         if self.has_own_store and not self.is_multi_host:
             return Endpoint(address="127.0.0.1", port=self.port)  # no other host must reach the etcd
-        return Endpoint(address=self.placements[0].host.reached, port=self.port)
+        return Endpoint(address=self.placements[0].host.reachable_address, port=self.port)
 
     @property
     def has_own_store(self) -> bool:
@@ -161,7 +161,7 @@ def _check_hosts(job: _Job) -> list[str]:
     """Findings about the hosts."""
     findings: list[str] = []
     hosts = [node_placement.host for node_placement in job.placements]
-    if job.is_multi_host and any(host.here and not host.address for host in hosts):
+    if job.is_multi_host and any(host.is_local and not host.address for host in hosts):
         findings.append(
             "options.hosts: localhost is one of several; use {host: localhost, address: ADDRESS}, which others reach"
         )
@@ -185,20 +185,20 @@ def _build_agent(job: _Job, node: int) -> Process:
     run = job.run
     name = f"node-{node}"
     node_placement = job.placements[node]
-    job_node = JobNode(job.endpoint, node, node_placement.host.reached)
+    job_node = JobNode(job.endpoint, node, node_placement.host.reachable_address)
     program = profile.model_copy(update={"program": node_placement.program})
     agent_argv = command.node_command(program, run, job_node, f"--log_dir={node_placement.folder}/{name}/ranks")
-    check_argv = fabric_check.machine_check(profile, run, job_node, node_placement)
+    check_argv = fabric_check.build_machine_check(profile, run, job_node, node_placement)
     spec: dict[str, Any] = {
         "argv": [*check_argv, *command.choose_interpreter(program, node_placement.python), *agent_argv],
         "env": process_env.program_environment(profile, job_node) | _build_environment(job, node),
     }
-    spec |= black_box.list_recorder(profile, node_placement.site)
+    spec |= black_box.build_recorder_spec(profile, node_placement.site)
     if profile.shared_file and node == 0:
         spec["meeting"] = process_env.rendezvous_file(profile, run, run.attempt)
     if job.is_multi_host:
         other_hosts = [host for host in job.first_placements if host != node_placement.host.host]
-        spec["toward"] = job.first_placements[other_hosts[0]].host.reached
+        spec["toward"] = job.first_placements[other_hosts[0]].host.reachable_address
     return _build_supervised_process(job, node_placement, name, spec)
 
 
@@ -226,7 +226,9 @@ def _build_etcd(job: _Job) -> Process:
     spec: dict[str, Any] = {"argv": argv, "env": {}, "ports": [client.port, peer.port]}
     if job.is_multi_host:
         hosts = [node_placement.host for node_placement in job.placements]
-        other_addresses = dict.fromkeys(host.reached for host in hosts if host.host != first_placement.host.host)
+        other_addresses = dict.fromkeys(
+            host.reachable_address for host in hosts if host.host != first_placement.host.host
+        )
         spec["serves"] = {
             "name": client.address,
             "port": client.port,
@@ -245,7 +247,7 @@ def _build_supervised_process(job: _Job, node_placement: Placement, name: str, p
     site = node_placement.site
     folder = f"{node_placement.folder}/{name}"
     if site:
-        supervisor_argv = (site.python, "-I", "-S", f"{site.folder}/keeper/torchyard/host/supervisor.py")
+        supervisor_argv = (site.python, "-I", "-S", f"{site.folder}/supervisor/torchyard/host/supervisor.py")
     else:
         supervisor_argv = (sys.executable, "-I", "-S", _SUPERVISOR_PATH)
 
@@ -367,5 +369,5 @@ def _list_remote_requirements(job: _Job, node_placement: Placement) -> list[Host
         remote_requirements.append(WritableFolder(host=host, path=node_placement.site.folder))
         remote_requirements.append(Clock(host=host))
     if host != first_host.host:
-        remote_requirements.append(Reachable(host=host, address=first_host.reached))
+        remote_requirements.append(Reachable(host=host, address=first_host.reachable_address))
     return remote_requirements

@@ -48,7 +48,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
         job_requirements = _list_requirements(None)
         job_kind = user_manifest.JobKind(
-            _API, _KIND, "jobset", _list_watched_kinds(), job_requirements, _list_pod_sets, suffixed=True
+            _API, _KIND, "jobset", _list_watched_kinds(), job_requirements, _list_pod_sets, has_random_suffix=True
         )
         return user_manifest.plan_manifest(profile, run, job_kind)
     _validate_profile(profile, run)
@@ -104,7 +104,7 @@ def _build_jobset(profile: Profile, run: Run, options: Options) -> dict[str, Any
         "completions": pods,
         "parallelism": pods,
         "backoffLimit": 0,
-        "template": template.pod_template(profile, run, container),
+        "template": template.build_pod_template(profile, run, container),
     }
     labels = template.attempt_labels(profile, run)
     if options.queue:

@@ -48,7 +48,7 @@ def plan(profile: Profile, run: Run) -> ManifestPlan:
 
         job_requirements = list_requirements(_read_queue(profile))
         job_kind = user_manifest.JobKind(
-            _API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, ports=True
+            _API, KIND, "pytorchjob", list_watched_kinds(), job_requirements, list_pod_sets, has_ports=True
         )
         return user_manifest.plan_manifest(profile, run, job_kind)
     job = _build_pytorchjob(profile, run, options)
@@ -92,7 +92,7 @@ def _build_pytorchjob(profile: Profile, run: Run, options: Options) -> dict[str,
     container = template.build_container(profile, _CONTAINER_NAME, command.pod_command(profile, run, node), env)
     # If no port has this name, the operator adds 23456: under the host's network, only one such job per node.
     container["ports"] = [{"name": "pytorchjob-port", "containerPort": torchrun.first_port(run)}]
-    pod = {"restartPolicy": "Never", "template": template.pod_template(profile, run, container)}
+    pod = {"restartPolicy": "Never", "template": template.build_pod_template(profile, run, container)}
     spec: dict[str, Any] = {}
     if profile.rendezvous in WITH_AGENT:
         spec["elasticPolicy"] = _build_elastic_policy(profile, run, node.endpoint)

@@ -82,7 +82,7 @@ def _build_volcano_job(profile: Profile, run: Run, options: Options) -> dict[str
         "name": _TASK_NAME,
         "replicas": profile.nodes.max,
         "minAvailable": profile.nodes.min,
-        "template": template.pod_template(profile, run, worker),
+        "template": template.build_pod_template(profile, run, worker),
     }
     spec: dict[str, Any] = {
         "schedulerName": "volcano",

@@ -32,7 +32,7 @@ SEAL_ANNOTATION = "torchyard/seal"  # of the Lease itself: its writer has the ke
 MAX_ATTEMPT, _MAX_DURATION_S, MAX_TEXT_CHARS, _MAX_HOLDER_CHARS = 9999, 366 * 86400, 100_000, 1000
 _MAX_AHEAD_S = 600.0  # how far in the future a renewal may lie
 LeaseObject = Mapping[str, Any]
-N = TypeVar("N", bound=FrozenModel)
+Model = TypeVar("Model", bound=FrozenModel)
 
 
 class RecordedEnding(FrozenModel):
@@ -45,11 +45,11 @@ class RecordedEnding(FrozenModel):
 def _build_lease(profile: Profile, run: Run) -> dict[str, Any]:
     """The Lease before any process holds it."""
     name = run.name(profile)
-    told = {_FLOW_RUN_ANNOTATION: run.id, ATTEMPT_KEY: str(run.attempt)}
+    annotations = {_FLOW_RUN_ANNOTATION: run.id, ATTEMPT_KEY: str(run.attempt)}
     return {
         "apiVersion": LEASE_API,
         "kind": LEASE_KIND,
-        "metadata": {"name": name, "labels": {RUN_LABEL: name}, "annotations": told},
+        "metadata": {"name": name, "labels": {RUN_LABEL: name}, "annotations": annotations},
         "spec": {"leaseDurationSeconds": math.ceil(profile.deadlines.lease)},
     }
 
@@ -108,8 +108,10 @@ def read_lease_name(lease: LeaseObject) -> str:
 
 def read_holder(lease: LeaseObject) -> str:
     """The process that holds the run, or has handed it over, as `host:folder#id`; `nobody` if the Lease names none."""
-    left_by = read_annotation(lease, HANDED_OVER_ANNOTATION) if is_handed_over(lease) else ""
-    return (to_text(get_mapping(lease, "spec").get("holderIdentity")) or left_by)[:_MAX_HOLDER_CHARS] or "nobody"
+    previous_holder = read_annotation(lease, HANDED_OVER_ANNOTATION) if is_handed_over(lease) else ""
+    return (to_text(get_mapping(lease, "spec").get("holderIdentity")) or previous_holder)[
+        :_MAX_HOLDER_CHARS
+    ] or "nobody"
 
 
 def is_handed_over(lease: LeaseObject) -> bool:
@@ -126,21 +128,21 @@ def read_renew_time(lease: LeaseObject) -> str:
 
 def build_unchanged_test(lease: LeaseObject) -> dict[str, Any]:
     """The JSON patch test that the Lease has not been renewed since it was read."""
-    at = get_mapping(lease, "spec").get("renewTime")
-    path = "/spec/renewTime" if at else "/metadata/resourceVersion"
-    return {"op": "test", "path": path, "value": at or get_mapping(lease, "metadata").get("resourceVersion")}
+    renew_time = get_mapping(lease, "spec").get("renewTime")
+    path = "/spec/renewTime" if renew_time else "/metadata/resourceVersion"
+    return {"op": "test", "path": path, "value": renew_time or get_mapping(lease, "metadata").get("resourceVersion")}
 
 
 def measure_lease_age(lease: LeaseObject, now: float) -> float | None:
     """Seconds since it was last renewed, by the API server's clock; None if unknown."""
-    at = parse_timestamp(read_renew_time(lease))
-    return now - at if at and now - at > -_MAX_AHEAD_S else None
+    renewed_at = parse_timestamp(read_renew_time(lease))
+    return now - renewed_at if renewed_at and now - renewed_at > -_MAX_AHEAD_S else None
 
 
 def measure_time_left(lease: LeaseObject, now: float) -> float | None:
     """Seconds until it expires, negative once it has; None if unknown."""
-    lasts, since = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds")), measure_lease_age(lease, now)
-    return lasts - since if since is not None and 0 < lasts <= _MAX_DURATION_S else None
+    duration_s, age_s = to_number(get_mapping(lease, "spec").get("leaseDurationSeconds")), measure_lease_age(lease, now)
+    return duration_s - age_s if age_s is not None and 0 < duration_s <= _MAX_DURATION_S else None
 
 
 # --- what it says
@@ -152,14 +154,14 @@ def read_annotation(lease: LeaseObject, key: str) -> str:
 
 def read_flow_run_id(lease: LeaseObject) -> str:
     """The id of the flow run; empty if there is none, or if it does not match the run's name."""
-    found = read_annotation(lease, _FLOW_RUN_ANNOTATION)
+    run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)
     try:
-        fits = str(UUID(found)) == found and read_lease_name(lease).endswith(
-            f"-{Run(id=found, attempt=1, folder='').short}"
+        is_valid = str(UUID(run_id)) == run_id and read_lease_name(lease).endswith(
+            f"-{Run(id=run_id, attempt=1, folder='').short}"
         )
     except ValueError:
         return ""
-    return found if fits else ""
+    return run_id if is_valid else ""
 
 
 def read_attempt(lease: LeaseObject) -> int | None:
@@ -174,9 +176,9 @@ def is_submitted(lease: LeaseObject) -> bool:
     ) == read_attempt(lease)
 
 
-def _parse_attempt(found: str) -> int | None:
-    fits = found.isascii() and found.isdigit() and len(found) <= len(str(MAX_ATTEMPT))
-    return int(found) if fits and int(found) > 0 else None
+def _parse_attempt(text: str) -> int | None:
+    is_number = text.isascii() and text.isdigit() and len(text) <= len(str(MAX_ATTEMPT))
+    return int(text) if is_number and int(text) > 0 else None
 
 
 def seal_outcome(run: str, attempt: str, outcome: Outcome, secret: str) -> str:
@@ -204,25 +206,25 @@ def read_ending(lease: LeaseObject, secret: str) -> RecordedEnding | None:
     return _read_sealed(lease, ENDING_ANNOTATION, RecordedEnding, secret)
 
 
-def _build_sealed_text(secret: str, about: tuple[str, str, str], body: Any) -> str:
-    return json.dumps({"attempt": about[1], about[2]: body, "seal": seal.make_seal(secret, *about, body)})
+def _build_sealed_text(secret: str, subject: tuple[str, str, str], body: Any) -> str:
+    return json.dumps({"attempt": subject[1], subject[2]: body, "seal": seal.make_seal(secret, *subject, body)})
 
 
-def _read_sealed(lease: LeaseObject, key: str, kind: type[N], secret: str) -> N | None:
+def _read_sealed(lease: LeaseObject, key: str, model: type[Model], secret: str) -> Model | None:
     """What a launcher wrote about the current attempt; None for anything else."""
-    what, now = key.rpartition("/")[2], str(read_attempt(lease))
-    found = _read_json(read_annotation(lease, key))
+    field, attempt = key.rpartition("/")[2], str(read_attempt(lease))
+    data = _parse_json(read_annotation(lease, key))
     try:
-        fits = seal.is_valid_seal(secret, found.get("seal"), read_lease_name(lease), now, what, found.get(what))
-        return kind.model_validate(found[what]) if fits and found.get("attempt") == now else None
+        is_valid = seal.is_valid_seal(secret, data.get("seal"), read_lease_name(lease), attempt, field, data.get(field))
+        return model.model_validate(data[field]) if is_valid and data.get("attempt") == attempt else None
     except (ValueError, RecursionError):
         return None
 
 
-def _read_json(written: str) -> Mapping[str, Any]:
+def _parse_json(text: str) -> Mapping[str, Any]:
     """The mapping in an annotation; empty if it holds none."""
     try:
-        return get_mapping(json.loads(written)) if len(written) <= 2 * MAX_TEXT_CHARS else {}
+        return get_mapping(json.loads(text)) if len(text) <= 2 * MAX_TEXT_CHARS else {}
     except (ValueError, RecursionError):
         return {}
 
@@ -236,19 +238,19 @@ def list_lease_faults(lease: LeaseObject, now: float) -> list[str]:
 
 
 def _find_faults(lease: LeaseObject, now: float) -> Iterator[str]:
-    about = get_mapping(lease, "metadata")
-    label = to_text(get_mapping(about, "labels").get(RUN_LABEL))
+    metadata = get_mapping(lease, "metadata")
+    label = to_text(get_mapping(metadata, "labels").get(RUN_LABEL))
     if label != read_lease_name(lease):
         yield f"its label {RUN_LABEL} is {label[:80]!r}, and not its own name"
-    if not to_text(about.get("uid")):
+    if not to_text(metadata.get("uid")):
         yield "it has no uid"
     if not get_mapping(lease, "spec").get("renewTime") or measure_lease_age(lease, now) is None:
         yield f"renewTime is {read_renew_time(lease)[:80]!r}: a time is needed that is not in the future"
     elif measure_time_left(lease, now) is None:
         yield f"leaseDurationSeconds is not 1 to {_MAX_DURATION_S}"
     if not read_flow_run_id(lease):
-        found = read_annotation(lease, _FLOW_RUN_ANNOTATION)[:80]
-        yield f"{_FLOW_RUN_ANNOTATION} is {found!r}: the id of a flow run is needed whose last 8 digits end the name"
+        run_id = read_annotation(lease, _FLOW_RUN_ANNOTATION)[:80]
+        yield f"{_FLOW_RUN_ANNOTATION} is {run_id!r}: the id of a flow run is needed whose last 8 digits end the name"
     if read_attempt(lease) is None:
-        found = read_annotation(lease, ATTEMPT_KEY)[:80]
-        yield f"{ATTEMPT_KEY} is {found!r}: a number from 1 to {MAX_ATTEMPT} is needed"
+        attempt = read_annotation(lease, ATTEMPT_KEY)[:80]
+        yield f"{ATTEMPT_KEY} is {attempt!r}: a number from 1 to {MAX_ATTEMPT} is needed"

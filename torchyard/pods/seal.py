@@ -19,14 +19,14 @@ def get_run_key(run_id: str) -> str:
     return key_source(run_id)
 
 
-def make_seal(secret: str, *facts: object) -> str:
+def make_seal(secret: str, *values: object) -> str:
     """The seal of some facts, which must be JSON; empty without a key."""
-    text = json.dumps(facts, sort_keys=True, separators=(",", ":"))
+    text = json.dumps(values, sort_keys=True, separators=(",", ":"))
     return hmac.new(secret.encode(), text.encode(), hashlib.sha256).hexdigest() if secret else ""
 
 
-def is_valid_seal(secret: str, given: object, *facts: object) -> bool:
+def is_valid_seal(secret: str, candidate: object, *values: object) -> bool:
     """Whether a seal matches these facts. Without a key none does."""
-    if not secret or not isinstance(given, str):
+    if not secret or not isinstance(candidate, str):
         return False
-    return hmac.compare_digest(given.encode(errors="replace"), make_seal(secret, *facts).encode())
+    return hmac.compare_digest(candidate.encode(errors="replace"), make_seal(secret, *values).encode())

@@ -50,15 +50,17 @@ def yaml_list(value: object) -> list[Any]:
     return value if isinstance(value, list) else []
 
 
-def yaml_entries(at: str, value: object) -> Iterator[tuple[str, YamlNode]]:
+def yaml_entries(key_path: str, value: object) -> Iterator[tuple[str, YamlNode]]:
     """The mappings of a list, each with its path."""
-    return ((f"{at}[{place}]", each) for place, each in enumerate(yaml_list(value)) if isinstance(each, Mapping))
+    return (
+        (f"{key_path}[{index}]", entry) for index, entry in enumerate(yaml_list(value)) if isinstance(entry, Mapping)
+    )
 
 
 class ManifestContainer(NamedTuple):
     """One container, and its path in the manifest."""
 
-    at: str
+    key_path: str
     spec: YamlNode
 
     @property
@@ -67,12 +69,12 @@ class ManifestContainer(NamedTuple):
 
     @property
     def argv(self) -> list[str]:
-        return [str(each) for key in ("command", "args") for each in yaml_list(yaml_value(self.spec, key))]
+        return [str(arg) for key in ("command", "args") for arg in yaml_list(yaml_value(self.spec, key))]
 
     @property
     def env(self) -> dict[str, YamlNode]:
-        named = (each for _, each in yaml_entries("", yaml_value(self.spec, "env")))
-        return {yaml_text(each.get("name")): each for each in named}
+        variables = (variable for _, variable in yaml_entries("", yaml_value(self.spec, "env")))
+        return {yaml_text(variable.get("name")): variable for variable in variables}
 
     @property
     def shell(self) -> str:
@@ -87,54 +89,54 @@ class ManifestContainer(NamedTuple):
     @property
     def _shell(self) -> tuple[str, str]:
         argv = self.argv
-        flag = next((at for at, word in enumerate(argv[:-1]) if re.fullmatch(r"-[a-z]*c", word)), 0)
-        names = [word.rpartition("/")[2] for word in argv[:flag]]
+        flag = next((index for index, arg in enumerate(argv[:-1]) if re.fullmatch(r"-[a-z]*c", arg)), 0)
+        names = [arg.rpartition("/")[2] for arg in argv[:flag]]
         name = next((name for name in names if name in _SHELLS), "")
         return (name, argv[flag + 1]) if name else ("", "")
 
     @property
-    def script_at(self) -> str:
+    def script_path(self) -> str:
         key = "command" if self.script in yaml_list(yaml_value(self.spec, "command")) else "args"
-        return f"{self.at}.{key if yaml_value(self.spec, key) else 'command'}"
+        return f"{self.key_path}.{key if yaml_value(self.spec, key) else 'command'}"
 
     @property
-    def calls(self) -> list[list[tuple[str, str]]]:
+    def torchrun_calls(self) -> list[list[tuple[str, str]]]:
         """The options of every torchrun that is started, each as name and value."""
-        words = _split_script(self.script) if self.shell else self.argv
+        argv = _split_script(self.script) if self.shell else self.argv
         if self.shell and '"$@"' in self.script:  # the words after the script
-            words += self.argv[self.argv.index(self.script) + 1 :]
-        return [_read_options(words[at + 1 :]) for at, word in enumerate(words) if _TORCHRUN_PATTERN.fullmatch(word)]
+            argv += self.argv[self.argv.index(self.script) + 1 :]
+        return [_parse_options(argv[index + 1 :]) for index, arg in enumerate(argv) if _TORCHRUN_PATTERN.fullmatch(arg)]
 
-    def option(self, name: str) -> str | None:
+    def find_option(self, name: str) -> str | None:
         """An option of torchrun from the command, or else from the environment; `$NAME` if a field is its source."""
-        given = [value for call in self.calls for key, value in call if key == name]
+        values = [value for call in self.torchrun_calls for key, value in call if key == name]
         variable = f"PET_{name.upper().replace('-', '_')}"
         value = yaml_value(self.env.get(variable), "value")
         if yaml_value(self.env.get(variable), "valueFrom"):
             value = f"${variable}"
-        return given[-1] if given else value if isinstance(value, str) else None
+        return values[-1] if values else value if isinstance(value, str) else None
 
 
 def _split_script(script: str) -> list[str]:
     """The words of a script: a quoted one is whole, a substituted one is SUBSTITUTED_TEXT, `;` ends every command."""
-    hidden, left = "", script.replace("\\\n", " ")
-    while left != hidden:
-        hidden, left = left, _SUBSTITUTION_PATTERN.sub(SUBSTITUTED_TEXT, left)
-    plain = _QUOTED_PATTERN.sub(lambda match: re.sub(r"[\s;&|]", "_", match[1] or match[2] or ""), left)
-    return re.sub(r"[;&|\n]+", " ; ", plain).split()
+    previous, script_text = "", script.replace("\\\n", " ")
+    while script_text != previous:
+        previous, script_text = script_text, _SUBSTITUTION_PATTERN.sub(SUBSTITUTED_TEXT, script_text)
+    unquoted = _QUOTED_PATTERN.sub(lambda match: re.sub(r"[\s;&|]", "_", match[1] or match[2] or ""), script_text)
+    return re.sub(r"[;&|\n]+", " ; ", unquoted).split()
 
 
-def _read_options(words: list[str]) -> list[tuple[str, str]]:
+def _parse_options(argv: list[str]) -> list[tuple[str, str]]:
     """The options up to the program; `--nproc_per_node` is `nproc-per-node`."""
-    found: list[tuple[str, str]] = []
-    rest = iter(words)
-    for word in rest:
-        if not word.startswith("-"):
+    options: list[tuple[str, str]] = []
+    remaining_args = iter(argv)
+    for arg in remaining_args:
+        if not arg.startswith("-"):
             break
-        name, given, value = word.lstrip("-").partition("=")
+        name, has_value, value = arg.lstrip("-").partition("=")
         name = name.replace("_", "-")
-        found.append((name, value if given or name in _VALUELESS_OPTIONS else next(rest, "")))
-    return found
+        options.append((name, value if has_value or name in _VALUELESS_OPTIONS else next(remaining_args, "")))
+    return options
 
 
 def is_floating_image(image: str) -> bool:
@@ -155,24 +157,25 @@ class ReplicaGroup(NamedTuple):
 
     name: str
     replicas: int
-    at: str
+    key_path: str
     spec: YamlNode
-    pod_at: str
+    pod_path: str
     pod: YamlNode
 
     @property
     def containers(self) -> list[ManifestContainer]:
         return [
-            ManifestContainer(*each) for each in yaml_entries(f"{self.pod_at}.containers", self.pod.get("containers"))
+            ManifestContainer(*entry)
+            for entry in yaml_entries(f"{self.pod_path}.containers", self.pod.get("containers"))
         ]
 
     @property
     def all_containers(self) -> list[ManifestContainer]:
-        first = yaml_entries(f"{self.pod_at}.initContainers", self.pod.get("initContainers"))
-        return [*(ManifestContainer(*each) for each in first), *self.containers]
+        init_containers = yaml_entries(f"{self.pod_path}.initContainers", self.pod.get("initContainers"))
+        return [*(ManifestContainer(*entry) for entry in init_containers), *self.containers]
 
     @property
-    def host_network(self) -> bool:
+    def uses_host_network(self) -> bool:
         return self.pod.get("hostNetwork") is True
 
 
@@ -180,14 +183,14 @@ class Workload(NamedTuple):
     """One object that makes pods."""
 
     kind: WorkloadKind
-    where: str
+    location: str
     name: str
     namespace: str
     spec: YamlNode
     groups: tuple[ReplicaGroup, ...]
 
     @property
-    def total(self) -> int:
+    def pod_count(self) -> int:
         return sum(group.replicas for group in self.groups)
 
     @property
@@ -195,45 +198,52 @@ class Workload(NamedTuple):
         return [container for group in self.groups for container in group.containers]
 
     @property
-    def elastic(self) -> YamlNode | None:
+    def elastic_policy(self) -> YamlNode | None:
         """The elasticPolicy of a PyTorchJob."""
         policy = yaml_value(self.spec, "elasticPolicy")
         return policy if self.kind == "pytorchjob" and isinstance(policy, Mapping) else None
 
-    def option(self, name: str, elastic: str = "") -> str | None:
+    def find_option(self, name: str, elastic_key: str = "") -> str | None:
         """An option of torchrun: on its command line, in its environment, or a key of the elasticPolicy."""
-        given = (container.option(name) for container in self.containers)
-        value = yaml_value(self.elastic, elastic) if elastic else None
-        return next((each for each in given if each is not None), value if isinstance(value, str) else None)
+        options = (container.find_option(name) for container in self.containers)
+        value = yaml_value(self.elastic_policy, elastic_key) if elastic_key else None
+        return next((option for option in options if option is not None), value if isinstance(value, str) else None)
 
     @property
-    def meets_in_etcd(self) -> bool:
-        return self.option("rdzv-backend", "rdzvBackend") in ("etcd", "etcd-v2")
+    def uses_etcd(self) -> bool:
+        return self.find_option("rdzv-backend", "rdzvBackend") in ("etcd", "etcd-v2")
 
     @property
-    def pods(self) -> Iterator[str]:
+    def pod_names(self) -> Iterator[str]:
         """The names of the pods; of an absurdly large group only the first 1000."""
         for group in self.groups:
-            for place in range(min(group.replicas, 1000)):
-                yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{place}"
+            for index in range(min(group.replicas, 1000)):
+                yield self.name if self.kind == "pod" else f"{self.name}-{group.name.lower()}-{index}"
 
 
-def read_workloads(item: object, where: str = "") -> Iterator[Workload]:
+def read_workloads(obj: object, location: str = "") -> Iterator[Workload]:
     """The workload that an object is, or those wrapped in it; none for kinds that are not known here."""
-    api, said = yaml_text(yaml_value(item, "apiVersion")), yaml_text(yaml_value(item, "kind"))
+    api_version, obj_kind = yaml_text(yaml_value(obj, "apiVersion")), yaml_text(yaml_value(obj, "kind"))
     name, namespace = (
-        yaml_text(yaml_value(item, "metadata", "name")),
-        yaml_text(yaml_value(item, "metadata", "namespace")),
+        yaml_text(yaml_value(obj, "metadata", "name")),
+        yaml_text(yaml_value(obj, "metadata", "namespace")),
     )
-    where = f"{where}{said} {name}".strip()
-    if said == APPWRAPPER_KIND:
-        for each in list_wrapped_objects(item):
-            yield from read_workloads(each, f"{where}, ")
-    kind = next((kind for start, known, kind in _WORKLOAD_KINDS if api.startswith(start) and said == known), None)
+    location = f"{location}{obj_kind} {name}".strip()
+    if obj_kind == APPWRAPPER_KIND:
+        for wrapped in list_wrapped_objects(obj):
+            yield from read_workloads(wrapped, f"{location}, ")
+    kind = next(
+        (
+            kind
+            for api_prefix, known_kind, kind in _WORKLOAD_KINDS
+            if api_version.startswith(api_prefix) and obj_kind == known_kind
+        ),
+        None,
+    )
     if kind:
-        spec = yaml_value(item, "spec")
+        spec = yaml_value(obj, "spec")
         spec = spec if isinstance(spec, Mapping) else {}
-        yield Workload(kind, where, name, namespace, spec, tuple(_read_groups(kind, spec)))
+        yield Workload(kind, location, name, namespace, spec, tuple(_read_groups(kind, spec)))
 
 
 def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
@@ -242,33 +252,40 @@ def list_wrapped_objects(wrapper: object) -> Iterator[YamlNode]:
         *yaml_list(yaml_value(wrapper, "spec", "components")),
         *yaml_list(yaml_value(wrapper, "spec", "resources", "GenericItems")),
     ]
-    found = (yaml_value(each, key) for each in items for key in ("template", "generictemplate"))
-    return (each for each in found if isinstance(each, Mapping) and yaml_value(each, "kind") != APPWRAPPER_KIND)
+    candidates = (yaml_value(item, key) for item in items for key in ("template", "generictemplate"))
+    return (obj for obj in candidates if isinstance(obj, Mapping) and yaml_value(obj, "kind") != APPWRAPPER_KIND)
 
 
 def _read_groups(kind: WorkloadKind, spec: YamlNode) -> Iterator[ReplicaGroup]:
     if kind == "pod":
         yield ReplicaGroup("", 1, "spec", spec, "spec", spec)
     elif kind == "volcano":
-        for at, task in yaml_entries("spec.tasks", spec.get("tasks")):
-            yield _read_group(yaml_text(task.get("name")), at, task, 0)
+        for key_path, task in yaml_entries("spec.tasks", spec.get("tasks")):
+            yield _read_group(yaml_text(task.get("name")), key_path, task, 0)
     elif kind == "jobset":
-        for at, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
-            inner = yaml_value(job, "template", "spec")
-            pods = {
+        for key_path, job in yaml_entries("spec.replicatedJobs", spec.get("replicatedJobs")):
+            job_spec = yaml_value(job, "template", "spec")
+            replica_fields = {
                 "replicas": (yaml_number(yaml_value(job, "replicas")) or 1)
-                * (yaml_number(yaml_value(inner, "parallelism")) or 1)
+                * (yaml_number(yaml_value(job_spec, "parallelism")) or 1)
             }
-            each = {**inner, **pods} if isinstance(inner, Mapping) else {}
-            yield _read_group(yaml_text(job.get("name")), f"{at}.template.spec", each, 1)
+            group_spec = {**job_spec, **replica_fields} if isinstance(job_spec, Mapping) else {}
+            yield _read_group(yaml_text(job.get("name")), f"{key_path}.template.spec", group_spec, 1)
     else:
-        types = spec.get("pytorchReplicaSpecs")
-        for name, each in types.items() if isinstance(types, Mapping) else ():
-            if isinstance(each, Mapping):
-                yield _read_group(str(name), f"spec.pytorchReplicaSpecs.{name}", each, 1)
+        replica_specs = spec.get("pytorchReplicaSpecs")
+        for name, group_spec in replica_specs.items() if isinstance(replica_specs, Mapping) else ():
+            if isinstance(group_spec, Mapping):
+                yield _read_group(str(name), f"spec.pytorchReplicaSpecs.{name}", group_spec, 1)
 
 
-def _read_group(name: str, at: str, spec: YamlNode, default: int) -> ReplicaGroup:
+def _read_group(name: str, key_path: str, spec: YamlNode, default_replicas: int) -> ReplicaGroup:
     replicas, pod = yaml_number(spec.get("replicas")), yaml_value(spec, "template", "spec")
     pod = pod if isinstance(pod, Mapping) else {}
-    return ReplicaGroup(name, max(default if replicas is None else replicas, 0), at, spec, f"{at}.template.spec", pod)
+    return ReplicaGroup(
+        name,
+        max(default_replicas if replicas is None else replicas, 0),
+        key_path,
+        spec,
+        f"{key_path}.template.spec",
+        pod,
+    )

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from torchyard.agents.black_box import FILES, list_recorder, pod_recorder
+from torchyard.agents.black_box import FILES, build_recorder_spec, build_recorder_lines
 from torchyard.host import black_box
 from torchyard.loading.profile import load_profile
 from torchyard.model.plan import Site
@@ -18,7 +18,7 @@ SHELLS = ("sh", "bash")
 
 
 def in_pod(shell: str, folder: Path, then: str, profile: Profile = PROFILE) -> subprocess.CompletedProcess[str]:
-    script = f"set -e\n{pod_recorder(profile)}{then}\n"
+    script = f"set -e\n{build_recorder_lines(profile)}{then}\n"
     environment = {"TMPDIR": str(folder), "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin"}
     return subprocess.run([shell, "-c", script], env=environment, capture_output=True, text=True, check=False)
 
@@ -36,7 +36,7 @@ def test_pod_unpacks_every_file(shell: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("shell", SHELLS)
 def test_path_of_the_image_is_kept(shell: str, tmp_path: Path) -> None:
     """What an image has on PYTHONPATH stays there, behind the black box."""
-    script = f"set -e\n{pod_recorder(PROFILE)}" + 'echo "$PYTHONPATH"'
+    script = f"set -e\n{build_recorder_lines(PROFILE)}" + 'echo "$PYTHONPATH"'
     environment = {
         "TMPDIR": str(tmp_path),
         "PATH": f"{Path(sys.executable).parent}:/usr/bin:/bin",
@@ -58,7 +58,7 @@ def test_pod_whose_disk_cannot_be_written_goes_on(shell: str, tmp_path: Path) ->
 @pytest.mark.parametrize("shell", SHELLS)
 def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
     """An image without python3 starts its program."""
-    script = f"set -e\n{pod_recorder(PROFILE)}echo trained"
+    script = f"set -e\n{build_recorder_lines(PROFILE)}echo trained"
     said = subprocess.run([f"/bin/{shell}", "-c", script], env={"PATH": str(tmp_path)}, capture_output=True, check=True)
     assert (said.stdout, said.stderr) == (b"trained\n", b"")
 
@@ -66,10 +66,10 @@ def test_pod_without_python_goes_on(shell: str, tmp_path: Path) -> None:
 def test_supervisor_is_told_where_it_lies() -> None:
     """On this machine the black box is read from its folder, on a host from what was copied there."""
     site = Site(host="b", python="python3", folder="run", files="/runs/a", work=None, previous_folders=())
-    assert list_recorder(PROFILE, None) == {"recorder": str(Path(black_box.__file__).parent / "site")}
-    assert list_recorder(PROFILE, site) == {"recorder": "run/keeper/torchyard/host/black_box/site"}
+    assert build_recorder_spec(PROFILE, None) == {"recorder": str(Path(black_box.__file__).parent / "site")}
+    assert build_recorder_spec(PROFILE, site) == {"recorder": "run/supervisor/torchyard/host/black_box/site"}
 
 
 def test_one_key_switches_it_off() -> None:
     """With `on_hang: off` nothing of it is in the job."""
-    assert (list_recorder(OFF, None), pod_recorder(OFF)) == ({}, "")
+    assert (build_recorder_spec(OFF, None), build_recorder_lines(OFF)) == ({}, "")

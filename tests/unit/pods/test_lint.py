@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.conftest import Planned, manifest_plan_of
-from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, at, find_trap, parse
+from tests.sound_manifests import MASTER, POD, PYTORCHJOB, REPLICAS, TRAIN, VOLCANO, Trap, list_traps, find_trap, parse
 from tests.user_manifests import MANIFESTS
 from torchyard.loading.profile import load_profile
 from torchyard.pods.lint import lint_manifest
@@ -71,7 +71,7 @@ ROWS = {
 @pytest.mark.parametrize("row", ROWS)
 def test_guide_shows_its_traps(row: str) -> None:
     """The guide's manifests, as users have them, have exactly these traps."""
-    assert at(load(row)) == ROWS[row]
+    assert list_traps(load(row)) == ROWS[row]
 
 
 @pytest.mark.parametrize("fabric", ["host", "vf", "no-rdma"])
@@ -81,7 +81,7 @@ def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path
     launcher, _, backend = row.partition("-")
     name = f"yolov5-{launcher}" + ("-etcd" if backend == "etcd" else "")
     plan = manifest_plan_of(load_profile(name, {"fabric": fabric}), tmp_path)
-    assert lint_manifest([*plan.store, *plan.objects], renamed=False) == ()
+    assert lint_manifest([*plan.store, *plan.objects], is_renamed=False) == ()
 
 
 @pytest.mark.parametrize("nodes", [1, 2])
@@ -90,7 +90,7 @@ def test_own_profile_of_the_row_shows_none(row: str, fabric: str, tmp_path: Path
 def test_own_plans_show_none(planned: Planned, launcher: str, rendezvous: str, nodes: int) -> None:
     """Our own plans have no trap, with any rendezvous."""
     plan = planned(launcher=launcher, rendezvous=rendezvous, nodes=nodes, hardware="oke/bm-gpu-b4-8", fabric="host")
-    assert lint_manifest([*plan.store, *plan.objects], renamed=False) == ()
+    assert lint_manifest([*plan.store, *plan.objects], is_renamed=False) == ()
 
 
 @pytest.mark.parametrize("manifest", [VOLCANO, PYTORCHJOB, MASTER])

@@ -4,7 +4,7 @@ import pytest
 
 from tests.sound_manifests import MASTER, PYTORCHJOB, VOLCANO, parse
 from torchyard.pods.lint import lint_manifest
-from torchyard.pods.workload import _read_options, _split_script, is_floating_image, is_new_etcd, read_workloads
+from torchyard.pods.workload import _parse_options, _split_script, is_floating_image, is_new_etcd, read_workloads
 
 
 def test_words_after_a_script_are_read() -> None:
@@ -17,7 +17,7 @@ def test_words_after_a_script_are_read() -> None:
 def test_options_are_torchruns_own() -> None:
     """Options after the program belong to the program, and the value of a substitution is unknown."""
     words = _split_script("torchrun --nnodes=$(a b; c) --rdzv_id 'x y' \\\n -m train --nnodes=2 && true")
-    assert _read_options(words[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
+    assert _parse_options(words[1:]) == [("nnodes", "\0"), ("rdzv-id", "x_y"), ("m", "")]
 
 
 @pytest.mark.parametrize(
@@ -31,7 +31,7 @@ def test_options_are_torchruns_own() -> None:
 )
 def test_pods_have_the_names_that_their_controller_gives(manifest: str, pods: list[list[str]]) -> None:
     """The pods of a job are known by name before they exist; a kind that is not known makes none."""
-    assert [list(job.pods) for each in parse(manifest) for job in read_workloads(each)] == pods
+    assert [list(job.pod_names) for each in parse(manifest) for job in read_workloads(each)] == pods
 
 
 @pytest.mark.parametrize(

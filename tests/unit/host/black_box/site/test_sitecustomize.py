@@ -5,11 +5,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-from torchyard.agents.black_box import list_recorder
+from torchyard.agents.black_box import build_recorder_spec
 from torchyard.host.black_box.slot import read_slots
 from torchyard.loading.profile import load_profile
 
-SITE = list_recorder(load_profile("digits-local"), None)["recorder"]
+SITE = build_recorder_spec(load_profile("digits-local"), None)["recorder"]
 
 
 def run(code: str, *path: str, **env: str) -> subprocess.CompletedProcess[str]:
